@@ -1,0 +1,57 @@
+# The commands of the project. `make help` lists them; everything sets itself up from a bare Python 3.11.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test verify generate check e2e bench lock clean
+
+help: ## List the commands
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv with everything needed to run, test and develop
+
+$(STAMP): pyproject.toml requirements.lock
+	@command -v $(PYTHON) >/dev/null || { echo "make setup: $(PYTHON) not found; install Python 3.11 or set PYTHON=" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev]"
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev,bench]"
+	@touch $@
+
+demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv STAGES=n MICROBATCHES=m run it on your own profile
+	@$(BIN)/perseus-sim demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
+		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
+
+test: setup ## Unit, law, integration and contract tests
+	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench
+
+e2e: setup ## End-to-end tests against an API server (embedded, until a real one is given)
+	$(BIN)/pytest tests/e2e
+
+bench: $(BENCH_STAMP) ## Benchmarks against the real peers; ONLY=name runs one; writes out/bench.json
+	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) --output out/bench.json
+
+generate: setup ## Regenerate what is generated: gRPC stubs, CRD
+	@$(BIN)/python deploy/generate.py
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+verify: generate check ## Regenerate, lint, type-check, check import rules; fails if the tree is then not clean
+	@test -z "$$(git status --porcelain)" || { echo "make verify: the tree is not clean after regeneration:" >&2; git status --short >&2; exit 1; }
+
+lock: ## Pin the versions of all dependencies in requirements.lock
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
+
+clean: ## Remove what the other commands made
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,27 @@
+"""Regenerate everything in the tree that is generated; `make verify` fails if that changes a file.
+
+    proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parent.parent
+PROTO = ROOT / "proto"
+
+
+def generate_stubs() -> None:
+    """Compile every .proto file; imports in the stubs follow the file's path below proto/."""
+    sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto"))
+    well_known = Path(protoc.__file__).parent / "_proto"
+    arguments = ["protoc", f"-I{PROTO}", f"-I{well_known}", f"--python_out={PROTO}", f"--pyi_out={PROTO}", f"--grpc_python_out={PROTO}"]
+    if protoc.main([*arguments, *sources]) != 0:
+        sys.exit("deploy/generate.py: protoc failed")
+
+
+if __name__ == "__main__":
+    generate_stubs()

@@ -1,0 +1,38 @@
+"""Names that people and programs meet in the cluster: API group, labels, annotations, environment, condition types and reasons.
+
+One closed list, so that a typo is an import error. Nothing but strings lives here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+API_GROUP: Final = "perseus.energy"
+API_VERSION: Final = "v1alpha1"
+KIND: Final = "PerseusJob"
+PLURAL: Final = "perseusjobs"
+SHORT_NAME: Final = "pj"
+
+# Labels and annotations.
+LABEL_JOB: Final = "perseus.energy/job"
+"""On training pods: the name of the PerseusJob, in the same namespace, that may drive their GPUs (the opt-in)."""
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+COMPONENT_AGENT: Final = "perseus-agent"
+ANNOTATION_STRAGGLER: Final = "perseus.energy/straggler"
+"""On a PerseusJob: ``<id>:<delay seconds>:<degree>``, the paper's set_straggler; degree 1 means back to normal."""
+ANNOTATION_PLANNED_SLOWDOWN: Final = "perseus.energy/planned-slowdown"
+"""On a PerseusJob: the ratio by which the operator slows it on purpose, for other straggler detectors to read."""
+FINALIZER: Final = "perseus.energy/release-clocks"
+
+# Environment of a training process.
+ENV_SOCKET: Final = "PERSEUS_SOCKET"
+"""Path of the node agent's Unix socket inside the pod; absent means: no agent, every client call is a no-op."""
+
+AGENT_GRPC_PORT_NAME: Final = "grpc"
+DEFAULT_SOCKET_PATH: Final = "/run/perseus/agent.sock"
+DEFAULT_GRPC_PORT: Final = 50071
+DEFAULT_AGENT_METRICS_PORT: Final = 9471
+DEFAULT_OPERATOR_METRICS_PORT: Final = 9472
+
+PROFILE_KEY: Final = "profile.csv"
+"""Default key of the profile inside its ConfigMap."""

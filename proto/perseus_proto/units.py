@@ -1,0 +1,75 @@
+"""Units that travel, one type for each, and the only place where they are converted.
+
+Inside the solver and the planners quantities are floats in base units (``_s``, ``_j``, ``_w``). On the wire, in the custom
+resource and in the agent they are integers with the unit in the name (``_us``, ``_mj``, ``_mw``, ``_mhz``). Conversions round to
+nearest; where a direction matters for safety (a deadline must not be rounded up) the caller uses the directed form.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NewType
+
+Microseconds = NewType("Microseconds", int)
+Millijoules = NewType("Millijoules", int)
+Milliwatts = NewType("Milliwatts", int)
+Megahertz = NewType("Megahertz", int)
+
+_MICRO = 1_000_000
+_MILLI = 1_000
+
+
+def us_from_s(seconds: float) -> Microseconds:
+    """Seconds to the nearest microsecond."""
+    return Microseconds(round(seconds * _MICRO))
+
+
+def us_from_s_floor(seconds: float) -> Microseconds:
+    """Seconds to whole microseconds, never later: for deadlines and leases."""
+    return Microseconds(math.floor(seconds * _MICRO))
+
+
+def s_from_us(microseconds: int) -> float:
+    """Microseconds to seconds."""
+    return microseconds / _MICRO
+
+
+def mj_from_j(joules: float) -> Millijoules:
+    """Joules to the nearest millijoule."""
+    return Millijoules(round(joules * _MILLI))
+
+
+def j_from_mj(millijoules: int) -> float:
+    """Millijoules to joules."""
+    return millijoules / _MILLI
+
+
+def mw_from_w(watts: float) -> Milliwatts:
+    """Watts to the nearest milliwatt."""
+    return Milliwatts(round(watts * _MILLI))
+
+
+def w_from_mw(milliwatts: int) -> float:
+    """Milliwatts to watts."""
+    return milliwatts / _MILLI
+
+
+def hz_from_mhz(megahertz: int) -> int:
+    """Megahertz to hertz: Prometheus series use base units."""
+    return megahertz * _MICRO
+
+
+_PERCENT = re.compile(r"(?P<number>\d{1,3}(?:\.\d{1,4})?)%")
+
+
+def ratio_from_percent(text: str) -> float:
+    """``"3%"`` to 0.03, as PerseusJob and the CLI write a slowdown.
+
+    Raises:
+        ValueError: the text is not a non-negative percentage such as ``3%`` or ``2.5%``.
+    """
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a percentage such as 3% or 2.5%")
+    return float(match["number"]) / 100

@@ -1,0 +1,332 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Controllability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONTROLLABILITY_UNSPECIFIED: _ClassVar[Controllability]
+    CONTROLLABILITY_YES: _ClassVar[Controllability]
+    CONTROLLABILITY_NO_PERMISSION: _ClassVar[Controllability]
+    CONTROLLABILITY_NOT_SUPPORTED: _ClassVar[Controllability]
+    CONTROLLABILITY_MIG: _ClassVar[Controllability]
+    CONTROLLABILITY_SHARED: _ClassVar[Controllability]
+    CONTROLLABILITY_LOST: _ClassVar[Controllability]
+    CONTROLLABILITY_FOREIGN: _ClassVar[Controllability]
+
+class InstructionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSTRUCTION_KIND_UNSPECIFIED: _ClassVar[InstructionKind]
+    INSTRUCTION_KIND_FORWARD: _ClassVar[InstructionKind]
+    INSTRUCTION_KIND_BACKWARD: _ClassVar[InstructionKind]
+    INSTRUCTION_KIND_INPUT_GRADIENT: _ClassVar[InstructionKind]
+    INSTRUCTION_KIND_WEIGHT_GRADIENT: _ClassVar[InstructionKind]
+    INSTRUCTION_KIND_CONSTANT: _ClassVar[InstructionKind]
+CONTROLLABILITY_UNSPECIFIED: Controllability
+CONTROLLABILITY_YES: Controllability
+CONTROLLABILITY_NO_PERMISSION: Controllability
+CONTROLLABILITY_NOT_SUPPORTED: Controllability
+CONTROLLABILITY_MIG: Controllability
+CONTROLLABILITY_SHARED: Controllability
+CONTROLLABILITY_LOST: Controllability
+CONTROLLABILITY_FOREIGN: Controllability
+INSTRUCTION_KIND_UNSPECIFIED: InstructionKind
+INSTRUCTION_KIND_FORWARD: InstructionKind
+INSTRUCTION_KIND_BACKWARD: InstructionKind
+INSTRUCTION_KIND_INPUT_GRADIENT: InstructionKind
+INSTRUCTION_KIND_WEIGHT_GRADIENT: InstructionKind
+INSTRUCTION_KIND_CONSTANT: InstructionKind
+
+class DescribeNodeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeDescription(_message.Message):
+    __slots__ = ("node_name", "agent_version", "driver_version", "gpus", "ranks", "leases")
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    node_name: str
+    agent_version: str
+    driver_version: str
+    gpus: _containers.RepeatedCompositeFieldContainer[Gpu]
+    ranks: _containers.RepeatedCompositeFieldContainer[Rank]
+    leases: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., driver_version: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTED_CLOCKS_MHZ_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    LOCKED_CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLABILITY_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLABILITY_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENERGY_COUNTER_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    model: str
+    supported_clocks_mhz: _containers.RepeatedScalarFieldContainer[int]
+    current_clock_mhz: int
+    locked_clock_mhz: int
+    controllability: Controllability
+    controllability_message: str
+    energy_mj: int
+    has_energy_counter: bool
+    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ...) -> None: ...
+
+class Rank(_message.Message):
+    __slots__ = ("pod_uid", "gpu_uuid", "data_parallel_rank", "stage", "tensor_parallel_rank", "iteration", "pid")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    gpu_uuid: str
+    data_parallel_rank: int
+    stage: int
+    tensor_parallel_rank: int
+    iteration: int
+    pid: int
+    def __init__(self, pod_uid: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., iteration: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class AcquireLeaseRequest(_message.Message):
+    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods")
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    JOB_NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    PODS_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    job_name: str
+    epoch: int
+    ttl_ms: int
+    pods: _containers.RepeatedCompositeFieldContainer[Pod]
+    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ...) -> None: ...
+
+class Pod(_message.Message):
+    __slots__ = ("uid", "namespace", "name")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    namespace: str
+    name: str
+    def __init__(self, uid: _Optional[str] = ..., namespace: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections")
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    SELECTIONS_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    epoch: int
+    remaining_ms: int
+    plan_id: str
+    selections: _containers.RepeatedCompositeFieldContainer[Selection]
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("job_uid", "epoch", "ttl_ms")
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    epoch: int
+    ttl_ms: int
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("job_uid", "epoch")
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    epoch: int
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ReleaseLeaseResponse(_message.Message):
+    __slots__ = ("restored_gpu_uuids",)
+    RESTORED_GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
+    restored_gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, restored_gpu_uuids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StageSchedule(_message.Message):
+    __slots__ = ("stage", "kinds", "microbatches", "chunks")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    kinds: _containers.RepeatedScalarFieldContainer[InstructionKind]
+    microbatches: _containers.RepeatedScalarFieldContainer[int]
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[InstructionKind, str]]] = ..., microbatches: _Optional[_Iterable[int]] = ..., chunks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PlanPoint(_message.Message):
+    __slots__ = ("iteration_time_us", "energy_mj")
+    ITERATION_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
+    iteration_time_us: int
+    energy_mj: int
+    def __init__(self, iteration_time_us: _Optional[int] = ..., energy_mj: _Optional[int] = ...) -> None: ...
+
+class PlanSet(_message.Message):
+    __slots__ = ("plan_id", "stages", "points", "clocks_mhz", "clock_indices")
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    CLOCKS_MHZ_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_INDICES_FIELD_NUMBER: _ClassVar[int]
+    plan_id: str
+    stages: _containers.RepeatedCompositeFieldContainer[StageSchedule]
+    points: _containers.RepeatedCompositeFieldContainer[PlanPoint]
+    clocks_mhz: _containers.RepeatedScalarFieldContainer[int]
+    clock_indices: bytes
+    def __init__(self, plan_id: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StageSchedule, _Mapping]]] = ..., points: _Optional[_Iterable[_Union[PlanPoint, _Mapping]]] = ..., clocks_mhz: _Optional[_Iterable[int]] = ..., clock_indices: _Optional[bytes] = ...) -> None: ...
+
+class PushPlanSetRequest(_message.Message):
+    __slots__ = ("job_uid", "epoch", "plan_set")
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_SET_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    epoch: int
+    plan_set: PlanSet
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_set: _Optional[_Union[PlanSet, _Mapping]] = ...) -> None: ...
+
+class PushPlanSetResponse(_message.Message):
+    __slots__ = ("plan_id",)
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    plan_id: str
+    def __init__(self, plan_id: _Optional[str] = ...) -> None: ...
+
+class Selection(_message.Message):
+    __slots__ = ("data_parallel_rank", "point")
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    POINT_FIELD_NUMBER: _ClassVar[int]
+    data_parallel_rank: int
+    point: int
+    def __init__(self, data_parallel_rank: _Optional[int] = ..., point: _Optional[int] = ...) -> None: ...
+
+class SelectPlanRequest(_message.Message):
+    __slots__ = ("job_uid", "epoch", "plan_id", "selections", "from_iteration")
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    SELECTIONS_FIELD_NUMBER: _ClassVar[int]
+    FROM_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    epoch: int
+    plan_id: str
+    selections: _containers.RepeatedCompositeFieldContainer[Selection]
+    from_iteration: int
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., from_iteration: _Optional[int] = ...) -> None: ...
+
+class SelectPlanResponse(_message.Message):
+    __slots__ = ("furthest_iteration",)
+    FURTHEST_ITERATION_FIELD_NUMBER: _ClassVar[int]
+    furthest_iteration: int
+    def __init__(self, furthest_iteration: _Optional[int] = ...) -> None: ...
+
+class WatchTelemetryRequest(_message.Message):
+    __slots__ = ("job_uid",)
+    JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    job_uid: str
+    def __init__(self, job_uid: _Optional[str] = ...) -> None: ...
+
+class TelemetryBatch(_message.Message):
+    __slots__ = ("dropped", "events")
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    dropped: int
+    events: _containers.RepeatedCompositeFieldContainer[TelemetryEvent]
+    def __init__(self, dropped: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TelemetryEvent, _Mapping]]] = ...) -> None: ...
+
+class TelemetryEvent(_message.Message):
+    __slots__ = ("rank_joined", "rank_left", "iteration", "gpu")
+    RANK_JOINED_FIELD_NUMBER: _ClassVar[int]
+    RANK_LEFT_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    rank_joined: Rank
+    rank_left: Rank
+    iteration: IterationReport
+    gpu: GpuEvent
+    def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ...) -> None: ...
+
+class IterationReport(_message.Message):
+    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes")
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SPAN_US_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENERGY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    POINT_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_FIELD_NUMBER: _ClassVar[int]
+    DURATIONS_US_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    data_parallel_rank: int
+    stage: int
+    tensor_parallel_rank: int
+    gpu_uuid: str
+    iteration: int
+    iteration_time_us: int
+    compute_span_us: int
+    energy_mj: int
+    has_energy: bool
+    plan_id: str
+    point: int
+    planned: bool
+    durations_us: _containers.RepeatedScalarFieldContainer[int]
+    clock_changes: int
+    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ...) -> None: ...
+
+class GpuEvent(_message.Message):
+    __slots__ = ("kind", "gpu_uuid", "active", "message")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[GpuEvent.Kind]
+        KIND_THERMAL_SLOWDOWN: _ClassVar[GpuEvent.Kind]
+        KIND_POWER_BRAKE: _ClassVar[GpuEvent.Kind]
+        KIND_HARDWARE_SLOWDOWN: _ClassVar[GpuEvent.Kind]
+        KIND_POWER_CAP: _ClassVar[GpuEvent.Kind]
+        KIND_DRIFT: _ClassVar[GpuEvent.Kind]
+        KIND_FOREIGN_WRITE: _ClassVar[GpuEvent.Kind]
+        KIND_LOST: _ClassVar[GpuEvent.Kind]
+        KIND_CLOCKS_RESTORED: _ClassVar[GpuEvent.Kind]
+    KIND_UNSPECIFIED: GpuEvent.Kind
+    KIND_THERMAL_SLOWDOWN: GpuEvent.Kind
+    KIND_POWER_BRAKE: GpuEvent.Kind
+    KIND_HARDWARE_SLOWDOWN: GpuEvent.Kind
+    KIND_POWER_CAP: GpuEvent.Kind
+    KIND_DRIFT: GpuEvent.Kind
+    KIND_FOREIGN_WRITE: GpuEvent.Kind
+    KIND_LOST: GpuEvent.Kind
+    KIND_CLOCKS_RESTORED: GpuEvent.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: GpuEvent.Kind
+    gpu_uuid: str
+    active: bool
+    message: str
+    def __init__(self, kind: _Optional[_Union[GpuEvent.Kind, str]] = ..., gpu_uuid: _Optional[str] = ..., active: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
