@@ -1,0 +1,70 @@
+"""`make bench`: measure every figure against its real peer in the same run, print a table, write JSON.
+
+A figure is a name and a function without arguments that returns either one result
+``{"value", "unit", "peer", "peer_value", "ratio"}`` or several as ``{name: result}``. Each module of ``MODULES`` lists its own in
+``FIGURES``; nothing is measured at import. ``--only`` takes a name or the beginning of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MODULES = ("tests.bench.solver", "tests.bench.client", "tests.bench.agent")
+Result = dict[str, Any]
+KEYS = ("value", "unit", "peer", "peer_value", "ratio")
+
+
+def measured(only: str | None) -> Iterator[tuple[str, Result]]:
+    """Run the chosen figures, one after another so that they do not disturb each other."""
+    for module in MODULES:
+        figures: dict[str, Callable[[], Result]] = importlib.import_module(module).FIGURES
+        for name, measure in figures.items():
+            if only and not (name.startswith(only) or only.startswith(name)):
+                continue
+            print(f"measuring {name} …", file=sys.stderr, flush=True)
+            result = measure()
+            several = result if "value" not in result else {name: result}
+            yield from ((key, {field: figure.get(field) for field in KEYS}) for key, figure in several.items())
+
+
+def row(name: str, figure: Result) -> str:
+    """One line of the table."""
+
+    def text(value: object) -> str:
+        return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    peer = f"{figure['peer']}: {text(figure['peer_value'])}" if figure["peer"] else "–"
+    return f"{name:58} {text(figure['value']):>12} {figure['unit'] or '':8} {text(figure['ratio']):>9}  {peer}"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--only", help="a figure's name, or the beginning of several")
+    parser.add_argument("--output", type=Path, default=Path("out/bench.json"))
+    arguments = parser.parse_args()
+    started_s = time.monotonic()
+    print(f"{'figure':58} {'value':>12} {'unit':8} {'ratio':>9}  peer", flush=True)
+    figures: dict[str, Result] = {}
+    for name, figure in measured(arguments.only):
+        figures[name] = figure
+        print(row(name, figure), flush=True)
+    if not figures:
+        sys.exit(f"make bench: no figure is called {arguments.only!r}")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    partial = arguments.output.with_suffix(".partial")
+    partial.write_text(json.dumps(figures, indent=2) + "\n")
+    os.replace(partial, arguments.output)
+    print(f"{len(figures)} figures in {time.monotonic() - started_s:.0f} s, written to {arguments.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Conversions between the solver's floats and the wire's integers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perseus_proto import units
+
+seconds = st.floats(min_value=0, max_value=1e6)
+
+
+@given(seconds)
+def test_time_survives_the_wire_to_half_a_microsecond(time_s: float) -> None:
+    assert units.s_from_us(units.us_from_s(time_s)) == pytest.approx(time_s, abs=0.51e-6, rel=1e-12)
+
+
+@given(seconds)
+def test_a_deadline_is_never_rounded_later(time_s: float) -> None:
+    assert units.us_from_s_floor(time_s) <= time_s * 1_000_000
+
+
+@given(st.floats(min_value=0, max_value=1e9))
+def test_energy_survives_the_wire_to_half_a_millijoule(energy_j: float) -> None:
+    assert units.j_from_mj(units.mj_from_j(energy_j)) == pytest.approx(energy_j, abs=0.51e-3, rel=1e-12)
+
+
+@given(st.floats(min_value=0, max_value=1e6))
+def test_power_survives_the_wire_to_half_a_milliwatt(power_w: float) -> None:
+    assert units.w_from_mw(units.mw_from_w(power_w)) == pytest.approx(power_w, abs=0.51e-3, rel=1e-12)
+
+
+@pytest.mark.parametrize(("text", "ratio"), [("3%", 0.03), ("2.5%", 0.025), ("0%", 0.0), (" 10% ", 0.1)])
+def test_a_percentage_becomes_a_ratio(text: str, ratio: float) -> None:
+    assert units.ratio_from_percent(text) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("text", ["3", "-1%", "three%", "", "%", "1e2%", "nan%", "3 %"])
+def test_what_is_not_a_percentage_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a percentage such as 3%"):
+        units.ratio_from_percent(text)
