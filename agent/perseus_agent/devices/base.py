@@ -1,14 +1,16 @@
 """What the agent needs from a GPU, and nothing else: the contract between the governor and a driver.
 
-Implemented by ``perseus_agent.devices.nvml`` (production) and by doubles such as ``perseus_sim.gpu``. The setting ``--devices``
-chooses: ``nvml``, or ``module:factory[:argument]``, where ``factory(argument: str)`` returns a ``DeviceSet``.
+Implemented by ``perseus_agent.devices.nvml`` (production) and by doubles such as ``perseus_sim.gpu``. The setting
+``--devices`` chooses: ``nvml``, or ``module:factory[:argument]``, where ``factory(argument: str)`` returns a
+``DeviceSet``.
 
 Rules for implementers:
 
 * Every method may be called from any thread; the agent calls the writing ones of one device from one thread only.
 * Nothing is raised but classes of ``perseus_agent.errors`` under ``DeviceError``. A call may block (NVML: 45 s); the
   governor's watchdog deals with that, the driver needs no timeouts of its own.
-* "No value" is ``None``, never 0 or −1. No policy here: no retries of writes, no skipping of no-ops, no leases, no journal.
+* "No value" is ``None``, never 0 or −1. No policy here: no retries of writes, no skipping of no-ops, no leases, no
+  journal.
 """
 
 from __future__ import annotations
@@ -76,10 +78,12 @@ class Device(Protocol):
     def identity(self) -> DeviceIdentity: ...
 
     def controllability(self) -> tuple[Controllability, str]:
-        """Whether clocks may be written now, and a sentence that says why not (empty for YES). Asked before each lease."""
+        """Whether clocks may be written now, and a sentence that says why not (empty for YES). Asked before each
+        lease."""
 
     def now_us(self) -> int:
-        """The clock that stamps energy and that trainers on this GPU use: CLOCK_MONOTONIC, or a simulator's virtual time."""
+        """The clock that stamps energy and that trainers on this GPU use: CLOCK_MONOTONIC, or a simulator's virtual
+        time."""
 
     def lock_clocks(self, mhz: int) -> None:
         """Pin the SM clock to a supported clock. Returning means that the request was installed, not reached."""
