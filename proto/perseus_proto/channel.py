@@ -1,0 +1,346 @@
+"""The memory that a rank and its agent share after the hello: positions, timings and the wake map.
+
+The agent creates it (``ChannelReader.create``), sealed so that the rank can neither shrink it (which would kill the
+agent with SIGBUS) nor grow it, and sends it with an eventfd, the bell. The rank writes through ``ChannelWriter``: an
+aligned 8-byte store per mark, and a ring only at the ends of a step and where the wake map says that the next
+instruction wants another clock.
+
+    words 0-3    magic, layout version, instructions n, slots       written once by the agent, checked once by the rank
+    word  8      position: iteration, phase, index in one word      rank: one store, so it is never torn
+    word  9      begin of the current step, µs                      rank
+    word  16…    wake map, one byte per instruction                 agent
+    then         SLOTS records of one iteration each                rank
+                   sequence, begin µs, end µs, faults, ended, 3 spare, then n × (begin µs, end µs)
+
+Every word has one writer. A record is guarded by its sequence: 2·iteration + 1 while it is filled, 2·iteration + 2
+when it is closed; the reader copies it and looks at the sequence again. Ordering: on x86 stores are seen in order; on
+ARM the eventfd is the barrier, as write() and read() on it take one lock and the reader drains records only after a
+ring. Setting the map and passing an instruction may race by nanoseconds: the agent therefore reads the position after
+it has set the map, and the cost of losing that race is one instruction at its old clock. The reader believes nothing:
+sizes are its own, values are checked, and a record that is not plausible is reported as incomplete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Final
+
+from perseus_proto.hello import MAX_INSTRUCTIONS, ChannelError
+
+LAYOUT_VERSION: Final = 1
+SLOTS: Final = 4
+"""Iterations kept for the agent: one being filled, two that wait for GPU events, one being drained."""
+MAX_ITERATION: Final = 2**32 - 1
+MAX_DURATION_US: Final = 2**32 - 1
+
+_MAGIC: Final = int.from_bytes(b"PERSEUS1", "little")
+_POSITION: Final = 8
+_STEP_BEGIN: Final = 9
+_WAKE: Final = 16
+_SEQUENCE, _BEGIN, _END, _FAULTS, _ENDED, _TIMES = 0, 1, 2, 3, 4, 8
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MFD_NOEXEC_SEAL: Final = 0x8  # Linux 6.3; hardened nodes demand it
+
+
+class Phase(IntEnum):
+    """What a rank did last."""
+
+    NONE = 0
+    """No step has begun."""
+    STEP_BEGUN = 1
+    BEGUN = 2
+    """An instruction has begun."""
+    ENDED = 3
+    """An instruction has ended."""
+    STEP_ENDED = 4
+
+
+class Faults(IntFlag):
+    """Why a record does not follow the schedule."""
+
+    NONE = 0
+    OUT_OF_ORDER = 1
+    UNKNOWN_INSTRUCTION = 2
+    ABANDONED = 4
+    """The next step began before this one ended."""
+    UNTIMED = 8
+    """The GPU's events did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a rank is."""
+
+    iteration: int
+    index: int
+    """Of the instruction in the schedule; 0 where the phase is not of an instruction."""
+    phase: Phase
+
+    def upcoming(self, instructions: int) -> tuple[int, int]:
+        """(iteration, index) of the instruction that runs, or of the one that is next to run."""
+        if self.phase is Phase.STEP_ENDED or (self.phase is Phase.ENDED and self.index + 1 >= instructions):
+            return self.iteration + 1, 0
+        return self.iteration, self.index + (self.phase is Phase.ENDED)
+
+
+@dataclass(frozen=True)
+class IterationRecord:
+    """What a rank did in one iteration."""
+
+    iteration: int
+    begin_us: int
+    end_us: int
+    begins_us: tuple[int, ...]
+    """Per instruction in schedule order; empty unless complete."""
+    durations_us: tuple[int, ...]
+    complete: bool
+    """Every instruction ran once, in order, with plausible times."""
+    faults: Faults
+
+
+def _record_words(instructions: int) -> int:
+    return _TIMES + 2 * instructions
+
+
+def _first_record(instructions: int) -> int:
+    """Word at which the records begin: behind the wake map, rounded up to a cache line."""
+    return _WAKE + (instructions + 63) // 64 * 8
+
+
+def memory_bytes(instructions: int) -> int:
+    """Size of the shared memory for a schedule of so many instructions."""
+    return 8 * (_first_record(instructions) + SLOTS * _record_words(instructions))
+
+
+class ChannelWriter:
+    """The rank's end. The caller sees to it that indices are within the schedule; nothing here blocks."""
+
+    __slots__ = ("_base", "_ended", "_event_fd", "_first", "_instructions", "_map", "_record", "_wake", "_words")
+
+    def __init__(self, memory_fd: int, event_fd: int, instructions: int) -> None:
+        """Map the memory; takes over both descriptors, also when it raises.
+
+        Raises:
+            ChannelError: this is not memory of the promised layout, or the agent could shrink it under us.
+            OSError: it cannot be mapped.
+        """
+        try:
+            size = memory_bytes(instructions)
+            if not 1 <= instructions <= MAX_INSTRUCTIONS or os.fstat(memory_fd).st_size != size:
+                raise ChannelError("memory: its size is not that of the schedule")
+            if fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise ChannelError("memory: must be sealed against shrinking")
+            self._map = mmap.mmap(memory_fd, size)
+        except BaseException:
+            os.close(event_fd)
+            raise
+        finally:
+            os.close(memory_fd)
+        self._event_fd = event_fd
+        view = memoryview(self._map)
+        self._words = view.cast("Q")
+        if self._words[:4].tolist() != [_MAGIC, LAYOUT_VERSION, instructions, SLOTS]:
+            raise ChannelError("memory: its head is not that of this layout")
+        self._instructions = instructions
+        self._wake = view[8 * _WAKE : 8 * _WAKE + instructions]
+        self._first = _first_record(instructions)
+        self._base = 0  # the position's word less phase and index
+        self._record = self._first
+        self._ended = 0
+
+    def __del__(self) -> None:
+        """Close the bell when the last thread inside a mark has let go of this object, and not before."""
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._event_fd)
+
+    def step_begin(self, iteration: int, t_us: int) -> None:
+        """Open the record of an iteration and ring."""
+        words, record = self._words, self._slot(iteration)
+        words[record + _SEQUENCE] = 2 * iteration + 1
+        words[record + _BEGIN] = words[_STEP_BEGIN] = t_us
+        words[record + _FAULTS] = words[record + _ENDED] = self._ended = 0
+        self._record = record + _TIMES
+        self._base = iteration << 32
+        words[_POSITION] = self._base | (Phase.STEP_BEGUN << 24)
+        self.ring()
+
+    def begin(self, index: int, t_us: int) -> None:
+        """Instruction ``index`` begins."""
+        words = self._words
+        words[self._record + 2 * index] = t_us
+        words[_POSITION] = self._base | 0x2000000 | index  # Phase.BEGUN << 24, spelt out on the hot path
+
+    def end(self, index: int, t_us: int) -> None:
+        """Instruction ``index`` has ended: ring if the one after it wants another clock."""
+        words = self._words
+        words[self._record + 2 * index + 1] = t_us
+        words[_POSITION] = self._base | 0x3000000 | index  # Phase.ENDED << 24
+        self._ended += 1
+        following = index + 1
+        if self._wake[following if following < self._instructions else 0]:
+            os.eventfd_write(self._event_fd, 1)
+
+    def step_end(self, iteration: int, t_us: int, faults: Faults = Faults.NONE) -> None:
+        """Close the record of the iteration that is open, and ring."""
+        self._words[_POSITION] = self._base | (Phase.STEP_ENDED << 24)
+        self._close(iteration, t_us, self._ended, faults)
+        self.ring()
+
+    def step_end_untimed(self) -> None:
+        """End the step, but leave its record open for ``fill``: its times are not known yet."""
+        self._words[_POSITION] = self._base | (Phase.STEP_ENDED << 24)
+        self.ring()
+
+    def fill(self, iteration: int, end_us: int, times_us: list[int], faults: Faults = Faults.NONE) -> None:
+        """Close the record of a past iteration with times that came late: begin and end of each instruction in turn."""
+        record = self._slot(iteration)
+        if self._words[record] == 2 * iteration + 1 and len(times_us) == 2 * self._instructions:
+            times = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
+            self._words[record + _TIMES : record + _TIMES + len(times_us)] = times
+            self._close(iteration, end_us, self._instructions, faults)
+
+    def ring(self) -> None:
+        """Wake the agent. The eventfd never blocks: it is made so by the agent, and its counter is 64 bits wide."""
+        os.eventfd_write(self._event_fd, 1)
+
+    def _slot(self, iteration: int) -> int:
+        return self._first + iteration % SLOTS * _record_words(self._instructions)
+
+    def _close(self, iteration: int, t_us: int, ended: int, faults: Faults) -> None:
+        words, record = self._words, self._slot(iteration)
+        words[record + _END] = t_us
+        words[record + _FAULTS] = faults
+        words[record + _ENDED] = ended
+        words[record + _SEQUENCE] = 2 * iteration + 2
+
+
+class ChannelReader:
+    """The agent's end. One reader per rank, used by one thread at a time."""
+
+    def __init__(self, memory_fd: int, event_fd: int, instructions: int) -> None:
+        """Use ``create``."""
+        self.memory_fd = memory_fd
+        """To be sent to the rank."""
+        self.event_fd = event_fd
+        """To be sent to the rank, and to be waited on; ``acknowledge`` after it becomes readable."""
+        self.instructions = instructions
+        self.lost = 0
+        """Iterations that were overwritten before they were drained."""
+        self._map = mmap.mmap(memory_fd, memory_bytes(instructions))
+        self._words = memoryview(self._map).cast("Q")
+        self._next: int | None = None
+        self._count = bytearray(8)
+
+    @classmethod
+    def create(cls, instructions: int) -> ChannelReader:
+        """New memory and a new bell for a schedule of so many instructions.
+
+        Raises:
+            ChannelError: the number is out of bounds.
+            OSError: no memory or no descriptors are left.
+        """
+        if not 1 <= instructions <= MAX_INSTRUCTIONS:
+            raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {instructions}")
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        with contextlib.ExitStack() as undo:
+            try:
+                memory_fd = os.memfd_create("perseus", flags | _MFD_NOEXEC_SEAL)
+            except OSError:  # an older kernel
+                memory_fd = os.memfd_create("perseus", flags)
+            undo.callback(os.close, memory_fd)
+            os.ftruncate(memory_fd, memory_bytes(instructions))
+            fcntl.fcntl(memory_fd, fcntl.F_ADD_SEALS, _SEALS)
+            event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, event_fd)
+            reader = cls(memory_fd, event_fd, instructions)
+            undo.pop_all()
+        for word, value in enumerate((_MAGIC, LAYOUT_VERSION, instructions, SLOTS)):
+            reader._words[word] = value
+        return reader
+
+    def close(self) -> None:
+        """Let go of memory and bell. Idempotent."""
+        if not self._map.closed:
+            self._words.release()
+            self._map.close()
+            os.close(self.memory_fd)
+            os.close(self.event_fd)
+
+    def acknowledge(self) -> bool:
+        """Reset the bell; False if nobody rang. Never blocks, even if the rank clears O_NONBLOCK on the eventfd."""
+        try:
+            return os.preadv(self.event_fd, [self._count], -1, os.RWF_NOWAIT) == 8
+        except BlockingIOError:
+            return False
+
+    def position(self) -> Position:
+        """Where the rank is. Nonsense in the memory reads as NONE."""
+        word: int = self._words[_POSITION]
+        phase, index = word >> 24 & 0xFF, word & 0xFFFFFF
+        if phase > Phase.STEP_ENDED or index >= self.instructions:
+            return Position(0, 0, Phase.NONE)
+        return Position(word >> 32, index, Phase(phase))
+
+    def step_begin_us(self) -> int:
+        """When the rank says that its current step began. Any 64-bit number: compare it before you believe it."""
+        begin_us: int = self._words[_STEP_BEGIN]
+        return begin_us
+
+    def set_wake_map(self, wake: bytes) -> None:
+        """Publish which instructions want another clock than the one before them; afterwards look at ``position``.
+
+        Raises:
+            ValueError: not one byte per instruction.
+        """
+        if len(wake) != self.instructions:
+            raise ValueError(f"wake: must have {self.instructions} bytes, has {len(wake)}")
+        self._map[8 * _WAKE : 8 * _WAKE + self.instructions] = wake
+
+    def drain_iteration(self) -> IterationRecord | None:
+        """The oldest closed iteration not yet drained, or None. Call until None after each ring."""
+        closed = sorted(
+            sequence // 2 - 1 for sequence in map(self._sequence, range(SLOTS)) if sequence and sequence % 2 == 0
+        )
+        for iteration in closed:
+            if iteration > MAX_ITERATION or (self._next is not None and iteration < self._next):
+                continue
+            record = self._read(iteration)
+            if record is None:  # overwritten while it was copied
+                continue
+            if self._next is not None:
+                self.lost += min(iteration - self._next, MAX_ITERATION)
+            self._next = iteration + 1
+            return record
+        return None
+
+    def _sequence(self, slot: int) -> int:
+        sequence: int = self._words[_first_record(self.instructions) + slot * _record_words(self.instructions)]
+        return sequence
+
+    def _read(self, iteration: int) -> IterationRecord | None:
+        size = _record_words(self.instructions)
+        start = _first_record(self.instructions) + iteration % SLOTS * size
+        words: list[int] = self._words[start : start + size].tolist()
+        if words[_SEQUENCE] != 2 * iteration + 2 or self._words[start] != words[_SEQUENCE]:
+            return None
+        begin_us, end_us = words[_BEGIN], words[_END]
+        begins_us, ends_us = words[_TIMES::2], words[_TIMES + 1 :: 2]
+        faults = Faults(words[_FAULTS] & sum(Faults))
+        plausible = begin_us <= end_us <= begin_us + MAX_DURATION_US and all(
+            begin_us <= begin <= end <= end_us for begin, end in zip(begins_us, ends_us, strict=True)
+        )
+        complete = plausible and not faults and words[_ENDED] == self.instructions
+        return IterationRecord(
+            iteration=iteration,
+            begin_us=begin_us,
+            end_us=end_us,
+            begins_us=tuple(begins_us) if complete else (),
+            durations_us=tuple(end - begin for begin, end in zip(begins_us, ends_us, strict=True)) if complete else (),
+            complete=complete,
+            faults=faults,
+        )

@@ -1,0 +1,352 @@
+"""The conversation on the node agent's Unix socket: one hello, one answer, then silence until somebody hangs up.
+
+A frame is a 12-byte head (magic, protocol version, kind, length of the body) and a body of fixed structs,
+little-endian. The agent parses what any process of the node may send: every length and value is bounded here and
+everything wrong is one ``ChannelError`` that names the field and the rule. The welcome carries two descriptors (see
+``perseus_proto.channel``). Used by ``perseus_client`` and ``perseus_agent``; standard library only, no policy: who
+may speak is the agent's business.
+
+After the welcome the socket carries nothing: its end of file is how each side learns that the other has gone.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+PROTOCOL_VERSION: Final = 1
+MAX_INSTRUCTIONS: Final = 65_536
+MAX_PIPELINE: Final = 65_535
+MAX_STAGE: Final = 4_095
+MAX_TENSOR: Final = 4_095
+MAX_MICROBATCH: Final = 16_777_215
+MAX_CHUNK: Final = 4_095
+MAX_MESSAGE_BYTES: Final = 1_024
+MAX_GPU_HINT_BYTES: Final = 96
+
+_MAGIC: Final = b"PRSU"
+_HEAD: Final = struct.Struct("<4sHHI")
+_HELLO: Final = struct.Struct("<IIIBBxxI")  # pipeline, stage, tensor, timing, bytes of the GPU hint, instructions
+_INSTRUCTION: Final = struct.Struct("<BxHI")  # kind, chunk, microbatch
+_WELCOME: Final = struct.Struct("<I")  # instructions the memory is laid out for
+_REFUSAL: Final = struct.Struct("<HH")  # reason, bytes of the message
+HEAD_BYTES: Final = _HEAD.size
+MAX_BODY_BYTES: Final = _HELLO.size + MAX_GPU_HINT_BYTES + MAX_INSTRUCTIONS * _INSTRUCTION.size
+
+
+class ChannelError(Exception):
+    """What the other side sent breaks a rule of this protocol; the message names the field and the rule."""
+
+
+class VersionMismatch(ChannelError):
+    """The other side speaks another version of this protocol."""
+
+
+class InstructionKind(IntEnum):
+    """What an instruction computes; numbers as in ``perseus.v1alpha1.InstructionKind``."""
+
+    FORWARD = 1
+    BACKWARD = 2
+    INPUT_GRADIENT = 3
+    WEIGHT_GRADIENT = 4
+    CONSTANT = 5
+
+    @classmethod
+    def named(cls, kind: str | int) -> InstructionKind:
+        """``"forward"`` or 1 to FORWARD.
+
+        Raises:
+            ChannelError: nothing is called that.
+        """
+        try:
+            return cls[kind.upper()] if isinstance(kind, str) else cls(kind)
+        except (KeyError, ValueError):
+            names = ", ".join(member.name.lower() for member in cls)
+            raise ChannelError(f"kind: {kind!r} is not one of {names}") from None
+
+
+class Instruction(NamedTuple):
+    """One instruction of a stage's schedule."""
+
+    kind: InstructionKind
+    microbatch: int
+    chunk: int
+
+
+class Timing(IntEnum):
+    """Where a rank's timestamps come from."""
+
+    HOST = 1
+    """CLOCK_MONOTONIC at the call."""
+    GPU = 2
+    """GPU events, placed on CLOCK_MONOTONIC at the begin of the step; reported one iteration late."""
+    FOREIGN = 3
+    """A clock given by the caller, such as a simulator's."""
+
+
+class Message(IntEnum):
+    """Kind of a frame."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSAL = 3
+
+
+class Reason(IntEnum):
+    """Why the agent hangs up on a hello. Numbers not known here (a newer agent's) are read as OTHER."""
+
+    OTHER = 0
+    VERSION = 1
+    MALFORMED = 2
+    NOT_A_POD = 3
+    """The process cannot be traced to a pod."""
+    NO_GPU = 4
+    """The pod holds no GPU."""
+    GPU_NOT_OWNED = 5
+    """The hint names a GPU that is not the pod's."""
+    GPU_AMBIGUOUS = 6
+    """The pod holds several GPUs and the hello does not say which."""
+    GPU_SHARED = 7
+    """MIG, MPS or time-slicing."""
+    GPU_TAKEN = 8
+    """Another process drives it."""
+    UNKNOWN_NOW = 9
+    """The kubelet or /proc is out of reach: ask again later."""
+    BUSY = 10
+    """Too many peers."""
+    DRAINING = 11
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who a rank says it is and what its stage executes, in order."""
+
+    pipeline: int
+    """Data-parallel rank."""
+    stage: int
+    tensor: int
+    timing: Timing
+    gpu_hint: str
+    """UUID of the GPU that the process computes on, or empty. Chooses among the pod's own GPUs; it grants nothing."""
+    schedule: tuple[Instruction, ...]
+
+    def __post_init__(self) -> None:
+        for field, value, maximum in (
+            ("pipeline", self.pipeline, MAX_PIPELINE),
+            ("stage", self.stage, MAX_STAGE),
+            ("tensor", self.tensor, MAX_TENSOR),
+        ):
+            _bounded(field, value, maximum)
+        if len(self.gpu_hint.encode()) > MAX_GPU_HINT_BYTES or not (
+            self.gpu_hint.isascii() and self.gpu_hint.isprintable()
+        ):
+            raise ChannelError(f"gpu_hint: must be at most {MAX_GPU_HINT_BYTES} printable ASCII characters")
+        if not 1 <= len(self.schedule) <= MAX_INSTRUCTIONS:
+            raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {len(self.schedule)}")
+        for instruction in self.schedule:
+            _bounded("schedule.microbatch", instruction.microbatch, MAX_MICROBATCH)
+            _bounded("schedule.chunk", instruction.chunk, MAX_CHUNK)
+        if len(set(self.schedule)) != len(self.schedule):
+            raise ChannelError("schedule: an instruction (kind, microbatch, chunk) occurs twice")
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The agent takes the rank; whoever holds this owns the descriptors."""
+
+    instructions: int
+    memory_fd: int
+    event_fd: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The agent hangs up."""
+
+    reason: Reason
+    message: str
+
+
+def make_schedule(instructions: Sequence[tuple[str | int, int, int]]) -> tuple[Instruction, ...]:
+    """``[("forward", 0, 0), …]`` as people write it to the form that travels. Bounds are checked by ``Hello``.
+
+    Raises:
+        ChannelError: an entry is not (kind, microbatch, chunk).
+    """
+    schedule = []
+    for position, entry in enumerate(instructions):
+        try:
+            kind, microbatch, chunk = entry
+        except (TypeError, ValueError):
+            raise ChannelError(f"schedule[{position}]: must be (kind, microbatch, chunk), is {entry!r}") from None
+        schedule.append(Instruction(InstructionKind.named(kind), microbatch, chunk))
+    return tuple(schedule)
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """A whole frame."""
+    hint = hello.gpu_hint.encode()
+    head = _HELLO.pack(hello.pipeline, hello.stage, hello.tensor, hello.timing, len(hint), len(hello.schedule))
+    body = b"".join(_INSTRUCTION.pack(kind, chunk, microbatch) for kind, microbatch, chunk in hello.schedule)
+    return _frame(Message.HELLO, head + hint + body)
+
+
+def encode_refusal(reason: Reason, message: str) -> bytes:
+    """A whole frame; a long message is cut."""
+    text = message.encode()[:MAX_MESSAGE_BYTES]
+    return _frame(Message.REFUSAL, _REFUSAL.pack(reason, len(text)) + text)
+
+
+def parse_head(head: bytes) -> tuple[Message, int]:
+    """The kind of a frame and the length of the body that follows its ``HEAD_BYTES``.
+
+    Raises:
+        VersionMismatch: the sender speaks another version. A refusal is understood from any version.
+        ChannelError: this is no frame, or one that is too long.
+    """
+    if len(head) != HEAD_BYTES:
+        raise ChannelError(f"head: must be {HEAD_BYTES} bytes, is {len(head)}")
+    magic, version, number, length = _HEAD.unpack(head)
+    if magic != _MAGIC:
+        raise ChannelError("head: does not begin with the magic of this protocol")
+    if version != PROTOCOL_VERSION and number != Message.REFUSAL:
+        raise VersionMismatch(f"version: this side speaks {PROTOCOL_VERSION}, the other {version}")
+    if length > MAX_BODY_BYTES:
+        raise ChannelError(f"length: must be at most {MAX_BODY_BYTES}, is {length}")
+    try:
+        return Message(number), length
+    except ValueError:
+        raise ChannelError(f"kind: {number} is no message of this protocol") from None
+
+
+def decode_hello(body: bytes) -> Hello:
+    """The body of a HELLO frame.
+
+    Raises:
+        ChannelError: it breaks a rule.
+    """
+    if len(body) < _HELLO.size:
+        raise ChannelError(f"hello: must be at least {_HELLO.size} bytes, is {len(body)}")
+    pipeline, stage, tensor, timing, hint_bytes, count = _HELLO.unpack_from(body)
+    if not 1 <= count <= MAX_INSTRUCTIONS:
+        raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {count}")
+    expected = _HELLO.size + hint_bytes + count * _INSTRUCTION.size
+    if len(body) != expected:
+        raise ChannelError(f"hello: {count} instructions need {expected} bytes, the body has {len(body)}")
+    start = _HELLO.size + hint_bytes
+    try:
+        hint = body[_HELLO.size : start].decode("ascii")
+        origin = Timing(timing)
+    except UnicodeDecodeError:
+        raise ChannelError("gpu_hint: is not ASCII") from None
+    except ValueError:
+        raise ChannelError(f"timing: {timing} is not one of {[member.value for member in Timing]}") from None
+    schedule = tuple(
+        Instruction(InstructionKind.named(kind), microbatch, chunk)
+        for kind, chunk, microbatch in _INSTRUCTION.iter_unpack(body[start:])
+    )
+    return Hello(pipeline, stage, tensor, origin, hint, schedule)
+
+
+def decode_refusal(body: bytes) -> Refusal:
+    """The body of a REFUSAL frame.
+
+    Raises:
+        ChannelError: it breaks a rule.
+    """
+    if len(body) < _REFUSAL.size:
+        raise ChannelError(f"refusal: must be at least {_REFUSAL.size} bytes, is {len(body)}")
+    number, length = _REFUSAL.unpack_from(body)
+    if length > MAX_MESSAGE_BYTES or len(body) != _REFUSAL.size + length:
+        raise ChannelError("refusal.message: its length is not that of the body")
+    reason = Reason(number) if number in Reason._value2member_map_ else Reason.OTHER
+    return Refusal(reason, body[_REFUSAL.size :].decode(errors="replace"))
+
+
+def receive_hello(connection: socket.socket, timeout_s: float) -> Hello:
+    """Agent side: read one hello, for as long as ``timeout_s`` in all.
+
+    Raises:
+        ChannelError: what came is not a hello.
+        OSError: the peer hung up or was too slow (``TimeoutError``).
+    """
+    deadline_s = time.monotonic() + timeout_s
+    message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s))
+    if message is not Message.HELLO:
+        raise ChannelError(f"kind: expected a hello, not a {message.name.lower()}")
+    return decode_hello(_receive(connection, length, deadline_s))
+
+
+def send_welcome(connection: socket.socket, instructions: int, memory_fd: int, event_fd: int) -> None:
+    """Agent side: hand over the memory and the bell.
+
+    Raises:
+        OSError: the peer hung up, or does not read.
+    """
+    frame = _frame(Message.WELCOME, _WELCOME.pack(instructions))
+    if socket.send_fds(connection, [frame], [memory_fd, event_fd]) != len(frame):
+        raise TimeoutError("the peer does not read")
+
+
+def receive_answer(connection: socket.socket, timeout_s: float) -> Welcome | Refusal:
+    """Client side: wait for the agent's answer to a hello.
+
+    Raises:
+        ChannelError: what came is not an answer.
+        OSError: the agent hung up or was too slow.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    descriptors: list[int] = []
+    try:
+        message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s, descriptors))
+        body = _receive(connection, length, deadline_s, descriptors)
+        if message is Message.REFUSAL:
+            return decode_refusal(body)
+        if message is not Message.WELCOME or len(body) != _WELCOME.size:
+            raise ChannelError("welcome: not the message that was expected")
+        if len(descriptors) != 2:
+            raise ChannelError(f"welcome: must carry 2 descriptors, carries {len(descriptors)}")
+        welcome = Welcome(_WELCOME.unpack(body)[0], *descriptors)
+        descriptors.clear()
+        return welcome
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _frame(message: Message, body: bytes) -> bytes:
+    return _HEAD.pack(_MAGIC, PROTOCOL_VERSION, message, len(body)) + body
+
+
+def _bounded(field: str, value: int, maximum: int) -> None:
+    if type(value) is not int or not 0 <= value <= maximum:
+        raise ChannelError(f"{field}: must be an integer between 0 and {maximum}, is {value!r}")
+
+
+def _receive(connection: socket.socket, length: int, deadline_s: float, descriptors: list[int] | None = None) -> bytes:
+    """Exactly so many bytes before the deadline. Without ``descriptors`` the kernel drops any that come along."""
+    received = bytearray()
+    while len(received) < length:
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError("the other side is too slow")
+        connection.settimeout(remaining_s)
+        wanted = min(length - len(received), 65_536)
+        if descriptors is None:
+            chunk = connection.recv(wanted)
+        else:
+            # CLOEXEC at once: a training process may fork and exec in another thread at any moment.
+            chunk, found, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+            for _, _, data in found:
+                descriptors.extend(array.array("i", data[: len(data) - len(data) % 4]))
+        if not chunk:
+            raise ConnectionResetError("the other side hung up")
+        received += chunk
+    return bytes(received)
