@@ -1,19 +1,23 @@
 """The optimisation problem as flat arrays: instructions, their measured options, and the order between them.
 
-Built once from a profile and a schedule; read by the engine, the rounding, the simulator and the certificate checker alike.
-Nothing here decides anything.
+Built once from a profile and a schedule; read by the engine, the rounding, the simulator and the certificate checker
+alike. Nothing here decides anything.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from perseus_solver.errors import InvalidProblem
+
 if TYPE_CHECKING:
+    from perseus_solver.profile import Profile
     from perseus_solver.schedules import Schedule
 
 Floats = npt.NDArray[np.float64]
@@ -31,7 +35,7 @@ class Kind(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name used in CSV and JSON: ``forward``, ``backward``, ``input_gradient``, ``weight_gradient``, ``constant``."""
+        """The name used in CSV and JSON: the member's name in lower case."""
         return self.name.lower()
 
 
@@ -39,8 +43,8 @@ class Kind(IntEnum):
 class Options:
     """All measured choices for one kind of instruction of one stage, by descending frequency.
 
-    ``time_s[k]`` and ``energy_j[k]`` are what an instruction takes at ``frequency_mhz[k]``. Measurements are kept as they are: noise may
-    make a lower clock faster. A constant-time instruction has exactly one option with frequency 0.
+    ``time_s[k]`` and ``energy_j[k]`` are what an instruction takes at ``frequency_mhz[k]``. Measurements are kept as
+    they are: noise may make a lower clock faster. A constant-time instruction has exactly one option with frequency 0.
     """
 
     stage: int
@@ -62,11 +66,12 @@ class Problem:
         schedule: where the order came from.
         options: distinct choice tables.
         option_of: int32[n], the table of each instruction.
-        edge_from, edge_to: int32[m], precedence: ``edge_to`` starts no earlier than ``edge_from`` ends plus the delay. Includes the
-            edges between consecutive instructions of a stage. No cycles.
+        edge_from, edge_to: int32[m], precedence: ``edge_to`` starts no earlier than ``edge_from`` ends plus the delay.
+            Includes the edges between consecutive instructions of a stage. No cycles.
         edge_delay_s: float[m], communication delay of each edge, seconds.
         blocking_power_w: GPU power while waiting, watts.
-        overhead_s: fixed time per iteration outside the graph, seconds (added to every iteration time, every stage waits in it).
+        overhead_s: fixed time per iteration outside the graph, seconds (added to every iteration time, every stage
+            waits in it).
     """
 
     schedule: Schedule
@@ -88,3 +93,98 @@ class Problem:
     def stages(self) -> int:
         """Number of pipeline stages (GPUs per pipeline and tensor rank), N."""
         return int(self.stage_offset.shape[0]) - 1
+
+
+def build_problem(
+    profile: Profile,
+    schedule: Schedule,
+    *,
+    blocking_power_w: float,
+    delay_s: float | Floats = 0.0,
+    overhead_s: float = 0.0,
+) -> Problem:
+    """Join measurements and order.
+
+    Where a stage runs several chunks and the profile has no ``chunk`` column, its rows are taken to describe all of
+    the stage's layers,
+    of which each chunk holds an equal part: 1/chunks of the time and energy. In a bidirectional schedule each chunk is
+        a whole place in
+    its copy of the model, so it takes the rows of that place in full.
+
+    Args:
+        profile: what instructions cost.
+        schedule: their order.
+        blocking_power_w: GPU power while waiting, watts.
+        delay_s: communication delay between stages, seconds: one number, or a matrix [from stage, to stage].
+        overhead_s: time per iteration outside the pipeline (optimizer step, gradient synchronisation), seconds.
+
+    Raises:
+        InvalidProblem: the profile lacks an instruction of the schedule, or a parameter is out of range.
+        InvalidSchedule: the order is incomplete or deadlocks.
+    """
+    for name, value in (("blocking_power_w", blocking_power_w), ("overhead_s", overhead_s)):
+        if not (math.isfinite(value) and value >= 0):
+            raise InvalidProblem(f"{name} must be a finite number, zero or more, not {value}")
+    delay = np.asarray(delay_s, dtype=np.float64)
+    if delay.ndim and delay.shape != (schedule.stages, schedule.stages):
+        raise InvalidProblem(
+            f"delay_s must be one number or a {schedule.stages} × {schedule.stages} matrix, not of shape {delay.shape}"
+        )
+    if not (np.isfinite(delay) & (delay >= 0)).all():
+        raise InvalidProblem("delay_s must be finite, zero or more")
+
+    stage = schedule.stage
+    before, after = schedule.edges()
+    across = stage[before] != stage[after]
+    delays = np.where(across, np.broadcast_to(delay, (schedule.stages,) * 2)[stage[before], stage[after]], 0.0)
+    options, option_of = _match(profile, schedule)
+    return Problem(
+        schedule=schedule,
+        options=options,
+        option_of=option_of,
+        edge_from=before,
+        edge_to=after,
+        edge_delay_s=delays,
+        stage_offset=schedule.stage_offset,
+        blocking_power_w=blocking_power_w,
+        overhead_s=overhead_s,
+    )
+
+
+def _match(profile: Profile, schedule: Schedule) -> tuple[tuple[Options, ...], Ints]:
+    """One table for each (stage, chunk, kind) that the schedule runs, and the table of each instruction."""
+    kinds = max(Kind) + 1
+    key = (schedule.stage * schedule.chunks + schedule.chunk) * kinds + schedule.kind
+    used, option_of = np.unique(key, return_inverse=True)
+    tables = []
+    for code in used.tolist():
+        place, kind_number = divmod(code, kinds)
+        stage, chunk = divmod(place, schedule.chunks)
+        tables.append(_table(profile, schedule, stage, chunk, Kind(kind_number)))
+    for stage in profile.constant_stages:
+        if not any(table.stage == stage and table.kind is Kind.CONSTANT for table in tables):
+            raise InvalidProblem(
+                f"the profile has a constant instruction for stage {stage}, which schedule {schedule.name} does not run"
+            )
+    return tuple(tables), option_of.astype(np.int32)
+
+
+def _table(profile: Profile, schedule: Schedule, stage: int, chunk: int, kind: Kind) -> Options:
+    row, share, column = stage, 1, chunk
+    if not profile.has_chunks:
+        column = 0
+        if schedule.bidirectional:
+            row = int(schedule.position[stage, chunk])
+        elif kind is not Kind.CONSTANT:
+            share = int(np.count_nonzero(schedule.position[stage] >= 0))
+    found = profile.tables.get((row, kind, column))
+    if found is None:
+        if row >= profile.stages:
+            raise InvalidProblem(
+                f"the schedule {schedule.name} needs stage {row}, but the profile has only {profile.stages} stages"
+            )
+        where = f"stage {row}" + (f", chunk {column}" if profile.has_chunks else "")
+        raise InvalidProblem(
+            f"the schedule {schedule.name} needs '{kind.label}' of {where}, for which the profile has no rows"
+        )
+    return replace(found, stage=stage, chunk=chunk, time_s=found.time_s / share, energy_j=found.energy_j / share)
