@@ -1,6 +1,7 @@
 """Regenerate everything in the tree that is generated; `make verify` fails if that changes a file.
 
-    proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
+proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
+operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml
 """
 
 from __future__ import annotations
@@ -18,10 +19,27 @@ def generate_stubs() -> None:
     """Compile every .proto file; imports in the stubs follow the file's path below proto/."""
     sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto"))
     well_known = Path(protoc.__file__).parent / "_proto"
-    arguments = ["protoc", f"-I{PROTO}", f"-I{well_known}", f"--python_out={PROTO}", f"--pyi_out={PROTO}", f"--grpc_python_out={PROTO}"]
+    arguments = [
+        "protoc",
+        f"-I{PROTO}",
+        f"-I{well_known}",
+        f"--python_out={PROTO}",
+        f"--pyi_out={PROTO}",
+        f"--grpc_python_out={PROTO}",
+    ]
     if protoc.main([*arguments, *sources]) != 0:
         sys.exit("deploy/generate.py: protoc failed")
 
 
+def generate_crd() -> None:
+    """Write the CustomResourceDefinition from the operator's typed model."""
+    from perseus_operator.crd import crd_yaml
+
+    target = ROOT / "deploy" / "crds" / "perseusjobs.yaml"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(crd_yaml(), encoding="utf-8")
+
+
 if __name__ == "__main__":
     generate_stubs()
+    generate_crd()

@@ -1,0 +1,364 @@
+"""PerseusJob, typed: the one place that says which fields exist, what they mean, their bounds and defaults.
+
+The CRD's schema is generated from these classes and manifests are parsed into them (``schema``). Values are frozen;
+units are in the names. No defaults live anywhere else, and no field is here that the operator does not honour.
+"""
+
+# ruff: noqa: RUF009  # the calls make dataclass fields
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.schema import Rule, camel, choice, integer, labels, listing, nested, parse, text
+from perseus_proto import keys
+from perseus_proto.units import ratio_from_percent
+
+PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"
+_PERCENT_RULE = "a percentage such as 3% or 2.5%"
+_DNS = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_WEEK_US = 7 * 24 * 3600 * 1_000_000
+_FIXED = "is immutable: the training processes run this pipeline; create another PerseusJob for another one"
+
+
+class ScheduleName(StrEnum):
+    """Pipeline schedules that the solver knows, as their authors write them."""
+
+    ONE_F_ONE_B = "1F1B"
+    GPIPE = "GPipe"
+
+
+class ObjectiveType(StrEnum):
+    """What to choose from the time-energy frontier."""
+
+    MAX_THROUGHPUT = "MaxThroughput"
+    MIN_ENERGY = "MinEnergy"
+    MAX_SLOWDOWN = "MaxSlowdown"
+    DEADLINE = "Deadline"
+    POWER_CAP = "PowerCap"
+
+
+class StragglerMode(StrEnum):
+    """Who says that a pipeline is slow."""
+
+    AUTOMATIC = "Automatic"
+    EXTERNAL = "External"
+    OFF = "Off"
+
+
+class Mode(StrEnum):
+    """Whether clocks are touched."""
+
+    ENFORCE = "Enforce"
+    RECOMMEND = "Recommend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selector:
+    """Which pods."""
+
+    match_labels: Mapping[str, str] = labels("Labels that a training pod carries.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Which pods belong to the job, among those that opted in with the label perseus.energy/job."""
+
+    selector: Selector = nested("Narrows the opted-in pods further.", Selector)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The shape of the training job."""
+
+    schedule: ScheduleName = choice(
+        "Pipeline schedule of every pipeline.", ScheduleName, immutable=f"schedule {_FIXED}"
+    )
+    stages: int = integer(
+        "Pipeline stages (pipeline-parallel degree).", minimum=1, maximum=1024, immutable=f"stages {_FIXED}"
+    )
+    microbatches: int = integer(
+        "Microbatches of each pipeline in one iteration.", minimum=1, maximum=65536, immutable=f"microbatches {_FIXED}"
+    )
+    data_parallel: int = integer("Number of pipelines (data-parallel degree).", minimum=1, maximum=65536, default=1)
+    tensor_parallel: int = integer(
+        "GPUs that share each stage (tensor-parallel degree); each runs its stage's plan.",
+        minimum=1,
+        maximum=1024,
+        default=1,
+        immutable=f"tensorParallel {_FIXED}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigMapRef:
+    """Where the profile is kept, in the namespace of the PerseusJob."""
+
+    name: str = text("Name of the ConfigMap.", rule="the name of a ConfigMap", max_length=253, pattern=_DNS)
+    key: str = text(
+        "Key that holds the CSV.",
+        rule="a ConfigMap key",
+        max_length=253,
+        pattern=r"^[-._a-zA-Z0-9]+$",
+        default=keys.PROFILE_KEY,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Time and energy of every instruction at every clock."""
+
+    config_map_ref: ConfigMapRef = nested(
+        "ConfigMap with the profile CSV: stage,instruction,frequency,time,energy (MHz, seconds, joules).", ConfigMapRef
+    )
+    blocking_power_milliwatts: int = integer(
+        "Power of one GPU while it waits for another stage, in milliwatts.", minimum=0, maximum=2_000_000
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """Either a time for each iteration, or a date by which a number of iterations must be done."""
+
+    iteration_time_microseconds: int | None = integer(
+        "Every iteration may take this long.", minimum=1, maximum=_WEEK_US, required=False
+    )
+    finish_by: str | None = text(
+        "Date and time, RFC 3339, by which `iterations` iterations must be done.",
+        rule="a date and time such as 2030-01-31T18:00:00Z",
+        max_length=40,
+        pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$",
+        string_format="date-time",
+        required=False,
+    )
+    iterations: int | None = integer(
+        "Iterations of the whole run, counted from its start.", minimum=1, maximum=1_000_000_000, required=False
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.iterationTimeMicroseconds) != has(self.finishBy)",
+            "exactly one of iterationTimeMicroseconds and finishBy must be set",
+            lambda d: (d.iteration_time_microseconds is not None) != (d.finish_by is not None),
+        ),
+        Rule(
+            "has(self.finishBy) == has(self.iterations)",
+            "finishBy and iterations must be set together",
+            lambda d: (d.finish_by is not None) == (d.iterations is not None),
+        ),
+    )
+
+
+def _only_for(kind: ObjectiveType, name: str) -> Rule:
+    """A parameter is set if and only if the objective has its type."""
+    return Rule(
+        f"(self.type == '{kind}') == has(self.{camel(name)})",
+        f"{camel(name)} must be set if and only if type is {kind}",
+        lambda objective: (objective.type == kind) == (getattr(objective, name) is not None),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """Which point of the frontier the job runs at."""
+
+    type: ObjectiveType = choice(
+        "MaxThroughput: no slowdown. MinEnergy: least energy per iteration. MaxSlowdown, Deadline, PowerCap: least"
+        " energy within the bound of the field of the same name.",
+        ObjectiveType,
+        default=ObjectiveType.MAX_THROUGHPUT.value,
+    )
+    max_slowdown: str | None = text(
+        "Allowed slowdown against the fastest iteration, for type MaxSlowdown.",
+        rule=_PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        required=False,
+    )
+    deadline: Deadline | None = nested("Time bound, for type Deadline.", Deadline, required=False)
+    power_cap_watts: int | None = integer(
+        "Allowed average power of all GPUs of the job together, for type PowerCap.",
+        minimum=1,
+        maximum=1_000_000_000,
+        required=False,
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        _only_for(ObjectiveType.MAX_SLOWDOWN, "max_slowdown"),
+        _only_for(ObjectiveType.DEADLINE, "deadline"),
+        _only_for(ObjectiveType.POWER_CAP, "power_cap_watts"),
+    )
+
+    @property
+    def max_slowdown_ratio(self) -> float | None:
+        """``"3%"`` as 0.03."""
+        return None if self.max_slowdown is None else ratio_from_percent(self.max_slowdown)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """What to do about a pipeline that is slower than the others. Changeable while the job runs."""
+
+    mode: StragglerMode = choice(
+        "Automatic: detected from telemetry or told by annotation. External: told only. Off: ignored.",
+        StragglerMode,
+        default=StragglerMode.AUTOMATIC.value,
+    )
+    slowdown_threshold: str = text(
+        "A pipeline slower than the others by this much is a straggler.",
+        rule=_PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        default="5%",
+    )
+    recovery_threshold: str = text(
+        "It is none any more once it is slower by less than this; must be below slowdownThreshold.",
+        rule=_PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        default="2%",
+    )
+    confirm_iterations: int = integer(
+        "Consecutive iterations that must agree before a straggler is declared or has recovered.",
+        minimum=1,
+        maximum=1000,
+        default=2,
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "double(self.recoveryThreshold.replace('%', '')) < double(self.slowdownThreshold.replace('%', ''))",
+            "recoveryThreshold must be below slowdownThreshold",
+            lambda s: s.recovery_ratio < s.slowdown_ratio,
+        ),
+    )
+
+    @property
+    def slowdown_ratio(self) -> float:
+        """``"5%"`` as 0.05."""
+        return ratio_from_percent(self.slowdown_threshold)
+
+    @property
+    def recovery_ratio(self) -> float:
+        """``"2%"`` as 0.02."""
+        return ratio_from_percent(self.recovery_threshold)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What the user wants."""
+
+    pipeline: Pipeline = nested("Shape of the training job.", Pipeline)
+    profile: Profile = nested("Measurements to plan from.", Profile)
+    workload: Workload | None = nested(
+        "Which pods belong to the job; absent: all that carry the label perseus.energy/job with its name.",
+        Workload,
+        required=False,
+    )
+    objective: Objective = nested("What to choose from the time-energy frontier.", Objective, default={})
+    straggler: Straggler = nested("What to do about slow pipelines.", Straggler, default={})
+    mode: Mode = choice(
+        "Enforce: set clocks. Recommend: plan and report only, no clock is touched.", Mode, default=Mode.ENFORCE.value
+    )
+    points: int = integer("Points of the frontier to compute.", minimum=2, maximum=1000, default=100)
+    baseline_iterations: int = integer(
+        "Iterations measured at default clocks before the plan is applied; savings are reported against them. 0: do not"
+        " measure.",
+        minimum=0,
+        maximum=1000,
+        default=3,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierStatus:
+    """The solved frontier in figures; the plans themselves are kept in a ConfigMap."""
+
+    config_map_name: str = text("ConfigMap that keeps the frontier.", rule="a name", max_length=253)
+    digest: str = text("SHA-256 of everything the frontier was solved from.", rule="a digest", max_length=64)
+    points: int = integer("Number of plans.", minimum=1, maximum=100_000)
+    minimum_time_microseconds: int = integer("T_min: the fastest iteration.", minimum=1, maximum=_WEEK_US)
+    minimum_energy_time_microseconds: int = integer("T*: the iteration of least energy.", minimum=1, maximum=_WEEK_US)
+    median_gap_parts_per_million: int = integer("Median certified optimality gap.", minimum=0, maximum=10**9)
+    maximum_gap_parts_per_million: int = integer("Largest certified optimality gap.", minimum=0, maximum=10**9)
+    solve_milliseconds: int = integer("Time the solver took.", minimum=0, maximum=10**9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Time and energy of one iteration of the whole job."""
+
+    iteration_time_microseconds: int = integer("Time of one iteration.", minimum=0, maximum=_WEEK_US)
+    energy_millijoules: int = integer("Energy of all GPUs of the job in one iteration.", minimum=0, maximum=2**53)
+    iterations: int | None = integer(
+        "Iterations these figures were measured over; absent for a prediction.",
+        minimum=1,
+        maximum=2**31 - 1,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStatus:
+    """The plan that pipelines without a straggler run."""
+
+    point: int = integer("Index on the frontier, 0 is the fastest.", minimum=0, maximum=100_000)
+    from_iteration: int = integer("First iteration that ran it.", minimum=0, maximum=2**53)
+    planned_slowdown: str = text("Slowdown by intent against T_min.", rule=_PERCENT_RULE, max_length=9, pattern=PERCENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerStatus:
+    """A pipeline that is slow, and what it runs."""
+
+    data_parallel_rank: int = integer("Which pipeline.", minimum=0, maximum=65535)
+    slowdown: str = text("How much slower than the others.", rule=_PERCENT_RULE, max_length=9, pattern=PERCENT)
+    source: str = text("Detected (from telemetry) or Told (by annotation).", rule="Detected or Told", max_length=16)
+    point: int = integer("Index on the frontier that it runs itself.", minimum=0, maximum=100_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Savings:
+    """What the plan saves."""
+
+    energy: str = text(
+        "Energy saved per iteration, measured against the measured baseline; negative: more energy.",
+        rule="a signed percentage",
+        max_length=9,
+        pattern=r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$",
+    )
+    slowdown: str = text(
+        "Measured iteration time against the measured baseline; negative: faster.",
+        rule="a signed percentage",
+        max_length=9,
+        pattern=r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusFigures:
+    """Everything in status but conditions and observedGeneration."""
+
+    frontier: FrontierStatus | None = nested("The solved frontier.", FrontierStatus, required=False)
+    plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)
+    predicted: Figures | None = nested("What the plan in force should take.", Figures, required=False)
+    measured: Figures | None = nested("What iterations take now: median of the latest.", Figures, required=False)
+    baseline: Figures | None = nested(
+        "What iterations took at default clocks, before the plan.", Figures, required=False
+    )
+    savings: Savings | None = nested("Measured savings; never predicted ones.", Savings, required=False)
+    stragglers: tuple[StragglerStatus, ...] | None = listing(
+        "Pipelines that are slow now; at most the 32 slowest.", StragglerStatus, key="dataParallelRank", max_items=32
+    )
+
+
+def parse_spec(raw: Any) -> JobSpec:
+    """The spec of a PerseusJob.
+
+    Raises:
+        InvalidSpec: one line, ``spec.field: rule``.
+    """
+    if raw is None:
+        raise InvalidSpec("spec: is required")
+    return parse(JobSpec, raw, "spec")

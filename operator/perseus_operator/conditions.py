@@ -1,0 +1,111 @@
+"""Condition types, the closed list of reasons, and how a new set of conditions is laid over the old one.
+
+Every reason that appears in a condition or an event is a member of ``Reason``; tests walk it. ``Ready``
+summarises. There is no phase. A condition that says what it said before keeps its transition time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class ConditionType(StrEnum):
+    """What is said about a PerseusJob."""
+
+    ACCEPTED = "Accepted"
+    """The manifest is understood. While an edit is refused, the job runs on with what was accepted before."""
+    PROFILE_READY = "ProfileReady"
+    FRONTIER_READY = "FrontierReady"
+    AGENTS_READY = "AgentsReady"
+    """Every pod of the job runs on a node whose agent holds a lease for us, and every GPU may be driven."""
+    PLAN_APPLIED = "PlanApplied"
+    STRAGGLER_DETECTED = "StragglerDetected"
+    READY = "Ready"
+
+
+class Reason(StrEnum):
+    """Why. Stable: alerts and scripts match on these."""
+
+    # Accepted
+    ACCEPTED = "Accepted"
+    SPEC_INVALID = "SpecInvalid"
+    ANNOTATION_INVALID = "AnnotationInvalid"
+    # ProfileReady
+    PROFILE_READ = "ProfileRead"
+    CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"
+    KEY_NOT_FOUND = "KeyNotFound"
+    PROFILE_INVALID = "ProfileInvalid"
+    PROFILE_UNREADABLE = "ProfileUnreadable"
+    # FrontierReady
+    SOLVED = "Solved"
+    RESTORED = "Restored"
+    SOLVING = "Solving"
+    SOLVE_FAILED = "SolveFailed"
+    SOLVE_TIMEOUT = "SolveTimeout"
+    # AgentsReady
+    LEASED = "Leased"
+    NO_PODS = "NoPods"
+    NO_AGENT = "NoAgent"
+    AGENT_UNAVAILABLE = "AgentUnavailable"
+    AGENT_REFUSED = "AgentRefused"
+    GPU_NOT_CONTROLLABLE = "GpuNotControllable"
+    FENCED = "Fenced"
+    # PlanApplied
+    PLAN_IN_FORCE = "PlanInForce"
+    RECOMMEND_ONLY = "RecommendOnly"
+    WAITING_FOR_FRONTIER = "WaitingForFrontier"
+    WAITING_FOR_AGENTS = "WaitingForAgents"
+    WAITING_FOR_RANKS = "WaitingForRanks"
+    RANKS_MISMATCH = "RanksMismatch"
+    MEASURING_BASELINE = "MeasuringBaseline"
+    APPLYING = "Applying"
+    OBJECTIVE_INFEASIBLE = "ObjectiveInfeasible"
+    # StragglerDetected
+    NO_STRAGGLER = "NoStraggler"
+    STRAGGLER_DETECTED = "StragglerDetected"
+    STRAGGLER_TOLD = "StragglerTold"
+    STRAGGLERS_IGNORED = "StragglersIgnored"
+    # Ready
+    READY = "Ready"
+    NOT_READY = "NotReady"
+    # Events only
+    STRAGGLER_RECOVERED = "StragglerRecovered"
+    PLAN_CHANGED = "PlanChanged"
+    BASELINE_MEASURED = "BaselineMeasured"
+    CLOCKS_RELEASED = "ClocksReleased"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is true now; ``status`` None means Unknown."""
+
+    type: ConditionType
+    status: bool | None
+    reason: Reason
+    message: str
+
+
+_MAX_MESSAGE = 1024
+
+
+def merge_conditions(
+    old: Sequence[Mapping[str, Any]], new: Iterable[Condition], *, generation: int, now_rfc3339: str
+) -> list[dict[str, Any]]:
+    """The conditions to store. Transition time moves only when the status does; types not known here are left alone."""
+    before = {str(condition.get("type")): condition for condition in old}
+    merged = {name: dict(condition) for name, condition in before.items()}
+    for condition in new:
+        status = "Unknown" if condition.status is None else str(condition.status)
+        previous = before.get(condition.type, {})
+        merged[condition.type.value] = {
+            "type": condition.type.value,
+            "status": status,
+            "reason": condition.reason.value,
+            "message": condition.message[:_MAX_MESSAGE],
+            "observedGeneration": generation,
+            "lastTransitionTime": previous["lastTransitionTime"] if previous.get("status") == status else now_rfc3339,
+        }
+    return list(merged.values())

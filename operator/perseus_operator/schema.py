@@ -1,0 +1,237 @@
+"""A typed model says once what a field is; from it come both the CRD's OpenAPI schema and the parser of raw objects.
+
+Called by ``api`` (declares and parses) and ``crd`` (writes). Nothing here knows PerseusJob. A field is a dataclass
+field made by one of the constructors below; a rule across fields is a ``Rule`` with its CEL text for the API server and
+the same predicate in Python for objects that came past it (an older CRD, a server without CEL). Parsing stops at the
+first problem and names the field and the rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from perseus_operator.errors import InvalidSpec
+
+T = TypeVar("T")
+Json = dict[str, Any]
+_KEY = "schema"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule on one object: the CEL that the API server evaluates, and the same in Python."""
+
+    cel: str
+    message: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Field:
+    """What one field may hold. ``parse`` raises InvalidSpec naming the path; ``openapi`` lacks the default."""
+
+    openapi: Json
+    parse: Callable[[Any, str], Any]
+    required: bool
+    default: Any = None
+    """The default as it stands in the manifest; None: the field may be absent and is then None."""
+
+
+def _must(path: str, rule: str, value: object) -> InvalidSpec:
+    shown = repr(value)
+    return InvalidSpec(f"{path}: must be {rule}, not {shown if len(shown) <= 60 else shown[:57] + '...'}")
+
+
+def _field(
+    openapi: Json, parse: Callable[[Any, str], Any], *, required: bool, default: Any, immutable: str = ""
+) -> Any:
+    if immutable:
+        openapi = {**openapi, "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": immutable}]}
+    metadata = {_KEY: Field(openapi, parse, required and default is None, default)}
+    return field(metadata=metadata) if required or default is not None else field(default=None, metadata=metadata)
+
+
+def integer(
+    description: str,
+    *,
+    minimum: int,
+    maximum: int,
+    default: int | None = None,
+    required: bool = True,
+    immutable: str = "",
+) -> Any:
+    """A whole number with both bounds; int32 unless the maximum needs more."""
+
+    def parse(value: Any, path: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise _must(path, f"an integer from {minimum} to {maximum}", value)
+        return value
+
+    size = "int32" if maximum < 2**31 else "int64"
+    openapi = {"description": description, "type": "integer", "format": size, "minimum": minimum, "maximum": maximum}
+    return _field(openapi, parse, required=required, default=default, immutable=immutable)
+
+
+def text(
+    description: str,
+    *,
+    rule: str,
+    max_length: int,
+    pattern: str = "",
+    string_format: str = "",
+    default: str | None = None,
+    required: bool = True,
+    immutable: str = "",
+) -> Any:
+    """A bounded string; ``rule`` says in words what pattern or format ask for."""
+    compiled = re.compile(pattern) if pattern else None
+
+    def parse(value: Any, path: str) -> str:
+        if not isinstance(value, str) or not 1 <= len(value) <= max_length or (compiled and not compiled.search(value)):
+            raise _must(path, rule, value)
+        return value
+
+    openapi: Json = {"description": description, "type": "string", "minLength": 1, "maxLength": max_length}
+    if pattern:
+        openapi["pattern"] = pattern
+    if string_format:
+        openapi["format"] = string_format
+    return _field(openapi, parse, required=required, default=default, immutable=immutable)
+
+
+def choice(
+    description: str, options: type[StrEnum], *, default: str | None = None, required: bool = True, immutable: str = ""
+) -> Any:
+    """One of a closed list of words."""
+    names = [option.value for option in options]
+
+    def parse(value: Any, path: str) -> StrEnum:
+        if value not in names:
+            raise _must(path, f"one of {', '.join(names)}", value)
+        return options(value)
+
+    openapi = {"description": description, "type": "string", "enum": names}
+    return _field(openapi, parse, required=required, default=default, immutable=immutable)
+
+
+def labels(description: str) -> Any:
+    """A map of label names to values, at least one."""
+
+    def parse(value: Any, path: str) -> Mapping[str, str]:
+        items = value.items() if isinstance(value, dict) else ()
+        if not 1 <= len(items) <= 16 or not all(isinstance(v, str) and len(v) <= 63 for _, v in items):
+            raise _must(path, "a map of 1 to 16 labels to strings of at most 63 characters", value)
+        return dict(value)
+
+    openapi = {
+        "description": description,
+        "type": "object",
+        "additionalProperties": {"type": "string", "maxLength": 63},
+        "minProperties": 1,
+        "maxProperties": 16,
+        "x-kubernetes-map-type": "atomic",
+    }
+    return _field(openapi, parse, required=True, default=None)
+
+
+def nested(description: str, model: type[Any], *, required: bool = True, default: Json | None = None) -> Any:
+    """An object described by another model. ``default={}``: absent means all of its own defaults."""
+    return _field(
+        {**openapi_of(model), "description": description},
+        lambda value, path: parse(model, value, path),
+        required=required,
+        default=default,
+    )
+
+
+def listing(description: str, model: type[Any], *, key: str, max_items: int) -> Any:
+    """A list of objects, a map by one of their fields."""
+
+    def parse_items(value: Any, path: str) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) > max_items:
+            raise _must(path, f"a list of at most {max_items} items", value)
+        return tuple(parse(model, item, f"{path}[{i}]") for i, item in enumerate(value))
+
+    openapi = {
+        "description": description,
+        "type": "array",
+        "items": openapi_of(model),
+        "maxItems": max_items,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": [key],
+    }
+    return _field(openapi, parse_items, required=False, default=None)
+
+
+def camel(name: str) -> str:
+    """``max_slowdown`` → ``maxSlowdown``, the only mapping between Python's and the API's names."""
+    head, *tail = name.split("_")
+    return head + "".join(part.capitalize() for part in tail)
+
+
+def _fields(model: type[Any]) -> list[tuple[str, Field]]:
+    return [(f.name, f.metadata[_KEY]) for f in fields(model) if _KEY in f.metadata]
+
+
+def _rules(model: type[Any]) -> tuple[Rule, ...]:
+    rules: tuple[Rule, ...] = getattr(model, "RULES", ())
+    return rules
+
+
+def openapi_of(model: type[Any]) -> Json:
+    """The structural OpenAPI v3 schema of a model, with descriptions, bounds, defaults and CEL rules."""
+    properties: Json = {}
+    required = []
+    for name, spec in _fields(model):
+        properties[camel(name)] = spec.openapi if spec.default is None else {**spec.openapi, "default": spec.default}
+        if spec.required:
+            required.append(camel(name))
+    openapi: Json = {"type": "object", "properties": properties}
+    if required:
+        openapi["required"] = required
+    if _rules(model):
+        openapi["x-kubernetes-validations"] = [{"rule": rule.cel, "message": rule.message} for rule in _rules(model)]
+    return openapi
+
+
+def parse(model: type[T], raw: object, path: str) -> T:
+    """The typed value of a raw object.
+
+    Raises:
+        InvalidSpec: the first problem, as ``path.to.field: rule``.
+    """
+    if not isinstance(raw, Mapping):
+        raise _must(path, "an object", raw)
+    known = {camel(name): (name, spec) for name, spec in _fields(model)}
+    for key in raw:
+        if key not in known:
+            raise InvalidSpec(f"{path}.{key}: unknown field; known here are {', '.join(known)}")
+    values: dict[str, Any] = {}
+    for key, (name, spec) in known.items():
+        value = raw.get(key)
+        if value is None:
+            value = spec.default
+        if value is not None:
+            values[name] = spec.parse(value, f"{path}.{key}")
+        elif spec.required:
+            raise InvalidSpec(f"{path}.{key}: is required")
+    result = model(**values)
+    for rule in _rules(model):
+        if not rule.holds(result):
+            raise InvalidSpec(f"{path}: {rule.message}")
+    return result
+
+
+def dump(value: Any) -> Any:
+    """The raw form of a typed value; absent (None) fields are left out."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {
+            camel(name): dump(item) for name, _ in _fields(type(value)) if (item := getattr(value, name)) is not None
+        }
+    if isinstance(value, tuple):
+        return [dump(item) for item in value]
+    return str(value) if isinstance(value, StrEnum) else value
