@@ -1,0 +1,169 @@
+"""What must survive a kill -9: which GPUs this agent has locked, and the highest epoch seen of each job.
+
+A GPU is written here, on disk, before its first lock and struck out after its reset; at start whatever is still
+listed is given back. The file is replaced whole and carries its own digest, so it is either a state that was or it is
+refused: a damaged journal never leads to a write on a GPU. After a reboot the driver has forgotten all locks, so
+entries of another boot are dropped. Called by the governors (locks) and the node (epochs), from any thread. No policy
+here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from perseus_agent.errors import JournalError
+
+MAX_BYTES: Final = 1 << 20
+MAX_EPOCHS: Final = 1_024
+"""Jobs whose epoch is remembered; the longest unseen is forgotten first. A node runs a handful of jobs at a time."""
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class JournalState:
+    """One state of the journal."""
+
+    boot_id: str = ""
+    locked: frozenset[str] = frozenset()
+    """UUIDs of the GPUs whose clocks may be locked by us."""
+    epochs: dict[str, int] = field(default_factory=dict)
+    """Job UID to the highest epoch seen, longest unseen first."""
+
+
+def encode_journal(state: JournalState) -> bytes:
+    """The file's content."""
+    body = {"version": _VERSION, "boot_id": state.boot_id, "locked": sorted(state.locked), "epochs": state.epochs}
+    return json.dumps({"digest": _digest(body), "body": body}, indent=1).encode() + b"\n"
+
+
+def decode_journal(data: bytes) -> JournalState:
+    """The state in the file.
+
+    Raises:
+        JournalError: it is not one that ``encode_journal`` wrote.
+    """
+    try:
+        document = json.loads(data)
+        body = document["body"]
+        if document["digest"] != _digest(body) or body["version"] != _VERSION:
+            raise JournalError("journal: its digest or version is not that of its content")
+        return JournalState(body["boot_id"], frozenset(body["locked"]), dict(body["epochs"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise JournalError(f"journal: not a journal of this agent: {error}") from None
+
+
+class Journal:
+    """The file, with the state in memory. Every change is on disk when the method returns."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        """Use ``open``."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._state = JournalState(boot_id)
+
+    @classmethod
+    def open(cls, path: Path, boot_id: str) -> tuple[Journal, JournalError | None]:
+        """Read the journal, or begin a new one; a damaged file is put aside and its error returned.
+
+        Raises:
+            JournalError: the file cannot be read or replaced: without a journal no clock may be written.
+        """
+        journal, damage = cls(path, boot_id), None
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            state = decode_journal(data) if len(data) <= MAX_BYTES else None
+            if state is None:
+                raise JournalError(f"journal: longer than {MAX_BYTES} bytes")
+            same_boot = state.boot_id == boot_id
+            journal._state = replace(state, boot_id=boot_id, locked=state.locked if same_boot else frozenset())
+        except FileNotFoundError:
+            pass
+        except JournalError as error:
+            damage = error
+            _try_replace(path, path.with_suffix(path.suffix + ".damaged"))
+        except OSError as error:
+            raise JournalError(f"--journal: cannot read {path}: {error}") from error
+        journal._write(journal._state)
+        return journal, damage
+
+    @property
+    def locked(self) -> frozenset[str]:
+        """GPUs that may be locked by us."""
+        return self._state.locked
+
+    def epoch(self, job_uid: str) -> int:
+        """The highest epoch seen for a job; 0 if none was."""
+        return self._state.epochs.get(job_uid, 0)
+
+    def record_lock(self, gpu_uuid: str) -> None:
+        """To be called before the first lock of a GPU.
+
+        Raises:
+            JournalError: it is not on disk; the GPU must not be locked.
+        """
+        with self._lock:
+            if gpu_uuid not in self._state.locked:
+                self._write(replace(self._state, locked=self._state.locked | {gpu_uuid}))
+
+    def record_reset(self, gpu_uuid: str) -> None:
+        """To be called after the reset of a GPU. If it fails the GPU is reset once more at the next start: harmless."""
+        with self._lock:
+            if gpu_uuid in self._state.locked:
+                self._write(replace(self._state, locked=self._state.locked - {gpu_uuid}))
+
+    def record_epoch(self, job_uid: str, epoch: int) -> None:
+        """To be called before an epoch is accepted."""
+        with self._lock:
+            epochs = dict(self._state.epochs)
+            if epochs.pop(job_uid, 0) == epoch:
+                return
+            epochs[job_uid] = epoch
+            for forgotten in list(epochs)[:-MAX_EPOCHS]:
+                del epochs[forgotten]
+            self._write(replace(self._state, epochs=epochs))
+
+    def _write(self, state: JournalState) -> None:
+        temporary = self._path.with_suffix(self._path.suffix + ".new")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(encode_journal(state))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._path)
+            directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise JournalError(f"--journal: cannot write {self._path}: {error}") from error
+        self._state = state
+
+
+def _digest(body: Any) -> str:
+    if not (
+        isinstance(body, dict)
+        and isinstance(body.get("boot_id"), str)
+        and isinstance(body.get("locked"), list)
+        and all(isinstance(uuid, str) for uuid in body["locked"])
+        and isinstance(body.get("epochs"), dict)
+        and all(type(epoch) is int and epoch >= 0 for epoch in body["epochs"].values())
+    ):
+        raise JournalError("journal: a field is missing or of another type")
+    return hashlib.sha256(json.dumps(body, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
+
+
+def _try_replace(source: Path, target: Path) -> None:
+    try:
+        source.replace(target)
+    except OSError as error:
+        raise JournalError(f"--journal: cannot put the damaged {source} aside: {error}") from error
