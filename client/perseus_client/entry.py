@@ -1,0 +1,90 @@
+"""``connect``: check what the caller says, choose how to time, and hand out a session. Never raises, never waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from perseus_client.connector import Connector
+from perseus_client.gpu_events import EventTimer, open_timer
+from perseus_client.session import LiveSession, Session, monotonic_us
+from perseus_proto.hello import Hello, Timing, encode_hello, make_schedule
+from perseus_proto.keys import ENV_SOCKET
+
+log = logging.getLogger("perseus_client")
+
+
+def connect(
+    pipeline: int,
+    stage: int,
+    tensor: int = 0,
+    schedule: Sequence[tuple[str | int, int, int]] = (),
+    *,
+    socket_path: str | None = None,
+    clock_us: Callable[[], int] | None = None,
+    timing: str = "auto",
+    gpu_uuid: str | None = None,
+) -> Session:
+    """Tell the node's agent what this rank executes, and follow it from then on.
+
+    Args:
+        pipeline: data-parallel rank.
+        stage: pipeline-parallel rank.
+        tensor: tensor-parallel rank.
+        schedule: (kind, microbatch, chunk) of every instruction of one iteration in the order in which this rank
+        executes
+            them. Kinds: forward, backward, input_gradient, weight_gradient, constant. Connect again when it changes.
+        socket_path: the agent's socket; None: the environment variable PERSEUS_SOCKET, and without it nothing happens
+        at all.
+        clock_us: another clock than the monotonic one, for simulators; implies timing on the host.
+        timing: "cuda": CUDA events, without synchronising; "host": the clock at the call; "auto": "cuda" if the
+        process has
+            already initialised CUDA in torch.
+        gpu_uuid: the GPU that this process computes on; None: ask torch, if it has initialised CUDA. Needed where the
+        pod holds
+            several GPUs.
+
+    Returns:
+        A session. Mistakes in the arguments are logged as an error, and the session then does nothing.
+    """
+    path = socket_path or os.environ.get(ENV_SOCKET)
+    if not path:
+        return Session()
+    try:
+        timer, origin = _choose_timing(timing, clock_us, len(schedule))
+        hello = Hello(pipeline, stage, tensor, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
+        connector = Connector(path, encode_hello(hello), len(hello.schedule))
+        return LiveSession(hello.schedule, connector, clock_us or monotonic_us, timer)
+    except Exception as error:  # noqa: BLE001 - nothing may reach the training code
+        log.error("perseus_client: this rank trains without energy plans: %s", error)
+        return Session()
+
+
+def _choose_timing(
+    timing: str, clock_us: Callable[[], int] | None, instructions: int
+) -> tuple[EventTimer | None, Timing]:
+    if timing not in ("auto", "cuda", "host"):
+        raise ValueError(f"timing: must be auto, cuda or host, is {timing!r}")
+    if clock_us is not None:
+        if timing == "cuda":
+            raise ValueError("timing: cuda cannot be combined with another clock")
+        return None, Timing.FOREIGN
+    if timing == "cuda" or (timing == "auto" and _cuda_initialised()):
+        return open_timer(instructions), Timing.GPU
+    return None, Timing.HOST
+
+
+def _cuda_initialised() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def _current_gpu() -> str:
+    """UUID of torch's current device as NVML writes it; empty if unknown. Never initialises CUDA."""
+    if not _cuda_initialised():
+        return ""
+    cuda = sys.modules["torch"].cuda
+    uuid = str(getattr(cuda.get_device_properties(cuda.current_device()), "uuid", ""))
+    return f"GPU-{uuid}" if uuid else ""

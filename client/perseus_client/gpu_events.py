@@ -1,0 +1,142 @@
+"""When instructions really ran on the GPU: CUDA events around them, read an iteration later, never waited for.
+
+The host launches kernels long before they run, so the host's clock does not tell. Events are recorded on the current
+stream by the training thread; ``collect`` asks those of past iterations whether they are complete and puts them on
+the host's clock. Used by ``perseus_client.session``; the only place that knows torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from perseus_proto.channel import SLOTS, Faults
+
+MAX_PENDING: Final = SLOTS - 1
+"""Iterations that may wait for their events; the shared memory keeps no more."""
+
+
+class Event(Protocol):
+    """What is used of ``torch.cuda.Event``."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end_event: Event, /) -> float: ...
+
+
+@dataclass(frozen=True)
+class LateRecord:
+    """An iteration whose events have answered."""
+
+    iteration: int
+    end_us: int
+    times_us: list[int]
+    """Begin and end of each instruction in turn, on the host's clock; zeros if the iteration did not call every one."""
+    faults: Faults
+
+
+@dataclass
+class _Pending:
+    iteration: int
+    begin_us: int
+    base: Event
+    marks: list[Event | None]
+    faults: Faults = Faults.NONE
+    last: Event | None = field(default=None)
+
+
+class EventTimer:
+    """Events of one rank. The training thread calls; nothing here waits for the GPU."""
+
+    def __init__(self, instructions: int, make_event: Callable[[], Event], capturing: Callable[[], bool]) -> None:
+        self._instructions = instructions
+        self._make_event = make_event
+        self._capturing = capturing
+        self._pool: list[Event] = []
+        self._pending: deque[_Pending] = deque()
+        self._open: _Pending | None = None
+        self._anchor: tuple[Event, float] | None = None
+
+    def step_begin(self, iteration: int, now_us: int) -> None:
+        """Record where the iteration begins. While a CUDA graph is captured nothing may be recorded, and nothing is."""
+        self._open = None
+        if not self._capturing():
+            self._open = _Pending(iteration, now_us, self._record(), [None] * (2 * self._instructions))
+
+    def begin(self, index: int) -> None:
+        """Record on the current stream that an instruction begins."""
+        if self._open is not None:
+            self._open.marks[2 * index] = self._record()
+
+    def end(self, index: int) -> None:
+        """Record on the current stream that an instruction ends."""
+        if self._open is not None:
+            self._open.marks[2 * index + 1] = self._record()
+
+    def step_end(self, faults: Faults) -> None:
+        """The iteration has been launched; it may run for a long time yet."""
+        if self._open is not None:
+            self._open.last = self._record()
+            self._open.faults = faults
+            self._pending.append(self._open)
+            self._open = None
+
+    def collect(self, now_us: int) -> Iterator[LateRecord]:
+        """Past iterations that are complete. The oldest is dropped if the GPU is too far behind."""
+        while len(self._pending) > MAX_PENDING:
+            self._recycle(self._pending.popleft())
+        while self._pending and self._pending[0].last is not None and self._pending[0].last.query():
+            pending = self._pending.popleft()
+            yield self._read(pending, pending.last or pending.base, now_us)
+            self._recycle(pending)
+
+    def _read(self, pending: _Pending, last: Event, now_us: int) -> LateRecord:
+        begin_us = self._place(pending, now_us)
+        marks = [mark for mark in pending.marks if mark is not None]
+        if len(marks) == len(pending.marks):
+            times_us = [round(begin_us + 1000 * pending.base.elapsed_time(mark)) for mark in marks]
+        else:
+            times_us = [0] * len(pending.marks)
+            pending.faults |= Faults.UNTIMED
+        return LateRecord(
+            pending.iteration, round(begin_us + 1000 * pending.base.elapsed_time(last)), times_us, pending.faults
+        )
+
+    def _place(self, pending: _Pending, now_us: int) -> float:
+        """When the base event happened, on the host's clock.
+
+        The GPU reaches it after the host has recorded it, by an unknown lag, and before now. Counting on from the
+        base before it keeps the smallest lag ever seen as the error, whatever the lag is today; the two bounds
+        correct drift.
+        """
+        begin_us = float(pending.begin_us)
+        if self._anchor is not None:
+            event, anchor_us = self._anchor
+            begin_us = min(max(begin_us, anchor_us + 1000 * event.elapsed_time(pending.base)), now_us)
+            self._pool.append(event)
+        self._anchor = pending.base, begin_us
+        return begin_us
+
+    def _record(self) -> Event:
+        event = self._pool.pop() if self._pool else self._make_event()
+        event.record()
+        return event
+
+    def _recycle(self, pending: _Pending) -> None:
+        self._pool.extend(mark for mark in (*pending.marks, pending.last) if mark is not None)
+
+
+def open_timer(instructions: int) -> EventTimer:
+    """A timer on torch's current device.
+
+    Raises:
+        ImportError: there is no torch.
+        RuntimeError: it has no CUDA.
+    """
+    cuda = importlib.import_module("torch").cuda
+    if not cuda.is_available():
+        raise RuntimeError("timing: torch sees no CUDA device")
+    return EventTimer(instructions, lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing)

@@ -1,0 +1,241 @@
+"""The training thread's side: a few hundred nanoseconds a mark, no exception, no blocking call, no lock.
+
+``Session`` does nothing and is what training gets where there is no agent; ``LiveSession`` writes marks into the
+memory that the background thread (``perseus_client.connector``) obtains from the agent, and takes new memory only at
+the begin of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+from perseus_client.connector import Connector
+from perseus_client.gpu_events import EventTimer
+from perseus_proto.channel import ChannelWriter, Faults
+from perseus_proto.hello import Instruction
+
+log = logging.getLogger("perseus_client")
+_NOTHING: Final = contextlib.nullcontext()
+
+
+def monotonic_us() -> int:
+    """The node's monotonic clock, which the agent reads too."""
+    return time.monotonic_ns() // 1000
+
+
+class Session:
+    """A session without an agent: every call does nothing, and costs that."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether an agent listens now."""
+        return False
+
+    def wait_connected(self, timeout_s: float) -> bool:  # noqa: ARG002 - the live session's
+        """Wait until an agent listens; for programs that want every iteration seen, before their first step."""
+        return False
+
+    def step_begin(self) -> None:
+        """An iteration begins. Iterations are counted from 0 by these calls, in all ranks alike."""
+
+    def step_end(self) -> None:
+        """The iteration has ended: all its instructions were called. Marks outside of steps (evaluation) are
+        ignored."""
+
+    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
+        """An instruction begins, after what it receives has come."""
+
+    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
+        """An instruction has ended; without arguments, the one that began last."""
+
+    def step(self) -> contextlib.AbstractContextManager[object]:
+        """``step_begin`` and ``step_end`` around a block."""
+        return _NOTHING
+
+    def instruction(
+        self,
+        kind: str | int,  # noqa: ARG002 - the live session's
+        microbatch: int,  # noqa: ARG002
+        chunk: int = 0,  # noqa: ARG002
+    ) -> contextlib.AbstractContextManager[object]:
+        """``instruction_begin`` and ``instruction_end`` around a block."""
+        return _NOTHING
+
+    def close(self) -> None:
+        """Leave the agent: it gives the GPU back to its default clocks. Further calls do nothing."""
+
+
+class LiveSession(Session):
+    """A session that an agent follows whenever there is one. Made by ``connect``."""
+
+    def __init__(
+        self,
+        schedule: tuple[Instruction, ...],
+        connector: Connector,
+        clock_us: Callable[[], int],
+        timer: EventTimer | None,
+    ) -> None:
+        # Looked up by what the caller calls an instruction: the kind's name or its number.
+        self._index: dict[tuple[str | int, int, int], int] = {}
+        for position, (kind, microbatch, chunk) in enumerate(schedule):
+            self._index[kind.name.lower(), microbatch, chunk] = self._index[kind, microbatch, chunk] = position
+        self._connector = connector
+        self._clock_us = clock_us
+        self._timer = timer
+        self._iteration = -1
+        self._writer: ChannelWriter | None = None  # None outside of steps, and without an agent
+        self._next = 0
+        self._last = 0
+        self._faults = Faults.NONE
+        _live.add(self)
+        connector.start()
+
+    @property
+    def connected(self) -> bool:
+        return self._connector.writer is not None
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        return self._connector.wait(timeout_s)
+
+    def step_begin(self) -> None:
+        try:
+            if self._writer is not None:
+                self._finish_step(Faults.ABANDONED)
+            self._iteration += 1
+            self._next = 0
+            self._faults = Faults.NONE
+            writer = self._connector.writer
+            if writer is not None:
+                now_us = self._clock_us()
+                if self._timer is not None:
+                    self._timer.step_begin(self._iteration, now_us)
+                writer.step_begin(self._iteration, now_us)
+            self._writer = writer
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            index = self._index.get((kind, microbatch, chunk))
+            if index is None:
+                self._faults |= Faults.UNKNOWN_INSTRUCTION
+                return
+            if index != self._next:
+                self._faults |= Faults.OUT_OF_ORDER
+            self._next = index + 1
+            self._last = index
+            if self._timer is not None:
+                self._timer.begin(index)
+            writer.begin(index, self._clock_us())
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            index = self._last if kind is None else self._index.get((kind, microbatch, chunk))
+            if index is None or index >= self._next:
+                self._faults |= Faults.UNKNOWN_INSTRUCTION if index is None else Faults.OUT_OF_ORDER
+                return
+            if self._timer is not None:
+                self._timer.end(index)
+            writer.end(index, self._clock_us())
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def step_end(self) -> None:
+        try:
+            if self._writer is not None:
+                self._finish_step(Faults.NONE)
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def step(self) -> contextlib.AbstractContextManager[object]:
+        return _Step(self)
+
+    def instruction(
+        self, kind: str | int, microbatch: int, chunk: int = 0
+    ) -> contextlib.AbstractContextManager[object]:
+        return _Window(self, kind, microbatch, chunk)
+
+    def close(self) -> None:
+        self._writer = None
+        self._connector.stop()
+
+    def _finish_step(self, faults: Faults) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if self._timer is None:
+            writer.step_end(self._iteration, self._clock_us(), self._faults | faults)
+            return
+        self._timer.step_end(self._faults | faults)
+        writer.step_end_untimed()
+        for late in self._timer.collect(self._clock_us()):
+            writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+
+    def _give_up(self) -> None:
+        """After a failure that nobody foresaw: say so once, then never touch the training loop again."""
+        log.exception("perseus_client: disabled for the rest of this process")
+        self.close()
+
+    def _after_fork(self) -> None:
+        """In a child (a data loader's worker, say): this session is the parent's."""
+        self._writer = None
+        self._connector.abandon()
+
+
+_live: weakref.WeakSet[LiveSession] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for session in list(_live):
+        session._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+class _Step:
+    """One ``with session.step()``."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: LiveSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._session.step_begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._session.step_end()
+
+
+class _Window:
+    """One ``with session.instruction(…)``."""
+
+    __slots__ = ("_chunk", "_kind", "_microbatch", "_session")
+
+    def __init__(self, session: LiveSession, kind: str | int, microbatch: int, chunk: int) -> None:
+        self._session = session
+        self._kind = kind
+        self._microbatch = microbatch
+        self._chunk = chunk
+
+    def __enter__(self) -> None:
+        self._session.instruction_begin(self._kind, self._microbatch, self._chunk)
+
+    def __exit__(self, *_: object) -> None:
+        self._session.instruction_end(self._kind, self._microbatch, self._chunk)
