@@ -1,0 +1,164 @@
+"""Which GPUs the kubelet gave to a pod: the PodResources API, read only, behind a small cache. Asked for every hello
+and lease.
+
+The kubelet knows pods by namespace and name. While it cannot be asked its last good answer stands, for so long as it
+is not too old; a pod that this answer does not name is then unknown, which is an error and never an empty list. What
+a pod holds that cannot be driven alone (a MIG slice, a shared replica) is named with the reason. No policy here.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from perseus_agent.errors import KubeletUnavailable
+from perseus_proto.podresources import podresources_pb2 as messages
+from perseus_proto.podresources import podresources_pb2_grpc as stubs
+
+MIN_INTERVAL_S: Final = 0.2
+"""The kubelet allows all its clients together 100 calls a second, in bursts of 10."""
+STALE_AFTER_S: Final = 600.0
+"""How long the last good answer stands: longer than a kubelet's restart or upgrade, in which it starts no pods."""
+CALL_TIMEOUT_S: Final = 2.0
+MAX_ANSWER_BYTES: Final = 16 * 2**20  # the kubelet's own limit
+
+DRA_DRIVER: Final = "gpu.nvidia.com"
+_RESOURCE: Final = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-[\w.\-]+)")
+_GPU: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Undrivable(enum.Enum):
+    """Why a device that a pod holds may not be driven for that pod."""
+
+    MIG = "a MIG instance: clocks belong to the whole GPU"
+    SHARED = "shared with other pods by time-slicing or MPS"
+    UNRESOLVED = "its name does not say which GPU it is"
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What one pod holds."""
+
+    gpu_uuids: tuple[str, ...]
+    """Whole GPUs that are this pod's alone, sorted."""
+    undrivable: Mapping[str, Undrivable]
+    """The other NVIDIA devices, by their name in Kubernetes."""
+
+
+class PodResources:
+    """The node's kubelet. Any thread may ask; one at a time waits for the kubelet, for ``CALL_TIMEOUT_S`` at most."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        dra_uuid: Callable[[str], str | None] = lambda _: None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Does not connect yet.
+
+        Args:
+            socket_path: the kubelet's socket; mount its folder, as a restart makes a new socket.
+            dra_uuid: UUID of a whole GPU by its name in the NVIDIA DRA driver (``gpu-<minor>``), or None.
+            clock_s: monotonic seconds.
+        """
+        self._channel = grpc.insecure_channel(f"unix://{socket_path}", options=_OPTIONS)
+        self._stub = stubs.PodResourcesListerStub(self._channel)
+        self._dra_uuid = dra_uuid
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._pods: dict[tuple[str, str], Allocation] = {}
+        self._answered_s: float | None = None
+        self._asked_s: float | None = None
+        self._problem = "it has not been asked yet"
+
+    def allocation(self, namespace: str, name: str) -> Allocation | None:
+        """What the kubelet gave to a pod; None if it knows no such pod.
+
+        Raises:
+            KubeletUnavailable: it cannot be asked, and its last good answer is too old or does not name the pod.
+        """
+        with self._lock:
+            now_s = self._clock_s()
+            if self._asked_s is None or now_s - self._asked_s >= MIN_INTERVAL_S:
+                self._asked_s = now_s
+                self._ask(now_s)
+            current = self._answered_s is not None and self._answered_s == self._asked_s
+            found = self._pods.get((namespace, name))
+            if current or (
+                found is not None and self._answered_s is not None and now_s - self._answered_s <= STALE_AFTER_S
+            ):
+                return found
+        raise KubeletUnavailable(f"the devices of pod {namespace}/{name} are unknown: the kubelet: {self._problem}")
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+    def _ask(self, now_s: float) -> None:
+        try:
+            answer = self._stub.List(messages.ListPodResourcesRequest(), timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._problem = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+            return
+        self._pods = _allocations(answer.pod_resources, self._dra_uuid)
+        self._answered_s = now_s
+
+
+def _allocations(
+    pods: Iterable[messages.PodResources], dra_uuid: Callable[[str], str | None]
+) -> dict[tuple[str, str], Allocation]:
+    held: dict[tuple[str, str], dict[str, str | Undrivable]] = {}
+    for pod in pods:
+        devices = held.setdefault((pod.namespace, pod.name), {})
+        for container in pod.containers:
+            for group in container.devices:
+                if _RESOURCE.fullmatch(group.resource_name):
+                    devices.update(
+                        (device_id, _plugin_device(group.resource_name, device_id)) for device_id in group.device_ids
+                    )
+            for claim in container.dynamic_resources:
+                for device in claim.claim_resources:
+                    if device.driver_name == DRA_DRIVER:
+                        devices[f"{device.pool_name}/{device.device_name}"] = _dra_device(device.device_name, dra_uuid)
+    # A claim may be shared between pods, and then so is its GPU.
+    holders = Counter(device for devices in held.values() for device in devices)
+    allocations = {}
+    for key, devices in held.items():
+        undrivable = {
+            device: verdict if isinstance(verdict, Undrivable) else Undrivable.SHARED
+            for device, verdict in devices.items()
+            if isinstance(verdict, Undrivable) or holders[device] > 1
+        }
+        uuids = {uuid for device, uuid in devices.items() if device not in undrivable and isinstance(uuid, str)}
+        allocations[key] = Allocation(tuple(sorted(uuids)), undrivable)
+    return allocations
+
+
+def _plugin_device(resource_name: str, device_id: str) -> str | Undrivable:
+    """The GPU behind an ID of the device plugin: ``GPU-<uuid>``, ``MIG-<uuid>``, or a replica ``<either>::<n>``."""
+    if device_id.startswith("MIG-") or "/mig-" in resource_name:
+        return Undrivable.MIG
+    if "::" in device_id or resource_name.endswith(".shared"):
+        return Undrivable.SHARED
+    return device_id if _GPU.fullmatch(device_id) else Undrivable.UNRESOLVED
+
+
+def _dra_device(device_name: str, dra_uuid: Callable[[str], str | None]) -> str | Undrivable:
+    if "mig" in device_name:
+        return Undrivable.MIG
+    return dra_uuid(device_name) or Undrivable.UNRESOLVED
