@@ -1,45 +1,81 @@
 """Pipeline schedules by name: the order in which every stage runs its instructions.
 
-`build_schedule` is the only door; the generators behind it are pure functions of the counts, vectorised over
-microbatches. Costs and clocks do not belong here.
+`build_schedule` and `read_order` are the only doors; the generators behind them are pure functions of the counts,
+vectorised over microbatches. Costs and clocks do not belong here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.schedules.base import Schedule
-from perseus_solver.schedules.classic import gpipe, one_f_one_b
+from perseus_solver.schedules.base import Schedule, with_constants
+from perseus_solver.schedules.classic import early_recompute, gpipe, interleaved, one_f_one_b
+from perseus_solver.schedules.dualpipe import dualpipe
+from perseus_solver.schedules.torch_order import read_order, write_order
+from perseus_solver.schedules.zero_bubble import zb_h1, zb_v
 
-__all__ = ["SCHEDULES", "Schedule", "build_schedule"]
+__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_order", "write_order"]
 
 MAX_STAGES = 1_024
 MAX_INSTRUCTIONS = 4_000_000
-"""Refuse before memory does: about 1 KiB of arrays an instruction over a whole solve."""
+"""Of the forwards and backwards together: refuse before memory does (about a kilobyte of arrays each over a whole
+solve)."""
 
-_SIMPLE: dict[str, Callable[[int, int], Schedule]] = {
+_GENERATORS: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
+    "early-recompute-1f1b": early_recompute,
+    "zb-h1": zb_h1,
+    "zb-v": zb_v,
+    "dualpipe": dualpipe,
 }
+_INTERLEAVED = "interleaved-1f1b"
+_FIXED_CHUNKS = {"zb-v": 2, "dualpipe": 2}
 
-SCHEDULES = tuple(_SIMPLE)
+SCHEDULES = tuple(sorted((*_GENERATORS, _INTERLEAVED)))
 """Names that `build_schedule` knows."""
 
 
-def build_schedule(name: str, *, stages: int, microbatches: int) -> Schedule:
+def build_schedule(
+    name: str, *, stages: int, microbatches: int, chunks: int | None = None, constants: Collection[int] = ()
+) -> Schedule:
     """The order of instructions of a named schedule.
 
+    Args:
+        name: one of `SCHEDULES`.
+        stages: GPUs in the pipeline.
+        microbatches: per iteration and pipeline.
+        chunks: model chunks (virtual stages) on each stage; None: as many as the schedule needs. Only
+        interleaved-1f1b has
+            a choice, and must be told.
+        constants: stages that run a constant-time instruction (data loading) before each forward of their first
+        chunk; give
+            `Profile.constant_stages`.
+
     Raises:
-        InvalidSchedule: unknown name or counts out of range.
+        InvalidSchedule: unknown name or counts that the schedule cannot run.
     """
     if name not in SCHEDULES:
         raise InvalidSchedule(f"schedule {name!r} is unknown; known are {', '.join(SCHEDULES)}")
-    for field, value in (("stages", stages), ("microbatches", microbatches)):
+    for field, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks or 1)):
         if value < 1:
             raise InvalidSchedule(f"{field} must be at least 1, not {value}")
+    if chunks == 0:
+        raise InvalidSchedule("chunks must be at least 1, not 0")
     if stages > MAX_STAGES:
-        raise InvalidSchedule(f"stages must be at most {MAX_STAGES}, not {stages}")
-    if 2 * stages * microbatches > MAX_INSTRUCTIONS:
-        raise InvalidSchedule(f"stages × microbatches is too large: more than {MAX_INSTRUCTIONS:,} instructions")
-    return _SIMPLE[name](stages, microbatches)
+        raise InvalidSchedule(f"stages must be at most {MAX_STAGES:,}, not {stages:,}")
+    if 2 * stages * microbatches * (chunks or 1) > MAX_INSTRUCTIONS:
+        raise InvalidSchedule(
+            f"stages × microbatches × chunks is too large: more than {MAX_INSTRUCTIONS:,} forwards and backwards"
+        )
+    if name == _INTERLEAVED:
+        if chunks is None or chunks < 2:
+            raise InvalidSchedule(f"{name} needs chunks of 2 or more, the number of model chunks on each stage")
+        schedule = interleaved(stages, microbatches, chunks)
+    else:
+        fixed = _FIXED_CHUNKS.get(name, 1)
+        if chunks not in (None, fixed):
+            raise InvalidSchedule(f"chunks must be {fixed} for {name}, not {chunks}")
+        schedule = _GENERATORS[name](stages, microbatches)
+    return with_constants(schedule, constants)

@@ -6,7 +6,7 @@ Holds no times: what an instruction costs is the profile's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,9 @@ class Schedule:
         microbatches: M; microbatches are numbered 0 … M − 1.
         kind, microbatch, chunk: int32[n], what each instruction is.
         stage_offset: int32[stages + 1]; stage s owns ``stage_offset[s] … stage_offset[s + 1] − 1``, in execution order.
-        position: int32[stages, chunks], place of each chunk in the model; `ABSENT` where a stage has fewer chunks.
+        position: int32[stages, chunks], place of each chunk in the model. `ABSENT` where a stage has fewer chunks,
+        and for
+            recomputations, which run under a chunk number of their own and wait for no other stage.
         bidirectional: two copies of the model run towards each other (DualPipe): every position lies on two stages,
             and chunk c of a stage is its place in copy c.
     """
@@ -109,53 +111,49 @@ class Schedule:
 
     def _data_flow(self) -> tuple[Ints, Ints]:
         """Forward up the positions, gradients down, weight gradients after the input gradients of their own stage."""
+        position = self.position[self.stage, self.chunk]
         positions = int(self.position.max()) + 1
-        place = self.microbatch.astype(np.int64) * positions + self.position[self.stage, self.chunk]
-        size = self.microbatches * positions
+        place = self.microbatch.astype(np.int64) * positions + position
+        flows = (position != ABSENT) & (self.kind != Kind.CONSTANT)
 
         def at(*kinds: Kind) -> Ints:
-            who = np.flatnonzero(np.isin(self.kind, kinds)).astype(np.int32)
-            table = np.full(size, ABSENT, dtype=np.int32)
-            table[place[who[::-1]]] = who[::-1]  # the first wins: a second forward of a microbatch is its recomputation
+            """The instruction of one of these kinds at each place; `ABSENT` where there is none."""
+            who = np.flatnonzero(np.isin(self.kind, kinds) & flows).astype(np.int32)
+            table = np.full(self.microbatches * positions, ABSENT, dtype=np.int32)
+            table[place[who]] = who
+            twice = np.flatnonzero(table[place[who]] != who)
+            if twice.size:
+                raise InvalidSchedule(f"{self.name}: {self.describe(int(who[twice[0]]))} runs more than once")
             return table
 
         forward = at(Kind.FORWARD)
         gradient = at(Kind.BACKWARD, Kind.INPUT_GRADIENT)
-        self._complete(forward, gradient, place, positions)
+        weight = at(Kind.WEIGHT_GRADIENT)
+        split = gradient != ABSENT
+        split[split] = self.kind[gradient[split]] == Kind.INPUT_GRADIENT
+        for missing, what in (
+            (forward == ABSENT, "forward"),
+            (gradient == ABSENT, "backward or input_gradient"),
+            (split & (weight == ABSENT), "weight_gradient"),
+            (~split & (weight != ABSENT), "input_gradient"),
+        ):
+            if missing.any():
+                microbatch, where = divmod(int(np.argmax(missing)), positions)
+                raise InvalidSchedule(f"{self.name}: no {what} of microbatch {microbatch} for {self._place(where)}")
 
-        at_position = np.arange(size) % positions
+        at_position = np.arange(forward.size) % positions
         up = np.flatnonzero(at_position > 0)
         down = np.flatnonzero(at_position < positions - 1)
         turn = np.flatnonzero(at_position == positions - 1)
-        weight = np.flatnonzero(self.kind == Kind.WEIGHT_GRADIENT).astype(np.int32)
-        before = [forward[up - 1], gradient[down + 1], forward[turn], gradient[place[weight]]]
-        after = [forward[up], gradient[down], gradient[turn], weight]
+        before = [forward[up - 1], gradient[down + 1], forward[turn], gradient[split]]
+        after = [forward[up], gradient[down], gradient[turn], weight[split]]
         return np.concatenate(before), np.concatenate(after)
 
-    def _complete(self, forward: Ints, gradient: Ints, place: npt.NDArray[np.int64], positions: int) -> None:
-        """Every microbatch has one forward and one gradient at every position; split gradients come in pairs."""
-        for table, what in ((forward, "forward"), (gradient, "backward or input_gradient")):
-            if (table == ABSENT).any():
-                microbatch, position = divmod(int(np.argmax(table == ABSENT)), positions)
-                where = f"stage {position}" if self.chunks == 1 else f"model chunk {position}"
-                raise InvalidSchedule(f"{self.name}: no {what} of microbatch {microbatch} for {where}")
-        split = place[self.kind == Kind.INPUT_GRADIENT]
-        weight = place[self.kind == Kind.WEIGHT_GRADIENT]
-        unmatched = np.setxor1d(split, weight)
-        if unmatched.size:
-            microbatch, position = divmod(int(unmatched[0]), positions)
-            where = f"microbatch {microbatch} at position {position} of the model"
-            raise InvalidSchedule(f"{self.name}: input_gradient and weight_gradient do not come in pairs for {where}")
-        gradients = np.isin(self.kind, (Kind.BACKWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT))
-        twice, counts = np.unique(np.stack([self.kind[gradients], place[gradients]]), axis=1, return_counts=True)
-        if (counts > 1).any() or np.count_nonzero(
-            np.isin(self.kind, (Kind.BACKWARD, Kind.INPUT_GRADIENT))
-        ) != gradient.size:
-            kind, at = twice[:, int(np.argmax(counts))].tolist()
-            raise InvalidSchedule(
-                f"{self.name}: {Kind(kind).label} of microbatch {at // positions} runs twice "
-                f"at position {at % positions} of the model"
-            )
+    def _place(self, position: int) -> str:
+        if self.chunks == 1:
+            return f"stage {position}"
+        stage, chunk = (int(k) for k in np.argwhere(self.position == position)[0])
+        return f"chunk {chunk} of stage {stage}"
 
 
 def assemble(
@@ -180,18 +178,50 @@ def assemble(
     )
 
 
+def rows(kind: Kind, microbatch: npt.NDArray[np.integer], chunk: npt.NDArray[np.integer] | int = 0) -> Ints:
+    """Instructions of one kind, as rows (kind, microbatch, chunk) for `assemble`."""
+    out = np.empty((microbatch.size, 3), dtype=np.int32)
+    out[:, 0] = kind
+    out[:, 1] = microbatch
+    out[:, 2] = chunk
+    return out
+
+
 def run(kind: Kind, first: int, last: int, chunk: int = 0) -> Ints:
-    """One kind of instruction on microbatches first … last − 1, as rows for `assemble`."""
-    rows = np.empty((max(last - first, 0), 3), dtype=np.int32)
-    rows[:, 0] = kind
-    rows[:, 1] = np.arange(first, max(first, last))
-    rows[:, 2] = chunk
-    return rows
+    """One kind of instruction on microbatches first … last − 1."""
+    return rows(kind, np.arange(first, last), chunk)
 
 
 def weave(*runs: Ints) -> Ints:
     """Runs of equal length in turn: a0, b0, c0, a1, b1, c1, …"""
     return np.stack(runs, axis=1).reshape(-1, 3)
+
+
+def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
+    """The same schedule with a constant-time instruction before each forward of chunk 0 on the given stages.
+
+    Raises:
+        InvalidSchedule: a stage does not exist.
+    """
+    if not stages:
+        return schedule
+    if not set(stages) <= set(range(schedule.stages)):
+        raise InvalidSchedule(f"constants must be stages 0 … {schedule.stages - 1}, not {sorted(stages)}")
+    orders = []
+    for stage in range(schedule.stages):
+        own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
+        order = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
+        if stage in stages:
+            at = np.flatnonzero((order[:, 0] == Kind.FORWARD) & (order[:, 2] == 0))
+            order = np.insert(order, at, rows(Kind.CONSTANT, order[at, 1]), axis=0)
+        orders.append(order)
+    return assemble(
+        schedule.name,
+        orders,
+        microbatches=schedule.microbatches,
+        position=schedule.position,
+        bidirectional=schedule.bidirectional,
+    )
 
 
 def name_cycle(schedule: Schedule, before: Ints, after: Ints, stuck: npt.NDArray[np.bool_]) -> str:

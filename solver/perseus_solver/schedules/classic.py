@@ -1,11 +1,18 @@
-"""GPipe and 1F1B orders. Each returns a Schedule; called through `build_schedule`, which has checked the counts."""
+"""GPipe and the 1F1B family: plain, interleaved over chunks, with early recomputation.
+
+Pure functions of the counts, called through `build_schedule`, which has checked them.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from perseus_solver.errors import InvalidSchedule
 from perseus_solver.problem import Ints, Kind
-from perseus_solver.schedules.base import Schedule, assemble, run, weave
+from perseus_solver.schedules.base import ABSENT, Schedule, assemble, rows, run, weave
+
+RECOMPUTATION = 1
+"""Chunk number under which early-recompute 1F1B runs its recomputations."""
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
@@ -16,17 +23,69 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     """1F1B with flush (Narayanan et al., 2019): N − s forwards on stage s, then backward and forward in turn."""
-
-    def order(stage: int) -> Ints:
+    orders = []
+    for stage in range(stages):
         warm = min(microbatches, stages - stage)
-        steady = microbatches - warm
-        return np.concatenate(
-            [
-                run(Kind.FORWARD, 0, warm),
-                weave(run(Kind.BACKWARD, 0, steady), run(Kind.FORWARD, warm, microbatches)),
-                run(Kind.BACKWARD, steady, microbatches),
-            ]
-        )
-
-    orders = [order(stage) for stage in range(stages)]
+        forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
+        orders.append(alternate(forward, backward, warm))
     return assemble("1f1b", orders, microbatches=microbatches, position=np.arange(stages)[:, None])
+
+
+def early_recompute(stages: int, microbatches: int) -> Schedule:
+    """1F1B whose activations are recomputed just before each backward, without waiting for its gradient (Merak, 2023).
+
+    A recomputation is a forward of chunk `RECOMPUTATION`; the last stage, whose backward follows its forward at once,
+    keeps its activations. The profile's ``backward`` must then be without recomputation. A recomputation costs what
+    the stage's ``forward`` costs, unless the profile has ``forward`` rows of that chunk.
+    """
+    orders = []
+    for stage in range(stages):
+        forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
+        if stage == stages - 1:
+            orders.append(alternate(forward, backward, 1))
+            continue
+        warm = min(microbatches, stages - stage)
+        again = run(Kind.FORWARD, 0, microbatches, chunk=RECOMPUTATION)
+        steady = microbatches - warm
+        orders.append(
+            np.concatenate(
+                [
+                    forward[:warm],
+                    weave(again[:steady], backward[:steady], forward[warm:]),
+                    weave(again[steady:], backward[steady:]),
+                ]
+            )
+        )
+    position = np.stack([np.arange(stages), np.full(stages, ABSENT)], axis=1)
+    return assemble("early-recompute-1f1b", orders, microbatches=microbatches, position=position)
+
+
+def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
+    """Interleaved 1F1B (Narayanan et al., 2021): chunk c of stage s is place c·N + s of the model.
+
+    Microbatches go through the chunks in rounds of about N; torch's generalisation lets a round be longer than N.
+    """
+    rounds = max(1, microbatches // stages)
+    if microbatches % rounds:
+        raise InvalidSchedule(
+            f"interleaved-1f1b runs microbatches in {rounds} rounds, and {microbatches} is not a multiple of {rounds}; "
+            "take a multiple of the number of stages"
+        )
+    length = microbatches // rounds
+    k = np.arange(microbatches * chunks)
+    microbatch = k // (length * chunks) * length + k % length
+    chunk = k // length % chunks
+    forward = rows(Kind.FORWARD, microbatch, chunk)
+    backward = rows(Kind.BACKWARD, microbatch, chunks - 1 - chunk)
+    orders = []
+    for stage in range(stages):
+        warm = min((chunks - 1) * length + 2 * (stages - 1 - stage) + 1, k.size)
+        orders.append(alternate(forward, backward, warm))
+    position = np.arange(chunks)[None, :] * stages + np.arange(stages)[:, None]
+    return assemble("interleaved-1f1b", orders, microbatches=microbatches, position=position)
+
+
+def alternate(forward: Ints, backward: Ints, warm: int) -> Ints:
+    """``warm`` forwards, then one backward and one forward in turn, then the remaining backwards."""
+    steady = len(forward) - warm
+    return np.concatenate([forward[:warm], weave(backward[:steady], forward[warm:]), backward[steady:]])
