@@ -1,0 +1,131 @@
+"""Child processes that never outlive us: started with a log file, stopped in reverse order, told to end if we are
+killed.
+
+Used by the cluster of the demo and by tests. Nothing about what the processes do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class StartFailed(RuntimeError):
+    """A process ended, or did not become ready in time; the message holds the end of its log."""
+
+
+def _end_with_parent() -> None:
+    # A parent killed with SIGKILL cannot clean up. SIGTERM, so that an agent still restores the clocks.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Child:
+    """One process and its log."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.popen = popen
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    def tail(self, lines: int = 20) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended."""
+        if self.running:
+            self.popen.send_signal(number)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        """Wait for a sign of readiness.
+
+        Raises:
+            StartFailed: the process ended, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                raise StartFailed(f"{self.name} ended with code {self.popen.returncode}:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise StartFailed(f"{self.name} was not ready after {timeout_s:g} s:\n{self.tail()}")
+            time.sleep(0.02)
+
+    def stop(self, timeout_s: float = 10.0) -> int:
+        """SIGTERM, then SIGKILL; returns the exit code."""
+        self.signal(signal.SIGTERM)
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            return self.popen.wait()
+
+
+class Processes:
+    """The children of one run; leaving the context stops those that still run, the youngest first."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start a process whose output goes to ``<logs>/<name>.log``.
+
+        It gets a session of its own: Ctrl-C reaches us alone, and we stop it in order.
+        """
+        self._logs.mkdir(parents=True, exist_ok=True)
+        log = self._logs / f"{name}.log"
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                pass_fds=tuple(pass_fds),
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl call, safe between fork and exec
+            )
+        child = Child(name, popen, log)
+        self._children.append(child)
+        return child
+
+    def stop(self) -> None:
+        """End all: politely together, then by force one by one."""
+        for child in reversed(self._children):
+            child.signal(signal.SIGTERM)
+        for child in reversed(self._children):
+            child.stop()
+        self._children.clear()

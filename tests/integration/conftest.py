@@ -1,0 +1,50 @@
+"""A Kubernetes API server for integration tests: the embedded one, or the one that PERSEUS_TEST_KUBECONFIG names."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+
+from perseus_sim.processes import Processes
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A kubeconfig of a server that this session may write to."""
+    given = os.environ.get("PERSEUS_TEST_KUBECONFIG")
+    if given:
+        yield Path(given)
+        return
+    folder = tmp_path_factory.mktemp("apiserver")
+    path = folder / "kubeconfig"
+    with Processes(folder) as processes:
+        server = processes.start(
+            "apiserver", [sys.executable, "-m", "perseus_sim.apiserver", "--kubeconfig", str(path)]
+        )
+        server.wait_until(path.exists)
+        yield path
+        assert server.running, server.tail()
+
+
+@pytest.fixture(scope="session")
+def api(kubeconfig: Path) -> Iterator[Any]:
+    """The Python client's connection to that server."""
+    with config.new_client_from_config(str(kubeconfig)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def namespace(api: Any) -> Iterator[str]:
+    """A namespace of the test's own."""
+    core = client.CoreV1Api(api)
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    core.create_namespace({"metadata": {"name": name}})
+    yield name
+    core.delete_namespace(name)

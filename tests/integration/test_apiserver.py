@@ -1,0 +1,632 @@
+"""The API server as its clients see it, through the Python client and its dynamic client.
+
+Asserts only what a real kube-apiserver does: run it against one with PERSEUS_TEST_KUBECONFIG.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from kubernetes import client, dynamic, watch
+from kubernetes.client.exceptions import ApiException
+
+GROUP, VERSION, PLURAL = "tests.perseus.energy", "v1", "widgets"
+CRD: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": f"{PLURAL}.{GROUP}"},
+    "spec": {
+        "group": GROUP,
+        "scope": "Namespaced",
+        "names": {"plural": PLURAL, "kind": "Widget", "shortNames": ["wg"]},
+        "versions": [
+            {
+                "name": VERSION,
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "additionalPrinterColumns": [
+                    {"name": "Size", "type": "integer", "jsonPath": ".spec.size"},
+                    {"name": "Ready", "type": "string", "jsonPath": '.status.conditions[?(@.type=="Ready")].status'},
+                ],
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "required": ["spec"],
+                        "properties": {
+                            "spec": {
+                                "type": "object",
+                                "required": ["size"],
+                                "properties": {
+                                    "size": {"type": "integer", "minimum": 1, "maximum": 64},
+                                    "colour": {"type": "string", "enum": ["red", "blue"], "default": "red"},
+                                    "slowdown": {"type": "string", "pattern": "^[0-9]+%$"},
+                                    "tags": {"type": "array", "maxItems": 2, "items": {"type": "string"}},
+                                    "limit": {"x-kubernetes-int-or-string": True},
+                                    "power": {
+                                        "type": "object",
+                                        "properties": {"capW": {"type": "integer", "default": 400}},
+                                    },
+                                    "free": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                                },
+                            },
+                            "status": {
+                                "type": "object",
+                                "properties": {
+                                    "observedGeneration": {"type": "integer"},
+                                    "conditions": {
+                                        "type": "array",
+                                        "x-kubernetes-list-type": "map",
+                                        "x-kubernetes-list-map-keys": ["type"],
+                                        "items": {
+                                            "type": "object",
+                                            "required": ["type", "status"],
+                                            "properties": {"type": {"type": "string"}, "status": {"type": "string"}},
+                                        },
+                                    },
+                                },
+                            },
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """A real server's controllers take a moment."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        time.sleep(0.05)
+
+
+def absent(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except ApiException as error:
+        if error.status == 404:
+            return True
+        raise
+    return False
+
+
+def refused(call: Callable[[], object]) -> tuple[int, dict[str, Any]]:
+    """Code and Status body of the error that a call must raise."""
+    with pytest.raises(ApiException) as caught:
+        call()
+    return caught.value.status, json.loads(caught.value.body)
+
+
+class Widgets:
+    """The custom resource in one namespace."""
+
+    def __init__(self, api: Any, namespace: str) -> None:
+        self.custom = client.CustomObjectsApi(api)
+        self.namespace = namespace
+        self.place = (GROUP, VERSION, namespace, PLURAL)
+
+    def create(self, name: str = "one", *, metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "Widget",
+            "metadata": {"name": name, **(metadata or {})},
+            "spec": spec or {"size": 4},
+        }
+        return self.custom.create_namespaced_custom_object(*self.place, body)
+
+    def get(self, name: str = "one") -> dict[str, Any]:
+        return self.custom.get_namespaced_custom_object(*self.place, name)
+
+    def replace(self, body: dict[str, Any]) -> dict[str, Any]:
+        return self.custom.replace_namespaced_custom_object(*self.place, body["metadata"]["name"], body)
+
+    def replace_status(self, body: dict[str, Any]) -> dict[str, Any]:
+        return self.custom.replace_namespaced_custom_object_status(*self.place, body["metadata"]["name"], body)
+
+    def patch(self, patch: Any, name: str = "one") -> dict[str, Any]:
+        kind = "application/json-patch+json" if isinstance(patch, list) else "application/merge-patch+json"
+        return self.custom.patch_namespaced_custom_object(*self.place, name, patch, _content_type=kind)
+
+    def delete(self, name: str = "one", **options: Any) -> dict[str, Any]:
+        return self.custom.delete_namespaced_custom_object(*self.place, name, **options)
+
+
+@pytest.fixture(scope="module")
+def definition(api: Any) -> Iterator[dict[str, Any]]:
+    extensions = client.ApiextensionsV1Api(api)
+    extensions.create_custom_resource_definition(CRD)
+
+    def established() -> bool:
+        found = extensions.read_custom_resource_definition(CRD["metadata"]["name"])
+        return any(c.type == "Established" and c.status == "True" for c in found.status.conditions or ())
+
+    eventually(established)
+    yield CRD
+    extensions.delete_custom_resource_definition(CRD["metadata"]["name"])
+    eventually(lambda: absent(lambda: extensions.read_custom_resource_definition(CRD["metadata"]["name"])))
+
+
+@pytest.fixture
+def widgets(api: Any, definition: dict[str, Any], namespace: str) -> Widgets:
+    return Widgets(api, namespace)
+
+
+def pod(name: str, *, node: str = "", labels: dict[str, str] | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = {"containers": [{"name": "main", "image": "none"}]}
+    if node:
+        spec["nodeName"] = node
+    return {"metadata": {"name": name, "labels": labels or {}}, "spec": spec}
+
+
+@pytest.fixture
+def core(api: Any, namespace: str) -> Any:
+    core = client.CoreV1Api(api)
+    eventually(lambda: not absent(lambda: core.read_namespaced_service_account("default", namespace)))
+    return core
+
+
+# -------------------------------------------------------------------------------------------- identity and concurrency
+
+
+def test_a_new_object_gets_identity_and_generation(widgets: Widgets) -> None:
+    metadata = widgets.create()["metadata"]
+    assert metadata["uid"]
+    assert metadata["generation"] == 1
+    assert metadata["namespace"] == widgets.namespace
+    created = datetime.fromisoformat(metadata["creationTimestamp"])
+    assert abs((datetime.now(UTC) - created).total_seconds()) < 60
+    assert widgets.get()["metadata"]["resourceVersion"] == metadata["resourceVersion"]
+
+
+def test_the_same_name_again_is_a_new_object_with_another_uid(widgets: Widgets) -> None:
+    first = widgets.create()
+    widgets.delete()
+    assert widgets.create()["metadata"]["uid"] != first["metadata"]["uid"]
+
+
+def test_creating_twice_is_refused(widgets: Widgets) -> None:
+    widgets.create()
+    code, status = refused(widgets.create)
+    assert (code, status["reason"]) == (409, "AlreadyExists")
+    assert status["message"] == f'{PLURAL}.{GROUP} "one" already exists'
+
+
+def test_a_missing_object_is_named_in_the_error(widgets: Widgets) -> None:
+    code, status = refused(widgets.get)
+    assert (code, status["kind"], status["reason"], status["code"]) == (404, "Status", "NotFound", 404)
+    assert status["details"]["name"] == "one"
+    assert status["message"] == f'{PLURAL}.{GROUP} "one" not found'
+
+
+def test_a_missing_namespace_is_named_in_the_error(api: Any, definition: dict[str, Any]) -> None:
+    code, status = refused(lambda: Widgets(api, "nowhere").create())
+    assert (code, status["message"]) == (404, 'namespaces "nowhere" not found')
+
+
+def test_a_stale_write_is_refused(widgets: Widgets) -> None:
+    stale = widgets.create()
+    widgets.patch({"spec": {"size": 5}})
+    code, status = refused(lambda: widgets.replace({**stale, "spec": {"size": 6}}))
+    assert (code, status["reason"]) == (409, "Conflict")
+    assert "the object has been modified" in status["message"]
+    stale_patch = {"metadata": {"resourceVersion": stale["metadata"]["resourceVersion"]}, "spec": {"size": 6}}
+    assert refused(lambda: widgets.patch(stale_patch))[0] == 409
+    assert widgets.get()["spec"]["size"] == 5
+
+
+def test_concurrent_writers_lose_no_update(core: Any, namespace: str) -> None:
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "counter"}, "data": {"n": "0"}})
+
+    def add(times: int) -> None:
+        while times:
+            found = core.read_namespaced_config_map("counter", namespace)
+            found.data["n"] = str(int(found.data["n"]) + 1)
+            try:
+                core.replace_namespaced_config_map("counter", namespace, found)
+                times -= 1
+            except ApiException as error:
+                if error.status != 409:
+                    raise
+
+    threads = [threading.Thread(target=add, args=(5,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert core.read_namespaced_config_map("counter", namespace).data == {"n": "20"}
+
+
+def test_names_are_generated_and_checked(core: Any, namespace: str) -> None:
+    made = core.create_namespaced_config_map(namespace, {"metadata": {"generateName": "plan-"}})
+    assert made.metadata.name.startswith("plan-")
+    assert len(made.metadata.name) > len("plan-")
+    code, status = refused(lambda: core.create_namespaced_config_map(namespace, {"metadata": {"name": "Not_A_Name"}}))
+    assert (code, status["reason"]) == (422, "Invalid")
+    assert status["details"]["causes"][0]["field"] == "metadata.name"
+
+
+def test_dry_run_changes_nothing(core: Any, namespace: str) -> None:
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "a"}}, dry_run="All")
+    assert absent(lambda: core.read_namespaced_config_map("a", namespace))
+
+
+# ---------------------------------------------------------------------------------------- spec, status and generation
+
+
+def test_generation_counts_changes_of_the_spec_alone(widgets: Widgets) -> None:
+    widgets.create()
+    assert widgets.patch({"metadata": {"labels": {"a": "b"}}})["metadata"]["generation"] == 1
+    assert widgets.patch({"spec": {"size": 9}})["metadata"]["generation"] == 2
+    seen = widgets.get()
+    seen["status"] = {"observedGeneration": 2}
+    assert widgets.replace_status(seen)["metadata"]["generation"] == 2
+
+
+def test_a_write_that_changes_nothing_makes_no_revision(widgets: Widgets) -> None:
+    before = widgets.create()["metadata"]["resourceVersion"]
+    assert widgets.patch({"spec": {"size": 4}})["metadata"]["resourceVersion"] == before
+
+
+def test_status_and_spec_are_written_through_their_own_doors(widgets: Widgets) -> None:
+    made = widgets.create()
+    assert "status" not in widgets.patch({"status": {"observedGeneration": 7}})
+    made = widgets.get()
+    made["spec"]["size"] = 9
+    made["status"] = {"observedGeneration": 1}
+    after = widgets.replace_status(made)
+    assert after["spec"]["size"] == 4
+    assert after["status"] == {"observedGeneration": 1}
+    assert widgets.patch({"spec": {"size": 5}})["status"] == {"observedGeneration": 1}
+
+
+# ------------------------------------------------------------------------------------------------------ the schema
+
+
+def test_defaults_are_filled_in_and_unknown_fields_dropped(widgets: Widgets) -> None:
+    made = widgets.create(size=4, unknown=1, power={}, free={"any": {"thing": [1]}}, limit="3%")
+    assert made["spec"] == {
+        "size": 4,
+        "colour": "red",
+        "power": {"capW": 400},
+        "free": {"any": {"thing": [1]}},
+        "limit": "3%",
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "rule"),
+    [
+        ({"size": 0}, "spec.size", "should be greater than or equal to 1"),
+        ({"size": 65}, "spec.size", "should be less than or equal to 64"),
+        ({"size": "four"}, "spec.size", "must be of type integer"),
+        ({"colour": "red"}, "spec.size", "Required value"),
+        ({"size": 1, "colour": "green"}, "spec.colour", 'supported values: "red", "blue"'),
+        ({"size": 1, "slowdown": "fast"}, "spec.slowdown", "should match '^[0-9]+%$'"),
+        ({"size": 1, "tags": ["a", "b", "c"]}, "spec.tags", "must have at most 2 items"),
+        ({"size": 1, "tags": [1]}, "spec.tags[0]", "must be of type string"),
+    ],
+)
+def test_a_broken_rule_is_named_with_its_field(widgets: Widgets, spec: dict[str, Any], field: str, rule: str) -> None:
+    code, status = refused(lambda: widgets.create(**spec))
+    assert (code, status["reason"], status["details"]["kind"]) == (422, "Invalid", "Widget")
+    assert [cause["field"] for cause in status["details"]["causes"]] == [field]
+    assert rule in status["details"]["causes"][0]["message"]
+    assert absent(widgets.get)
+
+
+def test_strict_validation_names_unknown_fields(widgets: Widgets) -> None:
+    body = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "Widget",
+        "metadata": {"name": "one"},
+        "spec": {"size": 1, "sise": 2},
+    }
+    code, status = refused(
+        lambda: widgets.custom.create_namespaced_custom_object(*widgets.place, body, field_validation="Strict")
+    )
+    assert (code, status["reason"]) == (400, "BadRequest")
+    assert 'unknown field "spec.sise"' in status["message"]
+
+
+def test_list_map_keys_must_be_unique(widgets: Widgets) -> None:
+    made = widgets.create()
+    made["status"] = {"conditions": [{"type": "Ready", "status": "True"}] * 2}
+    code, status = refused(lambda: widgets.replace_status(made))
+    assert code == 422
+    assert "Duplicate value" in status["message"]
+
+
+# ------------------------------------------------------------------------------------------------------------ patches
+
+
+def test_merge_patch_removes_with_null(core: Any, namespace: str) -> None:
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "a"}, "data": {"x": "1", "y": "2"}})
+    patched = core.patch_namespaced_config_map(
+        "a", namespace, {"data": {"x": None, "z": "3"}}, _content_type="application/merge-patch+json"
+    )
+    assert patched.data == {"y": "2", "z": "3"}
+
+
+def test_json_patch_is_applied_whole_or_not_at_all(widgets: Widgets) -> None:
+    widgets.create()
+    assert widgets.patch([{"op": "replace", "path": "/spec/size", "value": 8}])["spec"]["size"] == 8
+    code, _ = refused(
+        lambda: widgets.patch(
+            [{"op": "replace", "path": "/spec/size", "value": 9}, {"op": "remove", "path": "/spec/nothing"}]
+        )
+    )
+    assert code == 422
+    assert widgets.get()["spec"]["size"] == 8
+
+
+def test_strategic_patch_merges_lists_by_their_key(core: Any, namespace: str) -> None:
+    core.create_namespaced_pod(namespace, pod("p"))
+    ready = {"type": "Ready", "status": "True"}
+    for condition in (ready, {"type": "Other", "status": "False"}):
+        core.patch_namespaced_pod_status("p", namespace, {"status": {"conditions": [condition]}})
+    patched = core.patch_namespaced_pod_status(
+        "p", namespace, {"status": {"conditions": [{"type": "Other", "status": "True"}]}}
+    )
+    assert {c.type: c.status for c in patched.status.conditions} == {"Ready": "True", "Other": "True"}
+
+
+def test_apply_creates_then_removes_what_is_no_longer_declared(api: Any, core: Any, namespace: str) -> None:
+    config_maps = dynamic.DynamicClient(api).resources.get(api_version="v1", kind="ConfigMap")
+
+    def apply(data: dict[str, str]) -> Any:
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
+        return config_maps.server_side_apply(body, namespace=namespace, field_manager="test")
+
+    apply({"x": "1", "y": "2"})
+    core.patch_namespaced_config_map("a", namespace, {"data": {"other": "3"}})
+    assert apply({"x": "1"}).data.to_dict() == {"x": "1", "other": "3"}
+
+
+# ----------------------------------------------------------------------------------------------------- deletion
+
+
+def test_finalizers_hold_a_deleted_object(widgets: Widgets) -> None:
+    widgets.create(metadata={"finalizers": ["tests.perseus.energy/hold"]})
+    widgets.delete()
+    held = widgets.get()
+    assert held["metadata"]["deletionTimestamp"]
+    held["metadata"]["finalizers"].append("tests.perseus.energy/late")
+    assert refused(lambda: widgets.replace(held))[0] == 422
+    widgets.patch({"metadata": {"finalizers": None}})
+    assert absent(widgets.get)
+
+
+def test_deleting_with_a_wrong_precondition_is_refused(widgets: Widgets) -> None:
+    widgets.create()
+    options = client.V1DeleteOptions(preconditions=client.V1Preconditions(uid="another"))
+    assert refused(lambda: widgets.delete(body=options))[0] == 409
+    assert widgets.get()
+
+
+def owned_by(owner: dict[str, Any], name: str, *, blocking: bool = False) -> dict[str, Any]:
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "blockOwnerDeletion": blocking,
+    }
+    return {"metadata": {"name": name, "ownerReferences": [reference]}, "data": {}}
+
+
+@pytest.mark.parametrize("policy", ["Background", "Foreground"])
+def test_owned_objects_go_with_their_owner(widgets: Widgets, core: Any, namespace: str, policy: str) -> None:
+    owner = widgets.create()
+    core.create_namespaced_config_map(namespace, owned_by(owner, "frontier", blocking=True))
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "bystander"}})
+    widgets.delete(propagation_policy=policy)
+    eventually(lambda: absent(lambda: core.read_namespaced_config_map("frontier", namespace)))
+    eventually(lambda: absent(widgets.get))
+    assert core.read_namespaced_config_map("bystander", namespace)
+
+
+def test_orphans_stay_without_their_owner(widgets: Widgets, core: Any, namespace: str) -> None:
+    core.create_namespaced_config_map(namespace, owned_by(widgets.create(), "frontier"))
+    widgets.delete(propagation_policy="Orphan")
+    eventually(lambda: absent(widgets.get))
+    eventually(lambda: not core.read_namespaced_config_map("frontier", namespace).metadata.owner_references)
+
+
+def test_an_object_whose_owner_is_already_gone_is_collected(widgets: Widgets, core: Any, namespace: str) -> None:
+    owner = widgets.create()
+    widgets.delete()
+    core.create_namespaced_config_map(namespace, owned_by(owner, "late"))
+    eventually(lambda: absent(lambda: core.read_namespaced_config_map("late", namespace)))
+
+
+def test_deleting_a_namespace_deletes_what_is_in_it(api: Any, widgets: Widgets) -> None:
+    core = client.CoreV1Api(api)
+    name = f"{widgets.namespace}-inner"
+    core.create_namespace({"metadata": {"name": name}})
+    inner = Widgets(api, name)
+    inner.create(metadata={"finalizers": ["tests.perseus.energy/hold"]})
+    for index in range(50):
+        core.create_namespaced_config_map(name, {"metadata": {"name": f"c{index}"}})
+    core.delete_namespace(name)
+    assert core.read_namespace(name).status.phase == "Terminating"
+    eventually(lambda: bool(inner.get()["metadata"].get("deletionTimestamp")))
+    assert refused(lambda: inner.create("two"))[0] == 403
+    inner.patch({"metadata": {"finalizers": None}})
+    eventually(lambda: absent(lambda: core.read_namespace(name)))
+
+
+def test_deleting_a_definition_deletes_its_objects(api: Any, namespace: str) -> None:
+    other = json.loads(json.dumps(CRD).replace(PLURAL, "gadgets").replace("Widget", "Gadget").replace('"wg"', '"gg"'))
+    extensions = client.ApiextensionsV1Api(api)
+    extensions.create_custom_resource_definition(other)
+    gadgets = client.CustomObjectsApi(api)
+    place = (GROUP, VERSION, namespace, "gadgets")
+    body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Gadget", "metadata": {"name": "one"}, "spec": {"size": 1}}
+    eventually(lambda: not absent(lambda: gadgets.list_namespaced_custom_object(*place)))
+    gadgets.create_namespaced_custom_object(*place, body)
+    extensions.delete_custom_resource_definition(other["metadata"]["name"])
+    eventually(lambda: absent(lambda: extensions.read_custom_resource_definition(other["metadata"]["name"])))
+    eventually(lambda: absent(lambda: gadgets.list_namespaced_custom_object(*place)))
+
+
+def test_a_definition_without_structural_schema_is_refused(api: Any) -> None:
+    broken = json.loads(json.dumps(CRD).replace(PLURAL, "things").replace("Widget", "Thing").replace('"wg"', '"th"'))
+    broken["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["size"].pop("type")
+    code, status = refused(lambda: client.ApiextensionsV1Api(api).create_custom_resource_definition(broken))
+    assert code == 422
+    assert "openAPIV3Schema.properties[spec].properties[size].type" in status["message"]
+
+
+# ----------------------------------------------------------------------------------------- selection and watches
+
+
+def test_label_selectors(core: Any, namespace: str) -> None:
+    for name, labels in (("a", {"tier": "x", "job": "1"}), ("b", {"tier": "y"}), ("c", {})):
+        core.create_namespaced_pod(namespace, pod(name, labels=labels))
+
+    def names(selector: str) -> list[str]:
+        return [item.metadata.name for item in core.list_namespaced_pod(namespace, label_selector=selector).items]
+
+    assert names("tier=x") == ["a"]
+    assert names("tier in (x,y)") == ["a", "b"]
+    assert names("tier notin (x),tier") == ["b"]
+    assert names("tier!=x") == ["b", "c"]
+    assert names("!tier") == ["c"]
+    assert names("tier,job=1") == ["a"]
+
+
+def test_field_selectors(core: Any, namespace: str) -> None:
+    core.create_namespaced_pod(namespace, pod("a", node="n1"))
+    core.create_namespaced_pod(namespace, pod("b"))
+    found = core.list_namespaced_pod(namespace, field_selector="spec.nodeName=n1").items
+    assert [item.metadata.name for item in found] == ["a"]
+    found = core.list_namespaced_pod(namespace, field_selector="metadata.name!=a,status.phase=Pending").items
+    assert [item.metadata.name for item in found] == ["b"]
+    assert refused(lambda: core.list_namespaced_pod(namespace, field_selector="spec.image=x"))[0] == 400
+    core.delete_namespaced_pod("a", namespace, grace_period_seconds=0)
+
+
+def test_a_watch_continues_from_a_list(core: Any, namespace: str) -> None:
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "before"}})
+    listed = core.list_namespaced_config_map(namespace)
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "after"}, "data": {"n": "1"}})
+    core.patch_namespaced_config_map("after", namespace, {"data": {"n": "2"}})
+    core.delete_namespaced_config_map("after", namespace)
+    events = watch.Watch().stream(
+        core.list_namespaced_config_map,
+        namespace,
+        resource_version=listed.metadata.resource_version,
+        field_selector="metadata.name=after",
+        timeout_seconds=2,
+    )
+    seen = [(event["type"], event["object"].data["n"]) for event in events]
+    assert seen == [("ADDED", "1"), ("MODIFIED", "2"), ("DELETED", "2")]
+
+
+def test_revisions_grow_along_a_watch(core: Any, namespace: str) -> None:
+    for index in range(3):
+        core.create_namespaced_config_map(namespace, {"metadata": {"name": f"c{index}"}})
+    stream = watch.Watch().stream(core.list_namespaced_config_map, namespace, timeout_seconds=1)
+    names = [event["object"].metadata.name for event in stream]
+    assert {"c0", "c1", "c2"} <= set(names)
+
+
+def test_leaving_a_selection_is_seen_as_a_deletion(core: Any, namespace: str) -> None:
+    start = core.list_namespaced_pod(namespace).metadata.resource_version
+    core.create_namespaced_pod(namespace, pod("p"))
+    core.patch_namespaced_pod("p", namespace, {"metadata": {"labels": {"job": "j"}}})
+    core.patch_namespaced_pod("p", namespace, {"metadata": {"labels": {"job": None}}})
+    events = watch.Watch().stream(
+        core.list_namespaced_pod, namespace, label_selector="job=j", resource_version=start, timeout_seconds=2
+    )
+    assert [event["type"] for event in events] == ["ADDED", "DELETED"]
+
+
+def test_a_watch_with_initial_events_marks_their_end(api: Any, core: Any, namespace: str) -> None:
+    core.create_namespaced_config_map(namespace, {"metadata": {"name": "a"}})
+    response = api.call_api(
+        *api.param_serialize(
+            "GET",
+            f"/api/v1/namespaces/{namespace}/configmaps",
+            query_params=[
+                ("watch", "true"),
+                ("sendInitialEvents", "true"),
+                ("resourceVersionMatch", "NotOlderThan"),
+                ("allowWatchBookmarks", "true"),
+                ("fieldSelector", "metadata.name=a"),
+                ("timeoutSeconds", "1"),
+            ],
+            auth_settings=["BearerToken"],
+        )
+    )
+    lines = [json.loads(line) for line in response.read().splitlines()]
+    assert [line["type"] for line in lines[:2]] == ["ADDED", "BOOKMARK"]
+    assert lines[1]["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+
+
+# ----------------------------------------------------------------------------------------------- kinds and discovery
+
+
+def test_events_are_the_same_in_both_of_their_groups(api: Any, core: Any, namespace: str) -> None:
+    body = {
+        "metadata": {"name": "e1"},
+        "regarding": {"kind": "Pod", "name": "p", "namespace": namespace},
+        "reason": "PlanApplied",
+        "note": "point 3 in force",
+        "type": "Normal",
+        "action": "Select",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "perseus.energy/operator",
+        "reportingInstance": "operator-0",
+    }
+    client.EventsV1Api(api).create_namespaced_event(namespace, body)
+    found = core.list_namespaced_event(namespace, field_selector="involvedObject.name=p,reason=PlanApplied").items
+    assert [(event.message, event.reporting_component) for event in found] == [
+        ("point 3 in force", "perseus.energy/operator")
+    ]
+
+
+def test_secrets_take_text_and_give_base64(core: Any, namespace: str) -> None:
+    core.create_namespaced_secret(namespace, {"metadata": {"name": "s"}, "stringData": {"token": "abc"}})
+    assert core.read_namespaced_secret("s", namespace).data == {"token": "YWJj"}
+
+
+def test_leases_are_taken_over_by_compare_and_swap(api: Any, namespace: str) -> None:
+    leases = client.CoordinationV1Api(api)
+    body = {"metadata": {"name": "leader"}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15}}
+    first = leases.create_namespaced_lease(namespace, body)
+    second = leases.read_namespaced_lease("leader", namespace)
+    second.spec.holder_identity = "b"
+    leases.replace_namespaced_lease("leader", namespace, second)
+    first.spec.holder_identity = "c"
+    assert refused(lambda: leases.replace_namespaced_lease("leader", namespace, first))[0] == 409
+
+
+def test_a_pod_needs_containers(core: Any, namespace: str) -> None:
+    code, status = refused(lambda: core.create_namespaced_pod(namespace, {**pod("p"), "spec": {"containers": []}}))
+    assert (code, status["reason"]) == (422, "Invalid")
+    assert "spec.containers" in status["message"]
+
+
+def test_the_dynamic_client_finds_a_custom_resource_by_kind(api: Any, widgets: Widgets) -> None:
+    kinds = dynamic.DynamicClient(api)
+    resource = kinds.resources.get(api_version=f"{GROUP}/{VERSION}", kind="Widget")
+    assert resource.namespaced
+    widgets.create()
+    assert [item.metadata.name for item in resource.get(namespace=widgets.namespace).items] == ["one"]
+    patched = resource.status.patch(
+        body={"status": {"conditions": [{"type": "Ready", "status": "True"}]}},
+        name="one",
+        namespace=widgets.namespace,
+        content_type="application/merge-patch+json",
+    )
+    assert patched.status.conditions[0].status == "True"
