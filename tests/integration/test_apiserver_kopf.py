@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,11 @@ PLACE = ("tests.perseus.energy", "v1")
 
 
 @pytest.fixture
-async def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
+def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the handlers of a running operator have seen."""
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     extensions = client.ApiextensionsV1Api(api)
-    await asyncio.to_thread(extensions.create_custom_resource_definition, CRD)
+    extensions.create_custom_resource_definition(CRD)
     calls: list[str] = []
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
@@ -72,33 +73,34 @@ async def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.M
 
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    stop = asyncio.Event()
-    ready = asyncio.Event()
-    running = asyncio.create_task(
-        kopf.operator(
-            registry=registry,
-            settings=settings,
-            standalone=True,
-            namespaces=[namespace],
-            stop_flag=stop,
-            ready_flag=ready,
-        )
+    stop, ready = threading.Event(), threading.Event()
+    operator = kopf.operator(
+        registry=registry,
+        settings=settings,
+        standalone=True,
+        namespaces=[namespace],
+        stop_flag=stop,
+        ready_flag=ready,
     )
-    await asyncio.wait_for(ready.wait(), 10)
+    # A loop of its own: on its way out, kopf waits for every task of the loop that it runs in.
+    thread = threading.Thread(target=asyncio.run, args=(operator,))
+    thread.start()
+    assert ready.wait(10)
     yield calls
     stop.set()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait_for(running, 10)
-    await asyncio.to_thread(extensions.delete_custom_resource_definition, CRD["metadata"]["name"])
+    thread.join(10)
+    assert not thread.is_alive()
+    extensions.delete_custom_resource_definition(CRD["metadata"]["name"])
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.05)
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        time.sleep(0.05)
 
 
-async def test_the_life_of_an_object_under_kopf(api: Any, namespace: str, seen: list[str]) -> None:
+def test_the_life_of_an_object_under_kopf(api: Any, namespace: str, seen: list[str]) -> None:
     sprockets = client.CustomObjectsApi(api)
     place = (*PLACE, namespace, "sprockets")
     body = {
@@ -107,25 +109,22 @@ async def test_the_life_of_an_object_under_kopf(api: Any, namespace: str, seen: 
         "metadata": {"name": "s"},
         "spec": {"teeth": 8},
     }
-    await asyncio.to_thread(sprockets.create_namespaced_custom_object, *place, body)
-    await until(lambda: "created s at attempt 2" in seen)
+    sprockets.create_namespaced_custom_object(*place, body)
+    until(lambda: "created s at attempt 2" in seen)
 
     def read() -> dict[str, Any]:
         found: dict[str, Any] = sprockets.get_namespaced_custom_object(*place, "s")
         return found
 
-    await until(lambda: read().get("status", {}).get("ready") is True)
+    until(lambda: read().get("status", {}).get("ready") is True)
     assert read()["metadata"]["finalizers"]
     assert read()["metadata"]["generation"] == 1
 
-    await asyncio.to_thread(
-        lambda: sprockets.patch_namespaced_custom_object(
-            *place, "s", {"spec": {"teeth": 9}}, _content_type="application/merge-patch+json"
-        )
-    )
-    await until(lambda: "updated 8 to 9" in seen)
+    patch = {"spec": {"teeth": 9}}
+    sprockets.patch_namespaced_custom_object(*place, "s", patch, _content_type="application/merge-patch+json")
+    until(lambda: "updated 8 to 9" in seen)
 
-    await asyncio.to_thread(sprockets.delete_namespaced_custom_object, *place, "s")
-    await until(lambda: "deleted s" in seen)
-    await until(lambda: not sprockets.list_namespaced_custom_object(*place)["items"])
+    sprockets.delete_namespaced_custom_object(*place, "s")
+    until(lambda: "deleted s" in seen)
+    until(lambda: not sprockets.list_namespaced_custom_object(*place)["items"])
     assert seen == ["created s at attempt 2", "updated 8 to 9", "deleted s"]
