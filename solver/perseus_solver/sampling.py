@@ -51,14 +51,10 @@ def condense(
     notes: list[str] = []
     time = median
     if sampling.guard > 0:
-        # √(n / (n − 1)) undoes the shrinking of deviations that are taken from the samples' own median
-        deviations = [
-            np.abs(samples / m - 1) * math.sqrt(samples.size / (samples.size - 1))
-            for samples, m in zip(time_s, median, strict=True)
-            if samples.size > 1
-        ]
-        if deviations:
-            spread = _NORMAL_FROM_MAD * float(np.median(np.concatenate(deviations)))
+        # Differences of consecutive samples spread √2 times as much as samples, whatever their number and drift.
+        steps = [np.abs(np.diff(np.log(samples))) for samples in time_s if samples.size > 1]
+        if steps:
+            spread = _NORMAL_FROM_MAD * float(np.median(np.concatenate(steps))) / math.sqrt(2)
             band = sampling.guard * spread * _MEDIAN_OVER_MEAN / np.sqrt(count)
             time = median * (1 + band)
             notes.append(

@@ -1,0 +1,193 @@
+"""Named schedules against their published lengths; bad counts and bad torch orders against their messages."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from perseus_solver.errors import InvalidSchedule
+from perseus_solver.problem import Kind, build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import SCHEDULES, build_schedule, read_order, write_order
+from perseus_solver.simulate import Simulator
+
+UNIT = "stage,instruction,frequency,time,energy\n" + "".join(
+    f"{stage},{what},1000,{duration},1\n"
+    for stage in range(8)
+    for what, duration in (("forward", 1), ("backward", 2), ("input_gradient", 1), ("weight_gradient", 1))
+)
+
+
+def length(name: str, stages: int, microbatches: int, chunks: int | None = None) -> float:
+    """Iteration time when a forward, an input gradient and a weight gradient of a stage take one second each."""
+    schedule = build_schedule(name, stages=stages, microbatches=microbatches, chunks=chunks)
+    problem = build_problem(read_profile(UNIT, stages=stages), schedule, blocking_power_w=0)
+    return float(Simulator(problem).run(np.zeros(problem.instructions, dtype=int)).iteration_time_s)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 5), (2, 4), (4, 8), (8, 24), (6, 11)])
+def test_lengths_are_the_published_ones(stages: int, microbatches: int) -> None:
+    work, hops = 3 * microbatches, stages - 1
+    assert length("gpipe", stages, microbatches) == work + 3 * hops
+    assert length("1f1b", stages, microbatches) == work + 3 * hops
+    if microbatches >= stages:
+        assert length("zb-h1", stages, microbatches) == work + hops  # a third of 1F1B's bubble
+    if microbatches >= 2 * stages - 1:
+        assert length("zb-v", stages, microbatches) == work + hops / 2
+    if stages % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * stages:
+        assert length("dualpipe", stages, microbatches) == work + stages / 2 - 1
+    if microbatches % stages == 0:
+        for chunks in (2, 3, 4):
+            assert length("interleaved-1f1b", stages, microbatches, chunks) == pytest.approx(work + 3 * hops / chunks)
+
+
+def test_1f1b_order_is_as_everyone_draws_it() -> None:
+    schedule = build_schedule("1f1b", stages=3, microbatches=4)
+    letters = ["".join(f"{kind[0]}{m}" for kind, m, _ in schedule.of_stage(stage)) for stage in range(3)]
+    assert letters == ["f0f1f2b0f3b1b2b3", "f0f1b0f2b1f3b2b3", "f0b0f1b1f2b2f3b3"]
+
+
+def test_recomputation_precedes_each_backward_except_on_the_last_stage() -> None:
+    schedule = build_schedule("early-recompute-1f1b", stages=2, microbatches=2)
+    assert schedule.of_stage(0) == [
+        ("forward", 0, 0),
+        ("forward", 1, 0),
+        ("forward", 0, 1),
+        ("backward", 0, 0),
+        ("forward", 1, 1),
+        ("backward", 1, 0),
+    ]
+    assert {chunk for _, _, chunk in schedule.of_stage(1)} == {0}
+
+
+def test_constants_stand_before_each_forward_of_the_first_chunk() -> None:
+    schedule = build_schedule("1f1b", stages=2, microbatches=2, constants=(0,))
+    assert schedule.of_stage(0)[:4] == [("constant", 0, 0), ("forward", 0, 0), ("constant", 1, 0), ("forward", 1, 0)]
+    assert all(kind != "constant" for kind, _, _ in schedule.of_stage(1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"name": "2f2b"},
+            "schedule '2f2b' is unknown; known are 1f1b, dualpipe, early-recompute-1f1b, gpipe, interleaved",
+        ),
+        ({"stages": 0}, "stages must be at least 1, not 0"),
+        ({"microbatches": -3}, "microbatches must be at least 1, not -3"),
+        ({"stages": 5000}, "stages must be at most 1,024, not 5,000"),
+        ({"microbatches": 10**9}, "stages × microbatches × chunks is too large"),
+        ({"chunks": 0}, "chunks must be at least 1, not 0"),
+        ({"chunks": 2}, "chunks must be 1 for 1f1b, not 2"),
+        ({"name": "interleaved-1f1b"}, "interleaved-1f1b needs chunks of 2 or more"),
+        ({"name": "interleaved-1f1b", "chunks": 2, "microbatches": 9}, "9 is not a multiple of 2"),
+        ({"name": "dualpipe", "stages": 3}, "dualpipe needs an even number of stages, not 3"),
+        ({"name": "dualpipe", "microbatches": 6}, "at least 2 × stages = 8, not 6"),
+        ({"constants": (9,)}, "constants must be stages 0 … 3, not [9]"),
+    ],
+)
+def test_bad_counts_are_refused_by_name(arguments: dict[str, object], message: str) -> None:
+    given = {"name": "1f1b", "stages": 4, "microbatches": 8} | arguments
+    with pytest.raises(InvalidSchedule, match=re.escape(message)):
+        build_schedule(**given)  # type: ignore[arg-type]
+
+
+# As torch.distributed.pipelining writes them: two ranks, two chunks each, two microbatches.
+COMPUTE_ONLY = "0F0,0F1,2F0,2F1,,,2B0,2B1,0B0,,0B1\n,1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1,,\n"
+WITH_COMMUNICATION = (
+    "0UNSHARD,2UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,2RECV_F0,2F0,2SEND_F0,2RECV_F1,2F1,2SEND_F1,2RECV_B0,2B0,2SEND_B0,"
+    "2RECV_B1,2B1,2SEND_B1,2REDUCE_GRAD,2RESHARD,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\n"
+    "1UNSHARD,1RECV_F0,1F0,1SEND_F0,1RECV_F1,1F1,1SEND_F1,3RECV_F0,3F0,(3B0;3F1)OVERLAP_F_B,3SEND_B0,3RECV_F1,3B1,"
+    "3SEND_B1,1RECV_B0,1B0,1SEND_B0,1RECV_B1,1B1,1SEND_B1,1REDUCE_GRAD\n"
+)
+
+
+def test_both_forms_of_torch_orders_read_alike() -> None:
+    plain, full = read_order(COMPUTE_ONLY), read_order(WITH_COMMUNICATION.encode())
+    assert plain.position.tolist() == [[0, 2], [1, 3]]
+    assert plain.of_stage(0) == full.of_stage(0)
+    assert plain.of_stage(1) == full.of_stage(1)
+    assert full.of_stage(1)[2:5] == [("forward", 0, 1), ("backward", 0, 1), ("forward", 1, 1)]
+
+
+def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
+    order = read_order("0F0,2F0,2I0,2W0,0B0\n1F0,1I0,1W0\n")
+    assert order.position.tolist() == [[0, 2], [1, -1]]
+    assert order.of_stage(1) == [("forward", 0, 0), ("input_gradient", 0, 0), ("weight_gradient", 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "order is empty"),
+        (",,\n", "order is empty"),
+        ("0F0,0B0\n,,\n1F0,1B0\n", "order row 2: the rank runs nothing"),
+        ("0F0,zero\n", "order row 1, cell 2: 'zero' is not an action such as 0F0 or 2I1"),
+        ("0F0,0X0\n", "order row 1, cell 2: '0X0' is not an action"),
+        ("0F,0B0\n", "order row 1, cell 1: '0F' is not an action"),
+        ("0F0,(0F1;0F2\n", "order row 1, cell 2: '(0F1;0F2' is not an action"),
+        ("0F0,0B0\n0F1,0B1\n", "order: virtual stage 0 is on more than one rank"),
+        ("0F0,0B0\n2F0,2B0\n", "order: virtual stage 1 is on no rank, but 2 is"),
+        ("0F0\n", "custom: no backward or input_gradient of microbatch 0 for stage 0"),
+        ("0F0,0B0,0F2,0B2\n", "custom: no forward of microbatch 1 for stage 0"),
+        ("0F0,0I0\n", "custom: no weight_gradient of microbatch 0 for stage 0"),
+        ("0F0,0B0,0W0\n", "custom: no input_gradient of microbatch 0 for stage 0"),
+        ("0F0,0F0,0B0\n", "custom: forward 0 on stage 0 runs more than once"),
+        (
+            "0B0,0F0\n",
+            "the order deadlocks: backward 0 on stage 0 runs before forward 0 on stage 0, whose result it needs",
+        ),
+        ('0F0,"0B0\n', "order is not CSV"),
+        (b"\xff\xfe\xff", "order is not UTF-8 text"),
+    ],
+)
+def test_bad_orders_are_refused_by_row_and_cell(text: str | bytes, message: str) -> None:
+    with pytest.raises(InvalidSchedule, match=re.escape(message)):
+        read_order(text)
+
+
+def test_a_deadlock_names_the_instructions_of_its_cycle() -> None:
+    # Stage 0 will not start microbatch 1 before it has microbatch 0's gradient; stage 1 wants microbatch 1 first.
+    with pytest.raises(InvalidSchedule) as refusal:
+        read_order("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    for instruction in (
+        "backward 0 on stage 0",
+        "forward 1 on stage 0",
+        "forward 1 on stage 1",
+        "backward 0 on stage 1",
+    ):
+        assert instruction in str(refusal.value)
+    assert "backward 1" not in str(refusal.value)  # behind the cycle, not in it
+
+
+def test_long_cycles_are_shortened() -> None:
+    stages = 40
+    first = "0F0,0B0,0F1,0B1\n"
+    rest = "".join(f"{s}F0,{s}F1,{s}B0,{s}B1\n" for s in range(1, stages))
+    with pytest.raises(InvalidSchedule, match=r"deadlocks.*more") as refusal:
+        read_order(first + rest)
+    assert len(str(refusal.value)) < 500
+
+
+@pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in {"dualpipe", "early-recompute-1f1b"}])
+def test_named_orders_survive_the_round_trip_through_torch(name: str) -> None:
+    schedule = build_schedule(name, stages=4, microbatches=8, chunks=2 if name == "interleaved-1f1b" else None)
+    again = read_order(write_order(schedule))
+    assert (again.position == schedule.position).all()
+    for stage in range(4):
+        assert again.of_stage(stage) == schedule.of_stage(stage)
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "early-recompute-1f1b"])
+def test_orders_torch_has_no_words_for_are_not_written(name: str) -> None:
+    with pytest.raises(InvalidSchedule, match="torch's order has no cell for"):
+        write_order(build_schedule(name, stages=2, microbatches=4))
+
+
+def test_wire_names_and_numbers_are_those_of_the_protocol() -> None:
+    from perseus_proto.v1alpha1 import agent_pb2
+
+    wire = agent_pb2.InstructionKind.items()
+    assert {f"INSTRUCTION_KIND_{kind.name}": int(kind) for kind in Kind} == {n: v for n, v in wire if v}
