@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check e2e bench lock clean
+.PHONY: help setup demo test verify generate check control-plane e2e bench lock clean
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv S
 
 test: setup ## Unit, law, integration and contract tests
 	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench
+
+control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl for `make e2e`, once, into ~/.cache (needs Go)
+	@$(PYTHON) deploy/control-plane/build.py
 
 e2e: setup ## End-to-end tests against an API server (embedded, until a real one is given)
 	$(BIN)/pytest tests/e2e

@@ -1,0 +1,162 @@
+"""Build Kubernetes binaries for tests from pinned Go modules, once, into a cache outside the tree.
+
+usage: build.py [--where] [BINARY ...]      prints the folder that holds the binaries, fit for KUBEBUILDER_ASSETS
+
+Called by ``make control-plane`` and, with --where, by ``perseus_sim.controlplane``. Versions are pinned in the go.mod
+and go.sum of each product's folder beside this file: one module per product, because each pins dependencies of its
+own. To add a binary, add a ``Binary`` below and its ``tool`` line to the module. Standard library only: it runs before
+there is a venv.
+"""
+
+# ruff: noqa: T201  # a script that speaks to people
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RECIPE = b"1"
+"""To be raised when build flags change: part of the cache's key."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One program: the folder of its Go module, its package, and the module whose version it reports."""
+
+    module: str
+    package: str
+    release: str
+    version_variable: str = ""
+    """What -ldflags sets to the version; empty: the source knows its own version."""
+
+
+def _kubernetes(name: str) -> Binary:
+    return Binary("kubernetes", f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes", "k8s.io/component-base/version")
+
+
+BINARIES = {
+    **{
+        name: _kubernetes(name)
+        for name in (
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-scheduler",
+            "kubectl",
+            "kubelet",
+            "kube-proxy",
+        )
+    },
+    "etcd": Binary("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
+    "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", "helm.sh/helm/v4/internal/version.version"),
+    "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
+}
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+
+
+class BuildFailed(Exception):
+    """Said in one sentence; nothing was put into the cache."""
+
+
+def _go(*arguments: str, module: str = ".") -> str:
+    """Output of the go command; what it says on standard error passes through."""
+    go = shutil.which("go")
+    if go is None:
+        raise BuildFailed("go is not installed: building the binaries needs the Go toolchain, 1.26 or newer")
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+    ran = subprocess.run(
+        [go, *arguments], cwd=HERE / module, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if ran.returncode != 0:
+        raise BuildFailed(f"`go {arguments[0]}` failed in {HERE / module}")
+    return ran.stdout.strip()
+
+
+def folder() -> Path:
+    """Where the binaries of these pins, this recipe, this Go and this platform belong."""
+    key = hashlib.sha256(_go("env", "GOVERSION", "GOOS", "GOARCH").encode() + RECIPE)
+    for pins in sorted([*HERE.glob("*/go.mod"), *HERE.glob("*/go.sum")]):
+        key.update(pins.read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "perseus-k8s" / "control-plane" / key.hexdigest()[:16]
+
+
+def version(binary: Binary) -> str:
+    """The pinned release, from go.mod."""
+    pins = (HERE / binary.module / "go.mod").read_text(encoding="utf-8")
+    found = re.search(rf"^\t{re.escape(binary.release)} (v\S+)", pins, re.MULTILINE)
+    if not found:
+        raise BuildFailed(f"{binary.module}/go.mod does not require {binary.release}")
+    return found[1]
+
+
+def _link_flags(binary: Binary) -> str:
+    # Unversioned, kube-apiserver calls itself v0.0.0-master and clients that compare versions go astray.
+    pinned, variable = version(binary), binary.version_variable
+    if binary.module == "kubernetes":
+        major, minor, _ = pinned.removeprefix("v").split(".", 2)
+        values = {f"{variable}.gitVersion": pinned, f"{variable}.gitMajor": major, f"{variable}.gitMinor": minor}
+    else:
+        values = {variable: pinned} if variable else {}
+    return " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in values.items())])
+
+
+def build(names: Sequence[str], into: Path) -> None:
+    """Build what is missing; each binary appears whole or not at all, and two runs at once build once."""
+    into.mkdir(parents=True, exist_ok=True)
+    with (into.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for abandoned in into.parent.glob("building-*"):  # by a run that was killed: we hold the lock
+            shutil.rmtree(abandoned)
+        for name in names:
+            if (into / name).exists():
+                continue
+            binary, started = BINARIES[name], time.monotonic()
+            print(f"building {name} {version(binary)} ...", file=sys.stderr, flush=True)
+            workshop = Path(tempfile.mkdtemp(prefix="building-", dir=into.parent))
+            try:
+                flags = ["-trimpath", "-buildvcs=false", "-ldflags", _link_flags(binary), "-o", str(workshop / name)]
+                _go("build", *flags, binary.package, module=binary.module)
+                (workshop / name).replace(into / name)
+            finally:
+                shutil.rmtree(workshop)
+            size_mib = (into / name).stat().st_size / 2**20
+            print(f"built {name}: {time.monotonic() - started:.0f} s, {size_mib:.0f} MiB", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build Kubernetes binaries for tests; prints the folder they are in.")
+    parser.add_argument("--where", action="store_true", help="only print the folder, build nothing")
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="BINARY",
+        default=CONTROL_PLANE,
+        help=f"of {', '.join(BINARIES)}; default: {' '.join(CONTROL_PLANE)}",
+    )
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in BINARIES:
+            parser.error(f"unknown binary {name!r}: known are {', '.join(BINARIES)}")
+    try:
+        into = folder()
+        if not arguments.where:
+            build(arguments.names, into)
+    except BuildFailed as error:
+        sys.exit(f"control plane: {error}")
+    print(into)
+
+
+if __name__ == "__main__":
+    main()
