@@ -1,0 +1,544 @@
+/*
+ * A stateful stand-in for libnvidia-ml.so.1, for tests and for nodes without a GPU: the unmodified nvidia-ml-py drives it.
+ *
+ * All state lies in one file, shared by every process that maps it (environment variable PERSEUS_NVML_SHIM_STATE) and guarded by a
+ * robust mutex in it, so that a killed process leaves no lock behind. A GPU's clock follows its lock after a delay; its power
+ * follows the clock; its energy integrates the power and is published in ticks, as on hardware. perseus_sim.nvml_shim builds this
+ * file and pokes the state through the perseus_shim_* functions at the end. Return codes are NVML's.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+  SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
+  INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN_ERROR = 999
+};
+enum { MAX_GPUS = 16, MAX_INJECTIONS = 32, NAME_BYTES = 96 };
+enum { IDLE_PERCENT_OF_CLOCK = 15 };
+static const uint64_t MAGIC = 0x314c4d564e53524bULL;
+static const uint32_t FIELD_POWER_INSTANT = 186;
+
+typedef unsigned int nvmlReturn_t;
+typedef void *nvmlDevice_t;
+typedef struct {
+  uint32_t fieldId, scopeId;
+  int64_t timestamp, latencyUsec;
+  uint32_t valueType, nvmlReturn;
+  union { uint32_t uiVal; uint64_t ullVal; double dVal; } value;
+} nvmlFieldValue_t;
+
+typedef struct {
+  char uuid[NAME_BYTES], name[NAME_BYTES];
+  /* Written by perseus_shim_set; the order is that of KEYS below. */
+  int64_t min_mhz, max_mhz, step_mhz, memory_mhz, idle_mw, max_mw, busy_permille, transition_us, energy_period_us, energy_frozen,
+      has_energy, lost, mig, mps, permitted, reasons, locked_mhz;
+  /* Kept by the shim; read by perseus_shim_get. */
+  int64_t lock_calls, reset_calls, last_write_ns, clock_mhz, energy_mj;
+  int64_t next_mhz, effective_us;
+  int64_t settled_us;
+  double exact_uj, published_uj;
+} gpu_t;
+
+typedef struct {
+  char function[64];
+  int32_t gpu, code, remaining, latency_ms; /* gpu -1: any; code -1: only the latency; remaining -1: for ever */
+} injection_t;
+
+typedef struct {
+  uint64_t magic;
+  pthread_mutex_t mutex;
+  uint32_t count, generation;
+  uint32_t order[MAX_GPUS]; /* index, and handle, to GPU: what a driver reload may permute */
+  char driver[80];
+  gpu_t gpus[MAX_GPUS];
+  injection_t injections[MAX_INJECTIONS];
+} state_t;
+
+static state_t *state;
+static int users;
+static uint32_t seen_generation;
+static pthread_mutex_t process_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void lock_state(state_t *s) {
+  if (pthread_mutex_lock(&s->mutex) == EOWNERDEAD) pthread_mutex_consistent(&s->mutex);
+}
+
+static state_t *map_state(const char *path) {
+  int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+  if (fd < 0) return NULL;
+  state_t *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  off_t size = lseek(fd, 0, SEEK_END);
+  close(fd);
+  if (s == MAP_FAILED) return NULL;
+  if (size < (off_t)sizeof *s || s->magic != MAGIC) { munmap(s, sizeof *s); return NULL; }
+  return s;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- physics */
+
+static double power_mw(const gpu_t *g, int64_t mhz) {
+  double speed = (double)mhz / (double)g->max_mhz;
+  return g->idle_mw + (g->max_mw - g->idle_mw) * (g->busy_permille / 1000.0) * (0.25 * speed + 0.75 * pow(speed, 3));
+}
+
+static int64_t default_mhz(const gpu_t *g) {
+  return g->busy_permille ? g->max_mhz : g->max_mhz * IDLE_PERCENT_OF_CLOCK / 100;
+}
+
+/* Integrate at a constant clock up to `until`, publishing the energy at the last tick that was passed. */
+static void advance(gpu_t *g, int64_t until_us) {
+  if (until_us <= g->settled_us) return;
+  double mw = power_mw(g, g->clock_mhz); /* mW x us = nJ */
+  int64_t tick_us = until_us / g->energy_period_us * g->energy_period_us;
+  if (tick_us > g->settled_us) g->published_uj = g->exact_uj + mw * (tick_us - g->settled_us) / 1000;
+  g->exact_uj += mw * (until_us - g->settled_us) / 1000;
+  g->settled_us = until_us;
+}
+
+/* Bring a GPU to the present; call before anything is read or changed. */
+static void settle(gpu_t *g) {
+  int64_t now_us = now_ns() / 1000;
+  if (g->next_mhz && now_us >= g->effective_us) {
+    advance(g, g->effective_us);
+    g->clock_mhz = g->next_mhz;
+    g->next_mhz = 0;
+  }
+  advance(g, now_us);
+  if (!g->energy_frozen) g->energy_mj = (int64_t)(g->published_uj / 1000);
+}
+
+static void request_clock(gpu_t *g, int64_t locked_mhz) {
+  settle(g);
+  g->locked_mhz = locked_mhz;
+  g->next_mhz = locked_mhz ? locked_mhz : default_mhz(g);
+  g->effective_us = now_ns() / 1000 + g->transition_us;
+  settle(g);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- entry */
+
+/* Common to all calls: injected latency and errors, initialisation, a lost GPU. On success the state is locked if gpu is wanted. */
+static nvmlReturn_t enter(const char *function, nvmlDevice_t handle, gpu_t **gpu) {
+  state_t *s = state;
+  if (!s || !users) return UNINITIALIZED;
+  int index = -1;
+  nvmlReturn_t code = SUCCESS;
+  int latency_ms = 0;
+  lock_state(s);
+  if (gpu) {
+    uintptr_t number = (uintptr_t)handle;
+    if (number < 1 || number > s->count) code = INVALID_ARGUMENT;
+    else index = (int)s->order[number - 1];
+  }
+  for (int i = 0; i < MAX_INJECTIONS; i++) {
+    injection_t *j = &s->injections[i];
+    if (!j->remaining || strcmp(j->function, function) || (j->gpu >= 0 && j->gpu != index)) continue;
+    if (j->remaining > 0) j->remaining--;
+    latency_ms = j->latency_ms;
+    if (j->code >= 0) code = (nvmlReturn_t)j->code;
+    break;
+  }
+  if (code == SUCCESS && s->generation != seen_generation) code = UNINITIALIZED;
+  if (code == SUCCESS && index >= 0 && s->gpus[index].lost) code = GPU_IS_LOST;
+  if (latency_ms) {
+    pthread_mutex_unlock(&s->mutex);
+    usleep((useconds_t)latency_ms * 1000);
+    lock_state(s);
+  }
+  if (code == SUCCESS && gpu) {
+    *gpu = &s->gpus[index];
+    settle(*gpu);
+    return SUCCESS;
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return code;
+}
+
+static nvmlReturn_t leave(nvmlReturn_t code) {
+  pthread_mutex_unlock(&state->mutex);
+  return code;
+}
+
+#define ENTER(handle)                                  \
+  gpu_t *g;                                            \
+  nvmlReturn_t entered = enter(__func__, handle, &g);  \
+  if (entered != SUCCESS) return entered
+
+static nvmlReturn_t copy_text(char *to, unsigned int length, const char *from) {
+  if (strlen(from) + 1 > length) return INSUFFICIENT_SIZE;
+  strcpy(to, from);
+  return SUCCESS;
+}
+
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
+  (void)flags;
+  pthread_mutex_lock(&process_mutex);
+  state_t *found = users && state ? state : map_state(getenv("PERSEUS_NVML_SHIM_STATE"));
+  nvmlReturn_t code = found ? SUCCESS : DRIVER_NOT_LOADED;
+  if (found) {
+    state = found;
+    seen_generation = found->generation;
+    users++;
+    code = enter(__func__, NULL, NULL);
+    if (code != SUCCESS) users--;
+  }
+  pthread_mutex_unlock(&process_mutex);
+  return code;
+}
+
+nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+nvmlReturn_t nvmlShutdown(void) {
+  pthread_mutex_lock(&process_mutex);
+  nvmlReturn_t code = users ? SUCCESS : UNINITIALIZED;
+  if (users) users--; /* the state stays mapped: another thread may be inside a call */
+  pthread_mutex_unlock(&process_mutex);
+  return code;
+}
+
+const char *nvmlErrorString(nvmlReturn_t code) {
+  switch (code) {
+    case SUCCESS: return "The operation was successful";
+    case NO_PERMISSION: return "Insufficient Permissions";
+    case GPU_IS_LOST: return "GPU is lost";
+    default: return "error reported by the NVML shim";
+  }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- system */
+
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length) {
+  nvmlReturn_t code = enter(__func__, NULL, NULL);
+  return code ? code : copy_text(version, length, state->driver);
+}
+
+nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length) {
+  return nvmlSystemGetDriverVersion(version, length);
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count) {
+  nvmlReturn_t code = enter(__func__, NULL, NULL);
+  if (!code) *count = state->count;
+  return code;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *handle) {
+  nvmlDevice_t wanted = (nvmlDevice_t)((uintptr_t)index + 1);
+  ENTER(wanted);
+  *handle = wanted;
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *handle) {
+  nvmlReturn_t code = enter(__func__, NULL, NULL);
+  if (code) return code;
+  for (unsigned int i = 0; i < state->count; i++) {
+    gpu_t *g = &state->gpus[state->order[i]];
+    if (strcmp(g->uuid, uuid)) continue;
+    if (g->lost) return GPU_IS_LOST;
+    *handle = (nvmlDevice_t)((uintptr_t)i + 1);
+    return SUCCESS;
+  }
+  return NOT_FOUND;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- a GPU */
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *uuid, unsigned int length) {
+  ENTER(d);
+  return leave(copy_text(uuid, length, g->uuid));
+}
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned int length) {
+  ENTER(d);
+  return leave(copy_text(name, length, g->name));
+}
+
+nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t d, unsigned int *minor) {
+  ENTER(d);
+  *minor = (unsigned int)(g - state->gpus);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned int *index) {
+  ENTER(d);
+  *index = (unsigned int)((uintptr_t)d - 1);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t d, unsigned int type, unsigned int *mhz) {
+  ENTER(d);
+  *mhz = (unsigned int)(type == 2 ? g->memory_mhz : g->clock_mhz);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t d, unsigned int type, unsigned int *mhz) {
+  ENTER(d);
+  *mhz = (unsigned int)(type == 2 ? g->memory_mhz : g->max_mhz);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t d, unsigned int *count, unsigned int *clocks) {
+  ENTER(d);
+  unsigned int room = *count;
+  *count = 1;
+  if (room < 1 || !clocks) return leave(INSUFFICIENT_SIZE);
+  clocks[0] = (unsigned int)g->memory_mhz;
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(
+    nvmlDevice_t d, unsigned int memory_mhz, unsigned int *count, unsigned int *clocks) {
+  ENTER(d);
+  if (memory_mhz != g->memory_mhz) return leave(NOT_FOUND);
+  unsigned int room = *count;
+  *count = (unsigned int)((g->max_mhz - g->min_mhz) / g->step_mhz + 1);
+  if (room < *count || !clocks) return leave(INSUFFICIENT_SIZE);
+  for (unsigned int i = 0; i < *count; i++) clocks[i] = (unsigned int)(g->max_mhz - i * g->step_mhz);
+  return leave(SUCCESS);
+}
+
+static nvmlReturn_t write_clock(gpu_t *g, int64_t *calls, int64_t mhz) {
+  if (!g->permitted) return leave(NO_PERMISSION);
+  (*calls)++;
+  g->last_write_ns = now_ns();
+  request_clock(g, mhz);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceSetGpuLockedClocks(nvmlDevice_t d, unsigned int min_mhz, unsigned int max_mhz) {
+  ENTER(d);
+  if (min_mhz > max_mhz || max_mhz < g->min_mhz) return leave(INVALID_ARGUMENT);
+  int64_t mhz = max_mhz > g->max_mhz ? g->max_mhz : max_mhz;
+  mhz = g->min_mhz + (mhz - g->min_mhz) / g->step_mhz * g->step_mhz; /* off the grid: silently another step, as drivers do */
+  return write_clock(g, &g->lock_calls, mhz);
+}
+
+nvmlReturn_t nvmlDeviceResetGpuLockedClocks(nvmlDevice_t d) {
+  ENTER(d);
+  return write_clock(g, &g->reset_calls, 0);
+}
+
+nvmlReturn_t nvmlDeviceSetMemoryLockedClocks(nvmlDevice_t d, unsigned int min_mhz, unsigned int max_mhz) {
+  (void)min_mhz, (void)max_mhz;
+  ENTER(d);
+  return leave(NOT_SUPPORTED);
+}
+
+nvmlReturn_t nvmlDeviceResetMemoryLockedClocks(nvmlDevice_t d) {
+  ENTER(d);
+  return leave(NOT_SUPPORTED);
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t d, unsigned long long *energy_mj) {
+  ENTER(d);
+  if (!g->has_energy) return leave(NOT_SUPPORTED);
+  *energy_mj = (unsigned long long)g->energy_mj;
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned int *mw) {
+  ENTER(d);
+  *mw = (unsigned int)power_mw(g, g->clock_mhz);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int count, nvmlFieldValue_t *values) {
+  ENTER(d);
+  for (int i = 0; i < count; i++) {
+    values[i].timestamp = now_ns() / 1000;
+    values[i].nvmlReturn = values[i].fieldId == FIELD_POWER_INSTANT ? SUCCESS : NOT_SUPPORTED;
+    values[i].valueType = 1;
+    values[i].value.ullVal = values[i].nvmlReturn ? 0 : (uint64_t)power_mw(g, g->clock_mhz);
+  }
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t d, unsigned long long *reasons) {
+  ENTER(d);
+  *reasons = (unsigned long long)g->reasons | (g->busy_permille ? 0 : 1);
+  return leave(SUCCESS);
+}
+
+/* The same under the name that drivers before 535 know. */
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t d, unsigned long long *reasons) {
+  ENTER(d);
+  *reasons = (unsigned long long)g->reasons | (g->busy_permille ? 0 : 1);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned int *current, unsigned int *pending) {
+  ENTER(d);
+  *current = *pending = (unsigned int)g->mig;
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *count, void *processes) {
+  ENTER(d);
+  unsigned int room = *count;
+  *count = (unsigned int)g->mps;
+  if (room < *count || (*count && !processes)) return leave(INSUFFICIENT_SIZE);
+  if (*count) memset(processes, 0, 24 * (size_t)*count);
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned int *mode) {
+  ENTER(d);
+  *mode = 1;
+  return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsigned int *celsius) {
+  (void)sensor;
+  ENTER(d);
+  *celsius = 30 + (unsigned int)(50 * power_mw(g, g->clock_mhz) / (double)g->max_mw);
+  return leave(SUCCESS);
+}
+
+/* ------------------------------------------------------------------------------------------ for perseus_sim.nvml_shim */
+
+static const char *const KEYS[] = {
+    "min_mhz", "max_mhz", "step_mhz", "memory_mhz", "idle_mw", "max_mw", "busy_permille", "transition_us",
+    "energy_period_us", "energy_frozen", "has_energy", "lost", "mig", "mps", "permitted", "reasons", "locked_mhz",
+    "lock_calls", "reset_calls", "last_write_ns", "clock_mhz", "energy_mj"};
+enum { WRITABLE_KEYS = 17, ALL_KEYS = 22 };
+
+static int64_t *value_of(gpu_t *g, const char *key, int keys) {
+  for (int i = 0; i < keys; i++)
+    if (!strcmp(KEYS[i], key)) return (int64_t *)((char *)g + offsetof(gpu_t, min_mhz)) + i;
+  return NULL;
+}
+
+void *perseus_shim_open(const char *path) { return map_state(path); }
+
+void perseus_shim_close(state_t *s) { munmap(s, sizeof *s); }
+
+/* A new state file with GPUs like an A100; 0, or errno. It appears under its name only when it is whole. */
+int perseus_shim_create(const char *path, unsigned int count) {
+  char partial[4096];
+  if (count > MAX_GPUS || snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial) return EINVAL;
+  int fd = open(partial, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return errno;
+  state_t *s = ftruncate(fd, sizeof *s) ? MAP_FAILED : mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  close(fd);
+  if (s == MAP_FAILED) return errno;
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  pthread_mutex_init(&s->mutex, &attributes);
+  s->count = count;
+  s->generation = 1;
+  strcpy(s->driver, "570.86.15");
+  for (unsigned int i = 0; i < count; i++) {
+    gpu_t *g = &s->gpus[i];
+    s->order[i] = i;
+    snprintf(g->uuid, sizeof g->uuid, "GPU-00000000-0000-4000-8000-%012x", i);
+    strcpy(g->name, "NVIDIA A100-SXM4-40GB");
+    g->min_mhz = 210, g->max_mhz = 1410, g->step_mhz = 15, g->memory_mhz = 1215;
+    g->idle_mw = 55000, g->max_mw = 400000;
+    g->energy_period_us = 100000, g->has_energy = 1, g->permitted = 1;
+    g->settled_us = now_ns() / 1000;
+    g->clock_mhz = default_mhz(g);
+  }
+  s->magic = MAGIC;
+  munmap(s, sizeof *s);
+  return rename(partial, path) ? errno : 0;
+}
+
+int perseus_shim_set(state_t *s, unsigned int gpu, const char *key, int64_t value) {
+  lock_state(s);
+  gpu_t *g = gpu < s->count ? &s->gpus[gpu] : NULL;
+  int64_t *field = g ? value_of(g, key, WRITABLE_KEYS) : NULL;
+  if (field) {
+    settle(g);
+    *field = value;
+    /* A lock by a foreign hand, or a change of load, moves the clock as well. */
+    if (field == &g->locked_mhz || (field == &g->busy_permille && !g->locked_mhz)) request_clock(g, g->locked_mhz);
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return field ? 0 : EINVAL;
+}
+
+int perseus_shim_get(state_t *s, unsigned int gpu, const char *key, int64_t *value) {
+  lock_state(s);
+  gpu_t *g = gpu < s->count ? &s->gpus[gpu] : NULL;
+  int64_t *field = g ? value_of(g, key, ALL_KEYS) : NULL;
+  if (field) {
+    settle(g);
+    *value = *field;
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return field ? 0 : EINVAL;
+}
+
+int perseus_shim_set_text(state_t *s, unsigned int gpu, const char *key, const char *text) {
+  if (gpu >= s->count || strlen(text) >= NAME_BYTES) return EINVAL;
+  lock_state(s);
+  char *field = !strcmp(key, "uuid") ? s->gpus[gpu].uuid : !strcmp(key, "name") ? s->gpus[gpu].name : NULL;
+  if (field) strcpy(field, text);
+  pthread_mutex_unlock(&s->mutex);
+  return field ? 0 : EINVAL;
+}
+
+/* The next `times` calls (-1: all) of a function on a GPU (-1: any) take so long, and return a code (-1: what they would). */
+int perseus_shim_inject(state_t *s, const char *function, int gpu, int code, int times, int latency_ms) {
+  if (strlen(function) >= sizeof s->injections[0].function) return EINVAL;
+  lock_state(s);
+  injection_t *free_slot = NULL;
+  for (int i = MAX_INJECTIONS; i-- > 0;)
+    if (!s->injections[i].remaining) free_slot = &s->injections[i];
+  if (free_slot) {
+    strcpy(free_slot->function, function);
+    free_slot->gpu = gpu, free_slot->code = code, free_slot->remaining = times, free_slot->latency_ms = latency_ms;
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return free_slot ? 0 : ENOSPC;
+}
+
+void perseus_shim_clear(state_t *s) {
+  lock_state(s);
+  memset(s->injections, 0, sizeof s->injections);
+  pthread_mutex_unlock(&s->mutex);
+}
+
+/* Indices and handles come to mean other GPUs. */
+int perseus_shim_permute(state_t *s, const uint32_t *order, unsigned int count) {
+  unsigned int seen = 0;
+  for (unsigned int i = 0; i < count; i++) seen |= order[i] < count ? 1u << order[i] : 0;
+  if (count != s->count || seen != (1u << count) - 1) return EINVAL;
+  lock_state(s);
+  memcpy(s->order, order, count * sizeof *order);
+  pthread_mutex_unlock(&s->mutex);
+  return 0;
+}
+
+/* The driver is unloaded and loaded: locks and energy are gone, and every process must open the library anew. */
+void perseus_shim_reload(state_t *s) {
+  lock_state(s);
+  s->generation++;
+  for (unsigned int i = 0; i < s->count; i++) {
+    gpu_t *g = &s->gpus[i];
+    request_clock(g, 0);
+    g->exact_uj = g->published_uj = 0;
+    g->energy_mj = 0;
+  }
+  pthread_mutex_unlock(&s->mutex);
+}

@@ -1,0 +1,301 @@
+"""The NVML driver against the stateful shim, through the unmodified nvidia-ml-py."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from perseus_agent import errors
+from perseus_agent.devices import nvml
+from perseus_agent.devices.base import Controllability, EventReason, open_device_set
+from perseus_sim.nvml_shim import ENV_STATE, Shim, ShimError, build
+
+LOCK = "nvmlDeviceSetGpuLockedClocks"
+CODES = sorted({value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")})
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Path of the built shim. This process has loaded it, so that pynvml's own loading of its soname finds it."""
+    try:
+        library = build(tmp_path_factory.mktemp("nvml"))
+    except ShimError as error:
+        if "no C compiler" in str(error):
+            pytest.skip(str(error))
+        raise
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return library
+
+
+@pytest.fixture
+def shim(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shim]:
+    """Two idle GPUs whose driver this test talks to."""
+    shim = Shim(nvml_library, tmp_path / "nvml-state", create_gpus=2)
+    monkeypatch.setenv(ENV_STATE, str(shim.state))
+    yield shim
+    shim.close()
+
+
+@pytest.fixture
+def devices(shim: Shim) -> Iterator[nvml.NvmlDevices]:
+    """Both GPUs under full load, opened with the energy check skipped for time."""
+    for gpu in range(2):
+        shim.set(gpu, busy_permille=1000, energy_period_us=1000)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.01)
+    yield opened
+    shim.clear()
+    opened.close()
+
+
+def test_a_gpu_tells_who_it_is_and_which_clocks_it_knows(devices: nvml.NvmlDevices) -> None:
+    first, second = devices.devices
+    assert first.identity.uuid != second.identity.uuid
+    assert first.identity.model == "NVIDIA A100-SXM4-40GB"
+    assert first.identity.supported_clocks_mhz == tuple(range(210, 1411, 15))
+    assert devices.driver_version == "570.86.15"
+    assert first.controllability() == (Controllability.YES, "")
+
+
+def test_locking_pins_the_clock_and_resetting_gives_the_default_back(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    gpu = devices.devices[1]
+    gpu.lock_clocks(900)
+    assert (gpu.sm_clock_mhz(), shim.get(1, "locked_mhz"), shim.get(0, "locked_mhz")) == (900, 900, 0)
+    gpu.reset_clocks()
+    gpu.reset_clocks()
+    assert (gpu.sm_clock_mhz(), shim.get(1, "locked_mhz")) == (1410, 0)
+
+
+def test_a_clock_off_the_list_is_refused_before_the_driver_rounds_it(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    with pytest.raises(errors.InvalidClock, match="901 MHz is not a supported clock"):
+        devices.devices[0].lock_clocks(901)
+    assert shim.get(0, "lock_calls") == 0
+
+
+def test_a_lower_clock_draws_less_power_and_energy_is_its_integral(devices: nvml.NvmlDevices) -> None:
+    gpu = devices.devices[0]
+    high_mw = gpu.power_mw()
+    gpu.lock_clocks(705)
+    low_mw = gpu.power_mw()
+    assert high_mw == 400_000
+    assert low_mw is not None
+    assert low_mw < high_mw
+    before = gpu.energy()
+    time.sleep(0.1)
+    after = gpu.energy()
+    assert before is not None
+    assert after is not None
+    expected_mj = low_mw * (after.time_us - before.time_us) / 1e6
+    assert after.energy_mj - before.energy_mj == pytest.approx(expected_mj, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "code", [value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")] + [77]
+)
+def test_every_code_leaves_as_one_of_our_errors(devices: nvml.NvmlDevices, shim: Shim, code: int) -> None:
+    expected = nvml.ERRORS.get(code, errors.DeviceFailed)
+    shim.inject(LOCK, code, gpu=0)
+    gpu = devices.devices[0]
+    with pytest.raises(expected, match=gpu.identity.uuid):
+        gpu.lock_clocks(900)
+    assert shim.get(0, "locked_mhz") == 0
+    assert devices.devices[1].controllability()[0] is Controllability.YES
+
+
+def test_every_code_that_nvml_knows_has_a_meaning() -> None:
+    assert set(CODES) == set(nvml.ERRORS)
+
+
+def test_without_permission_the_gpu_is_measured_only(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    gpu = devices.devices[0]
+    shim.set(0, permitted=0)
+    with pytest.raises(errors.NoPermission):
+        gpu.reset_clocks()
+    assert gpu.controllability()[0] is Controllability.NO_PERMISSION
+    assert gpu.energy() is not None
+
+
+def test_a_process_without_the_capability_says_so_before_it_writes(shim: Shim) -> None:
+    opened = nvml.NvmlDevices(privileged=lambda: False, energy_check_s=0)
+    assert opened.devices[0].controllability()[0] is Controllability.NO_PERMISSION
+    assert shim.get(0, "reset_calls") == 0
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("effective", "uid_map", "expected"),
+    [
+        ("000001ffffffffff", "0 0 4294967295", True),
+        ("0000000000200000", "0 0 4294967295", True),
+        ("000001ffffdfffff", "0 0 4294967295", False),  # everything but CAP_SYS_ADMIN
+        ("000001ffffffffff", "0 100000 65536", False),  # hostUsers: false
+    ],
+)
+def test_the_capability_counts_in_the_first_user_namespace(
+    tmp_path: Path, effective: str, uid_map: str, expected: bool
+) -> None:
+    (tmp_path / "status").write_text(f"Name:\tagent\nCapPrm:\t0\nCapEff:\t{effective}\n")
+    (tmp_path / "uid_map").write_text(f"         {uid_map}\n")
+    assert nvml.may_write(tmp_path / "status", tmp_path / "uid_map") is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [({"mig": 1}, Controllability.MIG), ({"mps": 3}, Controllability.SHARED), ({"lost": 1}, Controllability.LOST)],
+)
+def test_a_gpu_that_is_not_ours_alone_or_not_there_says_why(
+    devices: nvml.NvmlDevices, shim: Shim, state: dict[str, int], expected: Controllability
+) -> None:
+    shim.set(1, **state)
+    verdict, message = devices.devices[1].controllability()
+    assert verdict is expected
+    assert message
+    assert devices.devices[0].controllability()[0] is Controllability.YES
+
+
+def test_a_gpu_without_mig_has_it_off(shim: Shim) -> None:
+    shim.inject("nvmlDeviceGetMigMode", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0)
+    assert opened.devices[0].controllability()[0] is Controllability.YES
+    opened.close()
+
+
+def test_a_lost_gpu_raises_and_leaves_its_neighbour_alone(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    shim.set(0, lost=1)
+    with pytest.raises(errors.DeviceLost):
+        devices.devices[0].lock_clocks(900)
+    devices.devices[1].lock_clocks(900)
+    assert shim.get(1, "locked_mhz") == 900
+
+
+def test_a_gpu_that_is_lost_at_start_is_left_out(shim: Shim) -> None:
+    shim.set(0, lost=1)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0)
+    assert [device.minor_number for device in opened.devices] == [1]
+    opened.close()
+
+
+def test_a_write_follows_the_uuid_when_handles_come_to_mean_other_gpus(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    first, second = devices.devices
+    first.sm_clock_mhz(), second.sm_clock_mhz()  # both hold handles from before
+    shim.permute([1, 0])
+    first.lock_clocks(600)
+    second.lock_clocks(1200)
+    assert (shim.get(0, "locked_mhz"), shim.get(1, "locked_mhz")) == (600, 1200)
+
+
+def test_a_gpu_that_was_replaced_is_never_written(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    gpu = devices.devices[0]
+    gpu.sm_clock_mhz()
+    shim.set_text(0, uuid="GPU-11111111-0000-4000-8000-000000000000")
+    with pytest.raises(errors.DeviceLost, match="does not find"):
+        gpu.lock_clocks(900)
+    assert shim.get(0, "lock_calls") == 0
+
+
+def test_a_driver_reload_is_survived_and_energy_never_falls(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    gpu = devices.devices[0]
+    gpu.lock_clocks(900)
+    time.sleep(0.01)
+    before = gpu.energy()
+    shim.reload()
+    shim.permute([1, 0])
+    after = gpu.energy()
+    assert before is not None
+    assert after is not None
+    assert before.energy_mj > 0
+    assert after.energy_mj >= before.energy_mj
+    gpu.lock_clocks(600)
+    assert (shim.get(0, "locked_mhz"), shim.get(1, "locked_mhz")) == (600, 0)
+
+
+@pytest.mark.parametrize(("state", "trusted"), [({}, True), ({"energy_frozen": 1}, False), ({"has_energy": 0}, False)])
+def test_the_energy_counter_is_trusted_only_if_it_moves(shim: Shim, state: dict[str, int], trusted: bool) -> None:
+    shim.set(0, busy_permille=1000, energy_period_us=1000, **state)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.01)
+    assert (opened.devices[0].energy() is not None) is trusted
+    opened.close()
+
+
+def test_an_energy_counter_faster_than_any_gpu_is_not_trusted(shim: Shim) -> None:
+    shim.set(0, busy_permille=1000, energy_period_us=1000, max_mw=2_000_000_000)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.01)
+    assert opened.devices[0].energy() is None
+    opened.close()
+
+
+def test_event_reasons_keep_what_means_something_and_fall_back_on_old_drivers(
+    devices: nvml.NvmlDevices, shim: Shim
+) -> None:
+    shim.set(0, reasons=0x40 | 0x04 | 0x100)
+    expected = EventReason.HARDWARE_THERMAL | EventReason.POWER_CAP
+    assert devices.devices[0].event_reasons() == expected
+    shim.inject("nvmlDeviceGetCurrentClocksEventReasons", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    assert devices.devices[0].event_reasons() == expected
+
+
+def test_power_falls_back_where_there_is_no_instantaneous_field(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    shim.inject("nvmlDeviceGetFieldValues", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert devices.devices[0].power_mw() == 400_000
+    shim.inject("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert devices.devices[0].power_mw() is None
+
+
+def test_dra_names_are_resolved_by_minor_number(devices: nvml.NvmlDevices) -> None:
+    assert devices.dra_uuid("gpu-1") == devices.devices[1].identity.uuid
+    assert devices.dra_uuid("gpu-9") is None
+    assert devices.dra_uuid("gpu-0-mig-1g5gb-19-4") is None
+
+
+def test_no_driver_is_an_error_that_says_to_wait(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENV_STATE, raising=False)
+    with pytest.raises(errors.DriverUnavailable, match="nvmlInit"):
+        open_device_set("nvml")
+
+
+def test_a_replaced_driver_is_an_error_that_says_to_leave(shim: Shim) -> None:
+    shim.inject("nvmlInitWithFlags", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    with pytest.raises(errors.DriverMismatch):
+        open_device_set("nvml")
+
+
+def test_the_nvml_driver_takes_no_argument() -> None:
+    with pytest.raises(errors.SettingsError, match="nvml takes no argument"):
+        nvml.open_devices("0")
+
+
+def test_another_process_sees_and_makes_the_same_locks(
+    devices: nvml.NvmlDevices, shim: Shim, nvml_library: Path
+) -> None:
+    """A foreign hand through pynvml itself, found by LD_LIBRARY_PATH as in a container."""
+    script = (
+        "import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0);"
+        "print(pynvml.nvmlDeviceGetClockInfo(h, 1)); pynvml.nvmlDeviceSetGpuLockedClocks(h, 600, 600)"
+    )
+    devices.devices[0].lock_clocks(900)
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LD_LIBRARY_PATH": str(nvml_library.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert result.stdout.strip() == "900"
+    assert devices.devices[0].sm_clock_mhz() == 600
+
+
+def test_a_slow_transition_shows_the_old_clock_first(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    shim.set(0, transition_us=50_000)
+    gpu = devices.devices[0]
+    gpu.lock_clocks(600)
+    assert gpu.sm_clock_mhz() == 1410
+    time.sleep(0.06)
+    assert gpu.sm_clock_mhz() == 600
