@@ -1,0 +1,316 @@
+"""The memory shared by a rank and its agent: what is marked is what is drained, and a hostile rank fools only itself."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perseus_proto.channel import (
+    SLOTS,
+    ChannelReader,
+    ChannelWriter,
+    Faults,
+    Phase,
+    Position,
+    memory_bytes,
+)
+from perseus_proto.hello import ChannelError
+
+N = 5
+
+
+@pytest.fixture
+def reader() -> Iterator[ChannelReader]:
+    reader = ChannelReader.create(N)
+    yield reader
+    reader.close()
+
+
+def writer_of(reader: ChannelReader) -> ChannelWriter:
+    return ChannelWriter(os.dup(reader.memory_fd), os.dup(reader.event_fd), reader.instructions)
+
+
+def run_iteration(writer: ChannelWriter, iteration: int, start_us: int, durations_us: list[int]) -> int:
+    """Mark a whole iteration with one microsecond between instructions; when it ended."""
+    now_us = start_us
+    writer.step_begin(iteration, now_us)
+    for index, duration_us in enumerate(durations_us):
+        writer.begin(index, now_us)
+        now_us += duration_us
+        writer.end(index, now_us)
+        now_us += 1
+    writer.step_end(iteration, now_us)
+    return now_us
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31), min_size=N, max_size=N), min_size=1, max_size=9))
+@settings(max_examples=50)
+def test_what_is_marked_is_what_is_drained(iterations: list[list[int]]) -> None:
+    reader = ChannelReader.create(N)
+    writer = writer_of(reader)
+    now_us = 0
+    for iteration, durations_us in enumerate(iterations):
+        start_us = now_us
+        now_us = run_iteration(writer, iteration, now_us, durations_us)
+        record = reader.drain_iteration()
+        assert record is not None
+        assert (record.iteration, record.begin_us, record.end_us) == (iteration, start_us, now_us)
+        assert record.durations_us == tuple(durations_us)
+        assert record.begins_us[0] == start_us
+        assert record.complete
+        assert reader.drain_iteration() is None
+    assert reader.lost == 0
+    reader.close()
+
+
+def test_the_position_follows_every_mark(reader: ChannelReader) -> None:
+    writer = writer_of(reader)
+    assert reader.position() == Position(0, 0, Phase.NONE)
+    writer.step_begin(7, 100)
+    assert reader.position() == Position(7, 0, Phase.STEP_BEGUN)
+    assert reader.step_begin_us() == 100
+    assert reader.position().upcoming(N) == (7, 0)
+    for index in range(N):
+        writer.begin(index, 100)
+        assert reader.position() == Position(7, index, Phase.BEGUN)
+        assert reader.position().upcoming(N) == (7, index)
+        writer.end(index, 101)
+        assert reader.position() == Position(7, index, Phase.ENDED)
+        assert reader.position().upcoming(N) == ((7, index + 1) if index + 1 < N else (8, 0))
+    writer.step_end(7, 102)
+    assert reader.position() == Position(7, 0, Phase.STEP_ENDED)
+    assert reader.position().upcoming(N) == (8, 0)
+
+
+@given(st.binary(min_size=N, max_size=N))
+@settings(max_examples=50)
+def test_the_bell_rings_at_the_ends_of_a_step_and_where_the_map_says(wake: bytes) -> None:
+    reader = ChannelReader.create(N)
+    writer = writer_of(reader)
+    reader.set_wake_map(wake)
+    writer.step_begin(0, 0)
+    assert reader.acknowledge()
+    for index in range(N):
+        writer.begin(index, 0)
+        assert not reader.acknowledge()
+        writer.end(index, 0)
+        assert reader.acknowledge() is bool(wake[(index + 1) % N])  # after the last comes the first of the next step
+    writer.step_end(0, 0)
+    assert reader.acknowledge()
+    reader.close()
+
+
+def test_a_map_of_another_length_is_refused(reader: ChannelReader) -> None:
+    with pytest.raises(ValueError, match="wake: must have 5 bytes, has 4"):
+        reader.set_wake_map(bytes(N - 1))
+
+
+def test_an_agent_that_is_late_loses_the_oldest_and_counts_them(reader: ChannelReader) -> None:
+    writer = writer_of(reader)
+    run_iteration(writer, 0, 0, [1] * N)
+    assert reader.drain_iteration() is not None
+    for iteration in range(1, 11):
+        run_iteration(writer, iteration, 1000 * iteration, [1] * N)
+    drained = []
+    while (record := reader.drain_iteration()) is not None:
+        drained.append(record.iteration)
+    assert drained == list(range(11 - SLOTS, 11))
+    assert reader.lost == 10 - SLOTS
+
+
+def test_an_iteration_that_runs_is_not_drained(reader: ChannelReader) -> None:
+    writer = writer_of(reader)
+    run_iteration(writer, 0, 0, [1] * N)
+    writer.step_begin(1, 100)
+    first = reader.drain_iteration()
+    assert first is not None
+    assert first.iteration == 0
+    assert reader.drain_iteration() is None
+
+
+def test_times_that_come_late_are_filled_in_behind_the_running_iteration(reader: ChannelReader) -> None:
+    writer = writer_of(reader)
+    for iteration in range(2):
+        writer.step_begin(iteration, 100 * iteration)
+        for index in range(N):
+            writer.begin(index, 0)
+            writer.end(index, 0)
+        writer.step_end_untimed()
+    assert reader.drain_iteration() is None
+    times_us = [10 + time for time in range(2 * N)]
+    writer.fill(0, 50, times_us)
+    writer.fill(17, 50, times_us)  # never was
+    record = reader.drain_iteration()
+    assert record is not None
+    assert (record.iteration, record.complete, record.durations_us) == (0, True, (1,) * N)
+    assert record.begins_us == tuple(times_us[::2])
+    assert reader.drain_iteration() is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "faults"),
+    [(N, Faults.OUT_OF_ORDER), (N, Faults.ABANDONED), (N, Faults.UNTIMED), (N - 1, Faults.NONE), (0, Faults.NONE)],
+)
+def test_an_iteration_that_left_its_schedule_is_incomplete(reader: ChannelReader, ended: int, faults: Faults) -> None:
+    writer = writer_of(reader)
+    writer.step_begin(0, 0)
+    for index in range(ended):
+        writer.begin(index, 1)
+        writer.end(index, 1)
+    writer.step_end(0, 2, faults)
+    record = reader.drain_iteration()
+    assert record is not None
+    assert (record.complete, record.durations_us, record.begins_us) == (False, (), ())
+    assert record.faults == faults
+
+
+@pytest.mark.parametrize("times_us", [(5, 4), (0, 2**40), (2**64 - 1, 2**64 - 1)])
+def test_times_that_cannot_be_are_incomplete(reader: ChannelReader, times_us: tuple[int, int]) -> None:
+    writer = writer_of(reader)
+    writer.step_begin(0, 1)
+    for index in range(N):
+        writer.begin(index, times_us[0])
+        writer.end(index, times_us[1])
+    writer.step_end(0, 100)
+    record = reader.drain_iteration()
+    assert record is not None
+    assert not record.complete
+
+
+def test_the_rank_can_neither_shrink_nor_grow_nor_seal_the_memory(reader: ChannelReader) -> None:
+    for size in (0, 8, 2 * memory_bytes(N)):
+        with pytest.raises(PermissionError):
+            os.ftruncate(reader.memory_fd, size)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(reader.memory_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_a_rank_that_makes_the_bell_blocking_does_not_block_the_agent(reader: ChannelReader) -> None:
+    flags = fcntl.fcntl(reader.event_fd, fcntl.F_GETFL)
+    fcntl.fcntl(reader.event_fd, fcntl.F_SETFL, flags & ~os.O_NONBLOCK)
+    assert not reader.acknowledge()  # a blocking read would hang here until the test's time is up
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_memory_that_is_not_as_promised_is_refused_and_nothing_leaks(reader: ChannelReader) -> None:
+    before = open_descriptors()
+    with pytest.raises(ChannelError, match="size"):
+        ChannelWriter(os.dup(reader.memory_fd), os.dup(reader.event_fd), N + 64)
+    unsealed = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, memory_bytes(N))
+    with pytest.raises(ChannelError, match="sealed"):
+        ChannelWriter(unsealed, os.dup(reader.event_fd), N)
+    with mmap.mmap(reader.memory_fd, memory_bytes(N)) as memory:
+        memory[0] ^= 1
+    with pytest.raises(ChannelError, match="head"):
+        writer_of(reader)
+    assert open_descriptors() == before
+
+
+def test_a_closed_reader_and_a_dropped_writer_leave_no_descriptor_open() -> None:
+    before = open_descriptors()
+    reader = ChannelReader.create(N)
+    writer = writer_of(reader)
+    assert open_descriptors() > before
+    del writer
+    reader.close()
+    reader.close()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("instructions", [0, -1, 65_537])
+def test_a_number_of_instructions_out_of_bounds_is_refused(instructions: int) -> None:
+    with pytest.raises(ChannelError, match="schedule: must have 1 to 65536 instructions"):
+        ChannelReader.create(instructions)
+
+
+def test_whatever_a_rank_writes_the_reader_answers_and_believes_only_the_plausible(reader: ChannelReader) -> None:
+    """Noise, and good memory with a few words replaced by the values that break things."""
+    generator = random.Random(20260102)
+    size = memory_bytes(N)
+    evil = [0, 1, 2, 3, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 2, 2**64 - 1]
+    complete = 0
+    with mmap.mmap(reader.memory_fd, size) as memory:
+        good = None
+        for round_number in range(20_000):
+            if good is not None and round_number % 4:
+                memory[:] = good
+                for _ in range(generator.randint(0, 3)):
+                    word = 8 * generator.randrange(size // 8)
+                    memory[word : word + 8] = generator.choice(evil).to_bytes(8, "little")
+            else:
+                memory[:] = generator.randbytes(size)
+            if good is None:
+                fresh = ChannelReader.create(N)
+                run_iteration(writer_of(fresh), 3, 1000, [10] * N)
+                good = os.pread(fresh.memory_fd, size, 0)
+                fresh.close()
+            reader._next = None  # as if just created: every iteration number is welcome
+            position = reader.position()
+            assert position.index < N
+            assert position.upcoming(N)[1] < N
+            assert reader.step_begin_us() >= 0
+            for _ in range(SLOTS + 1):
+                record = reader.drain_iteration()
+                if record is None:
+                    break
+                if record.complete:
+                    complete += 1
+                    assert len(record.durations_us) == len(record.begins_us) == N
+                    assert 0 <= min(record.durations_us) <= max(record.durations_us) < 2**32
+                    assert record.begin_us <= min(record.begins_us)
+            else:
+                pytest.fail("drain_iteration does not come to an end")
+            assert reader.lost < 2**40 * (round_number + 1)
+    assert complete > 1000
+
+
+RACING_WRITER = """
+import sys
+from perseus_proto.channel import ChannelWriter
+writer = ChannelWriter(int(sys.argv[1]), int(sys.argv[2]), 64)
+for iteration in range(3000):
+    writer.step_begin(iteration, 1000 * iteration)
+    for index in range(64):
+        writer.begin(index, 1000 * iteration + 2 * index)
+        writer.end(index, 1000 * iteration + 2 * index + 1)
+    writer.step_end(iteration, 1000 * iteration + 200)
+"""
+
+
+def test_a_reader_that_races_the_writer_never_sees_two_iterations_mixed() -> None:
+    """Another process writes at full speed; all times of iteration i lie in [1000·i, 1000·i + 2n]."""
+    reader = ChannelReader.create(64)
+    child = subprocess.Popen(
+        [sys.executable, "-c", RACING_WRITER, str(reader.memory_fd), str(reader.event_fd)],
+        pass_fds=(reader.memory_fd, reader.event_fd),
+    )
+    drained = 0
+    last = -1
+    deadline_s = time.monotonic() + 60
+    while last < 2999 and time.monotonic() < deadline_s:
+        record = reader.drain_iteration()
+        if record is None:
+            continue
+        assert record.iteration > last
+        last = record.iteration
+        assert record.complete
+        assert record.begins_us == tuple(range(1000 * last, 1000 * last + 128, 2))
+        drained += 1
+    assert child.wait(30) == 0
+    assert last == 2999
+    assert drained >= SLOTS
+    reader.close()
