@@ -37,6 +37,12 @@ class Session:
         """Whether an agent listens now."""
         return False
 
+    @property
+    def rings(self) -> int:
+        """How often this rank has woken the agent; counted anew with each agent. A simulator's time stands still for
+        each."""
+        return 0
+
     def wait_connected(self, timeout_s: float) -> bool:  # noqa: ARG002 - the live session's
         """Wait until an agent listens; for programs that want every iteration seen, before their first step."""
         return False
@@ -99,6 +105,11 @@ class LiveSession(Session):
     @property
     def connected(self) -> bool:
         return self._connector.writer is not None
+
+    @property
+    def rings(self) -> int:
+        writer = self._writer
+        return 0 if writer is None else writer.rings
 
     def wait_connected(self, timeout_s: float) -> bool:
         return self._connector.wait(timeout_s)

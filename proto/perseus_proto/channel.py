@@ -120,7 +120,18 @@ def memory_bytes(instructions: int) -> int:
 class ChannelWriter:
     """The rank's end. The caller sees to it that indices are within the schedule; nothing here blocks."""
 
-    __slots__ = ("_base", "_ended", "_event_fd", "_first", "_instructions", "_map", "_record", "_wake", "_words")
+    __slots__ = (
+        "_base",
+        "_ended",
+        "_event_fd",
+        "_first",
+        "_instructions",
+        "_map",
+        "_record",
+        "_wake",
+        "_words",
+        "rings",
+    )
 
     def __init__(self, memory_fd: int, event_fd: int, instructions: int) -> None:
         """Map the memory; takes over both descriptors, also when it raises.
@@ -152,6 +163,8 @@ class ChannelWriter:
         self._base = 0  # the position's word less phase and index
         self._record = self._first
         self._ended = 0
+        self.rings = 0
+        """How often the agent was woken."""
 
     def __del__(self) -> None:
         """Close the bell when the last thread inside a mark has let go of this object, and not before."""
@@ -183,7 +196,7 @@ class ChannelWriter:
         self._ended += 1
         following = index + 1
         if self._wake[following if following < self._instructions else 0]:
-            os.eventfd_write(self._event_fd, 1)
+            self.ring()
 
     def step_end(self, iteration: int, t_us: int, faults: Faults = Faults.NONE) -> None:
         """Close the record of the iteration that is open, and ring."""
@@ -207,6 +220,7 @@ class ChannelWriter:
     def ring(self) -> None:
         """Wake the agent. The eventfd never blocks: it is made so by the agent, and its counter is 64 bits wide."""
         os.eventfd_write(self._event_fd, 1)
+        self.rings += 1
 
     def _slot(self, iteration: int) -> int:
         return self._first + iteration % SLOTS * _record_words(self._instructions)
