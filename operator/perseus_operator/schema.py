@@ -139,7 +139,12 @@ def labels(description: str) -> Any:
 
 
 def nested(description: str, model: type[Any], *, required: bool = True, default: Json | None = None) -> Any:
-    """An object described by another model. ``default={}``: absent means all of its own defaults."""
+    """An object described by another model. ``default={}``: absent means all of its own defaults.
+
+    They are written out in the CRD: kube-apiserver holds a default against the object's CEL rules before it fills in
+    the defaults of its fields.
+    """
+    default = None if default is None else dump(parse(model, default, ""))
     return _field(
         {**openapi_of(model), "description": description},
         lambda value, path: parse(model, value, path),
