@@ -1,0 +1,163 @@
+"""Times from GPU events: never waited for, on the host's clock, in the right iteration. The GPU here is a double."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from perseus_client.gpu_events import MAX_PENDING, EventTimer, LateRecord
+from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
+
+N = 3
+OFFSET_MS = 5_000.0
+"""The GPU's time when the host's is zero."""
+
+
+class Gpu:
+    """A stream that runs ``lag_us`` behind what the host launches, and the host's clock."""
+
+    def __init__(self) -> None:
+        self.host_us = 1_000_000
+        self.lag_us = 0
+        self.finished_us = 10**12  # all that was launched before this host time has run
+        self.capturing = False
+        self.made = 0
+
+    def make_event(self) -> Event:
+        self.made += 1
+        return Event(self)
+
+    def run_iteration(self, timer: EventTimer, iteration: int, instructions: int = N, duration_us: int = 100) -> None:
+        timer.step_begin(iteration, self.host_us)
+        for index in range(instructions):
+            timer.begin(index)
+            self.host_us += duration_us
+            timer.end(index)
+            self.host_us += 10
+        timer.step_end(Faults.NONE)
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.at_ms: float | None = None
+        self.recorded_us = 0
+
+    def record(self) -> None:
+        assert not self.gpu.capturing, "recorded while a graph is captured"
+        self.recorded_us = self.gpu.host_us
+        self.at_ms = OFFSET_MS + (self.gpu.host_us + self.gpu.lag_us) / 1000
+
+    def query(self) -> bool:
+        return self.recorded_us <= self.gpu.finished_us
+
+    def elapsed_time(self, end_event: Event) -> float:
+        assert self.query(), "torch raises if an event is not complete"
+        assert end_event.query(), "torch raises if an event is not complete"
+        assert self.at_ms is not None
+        assert end_event.at_ms is not None
+        return end_event.at_ms - self.at_ms
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu()
+
+
+@pytest.fixture
+def timer(gpu: Gpu) -> Iterator[EventTimer]:
+    return EventTimer(N, gpu.make_event, lambda: gpu.capturing)  # type: ignore[return-value]
+
+
+def collect(timer: EventTimer, gpu: Gpu) -> list[LateRecord]:
+    return list(timer.collect(gpu.host_us))
+
+
+def durations(record: LateRecord) -> list[int]:
+    return [end - begin for begin, end in zip(record.times_us[::2], record.times_us[1::2], strict=True)]
+
+
+def test_an_iteration_that_has_run_is_timed_on_the_hosts_clock(gpu: Gpu, timer: EventTimer) -> None:
+    gpu.run_iteration(timer, 4)
+    (record,) = collect(timer, gpu)
+    assert record.iteration == 4
+    assert record.times_us == [1_000_000, 1_000_100, 1_000_110, 1_000_210, 1_000_220, 1_000_320]
+    assert record.end_us == 1_000_330
+    assert record.faults is Faults.NONE
+
+
+def test_what_has_not_run_is_not_asked_for_its_times(gpu: Gpu, timer: EventTimer) -> None:
+    gpu.run_iteration(timer, 0)
+    gpu.finished_us = gpu.host_us - 1
+    assert collect(timer, gpu) == []
+    gpu.run_iteration(timer, 1)
+    assert collect(timer, gpu) == []
+    gpu.finished_us = gpu.host_us
+    assert [record.iteration for record in collect(timer, gpu)] == [0, 1]
+
+
+def test_the_smallest_lag_ever_seen_places_all_iterations(gpu: Gpu, timer: EventTimer) -> None:
+    """The host runs ahead by 5 ms from the second iteration on: it must show as time, not vanish."""
+    gpu.run_iteration(timer, 0)
+    gpu.lag_us = 5_000
+    begin_us = gpu.host_us
+    gpu.run_iteration(timer, 1)
+    gpu.host_us += 50_000
+    _, late = collect(timer, gpu)
+    assert late.times_us[0] == begin_us + 5_000
+    assert durations(late) == [100] * N
+
+
+def test_an_anchor_that_was_late_is_corrected_by_one_that_is_not(gpu: Gpu, timer: EventTimer) -> None:
+    gpu.lag_us = 5_000
+    gpu.run_iteration(timer, 0)
+    gpu.lag_us = 0
+    gpu.host_us += 50_000
+    begin_us = gpu.host_us
+    gpu.run_iteration(timer, 1)
+    assert collect(timer, gpu)[1].times_us[0] == begin_us
+
+
+def test_an_iteration_with_a_missing_instruction_has_no_times(gpu: Gpu, timer: EventTimer) -> None:
+    gpu.run_iteration(timer, 0, instructions=N - 1)
+    (record,) = collect(timer, gpu)
+    assert record.faults is Faults.UNTIMED
+
+
+def test_nothing_is_recorded_while_a_graph_is_captured(gpu: Gpu, timer: EventTimer) -> None:
+    gpu.capturing = True
+    gpu.run_iteration(timer, 0)
+    assert (collect(timer, gpu), gpu.made) == ([], 0)
+
+
+def test_a_gpu_that_is_far_behind_costs_bounded_memory_and_the_oldest_iterations(gpu: Gpu, timer: EventTimer) -> None:
+    gpu.finished_us = 0
+    for iteration in range(50):
+        gpu.run_iteration(timer, iteration)
+        assert collect(timer, gpu) == []
+    gpu.finished_us = 10**12
+    assert [record.iteration for record in collect(timer, gpu)] == list(range(50 - MAX_PENDING, 50))
+
+
+def test_events_are_used_again(gpu: Gpu, timer: EventTimer) -> None:
+    for iteration in range(50):
+        gpu.run_iteration(timer, iteration)
+        collect(timer, gpu)
+    assert gpu.made <= 2 * (2 * N + 2)
+
+
+def test_late_times_arrive_at_the_agent(gpu: Gpu, timer: EventTimer) -> None:
+    reader = ChannelReader.create(N)
+    writer = ChannelWriter(os.dup(reader.memory_fd), os.dup(reader.event_fd), N)
+    writer.step_begin(0, gpu.host_us)
+    gpu.run_iteration(timer, 0)
+    writer.step_end_untimed()
+    for late in collect(timer, gpu):
+        writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+    record = reader.drain_iteration()
+    assert record is not None
+    assert record.complete
+    assert record.durations_us == (100,) * N
+    reader.close()
