@@ -28,6 +28,8 @@ AgentError
 
 from __future__ import annotations
 
+from perseus_proto.hello import Reason
+
 
 class AgentError(Exception):
     """Anything the agent raises on purpose; the message is one line for people."""
@@ -70,11 +72,18 @@ class Draining(AgentError):
 
 
 class PeerRefused(AgentError):
-    """A local process may not be a rank."""
+    """A local process may not be a rank; ``reason`` is what it is told on the socket."""
+
+    def __init__(self, message: str, reason: Reason = Reason.NOT_A_POD) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class PeerUnknown(PeerRefused):
     """Who the local process is cannot be told now."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Reason.UNKNOWN_NOW)
 
 
 class DeviceError(AgentError):

@@ -32,12 +32,12 @@ class Settings:
     )
     socket: str = _setting(
         keys.DEFAULT_SOCKET_PATH,
-        "Unix socket for training processes. Mount its directory, not the file, into training pods: a restart makes a new "
-        "file.",
+        "Unix socket for training processes. Mount its directory, not the file, into training pods: a restart makes a "
+        "new file.",
     )
     grpc_address: str = _setting(
         f"0.0.0.0:{keys.DEFAULT_GRPC_PORT}",
-        "host:port, or unix:path, on which the operator reaches this agent. Port 0: any free one, told by --ready-file.",
+        "host:port or unix:path on which the operator reaches this agent. Port 0: any free one, told by --ready-file.",
     )
     metrics_address: str = _setting(
         f"0.0.0.0:{keys.DEFAULT_AGENT_METRICS_PORT}",

@@ -1,0 +1,68 @@
+"""``perseus-agent``: settings, logs, signals, and the exit code. Everything else is ``server``'s.
+
+Exit codes: 0 stopped as told and every clock given back; 1 stopped, but some GPU could not be given back (the journal
+remembers); 2 a setting or the surroundings are wrong; 3 the driver was replaced under the agent, start it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Final
+
+from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
+from perseus_agent.settings import parse_settings
+
+_PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; what is given as ``extra`` becomes fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields.update({name: value for name, value in vars(record).items() if name not in _PLAIN})
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the agent until SIGTERM or SIGINT."""
+    try:
+        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+    except SettingsError as error:
+        print(f"perseus-agent: {error}", file=sys.stderr)  # noqa: T201  # before logging is set up
+        return 2
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    log = logging.getLogger("perseus_agent")
+    try:
+        from perseus_agent.server import run
+
+        return run(settings, stop)
+    except DriverMismatch as error:
+        log.error("driver replaced: %s", error)
+        return 3
+    except AgentError as error:
+        log.error("%s", error)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Energy between two moments, from a counter that moves only every 20 to 100 ms.
+
+``EnergyMeter`` keeps the edges of the counter (the moments at which it was seen to move) and interpolates between
+them, so that an iteration's energy is not quantised to whole ticks; sums over adjoining spans telescope exactly.
+``InstructionEnergies`` averages the energy of each instruction over many iterations, since one instruction is shorter
+than a tick. One of each per GPU, used by its worker thread alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from perseus_agent.devices.base import EnergyReading
+
+MAX_EDGES: Final = 8_192
+"""Edges kept: 13 minutes at a tick of 100 ms, longer than any iteration."""
+STALE_US: Final = 2_000_000
+"""A counter silent for so long has stopped; no counter published ticks slower than every 200 ms."""
+
+
+class EnergyMeter:
+    """The counter of one GPU."""
+
+    def __init__(self) -> None:
+        self._times_us: deque[int] = deque(maxlen=MAX_EDGES)
+        self._energies_mj: deque[int] = deque(maxlen=MAX_EDGES)
+        self._offset_mj = 0
+        self._seen: EnergyReading | None = None
+
+    @property
+    def total_mj(self) -> int | None:
+        """The counter as a quantity that never decreases while the agent runs, also over a driver reload."""
+        return None if self._seen is None else self._seen.energy_mj + self._offset_mj
+
+    def add(self, reading: EnergyReading) -> None:
+        """Take in what the counter says now."""
+        seen = self._seen
+        if seen is not None and reading.time_us <= seen.time_us:
+            return
+        if seen is not None and reading.energy_mj < seen.energy_mj:
+            # The driver was reloaded. What was used between the last reading and the reload is lost, never guessed.
+            self._offset_mj += seen.energy_mj
+            self._times_us.clear()
+            self._energies_mj.clear()
+        if seen is None or reading.energy_mj != seen.energy_mj or not self._times_us:
+            self._times_us.append(reading.time_us)
+            self._energies_mj.append(reading.energy_mj + self._offset_mj)
+        self._seen = reading
+
+    def covers(self, time_us: int) -> bool:
+        """Whether ``at`` can be answered for good: an edge lies behind the moment, or the counter has stopped."""
+        if not self._times_us or self._seen is None:
+            return False
+        return self._times_us[-1] >= time_us or self._seen.time_us >= time_us + STALE_US
+
+    def at(self, times_us: Sequence[int]) -> list[float] | None:
+        """The counter at ascending moments, mJ; None if one of them lies outside of what is known."""
+        if not times_us or not self._times_us or times_us[0] < self._times_us[0] or not self.covers(times_us[-1]):
+            return None
+        known_us, known_mj = list(self._times_us), list(self._energies_mj)
+        answers = []
+        after = bisect_right(known_us, times_us[0])
+        for time_us in times_us:
+            while after < len(known_us) and known_us[after] <= time_us:
+                after += 1
+            if after == len(known_us):
+                answers.append(float(known_mj[-1]))
+                continue
+            span_us = known_us[after] - known_us[after - 1]
+            rise_mj = known_mj[after] - known_mj[after - 1]
+            answers.append(known_mj[after - 1] + rise_mj * (time_us - known_us[after - 1]) / span_us)
+        return answers
+
+
+class InstructionEnergies:
+    """Mean energy of each instruction over the iterations run under one plan and point."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._sums_mj: list[float] = []
+        self.iterations = 0
+
+    def add(self, key: object, energies_mj: Sequence[float]) -> None:
+        """One more iteration under ``key``; another key, or another number of instructions, begins anew."""
+        if key != self._key or len(energies_mj) != len(self._sums_mj):
+            self._key, self._sums_mj, self.iterations = key, [0.0] * len(energies_mj), 0
+        self._sums_mj = [total + energy for total, energy in zip(self._sums_mj, energies_mj, strict=True)]
+        self.iterations += 1
+
+    def means_mj(self, key: object) -> tuple[int, ...]:
+        """Rounded such that the sum is off by less than one: the remainder of each is carried to the next. Empty: no
+        iteration was run under ``key`` last."""
+        if key != self._key or not self.iterations:
+            return ()
+        means, carried = [], 0.0
+        for total in self._sums_mj:
+            exact = total / self.iterations + carried
+            means.append(round(exact))
+            carried = exact - means[-1]
+        return tuple(means)

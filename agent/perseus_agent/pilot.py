@@ -1,0 +1,162 @@
+"""Follows one rank through its schedule: from the position in shared memory to the clock it wants, and to finished
+iterations.
+
+One per rank that drives a GPU, used by that GPU's worker thread alone (``iteration`` may be read by others). It
+trusts the memory for nothing but the rank's own clocks: a rank that skips, repeats or reorders instructions, or whose
+schedule is not the plan's, runs that iteration at default clocks. No device and no time here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_agent.plans import JobPlans, StagePlan
+from perseus_agent.telemetry import RankIdentity
+from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, Phase
+from perseus_proto.hello import Instruction
+
+_MARKS_KEPT: Final = 2 * SLOTS
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An iteration that is over and whose successor has begun."""
+
+    record: IterationRecord
+    next_begin_us: int
+    plan: StagePlan | None
+    clock_changes: int
+
+
+@dataclass
+class _Mark:
+    """What was in force when an iteration began."""
+
+    plan: StagePlan | None
+    writes: int
+
+
+class Pilot:
+    """One rank."""
+
+    def __init__(
+        self, rank: RankIdentity, schedule: tuple[Instruction, ...], channel: ChannelReader, plans: JobPlans
+    ) -> None:
+        self.rank = rank
+        self.channel = channel
+        self.iteration: int | None = None
+        """The furthest iteration that the rank has begun."""
+        self.misfit = False
+        """The plan's schedule of this stage is not the one that the rank said it executes."""
+        self.deviations = 0
+        """Iterations that did not follow the schedule."""
+        self._plans = plans
+        self._kinds = tuple(int(instruction.kind) for instruction in schedule)
+        self._microbatches = tuple(instruction.microbatch for instruction in schedule)
+        self._chunks = tuple(instruction.chunk for instruction in schedule)
+        self._count = len(schedule)
+        self._plan: StagePlan | None = None
+        self._planned_iteration = -1
+        self._index = -1
+        self._deviant = False
+        self._marks: dict[int, _Mark] = {}
+        self._open: IterationRecord | None = None
+        position = channel.position()
+        if position.phase not in (Phase.NONE, Phase.STEP_ENDED):
+            # Met inside an iteration: plans begin at boundaries, so this one stays at default clocks.
+            self.iteration = self._planned_iteration = position.iteration
+            self._deviant = True
+
+    def look(self, writes: int) -> int | None:
+        """The clock that the running or the next instruction wants; None: the default clocks.
+
+        Args:
+            writes: the device's clock changes so far, to tell them apart by iteration.
+        """
+        position = self.channel.position()
+        if position.phase is Phase.NONE:
+            return None
+        iteration, index = position.upcoming(self._count)
+        new = iteration != self._planned_iteration
+        # At the begin once more: a selection may have come since the step before ended.
+        if (new or (position.phase is Phase.STEP_BEGUN and self._index <= 0)) and self._take_plan(iteration):
+            position = self.channel.position()  # the rank may have passed an instruction that rings only now
+            if position.upcoming(self._count)[0] == iteration:
+                index = position.upcoming(self._count)[1]
+        if new:
+            self._planned_iteration, self._deviant, self._index = iteration, False, -1
+        if position.iteration != self.iteration and position.phase is not Phase.STEP_ENDED:
+            self.iteration = position.iteration
+            self._marks[position.iteration] = _Mark(self._plan, writes)
+            while len(self._marks) > _MARKS_KEPT:
+                del self._marks[next(iter(self._marks))]
+        if index < self._index:
+            self._deviate()
+        self._index = index
+        plan = None if self._deviant else self._plan
+        return None if plan is None else plan.clocks_mhz[index]
+
+    def collect(self, writes: int) -> list[Finished]:
+        """Iterations that are over, oldest first. To be called when a step begins or ends."""
+        finished = []
+        while (record := self.channel.drain_iteration()) is not None:
+            if not record.complete:
+                self.deviations += 1
+            if self._open is not None:
+                following = record.begin_us if record.iteration == self._open.iteration + 1 else self._open.end_us
+                finished.append(self._finish(self._open, following, writes))
+            self._open = record
+        if self._open is not None:
+            begin_us = self.channel.step_begin_us()
+            position = self.channel.position()
+            if position.iteration == self._open.iteration + 1 and self.channel.step_begin_us() == begin_us:
+                finished.append(self._finish(self._open, begin_us, writes))
+                self._open = None
+        return finished
+
+    def leave(self, writes: int) -> list[Finished]:
+        """Ask the rank to ring no more; returns what had not been told yet. The memory stays: the session owns it."""
+        self.channel.set_wake_map(bytes(self._count))
+        finished = self.collect(writes)
+        if self._open is not None:
+            finished.append(self._finish(self._open, self._open.end_us, writes))
+            self._open = None
+        return finished
+
+    def _take_plan(self, iteration: int) -> bool:
+        """Follow what is planned for an iteration; True if the wake map changed."""
+        plan = self._plans.follow(self.rank.pipeline, self.rank.stage, iteration)
+        if plan is not None and not self._fits(plan):
+            plan = None
+        if plan is self._plan:
+            return False
+        self._plan = plan
+        self.channel.set_wake_map(bytes(self._count) if plan is None else plan.wake)
+        return True
+
+    def _fits(self, plan: StagePlan) -> bool:
+        schedule = plan.schedule
+        self.misfit = (schedule.kinds, schedule.microbatches, schedule.chunks) != (
+            self._kinds,
+            self._microbatches,
+            self._chunks,
+        )
+        return not self.misfit
+
+    def _deviate(self) -> None:
+        self._deviant = True
+        mark = self._marks.get(self._planned_iteration)
+        if mark is not None:
+            mark.plan = None
+
+    def _finish(self, record: IterationRecord, next_begin_us: int, writes: int) -> Finished:
+        plausible = record.end_us <= next_begin_us <= record.begin_us + MAX_DURATION_US
+        mark = self._marks.pop(record.iteration, None)
+        following = self._marks.get(record.iteration + 1)
+        return Finished(
+            record=record,
+            next_begin_us=next_begin_us if plausible else record.end_us,
+            plan=None if mark is None else mark.plan,
+            clock_changes=0 if mark is None else (writes if following is None else following.writes) - mark.writes,
+        )

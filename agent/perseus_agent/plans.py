@@ -1,0 +1,159 @@
+"""A job's plans on this node: which clocks a rank follows in which iteration.
+
+``JobPlans`` is written by the node (under its lock) and read by the pilots of the GPUs without one: what they read is
+replaced whole, never changed. No devices, no messages, no time here.
+
+A selection takes effect at an iteration boundary: ``from_iteration``, or the first boundary that no rank of this node
+has passed yet. So no rank ever changes its plan inside an iteration, and all ranks of the node change at the same
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from perseus_agent.errors import InvalidRequest, UnknownPlan
+from perseus_proto.planset import PlanSet, StageSchedule
+
+MAX_PENDING: Final = 16
+"""Selections of one pipeline kept for boundaries still to come; more means a caller that has lost count."""
+MAX_PIPELINES: Final = 4_096
+MAX_ITERATION: Final = 2**53
+_COMPILED_KEPT: Final = 64
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What one rank follows at one point: compiled once, shared by the ranks of the stage."""
+
+    plan_id: str
+    point: int
+    schedule: StageSchedule
+    clocks_mhz: tuple[int, ...]
+    wake: bytes
+    """One byte per instruction: 1 where its clock differs from that of the instruction before (the first: the last)."""
+
+
+class Choice(NamedTuple):
+    """A point of a plan set, from an iteration on."""
+
+    from_iteration: int
+    plan_set: PlanSet
+    point: int
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    plan_set: PlanSet | None = None
+    timelines: Mapping[int, tuple[Choice, ...]] = field(default_factory=dict)
+
+
+class JobPlans:
+    """The plan sets and selections of one job."""
+
+    def __init__(self) -> None:
+        self._snapshot = _Snapshot()
+        self._compiled: dict[tuple[str, int, int], StagePlan] = {}
+
+    @property
+    def plan_set(self) -> PlanSet | None:
+        """The plan set pushed last."""
+        return self._snapshot.plan_set
+
+    @property
+    def selections(self) -> dict[int, Choice]:
+        """By pipeline: the selection made last, whether or not its boundary has come."""
+        return {pipeline: timeline[-1] for pipeline, timeline in self._snapshot.timelines.items()}
+
+    def push(self, plan_set: PlanSet) -> None:
+        """Store a plan set beside the one in force, which stays in force until a selection names the new one."""
+        self._snapshot = replace(self._snapshot, plan_set=plan_set)
+
+    def select(
+        self, plan_id: str, points: Mapping[int, int], from_iteration: int, furthest: Mapping[int, int | None]
+    ) -> None:
+        """Choose points for pipelines; all of it or nothing.
+
+        Args:
+            plan_id: of a plan set pushed before.
+            points: pipeline to point.
+            from_iteration: first iteration that shall run it.
+            furthest: pipeline to the furthest iteration begun by a rank on this node, or None if none has begun.
+
+        Raises:
+            UnknownPlan: the plan set is not stored here.
+            InvalidRequest: a point or pipeline is out of range, or too many selections are pending.
+        """
+        plan_set = self._find(plan_id)
+        if not points:
+            raise InvalidRequest("selections: must not be empty")
+        if not 0 <= from_iteration <= MAX_ITERATION:
+            raise InvalidRequest(f"from_iteration: must be at most {MAX_ITERATION}")
+        latest = max((begun for begun in furthest.values() if begun is not None), default=None)
+        boundary = from_iteration if latest is None else max(from_iteration, latest + 1)
+        timelines = dict(self._snapshot.timelines)
+        for pipeline, point in points.items():
+            if not 0 <= point < len(plan_set.points):
+                raise InvalidRequest(
+                    f"selections.point: {point} is beyond the {len(plan_set.points)} points of the plan set"
+                )
+            begun = furthest.get(pipeline)
+            kept = [choice for choice in timelines.get(pipeline, ()) if choice.from_iteration < boundary]
+            # The one in force now and those still to come; what ended before any rank's current iteration is history.
+            while len(kept) > 1 and begun is not None and kept[1].from_iteration < begun:
+                del kept[0]
+            if len(kept) >= MAX_PENDING:
+                raise InvalidRequest(
+                    f"from_iteration: pipeline {pipeline} has {MAX_PENDING} selections pending already"
+                )
+            timelines[pipeline] = (*kept, Choice(boundary, plan_set, point))
+        if len(timelines) > MAX_PIPELINES:
+            raise InvalidRequest(f"selections.data_parallel_rank: more than {MAX_PIPELINES} pipelines in one job")
+        self._snapshot = replace(self._snapshot, timelines=timelines)
+
+    def rebase(self, pipeline: int, furthest: int | None) -> None:
+        """The pipeline's processes are new and count from zero again: what had been in force is so from their start."""
+        timeline = self._snapshot.timelines.get(pipeline, ())
+        begun = [choice for choice in timeline if furthest is not None and choice.from_iteration <= furthest]
+        if begun:
+            pending = timeline[len(begun) :]
+            # Boundaries still to come were meant in the old count, which nobody keeps any more: the last one counts.
+            heir = (pending or begun)[-1]._replace(from_iteration=0)
+            self._snapshot = replace(self._snapshot, timelines={**self._snapshot.timelines, pipeline: (heir,)})
+
+    def follow(self, pipeline: int, stage: int, iteration: int) -> StagePlan | None:
+        """What a rank follows in an iteration; None: nothing is planned, default clocks. Read by the pilots."""
+        chosen = None
+        for choice in self._snapshot.timelines.get(pipeline, ()):
+            if choice.from_iteration > iteration:
+                break
+            chosen = choice
+        if chosen is None or stage not in chosen.plan_set.schedules:
+            return None
+        return self._compile(chosen.plan_set, stage, chosen.point)
+
+    def _find(self, plan_id: str) -> PlanSet:
+        snapshot = self._snapshot
+        known = [choice.plan_set for timeline in snapshot.timelines.values() for choice in timeline]
+        for plan_set in ([snapshot.plan_set] if snapshot.plan_set else []) + known:
+            if plan_set.plan_id == plan_id:
+                return plan_set
+        raise UnknownPlan(f"plan_id: {plan_id!r} is not stored here; push it first")
+
+    def _compile(self, plan_set: PlanSet, stage: int, point: int) -> StagePlan:
+        key = (plan_set.plan_id, stage, point)
+        plan = self._compiled.get(key)
+        if plan is None:
+            clocks = plan_set.stage_clocks_mhz(stage, point)
+            plan = StagePlan(plan_set.plan_id, point, plan_set.schedules[stage], clocks, wake_map(clocks))
+            if len(self._compiled) >= _COMPILED_KEPT:
+                self._compiled = {}  # replaced, not cleared: other threads may be reading it
+            self._compiled[key] = plan
+        return plan
+
+
+def wake_map(clocks_mhz: Sequence[int]) -> bytes:
+    """One byte per instruction: 1 where the clock differs from the instruction before it, cyclically."""
+    return bytes(clock != before for clock, before in zip(clocks_mhz, (clocks_mhz[-1], *clocks_mhz[:-1]), strict=True))

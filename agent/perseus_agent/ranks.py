@@ -1,0 +1,78 @@
+"""Processes on the local socket, and the rule that says which GPU one of them may drive. Used by the node.
+
+A session begins with a hello and lives as long as its connection. It waits until a lease names its pod (the opt-in);
+then the kubelet's word decides about the GPU: it must belong to that pod alone. The process only chooses among its
+own pod's GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_agent.errors import PeerRefused
+from perseus_agent.identity import Peer
+from perseus_agent.pilot import Pilot
+from perseus_agent.podresources import Allocation
+from perseus_agent.worker import GpuWorker
+from perseus_proto.channel import ChannelReader
+from perseus_proto.hello import Hello, Reason
+
+MAX_SESSIONS: Final = 256
+MAX_SESSIONS_OF_POD: Final = 64
+"""Bounds on what the socket's peers can make the agent keep; a node has 8 or 16 GPUs, and one rank drives one."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One process that said hello."""
+
+    peer: Peer
+    hello: Hello
+    channel: ChannelReader
+    hang_up: Callable[[], None]
+    """Ends the connection; the process will try again later."""
+    pilot: Pilot | None = None
+    worker: GpuWorker | None = None
+
+    @property
+    def pod_uid(self) -> str:
+        """The pod that the kernel says it is in."""
+        return self.peer.process.pod_uid
+
+    @property
+    def place(self) -> tuple[str, int, int, int]:
+        """Pod and coordinates: a process that says the same again replaces this one."""
+        return self.pod_uid, self.hello.pipeline, self.hello.stage, self.hello.tensor
+
+
+def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) -> str:
+    """The UUID of the GPU that a process of the pod drives.
+
+    Args:
+        allocation: what the kubelet gave to the pod; None if it knows no such pod.
+        hint: the GPU that the process says it computes on, or empty.
+        known: the GPUs that the driver shows on this node.
+
+    Raises:
+        PeerRefused: there is none, or none that may be driven.
+    """
+    if allocation is None:
+        raise PeerRefused("the kubelet gave this pod no devices", Reason.NO_GPU)
+    own = allocation.gpu_uuids
+    if hint and hint not in own:
+        if hint in allocation.undrivable:
+            raise PeerRefused(f"{hint} is {allocation.undrivable[hint].value}", Reason.GPU_SHARED)
+        raise PeerRefused(f"{hint} is not a GPU of this pod", Reason.GPU_NOT_OWNED)
+    if not hint and len(own) > 1:
+        raise PeerRefused(f"the pod holds {len(own)} GPUs and the hello does not say which", Reason.GPU_AMBIGUOUS)
+    if not own and allocation.undrivable:
+        device, why = next(iter(allocation.undrivable.items()))
+        raise PeerRefused(f"{device} is {why.value}", Reason.GPU_SHARED)
+    if not own:
+        raise PeerRefused("the pod holds no GPU", Reason.NO_GPU)
+    chosen = hint or own[0]
+    if chosen not in known:
+        raise PeerRefused(f"the driver does not show {chosen} on this node", Reason.NO_GPU)
+    return chosen

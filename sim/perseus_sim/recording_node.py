@@ -1,0 +1,276 @@
+"""One node made of doubles around a real agent process: what tests and benchmarks of the agent stand on.
+
+Real: the agent (a process), its gRPC and Unix sockets, trainers (processes with the real client), kill -9. Doubles:
+GPUs (``recording``), the kubelet's PodResources (a gRPC server here), /proc (a folder that says which pod a process
+is in).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
+from perseus_proto.podresources import podresources_pb2 as kubelet
+from perseus_proto.podresources import podresources_pb2_grpc as kubelet_grpc
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_sim import recording
+
+JOB = "job-uid"
+
+
+def gpu_uuid(number: int) -> str:
+    """A UUID as the driver writes it."""
+    return f"GPU-00000000-0000-0000-0000-{number:012d}"
+
+
+def pod_uid(number: int) -> str:
+    """A UID as Kubernetes writes it."""
+    return f"11111111-2222-3333-4444-{number:012d}"
+
+
+def schedule_of(instructions: int) -> list[tuple[str, int, int]]:
+    """Forward and backward in turn."""
+    return [(("forward", "backward")[place % 2], place // 2, 0) for place in range(instructions)]
+
+
+def plan_set_of(
+    clocks_mhz: Sequence[Sequence[Sequence[int]]],
+    *,
+    first_stage: int = 0,
+    schedule: Sequence[tuple[str, int, int]] = (),
+) -> Any:
+    """A plan set of ``[stage][point][instruction]`` clocks for ``schedule_of``."""
+    order = schedule or schedule_of(len(clocks_mhz[0][0]))
+    kinds = tuple({"forward": 1, "backward": 2}[kind] for kind, _, _ in order)
+    stages = [
+        StageSchedule(first_stage + place, kinds, tuple(i[1] for i in order), tuple(i[2] for i in order))
+        for place in range(len(clocks_mhz))
+    ]
+    points = [PlanPoint(1_000_000 + place, 1_000_000 - place) for place in range(len(clocks_mhz[0]))]
+    return encode_plan_set(stages, points, clocks_mhz)
+
+
+@dataclass
+class RecordingNode:
+    """The node. ``with RecordingNode.open(folder) as node``."""
+
+    folder: Path
+    gpus: int
+    allocations: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """What the kubelet says: (namespace, name) to device IDs."""
+    kubelet_down: bool = False
+    agent: subprocess.Popen[bytes] | None = None
+    addresses: dict[str, str] = field(default_factory=dict)
+    _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path, gpus: int = 2) -> Iterator[RecordingNode]:
+        """Make the folders and the kubelet; at the end kill what is left."""
+        node = cls(folder, gpus)
+        for name in ("gpu", "proc", "run"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "gpu" / "gpus").write_text(" ".join(map(gpu_uuid, range(gpus))))
+        server = grpc.server(ThreadPoolExecutor(2))
+        kubelet_grpc.add_PodResourcesListerServicer_to_server(_Kubelet(node), server)
+        server.add_insecure_port(f"unix:{folder}/run/kubelet.sock")
+        server.start()
+        try:
+            yield node
+        finally:
+            for child in node._children:
+                if child.poll() is None:
+                    child.kill()
+                child.wait()
+                for pipe in (child.stdin, child.stdout):
+                    if pipe:
+                        pipe.close()
+            server.stop(None).wait()
+
+    # ------------------------------------------------------------------------------------------- agent
+
+    def start_agent(self, *flags: str, secure: bool = False, wait: bool = True) -> subprocess.Popen[bytes]:
+        """A new agent process on this node."""
+        ready = self.folder / "run" / "ready"
+        ready.unlink(missing_ok=True)
+        command = [
+            sys.executable,
+            "-m",
+            "perseus_agent",
+            f"--devices=perseus_sim.recording:open_devices:{self.folder / 'gpu'}",
+            f"--socket={self.socket}",
+            "--grpc-address=127.0.0.1:0",
+            "--metrics-address=127.0.0.1:0",
+            f"--journal={self.folder / 'journal.json'}",
+            f"--proc-root={self.folder / 'proc'}",
+            f"--pod-resources-socket={self.folder}/run/kubelet.sock",
+            f"--ready-file={ready}",
+            "--node-name=node-under-test",
+            *([] if secure else ["--insecure"]),
+            *flags,
+        ]
+        with (self.folder / "agent.log").open("ab") as log:
+            self.agent = subprocess.Popen(command, stderr=log)
+        self._children.append(self.agent)
+        if wait:
+            process = self.agent
+            wait_for(lambda: ready.exists() or process.poll() is not None, "the agent serves", 20)
+            if not ready.exists():
+                raise AssertionError(self.log())
+            self.addresses = json.loads(ready.read_text())
+        return self.agent
+
+    @property
+    def socket(self) -> str:
+        """Where trainers connect."""
+        return str(self.folder / "run" / "agent.sock")
+
+    @contextmanager
+    def stub(self) -> Iterator[stubs.AgentStub]:
+        """An operator's connection."""
+        with grpc.insecure_channel(self.addresses["grpc"]) as channel:
+            yield stubs.AgentStub(channel)
+
+    def log(self) -> str:
+        """What the agents of this node have said."""
+        return (self.folder / "agent.log").read_text()
+
+    # ------------------------------------------------------------------------------------------- pods and trainers
+
+    def add_pod(self, number: int, gpus: Sequence[int]) -> messages.Pod:
+        """A pod that holds GPUs."""
+        pod = messages.Pod(uid=pod_uid(number), namespace="training", name=f"pod-{number}")
+        self.allocations[pod.namespace, pod.name] = [gpu_uuid(gpu) for gpu in gpus]
+        return pod
+
+    def place(self, pid: int, pod: messages.Pod) -> None:
+        """Say in /proc that a process is in a pod."""
+        folder = self.folder / "proc" / str(pid)
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{pod.uid}/{'a' * 64}\n")
+        (folder / "stat").write_text(Path(f"/proc/{pid}/stat").read_text())
+
+    def start_trainer(
+        self,
+        pod: messages.Pod,
+        *,
+        pipeline: int = 0,
+        stage: int = 0,
+        instructions: int = 4,
+        instruction_s: float = 0.005,
+        iterations: int = 1_000_000,
+        gpu: str = "",
+    ) -> subprocess.Popen[bytes]:
+        """A training process in a pod; it prints a line at the end of each iteration."""
+        arguments = {
+            "socket": self.socket,
+            "pipeline": pipeline,
+            "stage": stage,
+            "instructions": instructions,
+            "instruction_s": instruction_s,
+            "iterations": iterations,
+            "gpu": gpu,
+        }
+        command = [sys.executable, "-m", "perseus_sim.recording_node", json.dumps(arguments)]
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._children.append(trainer)
+        self.place(trainer.pid, pod)
+        assert trainer.stdin
+        trainer.stdin.write(b"go\n")
+        trainer.stdin.flush()
+        return trainer
+
+    # ------------------------------------------------------------------------------------------- GPUs
+
+    def locked(self) -> dict[str, int | None]:
+        """What every GPU is locked to."""
+        return {gpu_uuid(gpu): recording.read_lock(self.folder / "gpu", gpu_uuid(gpu)) for gpu in range(self.gpus)}
+
+    def calls(self) -> list[recording.Call]:
+        """Every write to a GPU so far."""
+        return recording.read_calls(self.folder / "gpu")
+
+    def all_default(self) -> bool:
+        """Whether no GPU is locked."""
+        return not any(self.locked().values())
+
+
+class _Kubelet(kubelet_grpc.PodResourcesListerServicer):
+    def __init__(self, node: RecordingNode) -> None:
+        self._node = node
+
+    def List(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        if self._node.kubelet_down:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "down")
+        return kubelet.ListPodResourcesResponse(
+            pod_resources=[
+                kubelet.PodResources(
+                    namespace=namespace,
+                    name=name,
+                    containers=[
+                        kubelet.ContainerResources(
+                            name="main",
+                            devices=[kubelet.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=devices)],
+                        )
+                    ],
+                )
+                for (namespace, name), devices in self._node.allocations.items()
+            ]
+        )
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    """Poll until the condition holds.
+
+    Raises:
+        AssertionError: it does not in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not in {timeout_s:g} s: {what}")
+        time.sleep(0.005)
+
+
+def _train() -> None:
+    """The training process."""
+    import perseus_client
+
+    sys.stdin.readline()  # until /proc says who we are
+    arguments = json.loads(sys.argv[1])
+    schedule = schedule_of(arguments["instructions"])
+    session = perseus_client.connect(
+        arguments["pipeline"],
+        arguments["stage"],
+        schedule=schedule,
+        socket_path=arguments["socket"],
+        gpu_uuid=arguments["gpu"] or None,
+    )
+    session.wait_connected(5)
+    for iteration in range(arguments["iterations"]):
+        with session.step():
+            for kind, microbatch, chunk in schedule:
+                with session.instruction(kind, microbatch, chunk):
+                    time.sleep(arguments["instruction_s"])
+        try:
+            print(iteration, session.connected, flush=True)
+        except BrokenPipeError:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _train()
