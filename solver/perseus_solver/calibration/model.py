@@ -1,0 +1,318 @@
+"""A calibration: the verdict, the parameters with their intervals, the noise, and how well it predicted what it had
+not seen.
+
+Made by `calibrate`, kept as JSON by the CLI and by the operator beside the profile, read by `build_problem`. A
+calibration that does not explain its run holds no parameters, so that nothing can be built on them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from perseus_solver.calibration.noise import Noise
+from perseus_solver.errors import InvalidCalibration
+from perseus_solver.problem import Floats, Kind
+from perseus_solver.schedules import Schedule
+
+VERSION: Final = 1
+EXPLAINS: Final = "explains"
+DOES_NOT_EXPLAIN: Final = "does not explain"
+MAX_BYTES = 8 << 20
+"""Of the JSON; a thousand stages take about one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A parameter and its 95 % interval, seconds."""
+
+    value_s: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Between the end of an instruction on one stage and the begin of the next on another, or on the same one.
+
+    ``crossed``: some critical path of the run passed here. If none did, the value is that of the other delays of its
+    kind, and any other up to ``estimate.high_s`` would explain the run as well.
+    """
+
+    from_stage: int
+    to_stage: int
+    estimate: Estimate
+    crossed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How near the model comes to measured iteration times; errors are absolute percentages of the measured time.
+
+    ``heldout`` is over iterations not used for fitting; None where all were. ``replay`` is the graph without any
+    delay, on the same iterations.
+    """
+
+    plans_fitted: int
+    plans_heldout: int
+    iterations_fitted: int
+    iterations_heldout: int
+    fitted_mape_percent: float
+    heldout_mape_percent: float | None
+    heldout_median_percent: float | None
+    heldout_max_percent: float | None
+    replay_mape_percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What was fitted: time outside the graph, delays of messages between stages, gaps within each stage."""
+
+    overhead: Estimate
+    edges: tuple[Delay, ...]
+    gaps: tuple[Delay, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Everything learnt from one run.
+
+    Attributes:
+        schedule, stages, microbatches, chunks: the pipeline it was learnt on, and the only one it may be used for:
+            where the split between overhead and delays is not determined, another number of microbatches would be
+            predicted wrongly.
+        reason: one sentence for the verdict.
+        parameters: None if the model does not explain the run.
+        noise: of every instruction of every stage.
+        stage_noise: spread of each stage's pace from one iteration to the next, a share (see `stragglers`); None: not
+        measured.
+        allowance: share by which nearly all undisturbed iterations stay within what is planned from typical durations.
+    """
+
+    schedule: str
+    stages: int
+    microbatches: int
+    chunks: int
+    reason: str
+    parameters: Parameters | None
+    quality: Quality
+    noise: tuple[Noise, ...]
+    stage_noise: tuple[float | None, ...]
+    allowance: float
+
+    @property
+    def explains(self) -> bool:
+        """Whether the model may be used."""
+        return self.parameters is not None
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        return EXPLAINS if self.explains else DOES_NOT_EXPLAIN
+
+    def deadline_s(self, bound_s: float) -> float:
+        """The longest planned iteration time with which nearly every undisturbed iteration keeps within a bound."""
+        return bound_s / (1 + self.allowance)
+
+    def delays_for(self, schedule: Schedule) -> tuple[Floats, float]:
+        """Delay between stages as a matrix [from stage, to stage], with each stage's gap on the diagonal, and the
+        overhead.
+
+        Raises:
+            InvalidCalibration: it does not explain its run, or was learnt on another pipeline.
+        """
+        if self.parameters is None:
+            raise InvalidCalibration(f"the calibration does not explain the run it was made from: {self.reason}")
+        for name, mine, wanted in (
+            ("schedule", self.schedule, schedule.name),
+            ("stages", self.stages, schedule.stages),
+            ("microbatches", self.microbatches, schedule.microbatches),
+            ("chunks", self.chunks, schedule.chunks),
+        ):
+            if mine != wanted:
+                raise InvalidCalibration(
+                    f"the calibration was made with {name} {mine}, the problem has {name} {wanted}"
+                )
+        delay_s = np.zeros((self.stages, self.stages))
+        for delay in (*self.parameters.edges, *self.parameters.gaps):
+            delay_s[delay.from_stage, delay.to_stage] = delay.estimate.value_s
+        return delay_s, self.parameters.overhead.value_s
+
+    def to_json(self) -> str:
+        """What `from_json` reads; the main figures first."""
+        found = self.parameters
+        document: dict[str, Any] = {
+            "version": VERSION,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "heldout_mape_percent": self.quality.heldout_mape_percent,
+            "heldout_max_percent": self.quality.heldout_max_percent,
+            "overhead_s": found and found.overhead.value_s,
+            "overhead_low_s": found and found.overhead.low_s,
+            "overhead_high_s": found and found.overhead.high_s,
+            "edge_delay_s": found and [_plain(delay) for delay in found.edges],
+            "stage_gap_s": found and [_plain(delay) for delay in found.gaps],
+            "allowance": self.allowance,
+            "schedule": self.schedule,
+            "stages": self.stages,
+            "microbatches": self.microbatches,
+            "chunks": self.chunks,
+            "quality": asdict(self.quality),
+            "noise": [asdict(noise) | {"kind": noise.kind.label} for noise in self.noise],
+            "stage_noise": list(self.stage_noise),
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Calibration:
+        """Read and check.
+
+        Raises:
+            InvalidCalibration: naming the field and the rule.
+        """
+        if len(text) > MAX_BYTES:
+            raise InvalidCalibration(f"the calibration is too large: at most {MAX_BYTES >> 20} MiB")
+        try:
+            root = _Fields(json.loads(text), "")
+        except (ValueError, RecursionError) as error:
+            raise InvalidCalibration(f"the calibration is not JSON: {error}") from None
+        version = root.count("version")
+        if version != VERSION:
+            raise InvalidCalibration(f"the calibration is of version {version}, this program reads {VERSION}")
+        verdict = root.text("verdict")
+        if verdict not in (EXPLAINS, DOES_NOT_EXPLAIN):
+            raise InvalidCalibration(f"verdict must be '{EXPLAINS}' or '{DOES_NOT_EXPLAIN}', not {verdict[:40]!r}")
+        stages = root.count("stages", least=1)
+        stage_noise = root.list("stage_noise")
+        calibration = cls(
+            schedule=root.text("schedule"),
+            stages=stages,
+            microbatches=root.count("microbatches", least=1),
+            chunks=root.count("chunks", least=1),
+            reason=root.text("reason"),
+            parameters=_parameters(root, stages) if verdict == EXPLAINS else None,
+            quality=_quality(root.child("quality")),
+            noise=tuple(_noise(entry, stages) for entry in root.children("noise")),
+            stage_noise=tuple(
+                None if value is None else _number(value, f"stage_noise[{i}]") for i, value in enumerate(stage_noise)
+            ),
+            allowance=root.number("allowance"),
+        )
+        if len(calibration.stage_noise) != stages:
+            raise InvalidCalibration(f"stage_noise must have {stages} entries, one a stage, not {len(stage_noise)}")
+        return calibration
+
+
+def _plain(delay: Delay) -> dict[str, Any]:
+    ends = {"from_stage": delay.from_stage, "to_stage": delay.to_stage}
+    return ends | asdict(delay.estimate) | {"crossed": delay.crossed}
+
+
+def _parameters(root: _Fields, stages: int) -> Parameters:
+    overhead = Estimate(root.number("overhead_s"), root.number("overhead_low_s"), root.number("overhead_high_s"))
+    edges, gaps = (
+        tuple(
+            Delay(
+                entry.count("from_stage", most=stages - 1),
+                entry.count("to_stage", most=stages - 1),
+                Estimate(entry.number("value_s"), entry.number("low_s"), entry.number("high_s")),
+                entry.flag("crossed"),
+            )
+            for entry in root.children(name)
+        )
+        for name in ("edge_delay_s", "stage_gap_s")
+    )
+    if any(delay.from_stage == delay.to_stage for delay in edges):
+        raise InvalidCalibration("edge_delay_s must be between two different stages")
+    if any(delay.from_stage != delay.to_stage for delay in gaps):
+        raise InvalidCalibration("stage_gap_s must be within one stage")
+    if len({(delay.from_stage, delay.to_stage) for delay in (*edges, *gaps)}) < len(edges) + len(gaps):
+        raise InvalidCalibration("edge_delay_s and stage_gap_s must name each pair of stages, or stage, once")
+    return Parameters(overhead, edges, gaps)
+
+
+def _quality(entry: _Fields) -> Quality:
+    return Quality(
+        plans_fitted=entry.count("plans_fitted"),
+        plans_heldout=entry.count("plans_heldout"),
+        iterations_fitted=entry.count("iterations_fitted"),
+        iterations_heldout=entry.count("iterations_heldout"),
+        fitted_mape_percent=entry.number("fitted_mape_percent"),
+        heldout_mape_percent=entry.maybe("heldout_mape_percent"),
+        heldout_median_percent=entry.maybe("heldout_median_percent"),
+        heldout_max_percent=entry.maybe("heldout_max_percent"),
+        replay_mape_percent=entry.number("replay_mape_percent"),
+    )
+
+
+def _noise(entry: _Fields, stages: int) -> Noise:
+    label = entry.text("kind")
+    kinds = {kind.label: kind for kind in Kind}
+    if label not in kinds:
+        raise InvalidCalibration(f"{entry.where}kind must be one of {', '.join(kinds)}, not {label[:40]!r}")
+    return Noise(
+        stage=entry.count("stage", most=stages - 1),
+        kind=kinds[label],
+        instruction_percent=entry.number("instruction_percent"),
+        instruction_low_percent=entry.number("instruction_low_percent"),
+        instruction_high_percent=entry.number("instruction_high_percent"),
+        iteration_percent=entry.maybe("iteration_percent"),
+        iteration_low_percent=entry.maybe("iteration_low_percent"),
+        iteration_high_percent=entry.maybe("iteration_high_percent"),
+    )
+
+
+def _number(value: object, where: str) -> float:
+    # A JSON true is an int to Python.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
+        raise InvalidCalibration(f"{where} must be a finite number, zero or more, not {str(value)[:40]!r}")
+    return float(value)
+
+
+class _Fields:
+    """One JSON object, read by name; every refusal says where."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, dict):
+            raise InvalidCalibration(f"{where.rstrip('.') or 'the calibration'} must be an object")
+        self._values: dict[str, Any] = value
+        self.where = where
+
+    def _get(self, name: str, wanted: type, rule: str) -> Any:
+        value = self._values.get(name)
+        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+            raise InvalidCalibration(f"{self.where}{name} must be {rule}, not {str(value)[:40]!r}")
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self._get(name, str, "a text"))
+
+    def flag(self, name: str) -> bool:
+        return bool(self._get(name, bool, "true or false"))
+
+    def count(self, name: str, least: int = 0, most: int | None = None) -> int:
+        value = int(self._get(name, int, "a whole number"))
+        if value < least or (most is not None and value > most):
+            upper = "" if most is None else f" and at most {most}"
+            raise InvalidCalibration(f"{self.where}{name} must be at least {least}{upper}, not {value}")
+        return value
+
+    def number(self, name: str) -> float:
+        return _number(self._values.get(name), self.where + name)
+
+    def maybe(self, name: str) -> float | None:
+        return None if self._values.get(name) is None else self.number(name)
+
+    def list(self, name: str) -> list[Any]:
+        found: list[Any] = self._get(name, list, "a list")
+        return found
+
+    def child(self, name: str) -> _Fields:
+        return _Fields(self._values.get(name), f"{self.where}{name}.")
+
+    def children(self, name: str) -> tuple[_Fields, ...]:
+        return tuple(_Fields(value, f"{self.where}{name}[{i}].") for i, value in enumerate(self.list(name)))

@@ -1,0 +1,280 @@
+"""Measured iterations: how long every instruction took, and how long the iteration as a whole.
+
+`read_trace` is the door for the two CSV files; the operator builds a `Trace` from telemetry itself. Both are checked
+here by name, and after it nothing checks numbers again. Nothing is averaged or left out: what an outlier is, the fit
+decides.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.errors import InvalidTrace
+from perseus_solver.problem import Floats, Ints, Kind
+from perseus_solver.schedules import Schedule, build_schedule
+
+INSTRUCTION_COLUMNS = ("plan", "iteration", "stage", "instruction", "microbatch", "duration_s")
+ITERATION_COLUMNS = ("plan", "iteration", "stage", "iteration_time_s")
+MAX_ROWS = 4_000_000
+"""Thirty times the largest published trace; bounds time and memory before anything is parsed."""
+MAX_BYTES = 256 << 20
+_MAX_COUNT = 1_000_000_000
+_LONGEST_S = 1e6
+_KINDS = {kind.label: int(kind) for kind in Kind}
+
+Source = str | bytes | Path
+"""The CSV itself as text or (gzipped) bytes, or the path of a file."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Iterations of one pipeline.
+
+    Attributes:
+        schedule: what every iteration ran.
+        plan: int[iterations], which frequency plan was in force. Iterations of a plan are held out
+            together, because they err together.
+        duration_s: float[iterations, instructions], computations only, numbered as in the schedule.
+        iteration_time_s: float[iterations], of the slowest rank.
+    """
+
+    schedule: Schedule
+    plan: Ints
+    duration_s: Floats
+    iteration_time_s: Floats
+
+    def __post_init__(self) -> None:
+        count = self.iteration_time_s.shape[0]
+        if self.duration_s.shape != (count, self.schedule.instructions):
+            raise InvalidTrace(
+                f"duration_s must be of shape [{count} iterations, {self.schedule.instructions} instructions], "
+                f"not {list(self.duration_s.shape)}"
+            )
+        if self.plan.shape != (count,):
+            raise InvalidTrace(
+                f"plan must have one number for each of {count} iterations, not shape {list(self.plan.shape)}"
+            )
+        for name, values in (("duration_s", self.duration_s), ("iteration_time_s", self.iteration_time_s)):
+            if not ((values > 0) & (values < _LONGEST_S)).all():
+                raise InvalidTrace(f"{name} must be more than 0 and less than {_LONGEST_S:g} s")
+
+    def select(self, chosen: npt.NDArray[np.bool_]) -> Trace:
+        """Some of the iterations."""
+        return Trace(self.schedule, self.plan[chosen], self.duration_s[chosen], self.iteration_time_s[chosen])
+
+
+def read_trace(
+    instructions: Source,
+    iterations: Source,
+    schedule: str,
+    *,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    chunks: int | None = None,
+) -> Trace:
+    """Read and join the two files.
+
+    Args:
+        instructions: rows of `INSTRUCTION_COLUMNS`, and ``chunk`` if stages hold several.
+        iterations: rows of `ITERATION_COLUMNS`, one for every rank; the slowest rank's time is the iteration's.
+        schedule: name of the schedule that was run.
+        stages, microbatches: None: as many as the files have. Otherwise the files must have as many.
+        chunks: model chunks a stage; None: as many as the schedule needs.
+
+    Raises:
+        InvalidTrace: naming the file, the line, the column and the rule.
+        InvalidSchedule: no such schedule, or it cannot run these counts.
+    """
+    what = _rows(instructions, "instructions", INSTRUCTION_COLUMNS, optional="chunk")
+    when = _rows(iterations, "iterations", ITERATION_COLUMNS)
+    found_stages, found_microbatches = int(what.column["stage"].max()) + 1, int(what.column["microbatch"].max()) + 1
+    for name, wanted, found in (("stages", stages, found_stages), ("microbatches", microbatches, found_microbatches)):
+        if wanted is not None and wanted != found:
+            raise InvalidTrace(f"instructions: {name} are 0 … {found - 1}, but the schedule has {wanted}")
+    constant = what.column["instruction"] == Kind.CONSTANT
+    order = build_schedule(
+        schedule,
+        stages=found_stages,
+        microbatches=found_microbatches,
+        chunks=chunks,
+        constants=np.unique(what.column["stage"][constant]).tolist(),
+    )
+
+    runs, run_of = np.unique(np.stack([when.column["plan"], when.column["iteration"]]), axis=1, return_inverse=True)
+    time_s = _iteration_times(when, runs, run_of, order.stages)
+    duration_s = _durations(what, runs, order)
+    return Trace(order, runs[0].astype(np.int32), duration_s, time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One parsed file."""
+
+    file: str
+    column: dict[str, npt.NDArray[np.int64]]
+    value: Floats
+
+    def refuse(self, row: int, rule: str) -> InvalidTrace:
+        # The header is line 1 and empty lines are refused, so rows and lines march together.
+        return InvalidTrace(f"{self.file}, line {row + 2}: {rule}")
+
+
+def _iteration_times(when: _Rows, runs: npt.NDArray[np.int64], run_of: npt.NDArray[np.intp], stages: int) -> Floats:
+    stage = when.column["stage"]
+    if int(stage.max()) >= stages:
+        raise when.refuse(
+            int(np.argmax(stage >= stages)), f"stage is {int(stage.max())}, but instructions has {stages} stages"
+        )
+    time_s = np.full((runs.shape[1], stages), np.nan)
+    _fill(time_s, run_of.reshape(-1), stage, when)
+    missing = np.argwhere(np.isnan(time_s))
+    if missing.size:
+        run, absent = missing[0]
+        raise InvalidTrace(f"iterations: plan {runs[0, run]}, iteration {runs[1, run]} has no row for stage {absent}")
+    slowest: Floats = time_s.max(axis=1)
+    return slowest
+
+
+def _durations(what: _Rows, runs: npt.NDArray[np.int64], schedule: Schedule) -> Floats:
+    """[iterations, instructions], every place filled exactly once."""
+    run_code, known = _code(what.column["plan"], what.column["iteration"]), _code(runs[0], runs[1])
+    by_code = np.argsort(known)
+    at = np.minimum(np.searchsorted(known[by_code], run_code), known.size - 1)
+    strange = known[by_code][at] != run_code
+    if strange.any():
+        row = int(np.argmax(strange))
+        raise what.refuse(
+            row, f"plan {what.column['plan'][row]}, iteration {what.column['iteration'][row]} has no row in iterations"
+        )
+    place = {
+        key: i
+        for i, key in enumerate(
+            zip(
+                schedule.stage.tolist(),
+                schedule.kind.tolist(),
+                schedule.microbatch.tolist(),
+                schedule.chunk.tolist(),
+                strict=True,
+            )
+        )
+    }
+    keys = zip(*(what.column[c].tolist() for c in ("stage", "instruction", "microbatch", "chunk")), strict=True)
+    instruction = np.array([place.get(key, -1) for key in keys])
+    if (instruction < 0).any():
+        row = int(np.argmax(instruction < 0))
+        label = Kind(int(what.column["instruction"][row])).label
+        raise what.refuse(
+            row,
+            f"schedule {schedule.name} has no {label} of microbatch {what.column['microbatch'][row]}, "
+            f"chunk {what.column['chunk'][row]} on stage {what.column['stage'][row]}",
+        )
+    duration_s = np.full((known.size, schedule.instructions), np.nan)
+    _fill(duration_s, by_code[at], instruction, what)
+    missing = np.argwhere(np.isnan(duration_s))
+    if missing.size:
+        run, absent = missing[0]
+        raise InvalidTrace(
+            f"instructions: plan {runs[0, run]}, iteration {runs[1, run]} lacks {schedule.describe(int(absent))}, "
+            f"which schedule {schedule.name} runs"
+        )
+    return duration_s
+
+
+def _code(plan: npt.NDArray[np.int64], iteration: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return plan * (_MAX_COUNT + 1) + iteration
+
+
+def _fill(table: Floats, run: npt.NDArray[np.intp], column: npt.NDArray[np.int64], rows: _Rows) -> None:
+    flat = run * table.shape[1] + column
+    _, first, count = np.unique(flat, return_index=True, return_counts=True)
+    if (count > 1).any():
+        twice = np.flatnonzero(flat == flat[first[int(np.argmax(count > 1))]])[1]
+        raise rows.refuse(int(twice), "the same place of the same iteration is measured twice")
+    table[run, column] = rows.value
+
+
+def _rows(source: Source, file: str, columns: Sequence[str], optional: str | None = None) -> _Rows:
+    """Parse one file; the last of ``columns`` is its value in seconds, the others are counts from 0."""
+    reader = csv.reader(io.StringIO(_text(source, file)))
+    header = [name.strip() for name in next(reader, [])]
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise InvalidTrace(f"{file}: column {missing[0]} is missing; the first line must name {','.join(columns)}")
+    where = {name: header.index(name) for name in columns}
+    if optional is not None and optional in header:
+        where[optional] = header.index(optional)
+    *counts, value = (*(name for name in where if name != columns[-1]), columns[-1])
+    parsed: list[list[int]] = [[] for _ in counts]
+    values: list[float] = []
+    name = ""
+    try:
+        for row in reader:
+            if len(row) != len(header):
+                raise InvalidTrace(
+                    f"{file}, line {len(values) + 2}: has {len(row)} columns, the first line {len(header)}"
+                )
+            for name, column in zip(counts, parsed, strict=True):
+                column.append(_count(name, row[where[name]]))
+            name = value
+            values.append(_seconds(row[where[value]]))
+            if len(values) > MAX_ROWS:
+                raise InvalidTrace(f"{file} is too large: at most {MAX_ROWS:,} rows")
+    except InvalidTrace:
+        raise
+    except (ValueError, csv.Error) as error:
+        raise InvalidTrace(f"{file}, line {len(values) + 2}, column {name}: {error}") from None
+    if not values:
+        raise InvalidTrace(f"{file} has no rows")
+    arrays = {name: np.array(column, dtype=np.int64) for name, column in zip(counts, parsed, strict=True)}
+    if optional is not None:
+        arrays.setdefault(optional, np.zeros(len(values), dtype=np.int64))
+    return _Rows(file, arrays, np.array(values))
+
+
+def _count(name: str, text: str) -> int:
+    if name == "instruction":
+        kind = _KINDS.get(text.strip())
+        if kind is None:
+            raise ValueError(f"must be one of {', '.join(_KINDS)}, not {text[:40]!r}")
+        return kind
+    number = int(text) if text.strip().isdecimal() and len(text) <= len(str(_MAX_COUNT)) + 1 else -1
+    if not 0 <= number <= _MAX_COUNT:
+        raise ValueError(f"must be a whole number from 0, not {text[:40]!r}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < _LONGEST_S:
+        raise ValueError(f"must be a number of seconds, more than 0 and less than {_LONGEST_S:g}, not {text[:40]!r}")
+    return number
+
+
+def _text(source: Source, file: str) -> str:
+    if isinstance(source, str):
+        return source
+    try:
+        data = source.read_bytes() if isinstance(source, Path) else source
+        if data[:2] == b"\x1f\x8b":
+            with gzip.open(io.BytesIO(data)) as stream:
+                data = stream.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise InvalidTrace(f"{file} is too large: at most {MAX_BYTES >> 20} MiB unpacked")
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidTrace(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidTrace(f"{file} cannot be read: {error}") from None
