@@ -166,8 +166,8 @@ class Objective:
     """Which point of the frontier the job runs at."""
 
     type: ObjectiveType = choice(
-        "MaxThroughput: no slowdown. MinEnergy: least energy per iteration. MaxSlowdown, Deadline, PowerCap: least"
-        " energy within the bound of the field of the same name.",
+        "MaxThroughput: no slowdown. MinEnergy: least energy per iteration. MaxSlowdown, Deadline: least energy"
+        " within that bound. PowerCap: fastest within that bound.",
         ObjectiveType,
         default=ObjectiveType.MAX_THROUGHPUT.value,
     )
@@ -279,7 +279,10 @@ class FrontierStatus:
     digest: str = text("SHA-256 of everything the frontier was solved from.", rule="a digest", max_length=64)
     points: int = integer("Number of plans.", minimum=1, maximum=100_000)
     minimum_time_microseconds: int = integer("T_min: the fastest iteration.", minimum=1, maximum=_WEEK_US)
-    minimum_energy_time_microseconds: int = integer("T*: the iteration of least energy.", minimum=1, maximum=_WEEK_US)
+    minimum_energy_time_microseconds: int = integer("The iteration of least energy.", minimum=1, maximum=_WEEK_US)
+    slowest_time_microseconds: int = integer(
+        "T*: going slower saves nothing, even while a straggler is waited for.", minimum=1, maximum=_WEEK_US
+    )
     median_gap_parts_per_million: int = integer("Median certified optimality gap.", minimum=0, maximum=10**9)
     maximum_gap_parts_per_million: int = integer("Largest certified optimality gap.", minimum=0, maximum=10**9)
     solve_milliseconds: int = integer("Time the solver took.", minimum=0, maximum=10**9)

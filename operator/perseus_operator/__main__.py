@@ -1,0 +1,110 @@
+"""``perseus-operator``: settings, logging, metrics server; then kopf until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from perseus_operator import handlers
+from perseus_operator.agents import AgentPool, Credentials
+from perseus_operator.cluster import Operator
+from perseus_operator.kube import KubeClient
+from perseus_operator.metrics import Metrics, MetricsServer
+from perseus_operator.services import Services
+from perseus_operator.settings import Settings, settings_or_exit
+from perseus_operator.solving import SolverPool
+
+logger = logging.getLogger("perseus_operator")
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object a line; ``job`` is what the message is about, where it begins with namespace/name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.args and isinstance(record.args, tuple) and type(record.args[0]).__name__ == "JobRef":
+            line["job"] = str(record.args[0])
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class Process:
+    """What lives as long as the process: made when kopf starts, taken down when it stops."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._metrics = Metrics()
+        self._operator: Operator | None = None
+        self._server: MetricsServer | None = None
+
+    async def start(self) -> Operator:
+        """Draw an epoch and begin to serve."""
+        settings = self._settings
+        kube = await KubeClient.connect()
+        epoch = await kube.next_epoch(settings.agent_namespace)
+        credentials = (
+            None
+            if settings.insecure
+            else Credentials(settings.tls_cert, settings.tls_key, settings.tls_ca, settings.tls_server_name)
+        )
+        services = Services(
+            kube=kube,
+            agents=AgentPool(credentials, timeout_s=settings.agent_timeout_s),
+            solver=SolverPool(
+                workers=settings.solve_workers,
+                timeout_s=settings.solve_timeout_s,
+                memory_mib=settings.solve_memory_mib,
+            ),
+            metrics=self._metrics,
+            epoch=epoch,
+            limits=settings.limits,
+            status_interval_s=settings.status_interval_s,
+            release_timeout_s=settings.release_timeout_s,
+        )
+        operator = Operator(settings, kube, services)
+        await operator.start()
+        self._operator = operator
+        if settings.metrics_address:
+            self._server = MetricsServer(
+                settings.metrics_address, self._metrics, healthy=operator.unhealthy, ready=lambda: True
+            )
+        address = self._server.address if self._server else ""
+        logger.info("serving with epoch %d, metrics on %s", epoch, address or "no address")
+        if settings.ready_file:
+            Path(settings.ready_file).write_text(json.dumps({"epoch": epoch, "metrics": address}))
+        return operator
+
+    async def stop(self) -> None:
+        """Take everything down. Leases stay, for the next operator."""
+        if self._server is not None:
+            await asyncio.to_thread(self._server.close)
+        if self._operator is not None:
+            await self._operator.close()
+
+
+def main() -> None:
+    """Entry point."""
+    settings = settings_or_exit(sys.argv[1:], os.environ)
+    handler = logging.StreamHandler()
+    if settings.log_format == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level, handlers=[handler])
+    process = Process(settings)
+    handlers.run(settings, start=process.start, stop=process.stop)
+
+
+if __name__ == "__main__":
+    main()

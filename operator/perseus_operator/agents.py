@@ -1,0 +1,298 @@
+"""The door to the node agents: the only module of the operator that knows grpc.
+
+``AgentPool`` keeps one channel per address, shared by all jobs. Every call has a deadline. gRPC's status codes become
+the agent errors of ``errors`` by one table. Messages are turned into the operator's own values here, both ways; nothing
+is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
+from perseus_operator.history import Report
+from perseus_operator.state import Pod, Rank
+from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
+
+T = TypeVar("T")
+
+ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
+    grpc.StatusCode.UNAVAILABLE: AgentUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: AgentUnavailable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: AgentUnavailable,
+    grpc.StatusCode.ABORTED: AgentUnavailable,
+    grpc.StatusCode.CANCELLED: AgentUnavailable,
+    grpc.StatusCode.INTERNAL: AgentUnavailable,
+    grpc.StatusCode.UNKNOWN: AgentUnavailable,
+    grpc.StatusCode.FAILED_PRECONDITION: AgentFenced,
+}
+"""Anything else is AgentRefused: asking again would bring the same answer."""
+
+_OPTIONS: Final = (
+    ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed by the telemetry stream
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+)
+
+
+@dataclass(frozen=True)
+class LeaseInfo:
+    """What the agent says it holds for the job."""
+
+    remaining_s: float
+    plan_id: str
+    selected: dict[int, int]
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """What the agent says about its node."""
+
+    ranks: tuple[Rank, ...]
+    uncontrollable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A rank has said hello."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True)
+class Left:
+    """A rank has gone."""
+
+    rank: Rank
+
+
+@dataclass(frozen=True)
+class GpuTrouble:
+    """A GPU reports that something slows it, or that it has gone."""
+
+    gpu_uuid: str
+    kind: str
+    active: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Events that this reader was too slow for, since the stream began."""
+
+    count: int
+
+
+Event = Joined | Left | Report | GpuTrouble | Dropped
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Files for mutual TLS, read anew for every channel, so that rotated certificates are taken up."""
+
+    cert: str
+    key: str
+    ca: str
+    server_name: str
+
+
+class AgentPool:
+    """All agents this operator talks to."""
+
+    def __init__(self, credentials: Credentials | None, *, timeout_s: float) -> None:
+        """``credentials`` None: without TLS."""
+        self._credentials = credentials
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def describe(self, address: str) -> NodeInfo:
+        """The node's ranks of all jobs, and the GPUs that may not be driven."""
+        stub = self._stub(address)
+        answer = await _call(lambda: stub.DescribeNode(agent_pb2.DescribeNodeRequest(), timeout=self._timeout_s))
+        fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
+        return NodeInfo(
+            ranks=tuple(_rank(rank) for rank in answer.ranks),
+            uncontrollable={
+                gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
+                for gpu in answer.gpus
+                if gpu.controllability not in fine
+            },
+        )
+
+    async def acquire(
+        self, address: str, *, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Iterable[Pod]
+    ) -> LeaseInfo:
+        """Take the job's lease on a node."""
+        request = agent_pb2.AcquireLeaseRequest(
+            job_uid=job_uid,
+            job_name=job_name,
+            epoch=epoch,
+            ttl_ms=round(1000 * ttl_s),
+            pods=[agent_pb2.Pod(uid=pod.uid, namespace=pod.namespace, name=pod.name) for pod in pods],
+        )
+        stub = self._stub(address)
+        return _lease(await _call(lambda: stub.AcquireLease(request, timeout=self._timeout_s)))
+
+    async def renew(self, address: str, *, job_uid: str, epoch: int, ttl_s: float) -> LeaseInfo:
+        """Keep it."""
+        request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=round(1000 * ttl_s))
+        stub = self._stub(address)
+        return _lease(await _call(lambda: stub.RenewLease(request, timeout=self._timeout_s)))
+
+    async def release(self, address: str, *, job_uid: str, epoch: int) -> int:
+        """Give the GPUs back now; how many were."""
+        request = agent_pb2.ReleaseLeaseRequest(job_uid=job_uid, epoch=epoch)
+        stub = self._stub(address)
+        answer = await _call(lambda: stub.ReleaseLease(request, timeout=self._timeout_s))
+        return len(answer.restored_gpu_uuids)
+
+    async def push(self, address: str, *, job_uid: str, epoch: int, plan_set: agent_pb2.PlanSet) -> None:
+        """Store a plan set. Larger than other messages, so given more time."""
+        request = agent_pb2.PushPlanSetRequest(job_uid=job_uid, epoch=epoch, plan_set=plan_set)
+        stub = self._stub(address)
+        await _call(lambda: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
+
+    async def select(
+        self,
+        address: str,
+        *,
+        job_uid: str,
+        epoch: int,
+        plan_id: str,
+        points: Iterable[tuple[int, int]],
+        from_iteration: int,
+    ) -> int:
+        """Choose points for pipelines; the furthest iteration begun on the node."""
+        request = agent_pb2.SelectPlanRequest(
+            job_uid=job_uid,
+            epoch=epoch,
+            plan_id=plan_id,
+            selections=[agent_pb2.Selection(data_parallel_rank=p, point=point) for p, point in points],
+            from_iteration=from_iteration,
+        )
+        stub = self._stub(address)
+        answer = await _call(lambda: stub.SelectPlan(request, timeout=self._timeout_s))
+        return int(answer.furthest_iteration)
+
+    async def watch(self, address: str, job_uid: str) -> AsyncIterator[Event]:
+        """Telemetry of one job on one node, until the stream breaks.
+
+        Raises:
+            AgentError: it broke. A stream that the agent ends ends here without an error.
+        """
+        call = self._stub(address).WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid))
+        dropped = 0
+        try:
+            async for batch in call:
+                if batch.dropped > dropped:
+                    dropped = batch.dropped
+                    yield Dropped(dropped)
+                for event in batch.events:
+                    translated = _event(event)
+                    if translated is not None:
+                        yield translated
+        except grpc.aio.AioRpcError as error:
+            raise _translate(error) from error
+        finally:
+            call.cancel()
+
+    async def forget(self, addresses: Iterable[str]) -> None:
+        """Close the channels of agents that are no longer there."""
+        for address in set(addresses):
+            channel = self._channels.pop(address, None)
+            if channel is not None:
+                await channel.close()
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await self.forget(list(self._channels))
+
+    def _stub(self, address: str) -> Any:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._open(address)
+        return agent_pb2_grpc.AgentStub(channel)
+
+    def _open(self, address: str) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        files = self._credentials
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=Path(files.ca).read_bytes(),
+            private_key=Path(files.key).read_bytes(),
+            certificate_chain=Path(files.cert).read_bytes(),
+        )
+        options = (*_OPTIONS, ("grpc.ssl_target_name_override", files.server_name))
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+async def _call(call: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await call()
+    except grpc.aio.AioRpcError as error:
+        raise _translate(error) from error
+    except grpc.aio.UsageError as error:  # the channel was closed under us: its agent has gone
+        raise AgentUnavailable(str(error)) from error
+    except asyncio.InvalidStateError as error:
+        raise AgentUnavailable("the channel was closed") from error
+
+
+def _translate(error: grpc.aio.AioRpcError) -> AgentError:
+    code = error.code()
+    return ERRORS.get(code, AgentRefused)(f"{code.name}: {(error.details() or '')[:300]}")
+
+
+def _lease(message: agent_pb2.Lease) -> LeaseInfo:
+    return LeaseInfo(
+        remaining_s=message.remaining_ms / 1000,
+        plan_id=message.plan_id,
+        selected={s.data_parallel_rank: s.point for s in message.selections},
+    )
+
+
+def _rank(message: agent_pb2.Rank) -> Rank:
+    return Rank(
+        pod_uid=message.pod_uid,
+        gpu_uuid=message.gpu_uuid,
+        pipeline=message.data_parallel_rank,
+        stage=message.stage,
+        tensor=message.tensor_parallel_rank,
+        pid=message.pid,
+        iteration=message.iteration,
+    )
+
+
+def _event(event: agent_pb2.TelemetryEvent) -> Event | None:
+    """None: a kind of event from a newer agent."""
+    kind = event.WhichOneof("event")
+    if kind == "rank_joined":
+        return Joined(_rank(event.rank_joined))
+    if kind == "rank_left":
+        return Left(_rank(event.rank_left))
+    if kind == "gpu":
+        name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
+        return GpuTrouble(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message)
+    if kind == "iteration":
+        report = event.iteration
+        return Report(
+            pipeline=report.data_parallel_rank,
+            stage=report.stage,
+            tensor=report.tensor_parallel_rank,
+            iteration=report.iteration,
+            iteration_time_us=report.iteration_time_us,
+            compute_span_us=report.compute_span_us,
+            energy_mj=report.energy_mj if report.has_energy else None,
+            point=report.point if report.planned else None,
+        )
+    return None

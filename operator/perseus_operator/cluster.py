@@ -1,0 +1,143 @@
+"""The whole operator, without the framework: jobs, pods and agents as the cluster shows them, one runner for each job.
+
+``handlers`` (kopf) calls ``observe_job``, ``observe_pod`` and ``keep``; ``__main__`` makes one and closes it. Agents
+and pods are also listed now and then, since a watch can miss the end of an object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from perseus_operator.errors import KubeError
+from perseus_operator.kube import KubeClient, pod_of
+from perseus_operator.runner import JobRunner
+from perseus_operator.services import Services
+from perseus_operator.settings import Settings
+from perseus_operator.state import JobRef, Pod
+
+logger = logging.getLogger(__name__)
+
+_POD_RESYNC_S: Final = 60.0
+_STUCK_S: Final = 30.0
+"""A runner this late, or an event loop this silent, makes the liveness probe fail."""
+_HEARTBEAT_S: Final = 1.0
+
+
+class Operator:
+    """Routes what is seen to the runners."""
+
+    def __init__(self, settings: Settings, kube: KubeClient, services: Services) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._services = services
+        self._runners: dict[str, JobRunner] = {}
+        self._pods: dict[str, Pod] = {}
+        self._agents: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._beat_s = time.monotonic()
+
+    async def start(self) -> None:
+        """List agents and pods once, then go on listing in the background."""
+        for poll in (self._poll_agents, self._poll_pods):
+            with contextlib.suppress(KubeError):  # said in the log; the polls go on
+                await poll()
+        self._tasks = [
+            asyncio.create_task(self._every(self._settings.agent_poll_s, self._poll_agents)),
+            asyncio.create_task(self._every(_POD_RESYNC_S, self._poll_pods)),
+            asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
+        ]
+
+    async def close(self) -> None:
+        """Stop. Leases stay: the next operator takes them over, or they run out."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._services.agents.close()
+        await self._kube.close()
+
+    def observe_job(self, body: Mapping[str, Any]) -> None:
+        """A PerseusJob as it is now."""
+        runner = self._runner(_ref(body))
+        runner.observe(body)
+        runner.place(self._pods.values(), self._agents)
+
+    async def keep(self, body: Mapping[str, Any], stopped: Awaitable[Any], is_deleted: Callable[[], bool]) -> None:
+        """Keep a job as it says until ``stopped``; then, if it was deleted, give its clocks back."""
+        ref = _ref(body)
+        runner = self._runner(ref)
+        work = asyncio.create_task(runner.run())
+        try:
+            await stopped
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            self._runners.pop(ref.uid, None)
+        if is_deleted():
+            await runner.release()
+
+    def observe_pod(self, body: Mapping[str, Any], *, deleted: bool) -> None:
+        """A pod that carries the opt-in label."""
+        uid = body["metadata"]["uid"]
+        pod = None if deleted else pod_of(body)
+        if self._pods.get(uid) == pod:
+            return
+        affected = {p.job for p in (self._pods.get(uid), pod) if p is not None}
+        if pod is None:
+            del self._pods[uid]
+        else:
+            self._pods[uid] = pod
+        self._place(affected)
+
+    def unhealthy(self) -> str | None:
+        """What does not make progress; None: all well."""
+        now_s = time.monotonic()
+        if now_s - self._beat_s > _STUCK_S:
+            return f"the event loop has been silent for {now_s - self._beat_s:.0f} s"
+        late = [str(r.ref) for r in list(self._runners.values()) if now_s - r.next_thought_s > _STUCK_S]
+        return f"{len(late)} jobs wait for a thought, first {late[0]}" if late else None
+
+    def _runner(self, ref: JobRef) -> JobRunner:
+        runner = self._runners.get(ref.uid)
+        if runner is None:
+            runner = self._runners[ref.uid] = JobRunner(ref, self._services)
+        return runner
+
+    def _place(self, jobs: set[str] | None = None) -> None:
+        for runner in self._runners.values():
+            if jobs is None or runner.ref.name in jobs:
+                runner.place(self._pods.values(), self._agents)
+
+    async def _poll_agents(self) -> None:
+        agents = await self._kube.agent_addresses(self._settings.agent_namespace)
+        if agents != self._agents:
+            await self._services.agents.forget(set(self._agents.values()) - set(agents.values()))
+            self._agents = agents
+            self._place()
+
+    async def _poll_pods(self) -> None:
+        pods = {pod.uid: pod for pod in await self._kube.training_pods(self._settings.namespace_list)}
+        if pods != self._pods:
+            self._pods = pods
+            self._place()
+
+    async def _heartbeat(self) -> None:
+        self._beat_s = time.monotonic()
+
+    async def _every(self, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await work()
+            except KubeError as error:
+                # Unknown is not empty: what was seen last stays.
+                logger.warning("%s: %s", work.__name__.strip("_"), error)
+
+
+def _ref(body: Mapping[str, Any]) -> JobRef:
+    metadata = body["metadata"]
+    return JobRef(metadata["namespace"], metadata["name"], metadata["uid"])

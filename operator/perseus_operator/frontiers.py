@@ -1,0 +1,114 @@
+"""Frontiers on their way: from the solver's bytes to what the planner sees, what a ConfigMap keeps, what an agent gets.
+
+Called by the job's runner, in a thread where arrays are large. The only module of the operator that looks into a
+``Frontier``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perseus_operator.kube import ConfigMap
+from perseus_operator.objective import FrontierView
+from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
+from perseus_proto.units import mj_from_j, mw_from_w, us_from_s
+from perseus_proto.v1alpha1 import agent_pb2
+from perseus_solver.errors import SolverError
+from perseus_solver.result import Frontier
+from perseus_solver.schedules import build_schedule
+
+MAX_STORED_BYTES: Final = 700_000
+"""Of one frontier in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
+_BYTES_KEY: Final = "frontier"
+_DIGEST_KEY: Final = "digest"
+_SOLVE_KEY: Final = "solveMilliseconds"
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A frontier, its view for the planner, and the digest of what it was solved from."""
+
+    view: FrontierView
+    frontier: Frontier
+    data: bytes
+
+
+def open_frontier(data: bytes, *, digest: str, solve_ms: int, restored: bool) -> Solved:
+    """The frontier of these bytes.
+
+    Raises:
+        InvalidFrontier: not a frontier, another version, or damaged.
+    """
+    frontier = Frontier.from_bytes(data)
+    gaps_ppm = np.maximum(frontier.gap, 0.0) * 1e6
+    view = FrontierView(
+        digest=digest,
+        times_us=tuple(us_from_s(t) for t in frontier.time_s.tolist()),
+        energies_mj=tuple(mj_from_j(e) for e in frontier.energy_j.tolist()),
+        stages=frontier.stages,
+        blocking_power_mw=mw_from_w(frontier.blocking_power_w),
+        median_gap_ppm=round(float(np.median(gaps_ppm))),
+        maximum_gap_ppm=round(float(gaps_ppm.max())),
+        solve_ms=solve_ms,
+        restored=restored,
+    )
+    return Solved(view, frontier, data)
+
+
+def config_map_name(job_name: str) -> str:
+    """Where a job's frontier is kept."""
+    return f"{job_name}-frontier"
+
+
+def to_config_map(job_name: str, solved: Solved) -> ConfigMap | None:
+    """What is kept; None: too large to keep, so it is solved again after a restart."""
+    if len(solved.data) > MAX_STORED_BYTES:
+        return None
+    data = {_DIGEST_KEY: solved.view.digest, _SOLVE_KEY: str(solved.view.solve_ms)}
+    return ConfigMap(config_map_name(job_name), data, {_BYTES_KEY: solved.data})
+
+
+def from_config_map(kept: ConfigMap, *, digest: str) -> Solved | None:
+    """The kept frontier; None: it is of other inputs, of another release, or damaged, and must be solved again."""
+    data = kept.binary.get(_BYTES_KEY)
+    solve_ms = kept.data.get(_SOLVE_KEY, "")
+    if data is None or kept.data.get(_DIGEST_KEY) != digest or not solve_ms.isdigit():
+        return None
+    try:
+        return open_frontier(data, digest=digest, solve_ms=int(solve_ms), restored=True)
+    except SolverError:
+        return None
+
+
+def plan_set(solved: Solved, *, schedule: str, microbatches: int, stages: Iterable[int]) -> agent_pb2.PlanSet:
+    """The plans of some stages, as the agent wants them."""
+    frontier = solved.frontier
+    order = build_schedule(schedule, stages=frontier.stages, microbatches=microbatches)
+    schedules, clocks = [], []
+    for stage in sorted(stages):
+        own = slice(int(order.stage_offset[stage]), int(order.stage_offset[stage + 1]))
+        schedules.append(
+            StageSchedule(
+                stage,
+                tuple(order.kind[own].tolist()),
+                tuple(order.microbatch[own].tolist()),
+                tuple(order.chunk[own].tolist()),
+            )
+        )
+        clocks.append(_fill(frontier.frequencies_mhz[:, own]).tolist())
+    view = solved.view
+    points = [PlanPoint(t, e) for t, e in zip(view.times_us, view.energies_mj, strict=True)]
+    return encode_plan_set(schedules, points, clocks)
+
+
+def _fill(clocks_mhz: np.ndarray) -> np.ndarray:
+    """Constant-time instructions ask for no clock (0): they keep the one before them, the first that of the last."""
+    if clocks_mhz.all():
+        return clocks_mhz
+    doubled = np.concatenate([clocks_mhz, clocks_mhz], axis=1)
+    last = np.maximum.accumulate(np.where(doubled > 0, np.arange(doubled.shape[1]), 0), axis=1)
+    return np.take_along_axis(doubled, last, axis=1)[:, clocks_mhz.shape[1] :]

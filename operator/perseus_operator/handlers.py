@@ -1,0 +1,104 @@
+"""The door to kopf: what it calls, and how it is set up. Nothing is decided here, and no other module knows kopf.
+
+kopf watches and retries; a daemon per PerseusJob keeps it, and its finalizer holds a deleted one until clocks are given
+back. kopf's own bookkeeping stays out of the objects: no progress annotations, no events of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import kopf
+
+from perseus_operator.cluster import Operator
+from perseus_operator.settings import Settings
+from perseus_proto import keys
+
+_JOBS: Final = (keys.API_GROUP, keys.API_VERSION, keys.PLURAL)
+_EXIT_MARGIN_S: Final = 2.0
+
+
+def register(
+    own: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]
+) -> kopf.OperatorRegistry:
+    """A registry with all handlers."""
+    registry = kopf.OperatorRegistry()
+    running: list[Operator] = []
+
+    @kopf.on.startup(registry=registry)
+    async def startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        _configure(settings, own)
+        running.append(await start())
+
+    @kopf.on.cleanup(registry=registry)
+    async def cleanup(**_: Any) -> None:
+        await stop()
+
+    @kopf.on.login(registry=registry, retries=3, backoff=1.0)
+    def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_via_client(**arguments)
+
+    @kopf.on.event(*_JOBS, registry=registry)
+    async def job_seen(body: kopf.Body, event: Any, **_: Any) -> None:
+        if event["type"] != "DELETED":
+            running[0].observe_job(body)
+
+    @kopf.daemon(
+        *_JOBS, registry=registry, cancellation_backoff=own.release_timeout_s, cancellation_timeout=_EXIT_MARGIN_S
+    )
+    async def job_kept(body: kopf.Body, stopped: kopf.DaemonStopped, **_: Any) -> None:
+        def is_deleted() -> bool:
+            reason = stopped.reason
+            return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason
+
+        await running[0].keep(body, _until(stopped), is_deleted)
+
+    @kopf.on.event("v1", "pods", labels={keys.LABEL_JOB: kopf.PRESENT}, registry=registry)
+    async def pod_seen(body: kopf.Body, event: Any, **_: Any) -> None:
+        running[0].observe_pod(body, deleted=event["type"] == "DELETED")
+
+    return registry
+
+
+async def _until(stopped: kopf.DaemonStopped) -> None:
+    await stopped.wait()
+
+
+def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
+    """kopf's settings, each with its reason."""
+    settings.persistence.finalizer = keys.FINALIZER
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=keys.API_GROUP)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=keys.API_GROUP)
+    settings.posting.enabled = False  # events have a closed list of reasons and are posted by us
+    settings.peering.standalone = True  # two operators at once are made safe by the epoch, not by peering
+    settings.watching.label_selectors["v1", "pods"] = keys.LABEL_JOB  # filtered by the server, not by us
+    settings.watching.server_timeout = 300.0
+    settings.watching.connect_timeout = 10.0
+    settings.networking.request_timeout = 30.0
+    settings.networking.connect_timeout = 10.0
+    # A deleted job's clocks are given back while kopf waits; nothing is patched meanwhile.
+    settings.background.instant_exit_timeout = own.release_timeout_s + _EXIT_MARGIN_S
+    settings.background.cancellation_polling = 1.0
+    settings.process.ultimate_exiting_timeout = 60.0
+
+
+def run(
+    settings: Settings,
+    *,
+    start: Callable[[], Awaitable[Operator]],
+    stop: Callable[[], Awaitable[None]],
+    ready_flag: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    namespaces = settings.namespace_list
+    kopf.run(
+        registry=register(settings, start=start, stop=stop),
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        standalone=True,
+        ready_flag=ready_flag,
+    )

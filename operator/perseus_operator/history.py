@@ -1,0 +1,152 @@
+"""Reports of single ranks, put together into iterations of a pipeline and of the job.
+
+``JobState`` feeds it; the planner reads medians. Reports may come late, twice, or never: an iteration counts once all
+of its ranks have reported, and one that never completes is forgotten. Nothing here judges whether an iteration was
+slow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+_OPEN_ITERATIONS = 32
+_WINDOW = 15
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank did in one iteration. ``point`` None: at default clocks. ``energy_mj`` None: no counter."""
+
+    pipeline: int
+    stage: int
+    tensor: int
+    iteration: int
+    iteration_time_us: int
+    compute_span_us: int
+    energy_mj: int | None
+    point: int | None
+
+
+@dataclass(frozen=True)
+class PipelineIteration:
+    """One iteration of one pipeline, all of its ranks."""
+
+    pipeline: int
+    iteration: int
+    span_us: int
+    """From the begin to the end of the last instruction of the slowest rank: without waiting for other pipelines."""
+    iteration_time_us: int
+    energy_mj: int | None
+    point: int | None
+    mixed: bool
+    """Ranks ran different plans: a transition, evidence of nothing."""
+
+
+@dataclass(frozen=True)
+class JobIteration:
+    """One iteration of all pipelines; ``points`` maps pipeline to plan, None: default clocks."""
+
+    iteration: int
+    time_us: int
+    energy_mj: int | None
+    points: Mapping[int, int | None]
+    mixed: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians over iterations of the same plans. Energy None: some GPU has no counter."""
+
+    time_us: int
+    energy_mj: int | None
+    iterations: int
+
+
+@dataclass
+class History:
+    """The latest iterations of one attempt of a job. Not to be changed but by ``add``."""
+
+    pipelines: int
+    ranks_per_pipeline: int
+    recent: deque[JobIteration] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    unplanned: list[JobIteration] = field(default_factory=list)
+    """Iterations at default clocks, the first of the attempt left out: it holds compilation and allocation."""
+    _reports: dict[tuple[int, int], dict[tuple[int, int], Report]] = field(default_factory=dict)
+    _complete: dict[int, dict[int, PipelineIteration]] = field(default_factory=dict)
+    _last: dict[int, int] = field(default_factory=dict)
+
+    def add(self, report: Report) -> PipelineIteration | None:
+        """Take a report in; the pipeline's iteration if this completed it."""
+        if report.iteration <= self._last.get(report.pipeline, -1) or report.compute_span_us <= 0:
+            return None
+        key = (report.pipeline, report.iteration)
+        ranks = self._reports.setdefault(key, {})
+        ranks[report.stage, report.tensor] = report
+        if len(ranks) < self.ranks_per_pipeline:
+            self._forget_before(report.iteration - _OPEN_ITERATIONS)
+            return None
+        self._reports.pop(key)
+        self._last[report.pipeline] = report.iteration
+        done = _combine(ranks.values())
+        self._complete.setdefault(report.iteration, {})[report.pipeline] = done
+        if len(self._complete[report.iteration]) == self.pipelines:
+            self._finish(report.iteration)
+        return done
+
+    @property
+    def latest(self) -> int:
+        """The latest complete iteration of any pipeline; −1 before the first."""
+        return max(self._last.values(), default=-1)
+
+    def measured(self, points: Mapping[int, int]) -> Measured | None:
+        """Medians of the recent iterations that ran exactly these plans; None if there was none."""
+        return summarise([i for i in self.recent if not i.mixed and i.points == points])
+
+    def _finish(self, iteration: int) -> None:
+        parts = self._complete.pop(iteration)
+        energies = [part.energy_mj for part in parts.values()]
+        job = JobIteration(
+            iteration=iteration,
+            time_us=max(part.iteration_time_us for part in parts.values()),
+            energy_mj=None if None in energies else sum(e for e in energies if e is not None),
+            points={pipeline: part.point for pipeline, part in parts.items()},
+            mixed=any(part.mixed for part in parts.values()),
+        )
+        if not job.mixed and all(point is None for point in job.points.values()) and iteration > 0:
+            self.unplanned.append(job)
+        self.recent.append(job)
+        for stale in [i for i in self._complete if i < iteration]:
+            del self._complete[stale]
+
+    def _forget_before(self, iteration: int) -> None:
+        for key in [key for key in self._reports if key[1] < iteration]:
+            del self._reports[key]
+
+
+def summarise(iterations: list[JobIteration]) -> Measured | None:
+    """Medians of time and energy."""
+    if not iterations:
+        return None
+    energies = [i.energy_mj for i in iterations if i.energy_mj is not None]
+    return Measured(
+        time_us=round(median(i.time_us for i in iterations)),
+        energy_mj=round(median(energies)) if len(energies) == len(iterations) else None,
+        iterations=len(iterations),
+    )
+
+
+def _combine(reports: Iterable[Report]) -> PipelineIteration:
+    ranks = list(reports)
+    energies = [rank.energy_mj for rank in ranks]
+    return PipelineIteration(
+        pipeline=ranks[0].pipeline,
+        iteration=ranks[0].iteration,
+        span_us=max(rank.compute_span_us for rank in ranks),
+        iteration_time_us=max(rank.iteration_time_us for rank in ranks),
+        energy_mj=None if None in energies else sum(e for e in energies if e is not None),
+        point=ranks[0].point,
+        mixed=len({rank.point for rank in ranks}) > 1,
+    )

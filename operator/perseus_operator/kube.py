@@ -1,0 +1,315 @@
+"""The door to the Kubernetes API: the only module of the operator that knows the official client.
+
+kopf watches; what the operator reads or writes on its own goes through here. ``Kube`` says what the rest may ask, so
+that tests can answer it; ``KubeClient`` asks the API server. Errors become those of ``errors``. No decisions here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import aiohttp
+import kubernetes.aio.client as k8s
+import kubernetes.aio.config as k8s_config
+
+from perseus_operator.errors import (
+    KubeConflict,
+    KubeError,
+    KubeForbidden,
+    KubeNotFound,
+    KubeUnavailable,
+)
+from perseus_operator.state import JobRef, Pod
+from perseus_proto import keys
+
+Json = dict[str, Any]
+_config: Any = k8s_config  # its functions carry no types
+FIELD_MANAGER: Final = "perseus-operator"
+EPOCH_CONFIG_MAP: Final = "perseus-epoch"
+_EPOCH_KEY: Final = "epoch"
+_TIMEOUT_S: Final = 15.0
+_MERGE: Final = "application/merge-patch+json"
+_ATTEMPTS: Final = 20
+
+
+@dataclass(frozen=True)
+class ConfigMap:
+    """The data of a ConfigMap."""
+
+    name: str
+    data: Mapping[str, str]
+    binary: Mapping[str, bytes]
+
+
+class Kube(Protocol):
+    """What the operator asks of the API server."""
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
+        """Raises KubeNotFound."""
+        ...
+
+    async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
+        """Create or replace; garbage-collected with its PerseusJob."""
+        ...
+
+    async def patch_status(self, job: JobRef, status: Json) -> None:
+        """Merge into the status subresource."""
+        ...
+
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None]) -> None:
+        """Set or (None) remove annotations."""
+        ...
+
+    async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
+        """An event on the PerseusJob; ``kind`` is Normal or Warning."""
+        ...
+
+    async def agent_addresses(self, namespace: str) -> dict[str, str]:
+        """Node name → host:port of every agent whose pod has an address."""
+        ...
+
+    async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
+        """All opted-in pods that are bound to a node and not over; no namespaces: everywhere."""
+        ...
+
+
+class KubeClient:
+    """``Kube`` over the official client. Made inside the event loop that uses it."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self._core = k8s.CoreV1Api(api)
+        self._custom = k8s.CustomObjectsApi(api)
+
+    @classmethod
+    async def connect(cls) -> KubeClient:
+        """From the service account of this pod, or else from the kubeconfig."""
+        configuration = k8s.Configuration()
+        try:
+            _config.load_incluster_config(client_configuration=configuration)
+        except _config.ConfigException:
+            await _config.load_kube_config(client_configuration=configuration)
+        return cls(k8s.ApiClient(configuration))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
+        """See ``Kube``."""
+        found = await _ask(self._core.read_namespaced_config_map(name, namespace, _request_timeout=_TIMEOUT_S))
+        try:
+            binary = {key: base64.b64decode(text, validate=True) for key, text in (found.binary_data or {}).items()}
+        except binascii.Error as error:
+            raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
+        return ConfigMap(name, found.data or {}, binary)
+
+    async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
+        """See ``Kube``."""
+        body: Any = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": config_map.name,
+                "namespace": owner.namespace,
+                "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER, keys.LABEL_JOB: owner.name},
+                "ownerReferences": [
+                    {
+                        "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+                        "kind": keys.KIND,
+                        "name": owner.name,
+                        "uid": owner.uid,
+                        "controller": True,
+                        "blockOwnerDeletion": False,
+                    }
+                ],
+            },
+            "data": dict(config_map.data),
+            "binaryData": {key: base64.b64encode(data).decode() for key, data in config_map.binary.items()},
+        }
+        try:
+            await _ask(
+                self._core.create_namespaced_config_map(
+                    owner.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
+                )
+            )
+        except KubeConflict:
+            await _ask(
+                self._core.replace_namespaced_config_map(
+                    config_map.name, owner.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
+                )
+            )
+
+    async def patch_status(self, job: JobRef, status: Json) -> None:
+        """See ``Kube``. The UID guards against an object of the same name that came after."""
+        await _ask(
+            self._custom.patch_namespaced_custom_object_status(
+                *_custom(job),
+                {"metadata": {"uid": job.uid}, "status": status},
+                field_manager=FIELD_MANAGER,
+                _content_type=_MERGE,
+                _request_timeout=_TIMEOUT_S,
+            )
+        )
+
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None]) -> None:
+        """See ``Kube``."""
+        await _ask(
+            self._custom.patch_namespaced_custom_object(
+                *_custom(job),
+                {"metadata": {"uid": job.uid, "annotations": dict(annotations)}},
+                field_manager=FIELD_MANAGER,
+                _content_type=_MERGE,
+                _request_timeout=_TIMEOUT_S,
+            )
+        )
+
+    async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
+        """See ``Kube``."""
+        now = datetime.now(UTC)
+        stamp = now.isoformat(timespec="seconds").replace("+00:00", "Z")
+        body: Any = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{job.name}.", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+                "kind": keys.KIND,
+                "namespace": job.namespace,
+                "name": job.name,
+                "uid": job.uid,
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": f"{keys.API_GROUP}/operator",
+            "reportingInstance": FIELD_MANAGER,
+        }
+        await _ask(
+            self._core.create_namespaced_event(
+                job.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
+            )
+        )
+
+    async def agent_addresses(self, namespace: str) -> dict[str, str]:
+        """See ``Kube``. Resource version 0 lets the API server answer from its cache."""
+        pods = await _ask(
+            self._core.list_namespaced_pod(
+                namespace,
+                label_selector=f"{keys.LABEL_COMPONENT}={keys.COMPONENT_AGENT}",
+                resource_version="0",
+                _request_timeout=_TIMEOUT_S,
+            )
+        )
+        addresses: dict[str, str] = {}
+        for pod in pods.items:
+            port = _grpc_port(pod)
+            if pod.spec.node_name and pod.status and pod.status.pod_ip and port and not pod.metadata.deletion_timestamp:
+                host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
+                addresses[pod.spec.node_name] = f"{host}:{port}"
+        return addresses
+
+    async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
+        """See ``Kube``."""
+        options: dict[str, Any] = {
+            "label_selector": keys.LABEL_JOB,
+            "resource_version": "0",
+            "_request_timeout": _TIMEOUT_S,
+        }
+        names = list(namespaces)
+        lists = (
+            [await _ask(self._core.list_namespaced_pod(name, **options)) for name in names]
+            if names
+            else [await _ask(self._core.list_pod_for_all_namespaces(**options))]
+        )
+        raw = [self._api.sanitize_for_serialization(pod) for found in lists for pod in found.items]
+        return [pod for pod in map(pod_of, raw) if pod is not None]
+
+    async def next_epoch(self, namespace: str) -> int:
+        """Draw a number larger than any drawn before: a counter in a ConfigMap, compared and swapped.
+
+        Raises:
+            KubeError: no answer, or lost every race.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return await self._draw_epoch(namespace)
+            except KubeConflict:
+                await asyncio.sleep(0.05)
+        raise KubeConflict(f"ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: changed by others {_ATTEMPTS} times in a row")
+
+    async def _draw_epoch(self, namespace: str) -> int:
+        try:
+            found = await _ask(
+                self._core.read_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, _request_timeout=_TIMEOUT_S)
+            )
+        except KubeNotFound:
+            body: Any = {
+                "metadata": {
+                    "name": EPOCH_CONFIG_MAP,
+                    "namespace": namespace,
+                    "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER},
+                },
+                "data": {_EPOCH_KEY: "1"},
+            }
+            await _ask(self._core.create_namespaced_config_map(namespace, body, _request_timeout=_TIMEOUT_S))
+            return 1
+        text = (found.data or {}).get(_EPOCH_KEY, "")
+        if not text.isdigit():
+            raise KubeError(f"ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: epoch must be a whole number, not {text!r}")
+        epoch = int(text) + 1
+        found.data = {**found.data, _EPOCH_KEY: str(epoch)}
+        # Carries the resourceVersion that was read: a write in between is a conflict.
+        await _ask(
+            self._core.replace_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, found, _request_timeout=_TIMEOUT_S)
+        )
+        return epoch
+
+
+def pod_of(raw: Mapping[str, Any]) -> Pod | None:
+    """A training pod as the API shows it; None: not opted in, not bound yet, or over."""
+    metadata, node = raw.get("metadata", {}), raw.get("spec", {}).get("nodeName")
+    labels = metadata.get("labels") or {}
+    if not node or keys.LABEL_JOB not in labels or raw.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+        return None
+    return Pod(metadata["uid"], metadata["namespace"], metadata["name"], node, labels[keys.LABEL_JOB], dict(labels))
+
+
+def _custom(job: JobRef) -> tuple[str, str, str, str, str]:
+    return keys.API_GROUP, keys.API_VERSION, job.namespace, keys.PLURAL, job.name
+
+
+def _grpc_port(pod: Any) -> int | None:
+    for container in pod.spec.containers:
+        for port in container.ports or ():
+            if port.name == keys.AGENT_GRPC_PORT_NAME:
+                return int(port.container_port)
+    return None
+
+
+async def _ask(request: Any) -> Any:
+    try:
+        return await request
+    except k8s.ApiException as error:
+        raise _translate(error) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def _translate(error: Any) -> KubeError:
+    message = f"{error.status} {error.reason}: {str(error.body or '')[:300]}"
+    known: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
+    if error.status in known:
+        return known[error.status](message)
+    # 0: the client failed before an answer came.
+    return (KubeUnavailable if error.status in (0, 429) or error.status >= 500 else KubeError)(message)

@@ -1,0 +1,341 @@
+"""The mind: what to do next about one job, from everything known about it. Pure: no I/O, no clock, no waiting.
+
+``plan(state, now, limits)`` is called by ``JobRunner`` after every change and whenever ``Plan.wake_at_s`` has come;
+it is level-triggered: asked twice without a change in between, it wants the same. It never changes the state. At most
+one action per node is planned, and none for a node that is busy: a slow agent holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from perseus_operator.api import JobSpec, Mode, StragglerMode
+from perseus_operator.conditions import Reason
+from perseus_operator.objective import FrontierView, Infeasible, Target, selections, target
+from perseus_operator.state import Fault, JobState, Node
+from perseus_operator.stragglers import told_slowdowns
+
+
+@dataclass(frozen=True)
+class Now:
+    """Time, twice: monotonic for leases and retries, wall clock for a deadline by date."""
+
+    monotonic_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the planner must know of the operator's settings."""
+
+    lease_ttl_s: float = 30.0
+    profile_retry_s: float = 5.0
+    """How soon to look again for a profile that is missing or wrong."""
+    profile_refresh_s: float = 60.0
+    """How soon to look whether a good profile has changed."""
+
+
+@dataclass(frozen=True)
+class ReadProfile:
+    """Read the ConfigMap."""
+
+
+@dataclass(frozen=True)
+class Solve:
+    """Get the frontier of these inputs: from its ConfigMap, or by solving."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class Acquire:
+    """Take the lease on a node, for its pods as they are now."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Keep the lease."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Give the node's GPUs back to their default clocks."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """Give the agent the plans of these stages."""
+
+    node: str
+    stages: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Select:
+    """Choose a point for some pipelines."""
+
+    node: str
+    points: tuple[tuple[int, int], ...]
+    from_iteration: int
+
+
+Action = ReadProfile | Solve | Acquire | Renew | Release | Push | Select
+NodeAction = Acquire | Renew | Release | Push | Select
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, what to say, and when to think again.
+
+    Attributes:
+        actions: to be started now, concurrently.
+        wanted: a point for every pipeline; empty: there is no plan to enforce (yet).
+        waiting: why ``wanted`` is empty or not in force.
+        applied: every agent has taken ``wanted``.
+        slowdowns: of stragglers that count, told or detected.
+        told: which of them were told.
+        note: what the objective could not have, though a plan exists.
+        advised_point: what the objective asks for, enforced or not; None: no frontier, or no point of it will do.
+        wake_at_s: monotonic.
+    """
+
+    actions: tuple[Action, ...]
+    wanted: dict[int, int]
+    waiting: Fault | None
+    applied: bool
+    slowdowns: dict[int, float]
+    told: frozenset[int]
+    note: str
+    advised_point: int | None
+    wake_at_s: float
+
+
+def inputs_digest(spec: JobSpec, profile_digest: str) -> str:
+    """SHA-256 over everything that the frontier depends on; the leading word changes with the solver's format."""
+    parts = (
+        "perseus.frontier.1",
+        profile_digest,
+        spec.pipeline.schedule.value,
+        spec.pipeline.stages,
+        spec.pipeline.microbatches,
+        spec.profile.blocking_power_milliwatts,
+        spec.points,
+    )
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def plan(state: JobState, now: Now, limits: Limits) -> Plan:
+    """Decide. See the module's docstring."""
+    if state.spec is None or state.fenced is not None:
+        # Nothing accepted yet, or a newer operator is in command: hands off. Leases that we hold run out by themselves.
+        return Plan((), {}, state.fenced or state.spec_fault, False, {}, frozenset(), "", None, now.monotonic_s + 3600)
+    spec = state.spec
+    actions: list[Action] = []
+    wake = [now.monotonic_s + limits.profile_refresh_s]
+
+    due_s = _profile_due_s(state, limits)
+    if not state.reading and due_s <= now.monotonic_s:
+        actions.append(ReadProfile())
+    elif not state.reading:
+        wake.append(due_s)
+
+    digest = inputs_digest(spec, state.profile_digest) if state.profile_digest is not None else None
+    if digest is not None and _solve_due(state, digest):
+        actions.append(Solve(digest))
+
+    slowdowns, told = _slowdowns(state, spec, now)
+    wake.extend(
+        state.told_seen_s + entry.delay_s for entry in state.told if state.told_seen_s + entry.delay_s > now.monotonic_s
+    )
+
+    asked = goal(state, spec, now)
+    note = asked.note if isinstance(asked, Target) else ""
+    advised = state.frontier.lookup(asked.time_us) if state.frontier and isinstance(asked, Target) else None
+    wanted, waiting = _wanted(state, spec, asked, slowdowns)
+    may_select = bool(wanted) and all(
+        _holds(node, state.frontier) or (node.fault is not None and node.selected)
+        for node in state.nodes.values()
+        if node.pods
+    )
+    from_iteration = state.furthest_iteration + 1
+    for node in state.nodes.values():
+        if node.busy or node.address is None:
+            continue
+        if node.retry_at_s > now.monotonic_s:
+            wake.append(node.retry_at_s)
+            continue
+        action = _node_action(
+            node, spec.mode, state.frontier, wanted if may_select else {}, from_iteration=from_iteration, now=now
+        )
+        if action is not None:
+            actions.append(action)
+        elif node.leased_pods is not None:
+            wake.append(node.renew_at_s)
+
+    applied = bool(wanted) and all(_selected(node, wanted) for node in state.nodes.values() if node.ranks)
+    if wanted and not applied and waiting is None:
+        waiting = first_fault(state) or Fault(Reason.APPLYING, "Agents are being told.")
+    return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, min(wake))
+
+
+def _profile_due_s(state: JobState, limits: Limits) -> float:
+    if state.profile_read_at_s is None:
+        return 0.0
+    return state.profile_read_at_s + (limits.profile_retry_s if state.profile_fault else limits.profile_refresh_s)
+
+
+def _solve_due(state: JobState, digest: str) -> bool:
+    have = state.frontier is not None and state.frontier.digest == digest
+    refused = state.solve_fault is not None and state.solve_fault[0] == digest
+    return not have and not refused and state.solving is None
+
+
+def _slowdowns(state: JobState, spec: JobSpec, now: Now) -> tuple[dict[int, float], frozenset[int]]:
+    """Stragglers that count, told ones over detected ones; and which were told."""
+    if spec.straggler.mode is StragglerMode.OFF:
+        return {}, frozenset()
+    told = told_slowdowns(
+        state.told,
+        seen_s=state.told_seen_s,
+        now_s=now.monotonic_s,
+        pipeline_of_gpu={rank.gpu_uuid: rank.pipeline for rank in state.ranks},
+        pipelines=spec.pipeline.data_parallel,
+    )
+    detected = state.detector.slowdowns if spec.straggler.mode is StragglerMode.AUTOMATIC else {}
+    merged = {p: max(told.get(p, 1.0), detected.get(p, 1.0)) for p in told.keys() | detected.keys()}
+    return merged, frozenset(told)
+
+
+def _wanted(
+    state: JobState, spec: JobSpec, asked: Target | Infeasible | None, slowdowns: dict[int, float]
+) -> tuple[dict[int, int], Fault | None]:
+    """A point for every pipeline; or none and why."""
+    if state.frontier is None or asked is None:
+        return {}, _frontier_fault(state)
+    if isinstance(asked, Infeasible):
+        return {}, Fault(Reason.OBJECTIVE_INFEASIBLE, asked.message)
+    if spec.mode is Mode.RECOMMEND:
+        return {}, Fault(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: clocks are not touched.")
+    fault = _ranks_fault(state, spec) or _baseline_fault(state, spec)
+    if fault is not None:
+        return {}, fault
+    return selections(state.frontier, asked.time_us, spec.pipeline.data_parallel, slowdowns), None
+
+
+def goal(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasible | None:
+    """The iteration time that the objective asks for at this moment; None: no frontier yet."""
+    if state.frontier is None:
+        return None
+    finish_by = spec.objective.deadline.finish_by if spec.objective.deadline else None
+    return target(
+        spec.objective,
+        state.frontier,
+        gpus_per_stage=spec.pipeline.data_parallel * spec.pipeline.tensor_parallel,
+        iterations_done=state.furthest_iteration,
+        remaining_s=datetime.fromisoformat(finish_by).timestamp() - now.wall_s if finish_by else None,
+    )
+
+
+def _frontier_fault(state: JobState) -> Fault:
+    if state.profile_fault is not None:
+        return Fault(Reason.WAITING_FOR_FRONTIER, state.profile_fault.message)
+    if state.solve_fault is not None and state.solving is None:
+        return Fault(Reason.WAITING_FOR_FRONTIER, state.solve_fault[1].message)
+    return Fault(Reason.WAITING_FOR_FRONTIER, "The frontier is being solved.")
+
+
+def _ranks_fault(state: JobState, spec: JobSpec) -> Fault | None:
+    """Whether every place of the job's shape is taken by exactly one process."""
+    shape = spec.pipeline
+    if not any(node.pods for node in state.nodes.values()):
+        return Fault(Reason.WAITING_FOR_AGENTS, "No pod of the job is running.")
+    ranks = state.ranks
+    for rank in ranks:
+        if rank.pipeline >= shape.data_parallel or rank.stage >= shape.stages or rank.tensor >= shape.tensor_parallel:
+            return Fault(
+                Reason.RANKS_MISMATCH,
+                f"A training process says it is pipeline {rank.pipeline}, stage {rank.stage}, tensor rank"
+                f" {rank.tensor}; spec.pipeline has {shape.data_parallel} × {shape.stages} × {shape.tensor_parallel}.",
+            )
+    expected = shape.data_parallel * shape.stages * shape.tensor_parallel
+    if len(ranks) > expected or len({rank.place for rank in ranks}) < len(ranks):
+        return Fault(
+            Reason.RANKS_MISMATCH, f"{len(ranks)} training processes for {expected} places: some place is taken twice."
+        )
+    if len(ranks) < expected:
+        fault = first_fault(state)
+        if fault is not None:
+            return Fault(Reason.WAITING_FOR_AGENTS, fault.message)
+        return Fault(Reason.WAITING_FOR_RANKS, f"{len(ranks)} of {expected} training processes have connected.")
+    return None
+
+
+def _baseline_fault(state: JobState, spec: JobSpec) -> Fault | None:
+    """Iterations at default clocks come first, unless a plan is in force already (this operator has restarted)."""
+    if spec.baseline_iterations == 0 or state.baseline is not None or state.history is None:
+        return None
+    seen = [point for iteration in state.history.recent for point in iteration.points.values()]
+    if any(node.selected for node in state.nodes.values()) or any(point is not None for point in seen):
+        return None
+    return Fault(
+        Reason.MEASURING_BASELINE,
+        f"{len(state.history.unplanned)} of {spec.baseline_iterations} iterations measured at default clocks.",
+    )
+
+
+def first_fault(state: JobState) -> Fault | None:
+    """What keeps some node that runs pods of the job from being commanded."""
+    for node in state.nodes.values():
+        if node.pods and node.address is None:
+            return Fault(Reason.NO_AGENT, f"Node {node.name} runs pods of the job but no Perseus agent.")
+        if node.pods and node.fault is not None:
+            return node.fault
+    return None
+
+
+def _holds(node: Node, frontier: FrontierView | None) -> bool:
+    """The agent has the plans of the current frontier for every stage it runs."""
+    return (
+        node.leased_pods is not None
+        and node.pushed is not None
+        and frontier is not None
+        and node.pushed[0] == frontier.digest
+        and node.stages <= node.pushed[1]
+    )
+
+
+def _selected(node: Node, wanted: dict[int, int]) -> bool:
+    return all(node.selected.get(pipeline) == wanted.get(pipeline) for pipeline in node.pipelines)
+
+
+def _node_action(
+    node: Node, mode: Mode, frontier: FrontierView | None, wanted: dict[int, int], *, from_iteration: int, now: Now
+) -> NodeAction | None:
+    """The one thing to do next on a node. Keeping the lease goes first: without it nothing else lasts."""
+    if not node.pods or (mode is Mode.RECOMMEND and node.selected):
+        return Release(node.name)
+    if node.leased_pods != node.pods or node.expires_at_s <= now.monotonic_s:
+        return Acquire(node.name)
+    if node.renew_at_s <= now.monotonic_s:
+        return Renew(node.name)
+    if mode is Mode.ENFORCE and frontier is not None and node.ranks and not _holds(node, frontier):
+        return Push(node.name, node.stages)
+    if wanted and node.ranks and not _selected(node, wanted):
+        points = tuple((pipeline, wanted[pipeline]) for pipeline in sorted(node.pipelines))
+        return Select(node.name, points, from_iteration)
+    return None
+
+
+def common_point(wanted: dict[int, int], slowdowns: dict[int, float]) -> int:
+    """The point of the pipelines that are not slow; of all, if all are."""
+    healthy = [point for pipeline, point in wanted.items() if pipeline not in slowdowns]
+    return Counter(healthy or wanted.values()).most_common(1)[0][0]

@@ -1,0 +1,128 @@
+"""Says what is so about one job: metrics at once, the status when it changed and is due, then the events.
+
+Owned by the job's runner, which calls ``tell`` after every plan. One status write at a time; events follow only a write
+that held; a write that failed is written again, later. What the words are is ``status``'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Final
+
+from perseus_operator import status
+from perseus_operator.conditions import Condition
+from perseus_operator.errors import KubeError, KubeNotFound
+from perseus_operator.kube import Json
+from perseus_operator.planner import Now, Plan
+from perseus_operator.services import BACKOFF_S, Services
+from perseus_operator.state import JobRef, JobState
+from perseus_proto import keys
+
+logger = logging.getLogger(__name__)
+
+NEVER_S: Final = float("inf")
+
+
+class Reporter:
+    """What has been written and said about the job so far, and what is to be."""
+
+    def __init__(self, ref: JobRef, services: Services, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        """``spawn`` runs a write beside the runner's loop and wakes it at its end."""
+        self._ref = ref
+        self._services = services
+        self._spawn = spawn
+        self._status: Json = {}
+        """As stored, as far as we know."""
+        self._pending: list[status.Event] = []
+        self._announced: dict[int, int] = {}
+        """The plans last announced."""
+        self._recalled = False
+        """An operator before this one has announced the plan in force."""
+        self._hold_until_s = 0.0
+        """A restart must not make a running job look broken: what was Ready is left so until it is again, or then."""
+        self._annotation: str | None = None
+        self._written_at_s = float("-inf")
+        self._failures = 0
+        self._writing = False
+
+    def recall(self, written: Json, annotations: Mapping[str, str]) -> None:
+        """What an operator before this one has written."""
+        self._status = dict(written)
+        self._annotation = annotations.get(keys.ANNOTATION_PLANNED_SLOWDOWN)
+        if status.was_ready(written):
+            self._recalled = True
+            self._hold_until_s = self._services.monotonic_s() + self._services.limits.lease_ttl_s
+
+    def tell(self, state: JobState, plan: Plan, now: Now) -> float:
+        """Say what is so. Seconds until it must be looked at again."""
+        baseline = state.measure_baseline()
+        if state.fenced is not None:
+            return NEVER_S  # the newer operator speaks for this job
+        said, figures = status.conditions(state, plan), status.figures(state, plan)
+        slowdown = status.planned_slowdown(state, plan)
+        ready = said[-1].status is True
+        self._services.metrics.set_job(
+            self._ref,
+            figures,
+            measured=status.current(state, plan),
+            planned_slowdown=slowdown,
+            stragglers=len(plan.slowdowns),
+            ready=ready,
+        )
+        if baseline is not None:
+            self._pending.append(status.baseline_event(baseline))
+        if plan.applied and plan.wanted != self._announced:
+            if not self._recalled:
+                self._pending.append(status.plan_event(state, plan))
+            self._announced, self._recalled = plan.wanted, False
+        if ready:
+            self._hold_until_s = 0.0
+        if self._writing:
+            return NEVER_S  # its end wakes the loop
+        wanted = status.document(said, figures, self._status, generation=state.generation, wall_s=now.wall_s)
+        due_s = max(self._due_s(wanted, now), self._hold_until_s - now.monotonic_s)
+        if due_s > 0:
+            return due_s
+        self._writing = True
+        self._spawn(self._write(wanted, said, f"{slowdown:.4f}" if plan.applied else self._annotation))
+        return NEVER_S
+
+    def _due_s(self, wanted: Json, now: Now) -> float:
+        """Seconds until a write: none for what matters, an interval for figures, a back-off after a failure."""
+        if self._failures:
+            pause_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
+            return self._written_at_s + pause_s - now.monotonic_s
+        if self._pending or status.essence(wanted) != status.essence(self._status):
+            return 0.0
+        if wanted == self._status:
+            return NEVER_S
+        return self._written_at_s + self._services.status_interval_s - now.monotonic_s
+
+    async def _write(self, wanted: Json, said: Iterable[Condition], annotation: str | None) -> None:
+        kube, ref = self._services.kube, self._ref
+        events = [*status.events(self._status, said), *self._pending]
+        self._written_at_s = self._services.monotonic_s()
+        self._failures += 1
+        try:
+            await kube.patch_status(ref, status.merge_patch(self._status, wanted))
+            self._status = wanted
+            self._pending = [event for event in self._pending if event not in events]
+            if annotation != self._annotation:
+                await kube.annotate(ref, {keys.ANNOTATION_PLANNED_SLOWDOWN: annotation})
+                self._annotation = annotation
+            self._failures = 0
+        except KubeNotFound:
+            logger.info("%s: has gone", ref)
+            return
+        except KubeError as error:
+            logger.warning("%s: status not written: %s", ref, error)
+            return
+        finally:
+            self._writing = False
+        for event in events:
+            logger.info("%s: %s: %s", ref, event.reason.value, event.message)
+            try:
+                await kube.post_event(ref, kind=event.kind, reason=event.reason.value, message=event.message)
+            except KubeError as error:
+                logger.warning("%s: event not posted: %s", ref, error)

@@ -1,0 +1,483 @@
+"""One job's hand: asks the planner, does what it says, and tells what came of it.
+
+One ``JobRunner`` per PerseusJob, on the operator's event loop. Every call to an agent, every read, solve and write is a
+task of its own, so nothing waits for anything slow; each ends by noting one fact in ``JobState`` and waking the loop.
+No rule about *what* to do may live here: that is ``planner``'s, and what to say is ``status``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final
+
+from perseus_operator import frontiers, planner
+from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left
+from perseus_operator.api import parse_spec
+from perseus_operator.conditions import Reason
+from perseus_operator.errors import (
+    AgentError,
+    AgentFenced,
+    AgentRefused,
+    AgentUnavailable,
+    InvalidProfile,
+    InvalidSpec,
+    KubeError,
+    KubeNotFound,
+    SolveFailed,
+    SolveTimeout,
+)
+from perseus_operator.frontiers import Solved
+from perseus_operator.history import Measured, Report
+from perseus_operator.kube import Json
+from perseus_operator.planner import Acquire, NodeAction, Now, Push, ReadProfile, Release, Renew, Solve
+from perseus_operator.reporter import Reporter
+from perseus_operator.services import BACKOFF_S, Services
+from perseus_operator.solving import SolveRequest, check_profile
+from perseus_operator.state import Fault, JobRef, JobState, Node, Pod
+from perseus_operator.stragglers import parse_annotation
+from perseus_proto import keys
+
+logger = logging.getLogger(__name__)
+
+_COALESCE_S: Final = 0.005
+"""Reports of one iteration arrive together; one thought is enough for them."""
+
+
+class JobRunner:
+    """Keeps one job as its PerseusJob says, from first sight until ``release`` or ``stop``."""
+
+    def __init__(self, ref: JobRef, services: Services) -> None:
+        self.ref = ref
+        self.state = JobState(ref)
+        self.last_thought_s = services.monotonic_s()
+        """When the planner was last asked; for the liveness probe."""
+        self.next_thought_s = self.last_thought_s
+        """When it is due to be asked again, though nothing happens."""
+        self._services = services
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._solved: Solved | None = None
+        self._profile_csv: bytes | None = None
+        self._reporter = Reporter(ref, services, self._spawn)
+        self._raw_spec: Any = None
+        self._raw_annotation: str | None = None
+
+    # ------------------------------------------------------------------------------------------------ what is the case
+
+    def observe(self, body: Mapping[str, Any]) -> None:
+        """The PerseusJob as it is now."""
+        metadata = body["metadata"]
+        first = self.state.generation == 0
+        self.state.generation = int(metadata.get("generation", 1))
+        if first:
+            self._recall(body.get("status") or {}, metadata.get("annotations") or {})
+        raw_spec = body.get("spec")
+        if raw_spec != self._raw_spec:
+            self._raw_spec = raw_spec
+            try:
+                spec = parse_spec(raw_spec)
+            except InvalidSpec as error:
+                self.state.spec_fault = Fault(Reason.SPEC_INVALID, str(error))
+            else:
+                if self.state.spec is None or spec.profile != self.state.spec.profile:
+                    self.state.profile_read_at_s = None
+                self.state.accept(spec)
+        self._observe_annotation((metadata.get("annotations") or {}).get(keys.ANNOTATION_STRAGGLER, ""))
+        self._wake.set()
+
+    def _observe_annotation(self, text: str) -> None:
+        if text == self._raw_annotation:
+            return
+        self._raw_annotation = text
+        try:
+            self.state.told = parse_annotation(text)
+        except InvalidSpec as error:
+            self.state.told_fault = Fault(Reason.ANNOTATION_INVALID, str(error))
+        else:
+            self.state.told_fault = None
+            self.state.told_seen_s = self._services.monotonic_s()
+
+    def place(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
+        """Pods and agents of the cluster as they are now."""
+        workload = self.state.spec.workload if self.state.spec else None
+        selector = workload.selector.match_labels if workload else {}
+        own = [
+            pod
+            for pod in pods
+            if pod.namespace == self.ref.namespace
+            and pod.job == self.ref.name
+            and all(pod.labels.get(name) == value for name, value in selector.items())
+        ]
+        self.state.place(own, agents)
+        self._wake.set()
+
+    def _recall(self, written: Json, annotations: Mapping[str, str]) -> None:
+        """What an operator before this one has written: the baseline outlives a restart."""
+        self._reporter.recall(written, annotations)
+        baseline = written.get("baseline")
+        if isinstance(baseline, Mapping):
+            self.state.baseline = Measured(
+                int(baseline["iterationTimeMicroseconds"]),
+                int(baseline["energyMillijoules"]),
+                int(baseline.get("iterations", 1)),
+            )
+
+    # ---------------------------------------------------------------------------------------------------- what to do
+
+    async def run(self) -> None:
+        """Think and act until cancelled. An error in one thought does not end the next."""
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    delay_s = self._think()
+                except Exception:  # the job must not be left alone for one unforeseen case
+                    logger.exception("%s: unexpected error; trying again", self.ref)
+                    self._services.metrics.errors.inc()
+                    delay_s = BACKOFF_S[-1]
+                self.next_thought_s = self._services.monotonic_s() + delay_s
+                try:
+                    await asyncio.wait_for(self._wake.wait(), delay_s)
+                    await asyncio.sleep(_COALESCE_S)
+                except TimeoutError:
+                    pass
+        finally:
+            await self._stop_tasks()
+
+    def _think(self) -> float:
+        """One thought; seconds until the next is due."""
+        services = self._services
+        now = Now(services.monotonic_s(), services.wall_s())
+        self.last_thought_s = now.monotonic_s
+        with services.metrics.reconcile_seconds.time():
+            plan = planner.plan(self.state, now, services.limits)
+            for action in plan.actions:
+                self._start(action)
+            retry_s = self._reporter.tell(self.state, plan, now)
+        return max(0.0, min(plan.wake_at_s - now.monotonic_s, retry_s))
+
+    def _start(self, action: planner.Action) -> None:
+        if isinstance(action, ReadProfile):
+            self.state.reading = True
+            self._spawn(self._read_profile())
+        elif isinstance(action, Solve):
+            self.state.solving = action.digest
+            self._spawn(self._solve(action.digest))
+        else:
+            node = self.state.nodes[action.node]
+            node.busy = True
+            self._spawn(self._command(node, action))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception:  # whatever it was, the runner must hear of it and go on
+                logger.exception("%s: unexpected error", self.ref)
+                self._services.metrics.errors.inc()
+            finally:
+                self._wake.set()
+
+        task = asyncio.create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stop_tasks(self) -> None:
+        tasks = [*self._tasks, *self._watches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._watches.clear()
+
+    # ---------------------------------------------------------------------------------------- profile and frontier
+
+    async def _read_profile(self) -> None:
+        state = self.state
+        assert state.spec is not None
+        source, stages = state.spec.profile.config_map_ref, state.spec.pipeline.stages
+        try:
+            csv = await self._profile_bytes(source.name, source.key)
+            digest = hashlib.sha256(csv).hexdigest()
+            if digest != state.profile_digest:
+                await asyncio.to_thread(check_profile, csv, stages)
+            state.profile_digest, state.profile_fault, self._profile_csv = digest, None, csv
+        except InvalidProfile as error:
+            state.profile_fault = Fault(Reason(error.reason), str(error))
+        except KubeError as error:
+            state.profile_fault = Fault(Reason.PROFILE_UNREADABLE, f"ConfigMap {source.name}: {error}")
+        finally:
+            state.reading = False
+            state.profile_read_at_s = self._services.monotonic_s()
+
+    async def _profile_bytes(self, name: str, key: str) -> bytes:
+        field_name = "spec.profile.configMapRef"
+        try:
+            found = await self._services.kube.read_config_map(self.ref.namespace, name)
+        except KubeNotFound as error:
+            message = f"{field_name}.name: ConfigMap {name} does not exist in namespace {self.ref.namespace}."
+            raise InvalidProfile(Reason.CONFIG_MAP_NOT_FOUND, message) from error
+        if key in found.data:
+            return found.data[key].encode()
+        if key in found.binary:
+            return found.binary[key]
+        there = ", ".join(sorted([*found.data, *found.binary])[:10]) or "none"
+        message = f"{field_name}.key: ConfigMap {name} has no key {key}; its keys: {there}."
+        raise InvalidProfile(Reason.KEY_NOT_FOUND, message)
+
+    async def _solve(self, digest: str) -> None:
+        """Read the frontier back if it was solved from the same inputs before; else solve, and keep it."""
+        state, metrics = self.state, self._services.metrics
+        try:
+            solved = await self._restore(digest)
+            if solved is None:
+                solved = await self._solve_anew(digest)
+                metrics.solves.labels("solved").inc()
+                await self._keep(solved)
+            else:
+                metrics.restores.inc()
+        except InvalidProfile as error:
+            state.solve_fault = digest, Fault(Reason.PROFILE_INVALID, str(error))
+        except SolveFailed as error:
+            metrics.solves.labels("failed").inc()
+            timeout = isinstance(error, SolveTimeout)
+            state.solve_fault = digest, Fault(Reason.SOLVE_TIMEOUT if timeout else Reason.SOLVE_FAILED, str(error))
+        else:
+            self._solved, state.frontier, state.solve_fault = solved, solved.view, None
+        finally:
+            state.solving = None
+
+    async def _restore(self, digest: str) -> Solved | None:
+        name = frontiers.config_map_name(self.ref.name)
+        try:
+            kept = await self._services.kube.read_config_map(self.ref.namespace, name)
+        except KubeError:
+            return None
+        return await asyncio.to_thread(frontiers.from_config_map, kept, digest=digest)
+
+    async def _solve_anew(self, digest: str) -> Solved:
+        spec, csv = self.state.spec, self._profile_csv
+        assert spec is not None
+        assert csv is not None
+        request = SolveRequest(
+            profile_csv=csv.decode(errors="replace"),
+            schedule=spec.pipeline.schedule.value.lower(),
+            stages=spec.pipeline.stages,
+            microbatches=spec.pipeline.microbatches,
+            blocking_power_mw=spec.profile.blocking_power_milliwatts,
+            points=spec.points,
+        )
+        data, seconds = await self._services.solver.solve(request)
+        logger.info("%s: frontier solved in %.3f s", self.ref, seconds)
+        return await asyncio.to_thread(
+            frontiers.open_frontier, data, digest=digest, solve_ms=round(1000 * seconds), restored=False
+        )
+
+    async def _keep(self, solved: Solved) -> None:
+        config_map = frontiers.to_config_map(self.ref.name, solved)
+        if config_map is None:
+            logger.warning("%s: frontier of %d bytes is too large to keep", self.ref, len(solved.data))
+            return
+        try:
+            await self._services.kube.write_owned_config_map(self.ref, config_map)
+        except KubeError as error:
+            logger.warning("%s: frontier could not be kept, a restart will solve again: %s", self.ref, error)
+
+    # ------------------------------------------------------------------------------------------------------- agents
+
+    async def _command(self, node: Node, action: NodeAction) -> None:
+        """One call to one agent, and what its outcome means for the node."""
+        name = type(action).__name__.lower()
+        result = "ok"
+        try:
+            await self._perform(node, action)
+            node.fault, node.failures, node.retry_at_s = None, 0, 0.0
+        except AgentFenced as error:
+            result = "fenced"
+            message = f"A newer operator commands this job; node {node.name}: {error}"
+            self.state.fenced = Fault(Reason.FENCED, message)
+        except AgentError as error:
+            refused = isinstance(error, AgentRefused)
+            result = "refused" if refused else "unavailable"
+            self._failed(node, action, error, refused=refused)
+        finally:
+            node.busy = False
+            self._services.metrics.agent_calls.labels(name, result).inc()
+
+    def _failed(self, node: Node, action: NodeAction, error: AgentError, *, refused: bool) -> None:
+        now_s = self._services.monotonic_s()
+        node.retry_at_s = now_s + BACKOFF_S[min(node.failures, len(BACKOFF_S) - 1)]
+        node.failures += 1
+        reason = Reason.AGENT_REFUSED if refused else Reason.AGENT_UNAVAILABLE
+        node.fault = Fault(reason, f"Node {node.name}, {type(action).__name__}: {error}")
+        if refused and not isinstance(action, Acquire):
+            # It may have restarted and hold nothing for us any more; begin again with the lease.
+            node.lost()
+        if isinstance(action, Release) and not node.pods and node.expires_at_s <= now_s:
+            self._forget(node)  # the lease has run out by itself
+
+    async def _perform(self, node: Node, action: NodeAction) -> None:
+        services, address = self._services, node.address
+        assert address is not None
+        command: dict[str, Any] = {"job_uid": self.ref.uid, "epoch": services.epoch}
+        started_s = services.monotonic_s()
+        ttl_s = services.limits.lease_ttl_s
+        if isinstance(action, Acquire):
+            pods = node.pods
+            lease = await services.agents.acquire(
+                address, **command, job_name=str(self.ref), ttl_s=ttl_s, pods=sorted(pods, key=lambda pod: pod.uid)
+            )
+            self._leased(node, started_s, ttl_s)
+            node.leased_pods, node.plan_id, node.selected = pods, lease.plan_id, dict(lease.selected)
+            self._follow(node)
+            await self._describe(node)
+        elif isinstance(action, Renew):
+            await services.agents.renew(address, **command, ttl_s=ttl_s)
+            self._leased(node, started_s, ttl_s)
+            await self._describe(node)
+        elif isinstance(action, Release):
+            await services.agents.release(address, **command)
+            node.lost()
+            if not node.pods:
+                self._forget(node)
+        elif isinstance(action, Push):
+            await self._push(node, action)
+        else:
+            plan_id = node.plan_id
+            furthest = await services.agents.select(
+                address, **command, plan_id=plan_id, points=action.points, from_iteration=action.from_iteration
+            )
+            if node.plan_id == plan_id:
+                node.selected = {**node.selected, **dict(action.points)}
+            node.from_iteration = max(action.from_iteration, furthest + 1)
+            if furthest >= action.from_iteration:
+                services.metrics.late_selections.inc()
+
+    def _leased(self, node: Node, started_s: float, ttl_s: float) -> None:
+        # Counted from before the call: the agent cannot have begun to count earlier.
+        node.renew_at_s, node.expires_at_s = started_s + ttl_s / 3, started_s + ttl_s
+
+    async def _push(self, node: Node, action: Push) -> None:
+        solved, spec, address = self._solved, self.state.spec, node.address
+        assert solved is not None
+        assert spec is not None
+        assert address is not None
+        message = await asyncio.to_thread(
+            frontiers.plan_set,
+            solved,
+            schedule=spec.pipeline.schedule.value.lower(),
+            microbatches=spec.pipeline.microbatches,
+            stages=action.stages,
+        )
+        if message.plan_id != node.plan_id:
+            await self._services.agents.push(
+                address, job_uid=self.ref.uid, epoch=self._services.epoch, plan_set=message
+            )
+            node.plan_id, node.selected = message.plan_id, {}
+        node.pushed = solved.view.digest, action.stages
+
+    async def _describe(self, node: Node) -> None:
+        """Bring ranks and GPUs up to date with what the agent says; what was missed in between is made good."""
+        assert node.address is not None
+        info = await self._services.agents.describe(node.address)
+        uids = {pod.uid for pod in node.pods}
+        ranks = [rank for rank in info.ranks if rank.pod_uid in uids]
+        there = {rank.place for rank in ranks}
+        for gone in [rank for place, rank in node.ranks.items() if place not in there]:
+            self.state.left(node, gone)
+        for rank in ranks:
+            self.state.joined(node, rank)
+        gpus = {rank.gpu_uuid for rank in ranks}
+        node.uncontrollable = {gpu: why for gpu, why in info.uncontrollable.items() if gpu in gpus}
+
+    def _forget(self, node: Node) -> None:
+        if self.state.nodes.get(node.name) is node:
+            del self.state.nodes[node.name]
+        watch = self._watches.pop(node.name, None)
+        if watch is not None:
+            watch.cancel()
+
+    def _follow(self, node: Node) -> None:
+        """Read the node's telemetry for as long as it is leased."""
+        watch = self._watches.get(node.name)
+        if watch is None or watch.done():
+            self._watches[node.name] = asyncio.create_task(self._read_telemetry(node))
+
+    async def _read_telemetry(self, node: Node) -> None:
+        failures = 0
+        while node.leased_pods is not None and node.address is not None:
+            try:
+                async for event in self._services.agents.watch(node.address, self.ref.uid):
+                    failures = 0
+                    self._take(node, event)
+                    self._wake.set()
+            except AgentUnavailable:
+                # Perhaps the agent has gone and with it the lease: ask now, not at the next renewal.
+                node.renew_at_s = 0.0
+            except AgentError as error:
+                logger.warning("%s: telemetry of node %s: %s", self.ref, node.name, error)
+            self._wake.set()
+            await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+            failures += 1
+
+    def _take(self, node: Node, event: Event) -> None:
+        uids = {pod.uid for pod in node.pods}
+        if isinstance(event, Report):
+            self.state.reported(node, event)
+        elif isinstance(event, Joined):
+            if event.rank.pod_uid in uids:
+                self.state.joined(node, event.rank)
+        elif isinstance(event, Left):
+            self.state.left(node, event.rank)
+        elif isinstance(event, GpuTrouble):
+            if event.active:
+                node.gpu_events[event.gpu_uuid, event.kind] = event.message
+            else:
+                node.gpu_events.pop((event.gpu_uuid, event.kind), None)
+        elif isinstance(event, Dropped):
+            self._services.metrics.telemetry_dropped.inc()
+
+    # ------------------------------------------------------------------------------------------------- how it ends
+
+    async def release(self) -> None:
+        """Give every GPU of the job back to its default clocks: the PerseusJob is being deleted. Bounded in time; an
+        agent that does not answer lets its lease run out."""
+        services = self._services
+        deadline_s = services.monotonic_s() + services.release_timeout_s
+        if self.state.fenced is not None:
+            return
+        nodes = [node for node in self.state.nodes.values() if node.address is not None]
+        released = await asyncio.gather(*(self._release(node, deadline_s) for node in nodes))
+        services.metrics.forget_job(self.ref)
+        late = [node.name for node, done in zip(nodes, released, strict=True) if done is None]
+        message = f"{sum(filter(None, released))} GPUs on {len(nodes) - len(late)} nodes are back at default clocks."
+        if late:
+            ttl_s = services.limits.lease_ttl_s
+            message += f" {len(late)} agents did not answer, first {late[0]}: leases there run out within {ttl_s:g} s."
+        logger.info("%s: %s", self.ref, message)
+        try:
+            await services.kube.post_event(
+                self.ref, kind="Normal", reason=Reason.CLOCKS_RELEASED.value, message=message
+            )
+        except KubeError as error:
+            logger.warning("%s: event not written: %s", self.ref, error)
+
+    async def _release(self, node: Node, deadline_s: float) -> int | None:
+        """GPUs given back on a node; None: no answer in time."""
+        services, failures = self._services, 0
+        assert node.address is not None
+        while True:
+            try:
+                return await services.agents.release(node.address, job_uid=self.ref.uid, epoch=services.epoch)
+            except AgentUnavailable:
+                pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+                failures += 1
+                if services.monotonic_s() + pause_s >= deadline_s:
+                    return None
+                await asyncio.sleep(pause_s)
+            except AgentError as error:
+                logger.warning("%s: node %s: %s", self.ref, node.name, error)
+                return None

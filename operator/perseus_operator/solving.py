@@ -1,0 +1,131 @@
+"""Solving, away from the event loop: one worker process for each solve, a bounded number of them, each with a deadline
+and a bound on its memory.
+
+``SolverPool.solve`` is called by the job's runner. The worker is ``python -m perseus_operator.solving``: the request
+comes as JSON on stdin, the frontier goes as bytes to stdout, a refusal as one line to stderr. A process of its own can
+be killed at its deadline, and takes nobody along when it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
+
+_REFUSED = 2
+_INVALID_PROFILE = 3
+
+
+@dataclass(frozen=True)
+class SolveRequest:
+    """Everything that a frontier is solved from."""
+
+    profile_csv: str
+    schedule: str
+    stages: int
+    microbatches: int
+    blocking_power_mw: int
+    points: int
+
+
+class SolverPool:
+    """At most ``workers`` solver processes at a time; the others wait their turn."""
+
+    def __init__(self, *, workers: int, timeout_s: float, memory_mib: int) -> None:
+        self._slots = asyncio.Semaphore(workers)
+        self._timeout_s = timeout_s
+        self._memory_mib = memory_mib
+        self.solves = 0
+        """Worker processes started so far."""
+
+    async def solve(self, request: SolveRequest) -> tuple[bytes, float]:
+        """The frontier's bytes and the seconds it took, waiting for a slot not counted.
+
+        Raises:
+            InvalidProfile: the CSV breaks a rule.
+            SolveTimeout: it took longer than allowed and was stopped.
+            SolveFailed: profile, schedule and parameters do not fit, or the worker died.
+        """
+        async with self._slots:
+            self.solves += 1
+            started_s = time.monotonic()
+            worker = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                __name__,
+                str(self._memory_mib),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    frontier, errors = await worker.communicate(json.dumps(asdict(request)).encode())
+            except TimeoutError:
+                raise SolveTimeout(f"the solver was stopped after {self._timeout_s:g} s") from None
+            finally:
+                if worker.returncode is None:
+                    worker.kill()
+                    await worker.wait()
+        last_line = errors.decode(errors="replace").strip().rpartition("\n")[2][:500]
+        if worker.returncode == _INVALID_PROFILE:
+            raise InvalidProfile("ProfileInvalid", last_line)
+        if worker.returncode == _REFUSED:
+            raise SolveFailed(last_line)
+        if worker.returncode != 0:
+            raise SolveFailed(f"the solver process ended with exit code {worker.returncode}: {last_line}")
+        return frontier, time.monotonic() - started_s
+
+
+def check_profile(csv: bytes, stages: int) -> None:
+    """Whether the CSV is a usable profile; quick next to a solve, but not for the event loop.
+
+    Raises:
+        InvalidProfile: one line with the line of the file, the column and the rule.
+    """
+    from perseus_solver.errors import SolverError
+    from perseus_solver.profile import read_profile
+
+    try:
+        read_profile(csv, stages=stages)
+    except SolverError as error:
+        raise InvalidProfile("ProfileInvalid", str(error)) from error
+
+
+def solve_here(request: SolveRequest) -> bytes:
+    """The solve itself, in this process."""
+    from perseus_solver.frontier import solve_frontier
+    from perseus_solver.problem import build_problem
+    from perseus_solver.profile import read_profile
+    from perseus_solver.schedules import build_schedule
+
+    profile = read_profile(request.profile_csv.encode(), stages=request.stages)
+    schedule = build_schedule(request.schedule, stages=request.stages, microbatches=request.microbatches)
+    problem = build_problem(profile, schedule, blocking_power_w=request.blocking_power_mw / 1000)
+    return solve_frontier(problem, points=request.points).to_bytes()
+
+
+def main() -> int:
+    """The worker process."""
+    from perseus_solver.errors import InvalidProfile as BadProfile
+    from perseus_solver.errors import SolverError
+
+    memory_bytes = int(sys.argv[1]) << 20
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    request = SolveRequest(**json.loads(sys.stdin.buffer.read()))
+    try:
+        frontier = solve_here(request)
+    except SolverError as error:
+        sys.stderr.write(f"{error}\n")
+        return _INVALID_PROFILE if isinstance(error, BadProfile) else _REFUSED
+    sys.stdout.buffer.write(frontier)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""What is known about one job: the memory of its ``JobRunner``, read by the planner.
+
+Changed only by the runner, on one event loop, through the methods below: each takes in one fact. No I/O, no clock, no
+decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from perseus_operator.api import JobSpec
+from perseus_operator.conditions import Reason
+from perseus_operator.history import History, Measured, Report, summarise
+from perseus_operator.objective import FrontierView
+from perseus_operator.stragglers import Detector, Told
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """Which PerseusJob."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A training pod that is bound to a node and not over."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    job: str
+    labels: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A training process that has said hello. ``iteration``: the furthest it has begun."""
+
+    pod_uid: str
+    gpu_uuid: str
+    pipeline: int
+    stage: int
+    tensor: int
+    pid: int
+    iteration: int
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Pipeline, stage, tensor rank: unique in a job."""
+        return self.pipeline, self.stage, self.tensor
+
+    @property
+    def identity(self) -> tuple[str, int, tuple[int, int, int]]:
+        """Changes when the process is another one."""
+        return self.pod_uid, self.pid, self.place
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why something did not work."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass
+class Node:
+    """One node that runs pods of the job, and how far its agent has got."""
+
+    name: str
+    address: str | None
+    """host:port of the agent; None: no agent runs there."""
+    pods: frozenset[Pod]
+    busy: bool = False
+    """A call to the agent is under way; the next is planned when it is over."""
+    fault: Fault | None = None
+    retry_at_s: float = 0.0
+    failures: int = 0
+    leased_pods: frozenset[Pod] | None = None
+    renew_at_s: float = 0.0
+    expires_at_s: float = 0.0
+    plan_id: str = ""
+    pushed: tuple[str, frozenset[int]] | None = None
+    """Frontier digest and stages of the plan set that the agent holds."""
+    selected: dict[int, int] = field(default_factory=dict)
+    from_iteration: int = 0
+    ranks: dict[tuple[int, int, int], Rank] = field(default_factory=dict)
+    uncontrollable: dict[str, str] = field(default_factory=dict)
+    """GPU UUID → why its clocks cannot be set."""
+    gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Active slowdowns: (GPU UUID, kind) → the agent's message."""
+
+    @property
+    def stages(self) -> frozenset[int]:
+        """Stages whose ranks run here."""
+        return frozenset(stage for _, stage, _ in self.ranks)
+
+    @property
+    def pipelines(self) -> frozenset[int]:
+        """Pipelines that have a rank here."""
+        return frozenset(pipeline for pipeline, _, _ in self.ranks)
+
+    def lost(self) -> None:
+        """Whatever the agent held is no longer known to be there."""
+        self.leased_pods = None
+        self.pushed = None
+        self.plan_id = ""
+        self.selected = {}
+
+
+@dataclass
+class JobState:
+    """Everything the planner may look at."""
+
+    ref: JobRef
+    generation: int = 0
+    spec: JobSpec | None = None
+    """The last accepted one."""
+    spec_fault: Fault | None = None
+    told: tuple[Told, ...] = ()
+    told_seen_s: float = 0.0
+    told_fault: Fault | None = None
+    profile_digest: str | None = None
+    """Of the last profile that could be read."""
+    profile_fault: Fault | None = None
+    profile_read_at_s: float | None = None
+    reading: bool = False
+    frontier: FrontierView | None = None
+    solving: str | None = None
+    """Digest of the inputs being solved."""
+    solve_fault: tuple[str, Fault] | None = None
+    nodes: dict[str, Node] = field(default_factory=dict)
+    history: History | None = None
+    detector: Detector = field(default_factory=Detector)
+    baseline: Measured | None = None
+    fenced: Fault | None = None
+
+    def accept(self, spec: JobSpec) -> None:
+        """A valid spec replaces the one before; measurements of another shape are worth nothing."""
+        shape = (spec.pipeline.data_parallel, spec.pipeline.stages * spec.pipeline.tensor_parallel)
+        if self.history is None or (self.history.pipelines, self.history.ranks_per_pipeline) != shape:
+            self._start_over(*shape)
+            if self.spec is not None:
+                self.baseline = None
+        self.spec = spec
+        self.spec_fault = None
+
+    def place(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
+        """Pods and agents as the cluster shows them now. Nodes without pods stay until their lease is given back."""
+        by_node: dict[str, set[Pod]] = {}
+        for pod in pods:
+            by_node.setdefault(pod.node, set()).add(pod)
+        for name in by_node.keys() | self.nodes.keys():
+            address, here = agents.get(name), frozenset(by_node.get(name, ()))
+            node = self.nodes.get(name)
+            if node is None:
+                self.nodes[name] = Node(name, address, here)
+                continue
+            node.pods = here
+            if address is not None and address != node.address:
+                node.address = address
+                node.lost()
+                node.retry_at_s = 0.0
+            uids = {pod.uid for pod in here}
+            node.ranks = {place: rank for place, rank in node.ranks.items() if rank.pod_uid in uids}
+
+    def joined(self, node: Node, rank: Rank) -> None:
+        """A rank has said hello, or is seen again after a gap in telemetry."""
+        known = node.ranks.get(rank.place)
+        node.ranks[rank.place] = rank
+        if known is not None and known.identity == rank.identity:
+            return
+        for other in self.nodes.values():
+            # A new process counts its iterations from its own start: what was selected "from iteration n on" must be
+            # said again.
+            other.selected = {}
+        if self.history is not None and rank.iteration < self.history.latest:
+            self._start_over(self.history.pipelines, self.history.ranks_per_pipeline)
+
+    def left(self, node: Node, rank: Rank) -> None:
+        """A rank's process has gone."""
+        known = node.ranks.get(rank.place)
+        if known is not None and known.identity == rank.identity:
+            del node.ranks[rank.place]
+
+    def reported(self, node: Node, report: Report) -> None:
+        """A rank has finished an iteration."""
+        place = (report.pipeline, report.stage, report.tensor)
+        rank = node.ranks.get(place)
+        if rank is None or self.history is None or self.spec is None:
+            return
+        if report.iteration >= rank.iteration:
+            # The report says that the next iteration has begun.
+            node.ranks[place] = Rank(
+                rank.pod_uid, rank.gpu_uuid, rank.pipeline, rank.stage, rank.tensor, rank.pid, report.iteration + 1
+            )
+        iteration = self.history.add(report)
+        if iteration is None or self.frontier is None:
+            return
+        # At default clocks a pipeline runs like the fastest plan.
+        point = min(iteration.point or 0, len(self.frontier.times_us) - 1)
+        self.detector.observe(iteration, self.frontier.times_us[point], self.spec.straggler)
+
+    def measure_baseline(self) -> Measured | None:
+        """Fix the baseline once enough iterations at default clocks have been seen; the new one, if so."""
+        wanted = self.spec.baseline_iterations if self.spec else 0
+        if self.baseline is None and self.history is not None and 0 < wanted <= len(self.history.unplanned):
+            self.baseline = summarise(self.history.unplanned[:wanted])
+            return self.baseline
+        return None
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """All ranks on all nodes."""
+        return [rank for node in self.nodes.values() for rank in node.ranks.values()]
+
+    @property
+    def furthest_iteration(self) -> int:
+        """The furthest iteration that any rank has begun."""
+        return max((rank.iteration for rank in self.ranks), default=0)
+
+    def _start_over(self, pipelines: int, ranks_per_pipeline: int) -> None:
+        self.history = History(pipelines, ranks_per_pipeline)
+        self.detector = Detector()

@@ -1,0 +1,371 @@
+"""What is said about a job: conditions and figures, from what is known and what was planned. Pure.
+
+Called by ``JobRunner`` after every plan; what changed is written, and a change of a condition's reason is an event.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from perseus_operator.api import (
+    Figures,
+    FrontierStatus,
+    JobSpec,
+    Mode,
+    PlanStatus,
+    Savings,
+    StatusFigures,
+    StragglerMode,
+    StragglerStatus,
+)
+from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
+from perseus_operator.frontiers import config_map_name
+from perseus_operator.history import Measured
+from perseus_operator.objective import predict
+from perseus_operator.planner import Plan, common_point, first_fault
+from perseus_operator.schema import dump
+from perseus_operator.state import JobState
+
+_SHOWN_STRAGGLERS = 32
+
+WARNINGS = frozenset(
+    {
+        Reason.SPEC_INVALID,
+        Reason.ANNOTATION_INVALID,
+        Reason.CONFIG_MAP_NOT_FOUND,
+        Reason.KEY_NOT_FOUND,
+        Reason.PROFILE_INVALID,
+        Reason.PROFILE_UNREADABLE,
+        Reason.SOLVE_FAILED,
+        Reason.SOLVE_TIMEOUT,
+        Reason.NO_AGENT,
+        Reason.AGENT_UNAVAILABLE,
+        Reason.AGENT_REFUSED,
+        Reason.GPU_NOT_CONTROLLABLE,
+        Reason.FENCED,
+        Reason.RANKS_MISMATCH,
+        Reason.OBJECTIVE_INFEASIBLE,
+        Reason.STRAGGLER_DETECTED,
+        Reason.STRAGGLER_TOLD,
+    }
+)
+"""Reasons whose event is a Warning."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has just become so."""
+
+    reason: Reason
+    message: str
+
+    @property
+    def kind(self) -> str:
+        """Normal or Warning."""
+        return "Warning" if self.reason in WARNINGS else "Normal"
+
+
+def conditions(state: JobState, plan: Plan) -> list[Condition]:
+    """One for every type, ``Ready`` last."""
+    said = [_accepted(state)]
+    spec = state.spec
+    if spec is not None:
+        applied = _plan_applied(state, plan, spec)
+        said += [_profile(state), _frontier(state), _agents(state), applied, _straggler(state, plan, spec)]
+    return [*said, _ready(said, spec)]
+
+
+def _accepted(state: JobState) -> Condition:
+    fault = state.spec_fault or state.told_fault
+    if fault is None:
+        return Condition(ConditionType.ACCEPTED, True, Reason.ACCEPTED, "The manifest is understood.")
+    kept = " What was accepted before stays in force." if state.spec is not None else ""
+    return Condition(ConditionType.ACCEPTED, False, fault.reason, fault.message + kept)
+
+
+def _profile(state: JobState) -> Condition:
+    if state.profile_fault is not None:
+        kept = " The profile read before stays in use." if state.profile_digest is not None else ""
+        message = state.profile_fault.message + kept
+        return Condition(ConditionType.PROFILE_READY, False, state.profile_fault.reason, message)
+    if state.profile_digest is None:
+        return Condition(ConditionType.PROFILE_READY, None, Reason.PROFILE_UNREADABLE, "The profile is being read.")
+    return Condition(ConditionType.PROFILE_READY, True, Reason.PROFILE_READ, "The profile is valid.")
+
+
+def _frontier(state: JobState) -> Condition:
+    kind = ConditionType.FRONTIER_READY
+    if state.solving is not None:
+        return Condition(kind, False, Reason.SOLVING, "The time-energy frontier is being computed.")
+    if state.solve_fault is not None and state.frontier is None:
+        return Condition(kind, False, state.solve_fault[1].reason, state.solve_fault[1].message)
+    if state.frontier is None:
+        return Condition(kind, False, Reason.SOLVING, "No profile yet.")
+    view = state.frontier
+    figures = (
+        f"{len(view.times_us)} points from T_min = {view.t_min_us} to T* = {view.t_star_us} microseconds,"
+        f" certified gap median {view.median_gap_ppm} and at most {view.maximum_gap_ppm} parts per million"
+    )
+    if view.restored:
+        name = config_map_name(state.ref.name)
+        return Condition(kind, True, Reason.RESTORED, f"{figures}; read back from ConfigMap {name}.")
+    return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {view.solve_ms / 1000:.3f} s.")
+
+
+def _agents(state: JobState) -> Condition:
+    kind = ConditionType.AGENTS_READY
+    if state.fenced is not None:
+        return Condition(kind, False, state.fenced.reason, state.fenced.message)
+    nodes = [node for node in state.nodes.values() if node.pods]
+    if not nodes:
+        return Condition(kind, False, Reason.NO_PODS, "No pod of the job is running.")
+    fault = first_fault(state)
+    if fault is not None:
+        return Condition(kind, False, fault.reason, fault.message)
+    pending = sorted(node.name for node in nodes if node.leased_pods is None)
+    if pending:
+        message = f"Waiting for the agent of {len(pending)} of {len(nodes)} nodes, first {pending[0]}."
+        return Condition(kind, None, Reason.AGENT_UNAVAILABLE, message)
+    locked = [f"{gpu} on {node.name}: {why}" for node in nodes for gpu, why in sorted(node.uncontrollable.items())]
+    if locked:
+        message = f"{len(locked)} GPUs cannot be driven, first {locked[0]}"
+        return Condition(kind, False, Reason.GPU_NOT_CONTROLLABLE, message)
+    return Condition(kind, True, Reason.LEASED, f"Leases are held on {len(nodes)} nodes.")
+
+
+def _plan_applied(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
+    kind = ConditionType.PLAN_APPLIED
+    if not plan.applied:
+        waiting = plan.waiting
+        if waiting is None:
+            return Condition(kind, False, Reason.APPLYING, "Agents are being told.")
+        if waiting.reason is Reason.RECOMMEND_ONLY and state.frontier is not None:
+            waiting_message = f"{waiting.message} {_advice(state, plan)}"
+            return Condition(kind, False, waiting.reason, waiting_message)
+        return Condition(kind, False, waiting.reason, waiting.message)
+    assert state.frontier is not None
+    point = common_point(plan.wanted, plan.slowdowns)
+    message = f"Point {point} of {len(state.frontier.times_us)} for objective {spec.objective.type.value}."
+    return Condition(kind, True, Reason.PLAN_IN_FORCE, f"{message} {plan.note}".strip())
+
+
+def _advice(state: JobState, plan: Plan) -> str:
+    assert state.frontier is not None
+    times, point = state.frontier.times_us, plan.advised_point
+    if point is None:
+        return ""
+    return f"It would run point {point} of {len(times)}, {times[point]} microseconds an iteration."
+
+
+def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
+    kind = ConditionType.STRAGGLER_DETECTED
+    if spec.straggler.mode is StragglerMode.OFF:
+        return Condition(kind, False, Reason.STRAGGLERS_IGNORED, "spec.straggler.mode is Off.")
+    if not plan.slowdowns:
+        return Condition(kind, False, Reason.NO_STRAGGLER, "No pipeline is slower than the others.")
+    pipeline, slowdown = max(plan.slowdowns.items(), key=lambda item: item[1])
+    reason = Reason.STRAGGLER_TOLD if pipeline in plan.told else Reason.STRAGGLER_DETECTED
+    more = f", and {len(plan.slowdowns) - 1} more" if len(plan.slowdowns) > 1 else ""
+    message = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{more}."
+    message = f"{message} Evidence: {_evidence(state, pipeline)}."
+    return Condition(kind, True, reason, message)
+
+
+def _evidence(state: JobState, pipeline: int) -> str:
+    """What GPUs of the pipeline say about themselves."""
+    said = [
+        f"{gpu} on {node.name}: {kind.replace('_', ' ').lower()}"
+        for node in state.nodes.values()
+        for (gpu, kind) in sorted(node.gpu_events)
+        if any(rank.gpu_uuid == gpu and rank.pipeline == pipeline for rank in node.ranks.values())
+    ]
+    return "; ".join(said[:4]) or "timing alone, cause unknown"
+
+
+def _ready(said: Iterable[Condition], spec: JobSpec | None) -> Condition:
+    """The first thing that is not as it should be, in the order in which things depend on each other."""
+    needed = {
+        ConditionType.ACCEPTED,
+        ConditionType.PROFILE_READY,
+        ConditionType.FRONTIER_READY,
+        ConditionType.AGENTS_READY,
+        ConditionType.PLAN_APPLIED,
+    }
+    if spec is not None and spec.mode is Mode.RECOMMEND:
+        needed -= {ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED}
+    for condition in said:
+        if condition.type in needed and condition.status is not True:
+            return Condition(ConditionType.READY, False, condition.reason, condition.message)
+    return Condition(ConditionType.READY, True, Reason.READY, "Everything asked for is in force.")
+
+
+def figures(state: JobState, plan: Plan) -> StatusFigures:
+    """The figures of the status."""
+    view, spec = state.frontier, state.spec
+    if view is None or spec is None:
+        return StatusFigures(baseline=_figures(state.baseline))
+    measured = current(state, plan)
+    predicted, in_force = None, None
+    if plan.applied:
+        time_us, energy_mj = predict(view, plan.wanted, plan.slowdowns, spec.pipeline.tensor_parallel)
+        predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
+        in_force = PlanStatus(
+            point=common_point(plan.wanted, plan.slowdowns),
+            from_iteration=max((node.from_iteration for node in state.nodes.values() if node.ranks), default=0),
+            planned_slowdown=percent(planned_slowdown(state, plan) - 1),
+        )
+    slowest = sorted(plan.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
+    return StatusFigures(
+        frontier=FrontierStatus(
+            config_map_name=config_map_name(state.ref.name),
+            digest=view.digest,
+            points=len(view.times_us),
+            minimum_time_microseconds=view.t_min_us,
+            minimum_energy_time_microseconds=view.least_energy_us,
+            slowest_time_microseconds=view.t_star_us,
+            median_gap_parts_per_million=view.median_gap_ppm,
+            maximum_gap_parts_per_million=view.maximum_gap_ppm,
+            solve_milliseconds=view.solve_ms,
+        ),
+        plan=in_force,
+        predicted=predicted,
+        measured=_figures(measured),
+        baseline=_figures(state.baseline),
+        savings=savings(state.baseline, measured),
+        stragglers=tuple(
+            StragglerStatus(
+                data_parallel_rank=pipeline,
+                slowdown=percent(slowdown - 1),
+                source="Told" if pipeline in plan.told else "Detected",
+                point=plan.wanted.get(pipeline, 0),
+            )
+            for pipeline, slowdown in sorted(slowest)
+        ),
+    )
+
+
+def current(state: JobState, plan: Plan) -> Measured | None:
+    """What iterations under the plan in force take; None: not measured yet."""
+    if not plan.applied or state.history is None:
+        return None
+    return state.history.measured(plan.wanted)
+
+
+def planned_slowdown(state: JobState, plan: Plan) -> float:
+    """By how much pipelines are slowed on purpose: the largest ratio of a plan's time to T_min."""
+    if not plan.applied or state.frontier is None:
+        return 1.0
+    return max(state.frontier.times_us[point] for point in plan.wanted.values()) / state.frontier.t_min_us
+
+
+def savings(baseline: Measured | None, measured: Measured | None) -> Savings | None:
+    """Measured against measured, or nothing."""
+    if baseline is None or measured is None or not baseline.energy_mj or measured.energy_mj is None:
+        return None
+    return Savings(
+        energy=percent(1 - measured.energy_mj / baseline.energy_mj),
+        slowdown=percent(measured.time_us / baseline.time_us - 1),
+    )
+
+
+def percent(ratio: float) -> str:
+    """0.0312 as ``3.12%``."""
+    bounded = min(max(100 * ratio, -999.0), 999.0)
+    return f"{bounded + 0.0:.2f}%".replace("-0.00%", "0.00%")
+
+
+def _figures(measured: Measured | None) -> Figures | None:
+    if measured is None or measured.energy_mj is None:
+        return None
+    return Figures(
+        iteration_time_microseconds=measured.time_us,
+        energy_millijoules=measured.energy_mj,
+        iterations=measured.iterations,
+    )
+
+
+def document(
+    said: Iterable[Condition], figures: StatusFigures, written: Mapping[str, Any], *, generation: int, wall_s: float
+) -> dict[str, Any]:
+    """The whole status as it should be stored."""
+    stamp = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    old = written.get("conditions", ())
+    return {
+        "observedGeneration": generation,
+        "conditions": merge_conditions(old, said, generation=generation, now_rfc3339=stamp),
+        **dump(figures),
+    }
+
+
+def essence(written: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a status must be written at once. Measured figures and the wording of messages may wait."""
+    return {
+        **{
+            key: value
+            for key, value in written.items()
+            if key not in {"measured", "savings", "predicted", "conditions"}
+        },
+        "conditions": {c["type"]: (c["status"], c["reason"]) for c in written.get("conditions", ())},
+    }
+
+
+def was_ready(written: Mapping[str, Any]) -> bool:
+    """Whether a stored status says Ready."""
+    return bool(essence(written)["conditions"].get(ConditionType.READY.value, ("", ""))[0] == "True")
+
+
+def events(written: Mapping[str, Any], after: Iterable[Condition]) -> list[Event]:
+    """What has become so: a condition whose status or reason is not the stored one. ``Ready`` only repeats others."""
+    was = essence(written)["conditions"]
+    told = []
+    for condition in after:
+        before = was.get(condition.type.value, ("", ""))
+        same = before == (str(condition.status), condition.reason.value)
+        if same or condition.type is ConditionType.READY or condition.status is None:
+            continue
+        if condition.reason is Reason.NO_STRAGGLER:
+            if before[0] == "True":
+                told.append(Event(Reason.STRAGGLER_RECOVERED, condition.message))
+        elif condition.reason not in _UNEVENTFUL:
+            told.append(Event(condition.reason, condition.message))
+    return told
+
+
+def baseline_event(baseline: Measured) -> Event:
+    """The baseline is known."""
+    energy = "no energy counter" if baseline.energy_mj is None else f"{baseline.energy_mj} millijoules"
+    return Event(
+        Reason.BASELINE_MEASURED,
+        f"At default clocks an iteration takes {baseline.time_us} microseconds and {energy}"
+        f" (median of {baseline.iterations}).",
+    )
+
+
+def plan_event(state: JobState, plan: Plan) -> Event:
+    """Which plans are in force now, and from when."""
+    assert state.frontier is not None
+    times, counts = state.frontier.times_us, Counter(plan.wanted.values())
+    parts = [f"point {point} ({times[point]} microseconds) on {n} pipelines" for point, n in counts.most_common(4)]
+    begins = max((node.from_iteration for node in state.nodes.values() if node.ranks), default=0)
+    return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {begins}.")
+
+
+_UNEVENTFUL = frozenset({Reason.ACCEPTED, Reason.APPLYING, Reason.STRAGGLERS_IGNORED, Reason.WAITING_FOR_FRONTIER})
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch (RFC 7386) that makes ``new`` of ``old``; empty if they are the same."""
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            inner = merge_patch(before, value)
+            if inner:
+                patch[key] = inner
+        elif before != value:
+            patch[key] = value
+    return patch
