@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.errors import InvalidSchedule
+from perseus_solver.errors import InvalidProblem, InvalidSchedule
 from perseus_solver.graph import levels
 from perseus_solver.problem import Floats, Ints, Problem
 from perseus_solver.schedules.base import name_cycle
@@ -84,6 +84,24 @@ class Simulator:
             waits = tuple(wait[k, low:high] for k in range(depth)) if delayed else None
             steps.append((low, high, looks, waits))
         return steps
+
+    def choice_of(self, frequencies_mhz: npt.NDArray[np.integer]) -> Choice:
+        """Positions in the options for the clocks of a plan, [n] or [plans, n].
+
+        Raises:
+            InvalidProblem: an instruction was not measured at its clock.
+        """
+        choice = np.empty(frequencies_mhz.shape, dtype=np.intp)
+        for k, table in enumerate(self.problem.options):
+            own = self.problem.option_of == k
+            wanted = frequencies_mhz[..., own].astype(np.int64)
+            at = np.searchsorted(-table.frequency_mhz, -wanted)
+            found = table.frequency_mhz[np.minimum(at, table.frequency_mhz.size - 1)] == wanted
+            if not found.all():
+                clock = int(wanted[~found][0])
+                raise InvalidProblem(f"{table.kind.label} of stage {table.stage} was not measured at {clock} MHz")
+            choice[..., own] = at
+        return choice
 
     def duration_s(self, choice: Choice) -> Floats:
         """Time of each instruction under a plan."""

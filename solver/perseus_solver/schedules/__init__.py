@@ -15,7 +15,7 @@ from perseus_solver.schedules.dualpipe import dualpipe
 from perseus_solver.schedules.torch_order import read_order, write_order
 from perseus_solver.schedules.zero_bubble import zb_h1, zb_v
 
-__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_order", "write_order"]
+__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_order", "with_constants", "write_order"]
 
 MAX_STAGES = 1_024
 MAX_INSTRUCTIONS = 4_000_000

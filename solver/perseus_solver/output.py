@@ -1,0 +1,113 @@
+"""Files the CLI writes: checked for writability before the work, complete or not there at all after it.
+
+Nothing here knows what is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from perseus_solver.errors import SolverError
+
+STDOUT = "-"
+
+Writer = Callable[[Iterable[bytes]], None]
+
+
+class Unwritable(SolverError):
+    """A file cannot be written where it was asked for."""
+
+
+class Outputs:
+    """The files of one command. Used as a context: leaving it without an error puts all of them in place, else none.
+
+    Each is written to a hidden neighbour and renamed, so a reader never sees half a file and an old one survives a
+    failure.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[str, Path]] = []
+
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for temporary, target in self._pending:
+            if kind is None:
+                os.replace(temporary, target)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+
+    def open(self, option: str, name: str) -> Writer:
+        """Reserve a file now; the function returned writes it later.
+
+        Args:
+            option: the command-line option that named it, for messages.
+            name: path, or ``-`` for standard output.
+
+        Raises:
+            Unwritable: it could not be written.
+        """
+        if name == STDOUT:
+            return _write_stdout
+        target = Path(os.path.realpath(name))  # a link keeps pointing where it points
+        if target.exists() and not target.is_file() and not target.is_dir():
+            return lambda chunks: _write_through(option, target, chunks)  # a device or pipe is written, never replaced
+        try:
+            if target.is_dir():
+                raise IsADirectoryError(0, "it is a directory")
+            if any(target == other for _, other in self._pending):
+                raise OSError(0, "another option names the same file")
+            mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+            os.chmod(temporary, mode)
+            os.close(descriptor)
+        except OSError as error:
+            raise Unwritable(f"{option} {name} cannot be written: {error.strerror or error}") from error
+        self._pending.append((temporary, target))
+
+        def write(chunks: Iterable[bytes]) -> None:
+            with _refusing(option, target), open(temporary, "wb") as file:
+                _pour(file, chunks)
+
+        return write
+
+
+def _pour(file: BinaryIO, chunks: Iterable[bytes]) -> None:
+    for chunk in chunks:
+        file.write(chunk)
+
+
+def _write_stdout(chunks: Iterable[bytes]) -> None:
+    _pour(sys.stdout.buffer, chunks)
+    sys.stdout.flush()
+
+
+def _write_through(option: str, target: Path, chunks: Iterable[bytes]) -> None:
+    with _refusing(option, target), target.open("wb") as file:
+        _pour(file, chunks)
+
+
+@contextlib.contextmanager
+def _refusing(option: str, target: Path) -> Iterator[None]:
+    """A full disk is bad input too, not a traceback."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(f"{option} {target} cannot be written: {error.strerror or error}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
