@@ -91,7 +91,7 @@ class Pilot:
             self._marks[position.iteration] = _Mark(self._plan, writes)
             while len(self._marks) > _MARKS_KEPT:
                 del self._marks[next(iter(self._marks))]
-        if index < self._index:
+        if index < self._index or (iteration == position.iteration and self.channel.deviates(iteration)):
             self._deviate()
         self._index = index
         plan = None if self._deviant else self._plan

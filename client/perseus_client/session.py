@@ -138,10 +138,10 @@ class LiveSession(Session):
         try:
             index = self._index.get((kind, microbatch, chunk))
             if index is None:
-                self._faults |= Faults.UNKNOWN_INSTRUCTION
+                self._deviate(writer, Faults.UNKNOWN_INSTRUCTION)
                 return
             if index != self._next:
-                self._faults |= Faults.OUT_OF_ORDER
+                self._deviate(writer, Faults.OUT_OF_ORDER)
             self._next = index + 1
             self._last = index
             if self._timer is not None:
@@ -157,7 +157,7 @@ class LiveSession(Session):
         try:
             index = self._last if kind is None else self._index.get((kind, microbatch, chunk))
             if index is None or index >= self._next:
-                self._faults |= Faults.UNKNOWN_INSTRUCTION if index is None else Faults.OUT_OF_ORDER
+                self._deviate(writer, Faults.UNKNOWN_INSTRUCTION if index is None else Faults.OUT_OF_ORDER)
                 return
             if self._timer is not None:
                 self._timer.end(index)
@@ -195,6 +195,12 @@ class LiveSession(Session):
         writer.step_end_untimed()
         for late in self._timer.collect(self._clock_us()):
             writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+
+    def _deviate(self, writer: ChannelWriter, fault: Faults) -> None:
+        first = not self._faults
+        self._faults |= fault
+        if first:
+            writer.deviate(self._faults)
 
     def _give_up(self) -> None:
         """After a failure that nobody foresaw: say so once, then never touch the training loop again."""

@@ -217,6 +217,12 @@ class ChannelWriter:
             self._words[record + _TIMES : record + _TIMES + len(times_us)] = times
             self._close(iteration, end_us, self._instructions, faults)
 
+    def deviate(self, faults: Faults) -> None:
+        """The iteration does not follow the schedule: say so before its end, and ring, for the clocks planned are not
+        for it."""
+        self._words[self._record - _TIMES + _FAULTS] = faults
+        self.ring()
+
     def ring(self) -> None:
         """Wake the agent. The eventfd never blocks: it is made so by the agent, and its counter is 64 bits wide."""
         os.eventfd_write(self._event_fd, 1)
@@ -304,6 +310,11 @@ class ChannelReader:
         """When the rank says that its current step began. Any 64-bit number: compare it before you believe it."""
         begin_us: int = self._words[_STEP_BEGIN]
         return begin_us
+
+    def deviates(self, iteration: int) -> bool:
+        """Whether the rank has said that this iteration, still running, does not follow the schedule."""
+        record = _first_record(self.instructions) + iteration % SLOTS * _record_words(self.instructions)
+        return bool(self._words[record + _SEQUENCE] == 2 * iteration + 1 and self._words[record + _FAULTS])
 
     def set_wake_map(self, wake: bytes) -> None:
         """Publish which instructions want another clock than the one before them; afterwards look at ``position``.
