@@ -64,8 +64,8 @@ class Agent:
 
     def _welcome(self, connection: socket.socket, hello: Hello) -> None:
         reader = ChannelReader.create(len(hello.schedule))
+        self.readers.append(reader)  # before the rank may believe that it is followed
         wire.send_welcome(connection, reader.instructions, reader.memory_fd, reader.event_fd)
-        self.readers.append(reader)
 
     def die(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,0 +1,248 @@
+"""The kubelet's PodResources, asked through real gRPC over a Unix socket: who holds which GPU, and what outages mean."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from perseus_agent.errors import KubeletUnavailable
+from perseus_agent.podresources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources, Undrivable
+from perseus_proto.podresources import podresources_pb2 as messages
+from perseus_proto.podresources import podresources_pb2_grpc as stubs
+
+GPU = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(4)]
+MIG = "MIG-00000000-1111-2222-3333-444444444444"
+
+
+class Kubelet(stubs.PodResourcesListerServicer):
+    """Answers with ``pods``, or fails with ``error``."""
+
+    def __init__(self) -> None:
+        self.pods: list[messages.PodResources] = []
+        self.error: grpc.StatusCode | None = None
+        self.calls = 0
+
+    def List(self, request: Any, context: Any) -> messages.ListPodResourcesResponse:
+        self.calls += 1
+        if self.error is not None:
+            context.abort(self.error, "not now")
+        return messages.ListPodResourcesResponse(pod_resources=self.pods)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def start(kubelet: Kubelet, path: Path) -> grpc.Server:
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    stubs.add_PodResourcesListerServicer_to_server(kubelet, server)
+    server.add_insecure_port(f"unix://{path}")
+    server.start()
+    return server
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kubelet.sock"
+
+
+@pytest.fixture
+def kubelet(path: Path) -> Iterator[Kubelet]:
+    kubelet = Kubelet()
+    server = start(kubelet, path)
+    yield kubelet
+    server.stop(0).wait()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def resources(path: Path, clock: Clock) -> Iterator[PodResources]:
+    names = {"gpu-0": GPU[0], "gpu-1": GPU[1]}
+    resources = PodResources(str(path), dra_uuid=names.get, clock_s=clock)
+    yield resources
+    resources.close()
+
+
+def pod(
+    name: str,
+    *containers: dict[str, list[str]],
+    namespace: str = "training",
+    claims: list[tuple[str, str]] | None = None,
+) -> messages.PodResources:
+    """A pod whose containers hold ``{resource: device IDs}``, and DRA devices ``(driver, device)``."""
+    made = [
+        messages.ContainerResources(
+            name=f"c{number}",
+            devices=[messages.ContainerDevices(resource_name=name, device_ids=ids) for name, ids in container.items()],
+        )
+        for number, container in enumerate(containers)
+    ]
+    if claims:
+        made.append(
+            messages.ContainerResources(
+                name="dra",
+                dynamic_resources=[
+                    messages.DynamicResource(
+                        claim_name="claim",
+                        claim_namespace=namespace,
+                        claim_resources=[
+                            messages.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)
+                            for driver, device in claims
+                        ],
+                    )
+                ],
+            )
+        )
+    return messages.PodResources(name=name, namespace=namespace, containers=made)
+
+
+def test_a_pod_holds_the_gpus_of_all_its_containers_and_nothing_else(kubelet: Kubelet, resources: PodResources) -> None:
+    kubelet.pods = [
+        pod("a", {"nvidia.com/gpu": [GPU[2], GPU[1]], "rdma/hca": ["mlx5_0"]}, {"nvidia.com/gpu": [GPU[1]]}),
+        pod("b", {"nvidia.com/gpu": [GPU[0]]}),
+        pod("a", {"nvidia.com/gpu": [GPU[3]]}, namespace="other"),
+        pod("idle", {"cpu": ["1"]}),
+    ]
+    assert resources.allocation("training", "a") == Allocation((GPU[1], GPU[2]), {})
+    assert resources.allocation("training", "b") == Allocation((GPU[0],), {})
+    assert resources.allocation("training", "idle") == Allocation((), {})
+    assert resources.allocation("training", "nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("resource", "device", "reason"),
+    [
+        ("nvidia.com/gpu", f"{GPU[0]}::3", Undrivable.SHARED),
+        ("nvidia.com/gpu.shared", f"{GPU[0]}::0", Undrivable.SHARED),
+        ("nvidia.com/gpu.shared", GPU[0], Undrivable.SHARED),
+        ("nvidia.com/gpu", MIG, Undrivable.MIG),
+        ("nvidia.com/mig-1g.10gb", MIG, Undrivable.MIG),
+        ("nvidia.com/mig-1g.10gb", f"{MIG}::1", Undrivable.MIG),
+        ("nvidia.com/gpu", "nvidia0", Undrivable.UNRESOLVED),
+        ("nvidia.com/gpu", "nvidia0/gi1", Undrivable.UNRESOLVED),
+    ],
+)
+def test_what_is_not_a_whole_gpu_of_the_pods_own_is_named_with_its_reason(
+    kubelet: Kubelet, resources: PodResources, resource: str, device: str, reason: Undrivable
+) -> None:
+    kubelet.pods = [pod("a", {resource: [device]}, {"nvidia.com/gpu": [GPU[1]]})]
+    found = resources.allocation("training", "a")
+    assert found == Allocation((GPU[1],), {device: reason})
+
+
+def test_a_gpu_of_two_pods_is_neithers(kubelet: Kubelet, resources: PodResources) -> None:
+    kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[0], GPU[1]]}), pod("b", {"nvidia.com/gpu": [GPU[0]]})]
+    assert resources.allocation("training", "a") == Allocation((GPU[1],), {GPU[0]: Undrivable.SHARED})
+    assert resources.allocation("training", "b") == Allocation((), {GPU[0]: Undrivable.SHARED})
+
+
+def test_devices_of_dynamic_resource_allocation(kubelet: Kubelet, resources: PodResources) -> None:
+    nvidia = "gpu.nvidia.com"
+    kubelet.pods = [
+        pod("whole", claims=[(nvidia, "gpu-1"), ("nic.example.com", "nic-0")]),
+        pod("unknown", claims=[(nvidia, "gpu-7")]),
+        pod("part", claims=[(nvidia, "gpu-0-mig-1g5gb-19-4")]),
+        pod("shared-1", claims=[(nvidia, "gpu-0")]),
+        pod("shared-2", claims=[(nvidia, "gpu-0")]),
+    ]
+    assert resources.allocation("training", "whole") == Allocation((GPU[1],), {})
+    for name, device, reason in (
+        ("unknown", "node-1/gpu-7", Undrivable.UNRESOLVED),
+        ("part", "node-1/gpu-0-mig-1g5gb-19-4", Undrivable.MIG),
+        ("shared-1", "node-1/gpu-0", Undrivable.SHARED),
+    ):
+        assert resources.allocation("training", name) == Allocation((), {device: reason})
+
+
+def test_many_questions_are_one_call(kubelet: Kubelet, resources: PodResources, clock: Clock) -> None:
+    kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[0]]})]
+    askers = [threading.Thread(target=resources.allocation, args=("training", "a")) for _ in range(20)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert resources.allocation("training", "nobody") is None
+    assert kubelet.calls == 1
+    clock.now_s += MIN_INTERVAL_S
+    kubelet.pods.append(pod("late", {"nvidia.com/gpu": [GPU[1]]}))
+    assert resources.allocation("training", "late") == Allocation((GPU[1],), {})
+    assert kubelet.calls == 2
+
+
+def test_in_an_outage_the_last_good_answer_stands_then_nothing_is_known(
+    kubelet: Kubelet, resources: PodResources, clock: Clock
+) -> None:
+    kubelet.pods = [pod("a", {"nvidia.com/gpu": [GPU[0]]})]
+    known = resources.allocation("training", "a")
+    kubelet.pods = []
+    kubelet.error = grpc.StatusCode.RESOURCE_EXHAUSTED
+    clock.now_s += MIN_INTERVAL_S
+    assert resources.allocation("training", "a") == known
+    with pytest.raises(KubeletUnavailable, match="training/new are unknown: the kubelet: RESOURCE_EXHAUSTED: not now"):
+        resources.allocation("training", "new")  # not: it has none
+    clock.now_s += STALE_AFTER_S
+    with pytest.raises(KubeletUnavailable):
+        resources.allocation("training", "a")
+    kubelet.error = None
+    clock.now_s += MIN_INTERVAL_S
+    assert resources.allocation("training", "a") is None  # now it is known that it is gone
+
+
+def test_a_failing_kubelet_is_not_asked_more_often(kubelet: Kubelet, resources: PodResources) -> None:
+    kubelet.error = grpc.StatusCode.INTERNAL
+    for _ in range(20):
+        with pytest.raises(KubeletUnavailable, match="INTERNAL"):
+            resources.allocation("training", "a")
+    assert kubelet.calls == 1
+
+
+def test_a_kubelet_that_was_never_there_makes_all_pods_unknown(resources: PodResources) -> None:
+    with pytest.raises(KubeletUnavailable, match="UNAVAILABLE"):
+        resources.allocation("training", "a")
+
+
+def test_a_kubelet_that_restarts_is_found_again(path: Path, resources: PodResources, clock: Clock) -> None:
+    first, second = Kubelet(), Kubelet()
+    server = start(first, path)
+    first.pods = [pod("a", {"nvidia.com/gpu": [GPU[0]]})]
+    assert resources.allocation("training", "a") is not None
+    server.stop(0).wait()
+    path.unlink(missing_ok=True)
+    server = start(second, path)
+    second.pods = [pod("b", {"nvidia.com/gpu": [GPU[0]]})]
+    try:
+        for _ in range(100):
+            clock.now_s += MIN_INTERVAL_S
+            try:
+                found = resources.allocation("training", "b")
+            except KubeletUnavailable:
+                threading.Event().wait(0.05)  # gRPC's own back-off runs on the real clock
+                continue
+            assert found == Allocation((GPU[0],), {})
+            break
+        else:
+            pytest.fail("the new kubelet was not found")
+    finally:
+        server.stop(0).wait()
+
+
+def test_fields_that_are_not_declared_here_are_skipped(kubelet: Kubelet, resources: PodResources) -> None:
+    """cpu_ids, memory and topology of a real answer: fields 4 and 5 of a pod, 3 and 4 of a container, 3 of devices."""
+    answer = messages.ListPodResourcesResponse(pod_resources=[pod("a", {"nvidia.com/gpu": [GPU[0]]})])
+    raw = answer.pod_resources[0].SerializeToString() + bytes([0x22, 2, 1, 2, 0x2A, 0])
+    kubelet.pods = [messages.PodResources.FromString(raw)]
+    assert resources.allocation("training", "a") == Allocation((GPU[0],), {})
