@@ -17,6 +17,7 @@ import numpy.typing as npt
 from perseus_solver.errors import InvalidProblem
 
 if TYPE_CHECKING:
+    from perseus_solver.calibration.model import Calibration
     from perseus_solver.profile import Profile
     from perseus_solver.schedules import Schedule
 
@@ -68,7 +69,7 @@ class Problem:
         option_of: int32[n], the table of each instruction.
         edge_from, edge_to: int32[m], precedence: ``edge_to`` starts no earlier than ``edge_from`` ends plus the delay.
             Includes the edges between consecutive instructions of a stage. No cycles.
-        edge_delay_s: float[m], communication delay of each edge, seconds.
+        edge_delay_s: float[m], communication delay of each edge, or gap within a stage, seconds.
         blocking_power_w: GPU power while waiting, watts.
         overhead_s: fixed time per iteration outside the graph, seconds (added to every iteration time, every stage
             waits in it).
@@ -102,6 +103,7 @@ def build_problem(
     blocking_power_w: float,
     delay_s: float | Floats = 0.0,
     overhead_s: float = 0.0,
+    calibration: Calibration | None = None,
 ) -> Problem:
     """Join measurements and order.
 
@@ -117,11 +119,19 @@ def build_problem(
         blocking_power_w: GPU power while waiting, watts.
         delay_s: communication delay between stages, seconds: one number, or a matrix [from stage, to stage].
         overhead_s: time per iteration outside the pipeline (optimizer step, gradient synchronisation), seconds.
+        calibration: gives delays, gaps and overhead as learnt from real iterations, instead of the two above; times
+            of the problem are then times of real iterations.
 
     Raises:
         InvalidProblem: the profile lacks an instruction of the schedule, or a parameter is out of range.
+        InvalidCalibration: it explains nothing, or another pipeline.
         InvalidSchedule: the order is incomplete or deadlocks.
     """
+    gap_s = np.zeros(schedule.stages)
+    if calibration is not None:
+        if overhead_s or np.any(delay_s):
+            raise InvalidProblem("delay_s and overhead_s must not be given with a calibration, which holds both")
+        delay_s, gap_s, overhead_s = calibration.delays_for(schedule)
     for name, value in (("blocking_power_w", blocking_power_w), ("overhead_s", overhead_s)):
         if not (math.isfinite(value) and value >= 0):
             raise InvalidProblem(f"{name} must be a finite number, zero or more, not {value}")
@@ -136,7 +146,8 @@ def build_problem(
     stage = schedule.stage
     before, after = schedule.edges()
     across = stage[before] != stage[after]
-    delays = np.where(across, np.broadcast_to(delay, (schedule.stages,) * 2)[stage[before], stage[after]], 0.0)
+    delays = np.broadcast_to(delay, (schedule.stages,) * 2)[stage[before], stage[after]]
+    delays = np.where(across, delays, gap_s[stage[after]])
     options, option_of = _match(profile, schedule)
     return Problem(
         schedule=schedule,

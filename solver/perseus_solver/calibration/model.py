@@ -118,9 +118,8 @@ class Calibration:
         """The longest planned iteration time with which nearly every undisturbed iteration keeps within a bound."""
         return bound_s / (1 + self.allowance)
 
-    def delays_for(self, schedule: Schedule) -> tuple[Floats, float]:
-        """Delay between stages as a matrix [from stage, to stage], with each stage's gap on the diagonal, and the
-        overhead.
+    def delays_for(self, schedule: Schedule) -> tuple[Floats, Floats, float]:
+        """Delays between stages as a matrix [from stage, to stage], the gap within each stage, and the overhead.
 
         Raises:
             InvalidCalibration: it does not explain its run, or was learnt on another pipeline.
@@ -138,9 +137,12 @@ class Calibration:
                     f"the calibration was made with {name} {mine}, the problem has {name} {wanted}"
                 )
         delay_s = np.zeros((self.stages, self.stages))
-        for delay in (*self.parameters.edges, *self.parameters.gaps):
-            delay_s[delay.from_stage, delay.to_stage] = delay.estimate.value_s
-        return delay_s, self.parameters.overhead.value_s
+        gap_s = np.zeros(self.stages)
+        for edge in self.parameters.edges:
+            delay_s[edge.from_stage, edge.to_stage] = edge.estimate.value_s
+        for gap in self.parameters.gaps:
+            gap_s[gap.from_stage] = gap.estimate.value_s
+        return delay_s, gap_s, self.parameters.overhead.value_s
 
     def to_json(self) -> str:
         """What `from_json` reads; the main figures first."""
