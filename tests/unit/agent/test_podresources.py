@@ -1,4 +1,4 @@
-"""The kubelet's PodResources, asked through real gRPC over a Unix socket: who holds which GPU, and what outages mean."""
+"""The kubelet's PodResources, asked by real gRPC over a Unix socket: who holds which GPU, and what outages mean."""
 
 from __future__ import annotations
 
