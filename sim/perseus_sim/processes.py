@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,9 +25,9 @@ class StartFailed(RuntimeError):
     """A process ended, or did not become ready in time; the message holds the end of its log."""
 
 
-def _end_with_parent() -> None:
-    # A parent killed with SIGKILL cannot clean up. SIGTERM, so that an agent still restores the clocks.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _end_with_parent(number: signal.Signals) -> None:
+    # A parent killed with SIGKILL cannot clean up.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 class Child:
@@ -100,10 +101,12 @@ class Processes:
         *,
         environment: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
+        on_our_death: signal.Signals = signal.SIGTERM,
     ) -> Child:
         """Start a process whose output goes to ``<logs>/<name>.log``.
 
-        It gets a session of its own: Ctrl-C reaches us alone, and we stop it in order.
+        It gets a session of its own: Ctrl-C reaches us alone, and we stop it in order. If we are killed, it is told by
+        SIGTERM, so that an agent still restores the clocks.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{name}.log"
@@ -116,7 +119,7 @@ class Processes:
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
                 pass_fds=tuple(pass_fds),
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one prctl call, safe between fork and exec
+                preexec_fn=partial(_end_with_parent, on_our_death),  # noqa: PLW1509 - one prctl call, safe between fork and exec
             )
         child = Child(name, popen, log)
         self._children.append(child)

@@ -1,0 +1,85 @@
+"""Throw-away certificates: an authority made on the fly, and what it signs, as PEM.
+
+Used by ``controlplane``. Nothing here is for production: keys are unencrypted, lifetimes are a few days, nothing is
+revoked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_LIFETIME = timedelta(days=7)
+_CLOCK_SKEW = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A certificate and its private key."""
+
+    certificate: bytes
+    key: bytes
+
+
+def private_key() -> ec.EllipticCurvePrivateKey:
+    """A new key; P-256, which takes no time to make."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as PEM, in the older form: Kubernetes reads no other for service accounts."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+
+
+class Authority:
+    """A certificate authority that lives as long as this object."""
+
+    def __init__(self, name: str) -> None:
+        self._key = private_key()
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = (
+            self._builder(self._name, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = ()) -> KeyPair:
+        """A server certificate for the hosts (names or addresses), or without hosts a client's."""
+        names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
+        if organization:
+            names.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
+        key = private_key()
+        usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = self._builder(x509.Name(names), key).add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        if hosts:
+            builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        return KeyPair(certificate.public_bytes(serialization.Encoding.PEM), key_pem(key))
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.now(UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _CLOCK_SKEW)
+            .not_valid_after(now + _LIFETIME)
+        )
+
+
+def _host(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

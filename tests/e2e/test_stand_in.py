@@ -1,0 +1,36 @@
+"""The embedded server's own tests hold on the real one: what is learned on the stand-in is true of Kubernetes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perseus_sim.servers import Feature, Server
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(300)  # a real garbage collector takes its time
+def test_the_stand_ins_tests_hold_on_the_real_server(server: Server, needs: Callable[[Feature], None]) -> None:
+    if not server.features:
+        pytest.skip("this is the stand-in: tests/integration runs the same tests on it")
+    needs(Feature.CONTROLLERS)
+    programs = [str(server.plane.assets)] if server.plane else []
+    path = os.pathsep.join([*programs, os.environ["PATH"]])
+    tests = sorted(str(file) for file in ROOT.glob("tests/integration/test_apiserver*.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    ran = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PERSEUS_TEST_KUBECONFIG": str(server.kubeconfig), "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
