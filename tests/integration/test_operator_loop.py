@@ -1,0 +1,478 @@
+"""The operator as a process, between an API server and node agents that answer by script.
+
+The API server is the embedded one, as a process; the agents are real gRPC servers in this process, with training that
+takes one iteration when the test says so. Each test drives one chapter of a job's life and reads what users read:
+status, events, ConfigMaps, metrics; and what the agents were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import kubernetes.aio.client as k8s
+import kubernetes.aio.config as k8s_config
+import pytest
+import yaml
+
+from perseus_proto import keys
+from perseus_proto.planset import PlanSet, decode_plan_set
+from perseus_proto.v1alpha1 import agent_pb2 as pb
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_sim.model import profile_csv
+from perseus_sim.processes import Child, Processes
+from perseus_sim.servers import embedded_server
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NAMESPACE = "default"
+STAGES, PIPELINES = 2, 2
+GROUP = (keys.API_GROUP, keys.API_VERSION)
+ENERGY_MJ = 1_000_000
+
+
+class FakeAgent(stubs.AgentServicer):
+    """One node's agent: keeps what it is told, and refuses what the contract says it refuses."""
+
+    def __init__(self, node: str, pod_uid: str, pipeline: int) -> None:
+        self.node, self.pipeline = node, pipeline
+        self.iteration = -1
+        self.epoch = 0
+        self.pods: list[str] = []
+        self.plan_sets: dict[str, PlanSet] = {}
+        self.plan_id = ""
+        self.point: int | None = None
+        self.from_iteration = 0
+        self.leased = False
+        self.calls: list[str] = []
+        self.ranks = [
+            pb.Rank(pod_uid=pod_uid, gpu_uuid=f"GPU-{node}-{s}", data_parallel_rank=pipeline, stage=s, pid=100 + s)
+            for s in range(STAGES)
+        ]
+        self.readers: list[asyncio.Queue[pb.TelemetryEvent]] = []
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def serve(self) -> None:
+        self._server = grpc.aio.server()
+        stubs.add_AgentServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def die(self) -> None:
+        """As after kill -9: connections break, and a successor remembers nothing."""
+        assert self._server is not None
+        await self._server.stop(None)
+        self.plan_sets, self.plan_id, self.point, self.leased, self.readers = {}, "", None, False, []
+
+    async def _check(self, request: Any, context: Any, *, leased: bool = True) -> None:
+        if request.epoch < self.epoch:
+            await self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, "StaleEpoch")
+        if leased and not self.leased:
+            await self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, "NoLease")
+        self.epoch = request.epoch
+
+    async def _abort(self, context: Any, code: grpc.StatusCode, name: str) -> None:
+        await context.abort(code, name, trailing_metadata=(("perseus-error", name),))
+
+    def _lease(self) -> pb.Lease:
+        points = [] if self.point is None else [pb.Selection(data_parallel_rank=self.pipeline, point=self.point)]
+        return pb.Lease(epoch=self.epoch, remaining_ms=1000, plan_id=self.plan_id, selections=points)
+
+    async def DescribeNode(self, request: Any, context: Any) -> pb.NodeDescription:
+        for rank in self.ranks:
+            rank.iteration = max(0, self.iteration)
+        return pb.NodeDescription(node_name=self.node, ranks=self.ranks)
+
+    async def AcquireLease(self, request: Any, context: Any) -> pb.Lease:
+        self.calls.append("acquire")
+        await self._check(request, context, leased=False)
+        self.leased, self.pods = True, [pod.name for pod in request.pods]
+        return self._lease()
+
+    async def RenewLease(self, request: Any, context: Any) -> pb.Lease:
+        self.calls.append("renew")
+        await self._check(request, context)
+        return self._lease()
+
+    async def ReleaseLease(self, request: Any, context: Any) -> pb.ReleaseLeaseResponse:
+        self.calls.append("release")
+        await self._check(request, context, leased=False)
+        self.leased, self.point, self.plan_id = False, None, ""
+        return pb.ReleaseLeaseResponse(restored_gpu_uuids=[rank.gpu_uuid for rank in self.ranks])
+
+    async def PushPlanSet(self, request: Any, context: Any) -> pb.PushPlanSetResponse:
+        self.calls.append("push")
+        await self._check(request, context)
+        plan_set = decode_plan_set(request.plan_set)
+        assert set(plan_set.schedules) == set(range(STAGES))
+        self.plan_sets[plan_set.plan_id], self.plan_id = plan_set, plan_set.plan_id
+        return pb.PushPlanSetResponse(plan_id=plan_set.plan_id)
+
+    async def SelectPlan(self, request: Any, context: Any) -> pb.SelectPlanResponse:
+        self.calls.append("select")
+        await self._check(request, context)
+        assert request.plan_id in self.plan_sets
+        (selection,) = request.selections
+        assert selection.data_parallel_rank == self.pipeline
+        assert selection.point < len(self.plan_sets[request.plan_id].points)
+        self.point, self.from_iteration = selection.point, request.from_iteration
+        return pb.SelectPlanResponse(furthest_iteration=max(0, self.iteration))
+
+    async def WatchTelemetry(self, request: Any, context: Any) -> AsyncIterator[pb.TelemetryBatch]:
+        queue: asyncio.Queue[pb.TelemetryEvent] = asyncio.Queue()
+        self.readers.append(queue)
+        yield pb.TelemetryBatch()
+        while True:
+            yield pb.TelemetryBatch(events=[await queue.get()])
+
+    @property
+    def time_us(self) -> int:
+        """What the plan in force makes of an iteration; at default clocks as its fastest plan."""
+        plan_set = next(iter(self.plan_sets.values()), None)
+        if plan_set is None:
+            return 500_000
+        return plan_set.points[self.point or 0].iteration_time_us
+
+    def report(self, iteration: int, *, span_us: int, time_us: int) -> None:
+        """Every rank tells of an iteration that has ended; the next has begun."""
+        self.iteration = iteration + 1
+        planned = self.point is not None and self.from_iteration <= iteration
+        for rank in self.ranks:
+            event = pb.TelemetryEvent(
+                iteration=pb.IterationReport(
+                    data_parallel_rank=self.pipeline,
+                    stage=rank.stage,
+                    gpu_uuid=rank.gpu_uuid,
+                    iteration=iteration,
+                    iteration_time_us=time_us,
+                    compute_span_us=span_us,
+                    energy_mj=ENERGY_MJ - (100_000 if planned else 0),
+                    has_energy=True,
+                    planned=planned,
+                    point=self.point or 0,
+                )
+            )
+            for reader in self.readers:
+                reader.put_nowait(event)
+
+
+class World:
+    """An API server, an operator, two agents, and their training job."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, processes: Processes) -> None:
+        self.folder, self.kubeconfig, self.processes = folder, kubeconfig, processes
+        self.agents = [FakeAgent(f"node-{p}", f"pod-uid-{p}", p) for p in range(PIPELINES)]
+        self.slowdowns = [1.0] * PIPELINES
+        self.iteration = 0
+        self.starts = 0
+        self.operator: Child | None = None
+
+    async def connect(self) -> None:
+        configuration = k8s.Configuration()
+        await k8s_config.load_kube_config(str(self.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
+        self.api = k8s.ApiClient(configuration)
+        self.core, self.custom = k8s.CoreV1Api(self.api), k8s.CustomObjectsApi(self.api)
+        crd = yaml.safe_load((REPOSITORY / "deploy/crds/perseusjobs.yaml").read_text())
+        await k8s.ApiextensionsV1Api(self.api).create_custom_resource_definition(crd)
+        for name in ("perseus-system",):
+            await self.core.create_namespace({"metadata": {"name": name}})
+        for agent in self.agents:
+            await agent.serve()
+            await self._pod(
+                "perseus-system",
+                f"agent-{agent.node}",
+                agent.node,
+                {keys.LABEL_COMPONENT: keys.COMPONENT_AGENT},
+                ports=[{"name": "grpc", "containerPort": agent.port}],
+            )
+            pod = await self._pod(NAMESPACE, f"trainer-{agent.pipeline}", agent.node, {keys.LABEL_JOB: "gpt3"})
+            for rank in agent.ranks:
+                rank.pod_uid = pod.metadata.uid
+
+    async def _pod(self, namespace: str, name: str, node: str, labels: dict[str, str], ports: Any = None) -> Any:
+        body = {
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"nodeName": node, "containers": [{"name": "c", "image": "i", "ports": ports or []}]},
+        }
+        pod = await self.core.create_namespaced_pod(namespace, body)
+        status = {"status": {"phase": "Running", "podIP": "127.0.0.1"}}
+        await self.core.patch_namespaced_pod_status(
+            name, namespace, status, _content_type="application/merge-patch+json"
+        )
+        return pod
+
+    def start_operator(self) -> None:
+        self.starts += 1
+        ready = self.folder / f"ready-{self.starts}.json"
+        command = [
+            *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text"),
+            *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
+            *("--agent-poll-s", "0.3", "--profile-retry-s", "0.2", "--profile-refresh-s", "1"),
+            *("--lease-ttl-s", "6", "--agent-timeout-s", "2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
+        ]
+        self.operator = self.processes.start("operator", command, environment={"KUBECONFIG": str(self.kubeconfig)})
+        self.operator.wait_until(lambda: ready.exists() and ready.read_text() != "")
+        self.ready = json.loads(ready.read_text())
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://{self.ready['metrics']}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+    async def profile(self, data: dict[str, str]) -> None:
+        await self.core.create_namespaced_config_map(NAMESPACE, {"metadata": {"name": "profile"}, "data": data})
+
+    async def apply(self, **changes: Any) -> None:
+        spec = {
+            "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4, "dataParallel": PIPELINES},
+            "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83640},
+            "straggler": {"confirmIterations": 2},
+            "points": 30,
+            **changes,
+        }
+        body = {
+            "apiVersion": "/".join(GROUP),
+            "kind": keys.KIND,
+            "metadata": {"name": "gpt3", "namespace": NAMESPACE},
+            "spec": spec,
+        }
+        await self.custom.create_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL, body)
+
+    async def patch(self, body: dict[str, Any]) -> None:
+        await self.custom.patch_namespaced_custom_object(
+            *GROUP, NAMESPACE, keys.PLURAL, "gpt3", body, _content_type="application/merge-patch+json"
+        )
+
+    async def job(self) -> Any:
+        return await self.custom.get_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL, "gpt3")
+
+    async def condition(self, kind: str) -> tuple[str, str, str]:
+        said = (await self.job()).get("status", {}).get("conditions", [])
+        found = next((c for c in said if c["type"] == kind), {})
+        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+
+    async def reasons(self) -> list[str]:
+        events = await self.core.list_namespaced_event(NAMESPACE)
+        return [event.reason for event in sorted(events.items, key=lambda e: int(e.metadata.resource_version))]
+
+    async def step(self, iterations: int = 1) -> None:
+        """All pipelines train on; the faster wait for the slowest."""
+        for _ in range(iterations):
+            spans = [round(a.time_us * s) for a, s in zip(self.agents, self.slowdowns, strict=True)]
+            for agent, span in zip(self.agents, spans, strict=True):
+                agent.report(self.iteration, span_us=span, time_us=max(spans))
+            self.iteration += 1
+            await asyncio.sleep(0.03)
+
+    async def until(self, what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 15.0) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await check():
+                    await asyncio.sleep(0.03)
+        except TimeoutError:
+            assert self.operator is not None
+            status = json.dumps((await self.job()).get("status", {}), indent=1)
+            pytest.fail(f"not {what} after {timeout_s} s:\n{status}\n{self.operator.tail(40)}")
+
+    async def until_condition(self, kind: str, status: str, reason: str) -> str:
+        async def check() -> bool:
+            return (await self.condition(kind))[:2] == (status, reason)
+
+        await self.until(f"{kind}={status}, {reason}", check)
+        return (await self.condition(kind))[2]
+
+    async def train_until_applied(self) -> None:
+        """From the profile to a plan in force."""
+
+        async def measuring() -> bool:
+            return (await self.condition("PlanApplied"))[1] in {"MeasuringBaseline", "PlanInForce"}
+
+        await self.until("measuring the baseline", measuring)
+        await self.step(5)
+        await self.until_condition("PlanApplied", "True", "PlanInForce")
+
+
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    with embedded_server(tmp_path / "api") as server, Processes(tmp_path) as processes:
+        world = World(tmp_path, server.kubeconfig, processes)
+        await world.connect()
+        world.start_operator()
+        yield world
+        processes.stop()
+        for agent in world.agents:
+            await agent.die()
+        await world.api.close()  # type: ignore[no-untyped-call]
+
+
+async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
+    await world.apply()
+    message = await world.until_condition("ProfileReady", "False", "ConfigMapNotFound")
+    assert message == "spec.profile.configMapRef.name: ConfigMap profile does not exist in namespace default."
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.train_until_applied()
+
+    job = await world.job()
+    status = job["status"]
+    assert status["observedGeneration"] == job["metadata"]["generation"]
+    assert [agent.point for agent in world.agents] == [0, 0], "MaxThroughput is T_min on every pipeline"
+    assert status["baseline"]["energyMillijoules"] == PIPELINES * STAGES * ENERGY_MJ
+    assert world.metric("perseus_operator_solves_total") == 1
+
+    # Pipeline 1 becomes 10 % slower: the other takes the slowest plan that is no slower than that.
+    world.slowdowns[1] = 1.10
+    await world.step(2)
+    await world.until_condition("StragglerDetected", "True", "StragglerDetected")
+    times = [p.iteration_time_us for p in next(iter(world.agents[0].plan_sets.values())).points]
+
+    async def reacted() -> bool:
+        return bool(world.agents[0].point)
+
+    await world.until("a slower plan on the other pipeline", reacted)
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    point = world.agents[0].point
+    assert point is not None
+    assert times[point] <= 1.101 * times[0]
+    assert point == len(times) - 1 or times[point + 1] > 1.095 * times[0]
+    assert world.agents[1].point == 0, "the straggler itself stays at T_min"
+    assert world.agents[0].from_iteration == world.iteration + 1, "the iteration after the one that has begun"
+    await world.step(3)
+
+    async def announced() -> bool:
+        annotations = (await world.job())["metadata"].get("annotations", {})
+        return float(annotations.get(keys.ANNOTATION_PLANNED_SLOWDOWN, 0)) > 1.05
+
+    await world.until("announced as planned", announced)
+
+    # It recovers: everybody back to T_min.
+    world.slowdowns[1] = 1.0
+    await world.step(3)
+    await world.until_condition("StragglerDetected", "False", "NoStraggler")
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    assert [agent.point for agent in world.agents] == [0, 0]
+    await world.step(4)
+
+    async def saved() -> bool:
+        return bool((await world.job())["status"].get("savings", {}).get("energy") == "10.00%")
+
+    await world.until("measured savings", saved)
+
+    await world.custom.delete_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL, "gpt3")
+
+    async def gone() -> bool:
+        jobs = await world.custom.list_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL)
+        return not jobs["items"]
+
+    await world.until("gone", gone)
+    assert [agent.leased for agent in world.agents] == [False, False]
+    said = await world.reasons()
+    for reason in ("ConfigMapNotFound", "Solved", "BaselineMeasured", "PlanChanged", "StragglerDetected"):
+        assert said.count(reason) >= 1, (reason, said)
+    assert said.count("Solved") == 1
+    assert said[-1] == "ClocksReleased"
+
+
+async def test_a_restarted_operator_takes_over_without_solving_again(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply()
+    await world.train_until_applied()
+    before, epoch = await world.job(), world.agents[0].epoch
+    assert world.operator is not None
+    world.operator.popen.kill()
+    world.operator.popen.wait()
+    for agent in world.agents:
+        agent.calls.clear()
+
+    world.start_operator()
+
+    async def taken_over() -> bool:
+        return all(agent.epoch > epoch and "renew" in agent.calls for agent in world.agents)
+
+    await world.until("taken over", taken_over)
+    await world.step(2)
+    await world.until_condition("FrontierReady", "True", "Restored")
+    assert world.metric("perseus_operator_solves_total") == 0
+    assert world.metric("perseus_operator_frontiers_restored_total") == 1
+    assert all("push" not in agent.calls for agent in world.agents), "the agents hold the plans already"
+    after = await world.job()
+    assert after["status"]["baseline"] == before["status"]["baseline"]
+    assert (await world.condition("Ready"))[0] == "True"
+
+
+async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(objective={"type": "MinEnergy"})
+    await world.train_until_applied()
+    agent = world.agents[0]
+    point = agent.point
+    assert point
+    await agent.die()
+    await agent.serve()
+
+    async def told_again() -> bool:
+        return agent.leased and agent.point == point
+
+    await world.until("leased and told again", told_again)
+    assert world.agents[1].point == point
+
+
+async def test_bad_input_is_named_and_changes_nothing(world: World) -> None:
+    await world.profile({"other.csv": "x", "profile.csv": "stage,instruction,frequency,time\n0,forward,1410,1\n"})
+    await world.apply(profile={"configMapRef": {"name": "profile", "key": "absent.csv"}, "blockingPowerMilliwatts": 1})
+    message = await world.until_condition("ProfileReady", "False", "KeyNotFound")
+    assert "ConfigMap profile has no key absent.csv; its keys: other.csv, profile.csv" in message
+    await world.patch({"spec": {"profile": {"configMapRef": {"key": "profile.csv"}}}})
+    message = await world.until_condition("ProfileReady", "False", "ProfileInvalid")
+    assert "energy" in message
+    good = {"data": {"profile.csv": profile_csv(STAGES)}}
+    await world.core.patch_namespaced_config_map(
+        "profile", NAMESPACE, good, _content_type="application/merge-patch+json"
+    )
+    await world.train_until_applied()
+    status = (await world.job())["status"]
+    t_min_us = status["frontier"]["minimumTimeMicroseconds"]
+    calls = [len(agent.calls) for agent in world.agents]
+
+    too_short = {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1000}}
+    await world.patch({"spec": {"objective": too_short}})
+    message = await world.until_condition("PlanApplied", "False", "ObjectiveInfeasible")
+    assert f"T_min = {t_min_us} microseconds" in message
+    assert [agent.point for agent in world.agents] == [0, 0], "the plan in force stays"
+    told = [[c for c in agent.calls[n:] if c != "renew"] for agent, n in zip(world.agents, calls, strict=True)]
+    assert told == [[], []]
+
+    await world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "1:0:0.5"}}})
+    message = await world.until_condition("Accepted", "False", "AnnotationInvalid")
+    assert "degree must be from 1 (back to normal) to 100, not 0.5" in message
+    assert {"KeyNotFound", "ProfileInvalid", "ObjectiveInfeasible", "AnnotationInvalid"} <= set(await world.reasons())
+
+
+async def test_a_straggler_that_is_told_and_a_mode_that_only_recommends(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(straggler={"mode": "External"}, baselineIterations=0)
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    await world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "1:0:1.2"}}})
+    await world.until_condition("StragglerDetected", "True", "StragglerTold")
+
+    async def reacted() -> bool:
+        return bool(world.agents[0].point) and world.agents[1].point == 0
+
+    await world.until("a slower plan on the other pipeline", reacted)
+
+    await world.patch({"spec": {"mode": "Recommend"}})
+    message = await world.until_condition("PlanApplied", "False", "RecommendOnly")
+    assert "It would run point 0 of" in message
+
+    async def default_clocks() -> bool:
+        return all(agent.point is None and agent.leased for agent in world.agents)
+
+    await world.until("default clocks, still leased for telemetry", default_clocks)
