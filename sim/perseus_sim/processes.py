@@ -6,28 +6,29 @@ Used by the cluster of the demo and by tests. Nothing about what the processes d
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_LAUNCH = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[1]))  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[2]):
+    os._exit(1)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+"""Run between fork and the real program, in a process of its own: Python code after a fork of this one, which has
+threads and gRPC, would be a deadlock in waiting. A parent killed with SIGKILL cannot clean up; the kernel tells."""
 
 
 class StartFailed(RuntimeError):
     """A process ended, or did not become ready in time; the message holds the end of its log."""
-
-
-def _end_with_parent(number: signal.Signals) -> None:
-    # A parent killed with SIGKILL cannot clean up.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 class Child:
@@ -105,30 +106,26 @@ class Processes:
     ) -> Child:
         """Start a process whose output goes to ``<logs>/<name>.log``.
 
-        It gets a session of its own: Ctrl-C reaches us alone, and we stop it in order. If we are killed, it is told by
-        SIGTERM, so that an agent still restores the clocks.
+        It gets a session of its own: Ctrl-C reaches us alone, and we stop it in order. If we are killed, or the thread
+        ends that calls this, it is told by SIGTERM, so that an agent still restores the clocks.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{name}.log"
         with log.open("ab") as output:
             popen = subprocess.Popen(
-                list(command),
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, str(int(on_our_death)), str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
                 pass_fds=tuple(pass_fds),
-                preexec_fn=partial(_end_with_parent, on_our_death),  # noqa: PLW1509 - one prctl call, safe between fork and exec
             )
         child = Child(name, popen, log)
         self._children.append(child)
         return child
 
     def stop(self) -> None:
-        """End all: politely together, then by force one by one."""
-        for child in reversed(self._children):
-            child.signal(signal.SIGTERM)
-        for child in reversed(self._children):
-            child.stop()
-        self._children.clear()
+        """End all, each before those that it was started after and may need: an operator before its API server."""
+        while self._children:
+            self._children.pop().stop()
