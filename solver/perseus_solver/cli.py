@@ -32,13 +32,16 @@ _DEFAULT_LOWTIME_UNIT_S = 1e-3  # what the paper used
 
 _EPILOG = """\
 examples:
-  perseus frontier --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 96 --blocking-power 83.64 --output
-  frontier.json perseus plan --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 96 --blocking-power 83.64
-  --max-slowdown 3% --output plan.json perseus compare --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 12
-  --blocking-power 83.64
+  perseus frontier --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 96 \\
+      --blocking-power 83.64 --output frontier.json --plot frontier.png
+  perseus plan --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 96 \\
+      --blocking-power 83.64 --max-slowdown 3% --output plan.json --gantt pipeline.png
+  perseus compare --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 12 --blocking-power 83.64
 
-The profile is a CSV with the columns stage,instruction,frequency,time,energy (MHz, s, J) and optionally chunk;
-instructions are forward, backward, input_gradient, weight_gradient, and constant (constant time, frequency 0).
+The profile is a CSV with the columns stage,instruction,frequency,time,energy (MHz, s, J) and
+optionally chunk. Instructions are forward, backward, input_gradient, weight_gradient, and
+constant, whose time does not depend on the clock (its frequency is 0). Without a chunk column
+the rows describe a whole stage, and each of its chunks is an equal part of it.
 """
 
 
@@ -257,7 +260,8 @@ def _frontier(options: argparse.Namespace, outputs: Outputs) -> None:
     gap = 100 * frontier.gap
     _say(
         options,
-        f"{len(frontier)} plans in {solve_seconds:.2f} s: T_min {frontier.t_min_s:.4f} s, T* {frontier.t_star_s:.4f} s, "
+        f"{len(frontier)} plans in {solve_seconds:.2f} s, "
+        f"T_min {frontier.t_min_s:.4f} s, T* {frontier.t_star_s:.4f} s, "
         f"gap to the proven bound {sorted(gap)[len(gap) // 2]:.3f} % (median), {gap.max():.3f} % (max)",
         _against(free, base_s, base_j),
     )

@@ -69,7 +69,7 @@ def lowtime_plans(problem: Problem, *, unit_time_s: float) -> Iterator[npt.NDArr
                 warnings.simplefilter("ignore")  # of the dozens of fits it tries many fail; only the best counts
                 fit = ExponentialModel(candidates, search_strategy="best")
             specs.append(OperationSpec(options=candidates, cost_model=fit))
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, TypeError) as error:
             raise PeerFailed(f"lowtime cannot fit {table.kind.label} of stage {table.stage}: {error}") from error
 
     n = problem.instructions

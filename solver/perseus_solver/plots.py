@@ -7,6 +7,7 @@ Colours are chosen to be told apart in print and by colour-blind readers. Nothin
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def frontier_png(
     axes.annotate(
         f"least energy, −{100 * (1 - energy_j[least] / baseline_energy_j):.1f} %",
         (float(time_s[least]), float(energy_j[least])),
-        xytext=(0, 8),
+        xytext=(0, 16),
         textcoords="offset points",
         ha="center",
         color=_INK,
@@ -173,7 +174,7 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
         axes.axvline(float(run.iteration_time_s), color=_INK, lw=0.9)
         axes.set_title(f"{title}: {float(run.iteration_time_s):.4g} s, {float(run.energy_j):,.0f} J")
         axes.set_ylim(problem.stages - 0.4, -0.6)
-        axes.set_yticks(range(problem.stages))
+        axes.set_yticks(range(0, problem.stages, math.ceil(problem.stages / 16)))
         axes.set_ylabel("stage")
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
@@ -231,12 +232,12 @@ def compare_png(problem: Problem, frontier: Frontier, rows: list[Row], single: t
     slowest = max(row.iteration_time_s or 0 for row in rows) / base_s - 1
     limit = 100 * max(3 * slowest, 0.1)  # the stretch where rivals are
     for (time_s, energy_j), style, label in (
-        ((frontier.time_s, frontier.energy_j), {"color": _BLUE, "marker": "o"}, "Perseus frontier (this solver)"),
-        (single, {"color": _MUTED, "marker": "."}, "one clock for all instructions"),
+        ((frontier.time_s, frontier.energy_j), {"color": _BLUE, "marker": "o", "ls": "-"}, "this solver's plans"),
+        (single, {"color": _MUTED, "marker": ".", "ls": "", "ms": 5}, "one clock for all instructions"),
     ):
         time, energy = 100 * (time_s / base_s - 1), 100 * (energy_j / base_j - 1)
         shown = time <= limit
-        axes.plot(time[shown], energy[shown], "-", lw=1.2, ms=2.4, label=label, **style)
+        axes.plot(time[shown], energy[shown], **({"lw": 1.2, "ms": 2.4, "label": label} | style))
     marks = (("s", _ORANGE), ("D", _GREEN), ("^", _PURPLE), ("v", _INK))
     for row, (mark, colour) in zip(rows, marks, strict=False):
         if row.iteration_time_s is None or row.energy_j is None:
@@ -251,7 +252,7 @@ def compare_png(problem: Problem, frontier: Frontier, rows: list[Row], single: t
     axes.set_xlabel("iteration time against all-maximum (%)")
     axes.set_ylabel("iteration energy against all-maximum (%)")
     axes.set_title(_name(problem))
-    axes.legend()
+    axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.9)
     return _png(figure)
 
 

@@ -1,0 +1,318 @@
+"""The command line as people and scripts meet it: formats, messages, exit codes, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perseus_solver import cli
+from perseus_solver.problem import build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule, write_order
+from perseus_solver.simulate import Simulator
+
+# Three stages, the middle one heaviest; clocks with diminishing returns.
+PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
+    f"{stage},{what},{clock},"
+    f"{work * weight * (0.3 + 0.7 * 1400 / clock):.6f},{work * weight * (40 + 260 * (clock / 1400) ** 2.2):.6f}\n"
+    for stage, weight in enumerate((1.0, 1.3, 0.9))
+    for what, work in (("forward", 0.05), ("backward", 0.1))
+    for clock in range(1400, 700, -100)
+)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    file = tmp_path / "profile.csv"
+    file.write_text(PROFILE)
+    return file
+
+
+@pytest.fixture
+def perseus(profile: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command on the profile; exit code, standard output, standard error."""
+
+    def run(command: str, *extra: str, pipeline: bool = True) -> tuple[int, str, str]:
+        words = [command, "--profile", str(profile), "--blocking-power", "60"]
+        if pipeline:
+            words += ["--schedule", "1f1b", "--stages", "3", "--microbatches", "6"]
+        try:
+            code = cli.main([*words, *extra])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def resimulate(point: dict[str, Any]) -> tuple[float, float]:
+    """Time and energy of a written plan, from the CSV alone and with no help from the solver's problem or simulator."""
+    cost = {}
+    for line in PROFILE.splitlines()[1:]:
+        stage, what, clock, time_s, energy_j = line.split(",")
+        cost[int(stage), what, int(clock)] = float(time_s), float(energy_j)
+    stages = point["stages"]
+    end: dict[tuple[str, int, int], float] = {}
+    at, clock_s = [0] * len(stages), [0.0] * len(stages)
+    energy = busy = 0.0
+    while any(at[s] < len(stages[s]) for s in range(len(stages))):
+        for s in range(len(stages)):
+            if at[s] == len(stages[s]):
+                continue
+            step = stages[s][at[s]]
+            what, m = step["instruction"], step["microbatch"]
+            need = None
+            if what == "forward" and s > 0:
+                need = ("forward", m, s - 1)
+            if what == "backward" and s < len(stages) - 1:
+                need = ("backward", m, s + 1)
+            if need is not None and need not in end:
+                continue
+            time_s, energy_j = cost[s, what, step["frequency_mhz"]]
+            clock_s[s] = max(clock_s[s], end[need] if need else 0.0) + time_s
+            end[what, m, s] = clock_s[s]
+            energy, busy = energy + energy_j, busy + time_s
+            at[s] += 1
+    total = max(clock_s)
+    return total, energy + 60 * (len(stages) * total - busy)
+
+
+def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    file = tmp_path / "frontier.json"
+    code, out, err = perseus("frontier", "--points", "20", "--output", str(file))
+    assert (code, err) == (0, "")
+    assert "plans in" in out
+    document = json.loads(file.read_text())
+    assert list(document) == [
+        "schedule",
+        "stages",
+        "microbatches",
+        "blocking_power_w",
+        "solve_seconds",
+        "baseline",
+        "points",
+    ]
+    assert document["schedule"] == "1f1b"
+    assert (document["stages"], document["microbatches"], document["blocking_power_w"]) == (3, 6, 60.0)
+    baseline = document["baseline"]
+    points = document["points"]
+    assert 5 <= len(points) <= 20
+    assert points[0]["iteration_time_s"] <= baseline["iteration_time_s"]
+    assert points[0]["energy_j"] < baseline["energy_j"]
+    times = [p["iteration_time_s"] for p in points]
+    effective = [p["energy_j"] - 60 * 3 * p["iteration_time_s"] for p in points]
+    assert times == sorted(times)
+    assert effective == sorted(effective, reverse=True)
+    for point in points:
+        assert list(point) == ["iteration_time_s", "energy_j", "energy_lower_bound_j", "gap", "status", "stages"]
+        assert point["energy_lower_bound_j"] <= point["energy_j"]
+        assert point["gap"] == pytest.approx(point["energy_j"] / point["energy_lower_bound_j"] - 1)
+        assert point["status"] in {"optimal", "within_gap", "limit_reached"}
+        assert resimulate(point) == pytest.approx((point["iteration_time_s"], point["energy_j"]), rel=1e-9)
+        schedule = build_schedule("1f1b", stages=3, microbatches=6)
+        for stage, row in enumerate(point["stages"]):
+            assert [(i["instruction"], i["microbatch"], i["chunk"]) for i in row] == schedule.of_stage(stage)
+
+
+def test_plan_meets_its_deadline_in_each_way_of_giving_it(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    problem = build_problem(
+        read_profile(PROFILE), build_schedule("1f1b", stages=3, microbatches=6), blocking_power_w=60
+    )
+    base = Simulator(problem).run(np.zeros(problem.instructions, dtype=int))
+    base_s = float(base.iteration_time_s)
+    file = tmp_path / "plan.json"
+    energies = []
+    for extra, limit_s in (
+        ((), base_s),
+        (("--max-slowdown", "5%"), base_s * 1.05),
+        (("--deadline-s", str(base_s * 1.2)), base_s * 1.2),
+    ):
+        code, out, err = perseus("plan", *extra, "--output", str(file))
+        assert (code, err) == (0, "")
+        assert "against all clocks at maximum" in out
+        point = json.loads(file.read_text())
+        assert point["iteration_time_s"] <= limit_s
+        assert resimulate(point) == pytest.approx((point["iteration_time_s"], point["energy_j"]), rel=1e-9)
+        energies.append(point["energy_j"] - 180 * point["iteration_time_s"])
+    assert energies == sorted(energies, reverse=True)
+
+
+def test_standard_output_carries_the_json_alone(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = perseus("plan", "--output", "-")
+    assert code == 0
+    assert json.loads(out)["stages"][0][0]["instruction"] == "forward"
+    assert "against all clocks at maximum" in err
+
+
+def test_an_exported_order_gives_the_same_plan(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    order = tmp_path / "order.csv"
+    order.write_text(write_order(build_schedule("1f1b", stages=3, microbatches=6)))
+    _, named, _ = perseus("plan", "--output", "-")
+    code, exported, _ = perseus("plan", "--order", str(order), "--output", "-", pipeline=False)
+    assert code == 0
+    assert json.loads(exported) == json.loads(named)
+
+
+def test_deadline_below_t_min_says_what_t_min_is(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    code, out, err = perseus("plan", "--deadline-s", "0.1", "--output", str(file))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("perseus plan: deadline 0.1 s is shorter than the fastest possible iteration, T_min = ")
+    assert err.count("\n") == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--schedule", "2f2b"], "schedule '2f2b' is unknown"),
+        (["--stages", "0"], "stages must be at least 1, not 0"),
+        (["--stages", "9"], "profile has 3 stages (0 … 2), fewer than the 9 asked for"),
+        (["--stages", "many"], "argument --stages: invalid int value: 'many'"),
+        (["--microbatches", "-1"], "microbatches must be at least 1, not -1"),
+        (["--chunks", "2"], "chunks must be 1 for 1f1b, not 2"),
+        (["--schedule", "zb-h1"], "needs 'input_gradient' of stage 0, for which the profile has no rows"),
+        (["--blocking-power", "nan"], "argument --blocking-power: nan is not finite"),
+        (["--blocking-power", "-3"], "argument --blocking-power: must be zero or more, not -3"),
+        (["--deadline-s", "0"], "argument --deadline-s: must be greater than zero, not 0"),
+        (["--max-slowdown", "fast"], "argument --max-slowdown: 'fast' is not a percentage such as 3% or 2.5%"),
+        (["--deadline-s", "1", "--max-slowdown", "3%"], "not allowed with argument"),
+        (["--repair"], "--repair needs --samples"),
+        (
+            ["--order", "o.csv"],
+            "--order already says what --schedule, --stages, --microbatches would say; leave them out",
+        ),
+        (["--profile", "absent.csv"], "profile absent.csv cannot be read: No such file or directory"),
+        (["--output", "absent/plan.json"], "--output absent/plan.json cannot be written: No such file or directory"),
+        (["--output", "/"], "--output / cannot be written: it is a directory"),
+        (["--gantt", "plan.json"], "--gantt plan.json cannot be written: another option names the same file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    perseus: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    extra: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(os.listdir())
+    code, out, err = perseus("plan", "--output", "plan.json", *extra)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.startswith("perseus plan: ")
+    assert err.count("\n") == 1
+    assert sorted(os.listdir()) == before
+
+
+def test_missing_arguments_are_named(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = perseus("plan", pipeline=False)
+    assert (code, err) == (2, "perseus plan: the following arguments are required: --output\n")
+    code, _, err = perseus("plan", "--output", "-", pipeline=False)
+    assert (code, err) == (2, "perseus plan: --schedule, --stages, --microbatches needed (or --order)\n")
+    code, _, err = perseus("frontier", "--output", "-", "--points", "0")
+    assert (code, err) == (
+        2,
+        "perseus frontier: argument --points: must be a whole number between 1 and 10000, not 0\n",
+    )
+
+
+def test_unwritable_output_is_found_before_the_work(
+    perseus: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def solve(*_: object, **__: object) -> None:
+        raise AssertionError("solved although the output cannot be written")
+
+    monkeypatch.setattr("perseus_solver.frontier.solve_deadline", solve)
+    code, _, err = perseus("plan", "--output", str(tmp_path / "profile.csv" / "plan.json"))
+    assert code == 2
+    assert "cannot be written: Not a directory" in err
+
+
+def test_a_failure_leaves_the_old_file_alone(
+    perseus: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text("old")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perseus_solver.documents.plan_document", interrupted)
+    code, _, _ = perseus("plan", "--output", str(file))
+    assert code == 130
+    assert file.read_text() == "old"
+    assert sorted(os.listdir(tmp_path)) == ["plan.json", "profile.csv"]
+
+
+def test_links_permissions_and_devices_are_respected(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    assert perseus("plan", "--output", str(link))[0] == 0
+    assert link.is_symlink()
+    assert json.loads(real.read_text())["status"]
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert perseus("plan", "--output", "/dev/null")[0] == 0
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_samples_are_read_only_when_asked_for(perseus: Callable[..., tuple[int, str, str]], profile: Path) -> None:
+    lines = PROFILE.splitlines()
+    profile.write_text("\n".join(lines + lines[1:]) + "\n")
+    code, _, err = perseus("plan", "--output", "-")
+    assert code == 2
+    assert "duplicate row" in err
+    code, out, err = perseus("plan", "--output", "-", "--samples")
+    assert code == 0
+    assert json.loads(out)["status"]
+    assert "note: stage 0, forward: time raised by" in err
+
+
+def test_more_stages_than_asked_for_are_mentioned(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = perseus("plan", "--output", "-", "--stages", "2")
+    assert code == 0
+    assert "note: the profile has 3 stages; the first 2 are used" in err
+
+
+def test_importing_the_command_imports_nothing_heavy() -> None:
+    heavy = "{'numpy', 'ortools', 'matplotlib', 'google'}"
+    code = (
+        f"import sys, perseus_solver.cli as c; c._parser(); assert not {heavy} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_progress_is_for_terminals_and_long_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from perseus_solver import progress
+
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with progress.ProgressBar("solving") as bar:
+            bar(1, 10)
+            assert capsys.readouterr().err == ""  # too early
+            now += 1
+            bar(5, 10)
+            assert capsys.readouterr().err == ("\rsolving " + "█" * 15 + "░" * 15 + "  50 %" if terminal else "")
+        assert capsys.readouterr().err == ("\r\x1b[K" if terminal else "")
