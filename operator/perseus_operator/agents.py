@@ -31,9 +31,11 @@ ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
     grpc.StatusCode.CANCELLED: AgentUnavailable,
     grpc.StatusCode.INTERNAL: AgentUnavailable,
     grpc.StatusCode.UNKNOWN: AgentUnavailable,
-    grpc.StatusCode.FAILED_PRECONDITION: AgentFenced,
 }
 """Anything else is AgentRefused: asking again would bring the same answer."""
+_ERROR_METADATA: Final = "perseus-error"
+_FENCED: Final = "StaleEpoch"
+"""What the agent's trailing metadata calls the error, where a status code has more than one meaning."""
 
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed by the telemetry stream
@@ -61,6 +63,11 @@ class NodeInfo:
 
     ranks: tuple[Rank, ...]
     uncontrollable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The stream stands: from here on nothing is missed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class Dropped:
     count: int
 
 
-Event = Joined | Left | Report | GpuTrouble | Dropped
+Event = Opened | Joined | Left | Report | GpuTrouble | Dropped
 
 
 @dataclass(frozen=True)
@@ -192,9 +199,12 @@ class AgentPool:
             AgentError: it broke. A stream that the agent ends ends here without an error.
         """
         call = self._stub(address).WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid))
-        dropped = 0
+        dropped, opened = 0, False
         try:
             async for batch in call:
+                if not opened:
+                    opened = True
+                    yield Opened()
                 if batch.dropped > dropped:
                     dropped = batch.dropped
                     yield Dropped(dropped)
@@ -249,8 +259,9 @@ async def _call(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def _translate(error: grpc.aio.AioRpcError) -> AgentError:
-    code = error.code()
-    return ERRORS.get(code, AgentRefused)(f"{code.name}: {(error.details() or '')[:300]}")
+    code, names = error.code(), dict(error.trailing_metadata() or ())
+    kind = AgentFenced if names.get(_ERROR_METADATA) == _FENCED else ERRORS.get(code, AgentRefused)
+    return kind(f"{code.name}: {(error.details() or '')[:300]}")
 
 
 def _lease(message: agent_pb2.Lease) -> LeaseInfo:

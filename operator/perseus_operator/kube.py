@@ -302,7 +302,7 @@ async def _ask(request: Any) -> Any:
         return await request
     except k8s.ApiException as error:
         raise _translate(error) from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:  # RuntimeError: the session is closed
         raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
 
 

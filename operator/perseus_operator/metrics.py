@@ -111,7 +111,7 @@ def _set(gauge: Gauge, labels: tuple[str, str], value: float | None) -> None:
         gauge.labels(*labels).set(value)
         return
     # Absent is not zero.
-    gauge.remove_by_labels(dict(zip(_JOB, labels, strict=True)))
+    gauge.remove(*labels)
 
 
 class MetricsServer:

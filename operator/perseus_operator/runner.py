@@ -8,13 +8,14 @@ No rule about *what* to do may live here: that is ``planner``'s, and what to say
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 from perseus_operator import frontiers, planner
-from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left
+from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left, Opened
 from perseus_operator.api import parse_spec
 from perseus_operator.conditions import Reason
 from perseus_operator.errors import (
@@ -140,11 +141,11 @@ class JobRunner:
                     self._services.metrics.errors.inc()
                     delay_s = BACKOFF_S[-1]
                 self.next_thought_s = self._services.monotonic_s() + delay_s
-                try:
-                    await asyncio.wait_for(self._wake.wait(), delay_s)
-                    await asyncio.sleep(_COALESCE_S)
-                except TimeoutError:
-                    pass
+                # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await self._wake.wait()
+                await asyncio.sleep(_COALESCE_S)
         finally:
             await self._stop_tasks()
 
@@ -427,6 +428,8 @@ class JobRunner:
         uids = {pod.uid for pod in node.pods}
         if isinstance(event, Report):
             self.state.reported(node, event)
+        elif isinstance(event, Opened):
+            node.renew_at_s = 0.0  # a renewal asks for the ranks too: who came while nobody listened is not missed
         elif isinstance(event, Joined):
             if event.rank.pod_uid in uids:
                 self.state.joined(node, event.rank)

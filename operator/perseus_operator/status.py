@@ -104,7 +104,7 @@ def _frontier(state: JobState) -> Condition:
     if state.solve_fault is not None and state.frontier is None:
         return Condition(kind, False, state.solve_fault[1].reason, state.solve_fault[1].message)
     if state.frontier is None:
-        return Condition(kind, False, Reason.SOLVING, "No profile yet.")
+        return Condition(kind, None, Reason.SOLVING, "There is no profile to solve yet.")
     view = state.frontier
     figures = (
         f"{len(view.times_us)} points from T_min = {view.t_min_us} to T* = {view.t_star_us} microseconds,"
@@ -354,7 +354,15 @@ def plan_event(state: JobState, plan: Plan) -> Event:
     return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {begins}.")
 
 
-_UNEVENTFUL = frozenset({Reason.ACCEPTED, Reason.APPLYING, Reason.STRAGGLERS_IGNORED, Reason.WAITING_FOR_FRONTIER})
+_UNEVENTFUL = frozenset(
+    {
+        Reason.ACCEPTED,
+        Reason.APPLYING,
+        Reason.PLAN_IN_FORCE,  # PlanChanged says more
+        Reason.STRAGGLERS_IGNORED,
+        Reason.WAITING_FOR_FRONTIER,
+    }
+)
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

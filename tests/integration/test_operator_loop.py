@@ -299,8 +299,6 @@ class World:
         await self.until_condition("PlanApplied", "True", "PlanInForce")
 
 
-
-
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     with embedded_server(tmp_path / "api") as server, Processes(tmp_path) as processes:
@@ -308,7 +306,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         await world.connect()
         world.start_operator()
         yield world
-        processes.stop()
+        assert world.operator is not None
+        world.operator.popen.kill()
         for agent in world.agents:
             await agent.die()
         await world.api.close()  # type: ignore[no-untyped-call]
