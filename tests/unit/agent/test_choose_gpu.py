@@ -1,0 +1,48 @@
+"""Which GPU a process may drive: its pod's own, alone, and on this node."""
+
+from __future__ import annotations
+
+import pytest
+
+from perseus_agent.errors import PeerRefused
+from perseus_agent.podresources import Allocation, Undrivable
+from perseus_agent.ranks import choose_gpu
+from perseus_proto.hello import Reason
+
+KNOWN = {"GPU-a", "GPU-b", "GPU-c"}
+
+
+def holding(*uuids: str, **undrivable: Undrivable) -> Allocation:
+    return Allocation(uuids, {name.replace("_", "-"): why for name, why in undrivable.items()})
+
+
+@pytest.mark.parametrize(
+    ("allocation", "hint", "chosen"),
+    [
+        (holding("GPU-a"), "", "GPU-a"),
+        (holding("GPU-a"), "GPU-a", "GPU-a"),
+        (holding("GPU-a", "GPU-b"), "GPU-b", "GPU-b"),
+        (holding("GPU-a", MIG_1=Undrivable.MIG), "", "GPU-a"),
+    ],
+)
+def test_a_pod_s_own_gpu_is_chosen(allocation: Allocation, hint: str, chosen: str) -> None:
+    assert choose_gpu(allocation, hint, KNOWN) == chosen
+
+
+@pytest.mark.parametrize(
+    ("allocation", "hint", "reason"),
+    [
+        (None, "", Reason.NO_GPU),
+        (holding(), "", Reason.NO_GPU),
+        (holding("GPU-a"), "GPU-b", Reason.GPU_NOT_OWNED),
+        (None, "GPU-b", Reason.NO_GPU),
+        (holding("GPU-a", "GPU-b"), "", Reason.GPU_AMBIGUOUS),
+        (holding(MIG_1=Undrivable.MIG), "", Reason.GPU_SHARED),
+        (holding("GPU-a", GPU_b=Undrivable.SHARED), "GPU-b", Reason.GPU_SHARED),
+        (holding("GPU-z"), "", Reason.NO_GPU),
+    ],
+)
+def test_everything_else_is_refused_with_its_reason(allocation: Allocation | None, hint: str, reason: Reason) -> None:
+    with pytest.raises(PeerRefused) as refusal:
+        choose_gpu(allocation, hint, KNOWN)
+    assert refusal.value.reason is reason

@@ -1,0 +1,120 @@
+"""The journal: what was written is read, anything else is refused and put aside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perseus_agent.errors import JournalError
+from perseus_agent.journal import MAX_EPOCHS, Journal, JournalState, decode_journal, encode_journal
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "journal.json"
+
+
+def reopen(path: Path, boot_id: str = "boot") -> Journal:
+    journal, damage = Journal.open(path, boot_id)
+    assert damage is None
+    return journal
+
+
+def test_locks_and_epochs_survive(path: Path) -> None:
+    journal = reopen(path)
+    journal.record_lock("GPU-a")
+    journal.record_lock("GPU-b")
+    journal.record_reset("GPU-a")
+    journal.record_epoch("job", 7)
+    again = reopen(path)
+    assert again.locked == {"GPU-b"}
+    assert again.epoch("job") == 7
+    assert again.epoch("other") == 0
+
+
+def test_a_lock_is_on_disk_before_the_call_returns(path: Path) -> None:
+    reopen(path).record_lock("GPU-a")
+    assert decode_journal(path.read_bytes()).locked == {"GPU-a"}
+
+
+def test_a_process_killed_at_any_moment_leaves_a_readable_journal(path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from perseus_agent.journal import Journal\n"
+        "journal, _ = Journal.open(Path(sys.argv[1]), 'boot'); print('go', flush=True)\n"
+        "while True: journal.record_lock('GPU-a'); journal.record_reset('GPU-a')"
+    )
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout
+            writer.stdout.readline()
+            writer.kill()
+        reopen(path)
+
+
+def test_locks_of_another_boot_are_dropped_and_epochs_are_kept(path: Path) -> None:
+    journal = reopen(path)
+    journal.record_lock("GPU-a")
+    journal.record_epoch("job", 7)
+    again = reopen(path, "another boot")
+    assert again.locked == frozenset()
+    assert again.epoch("job") == 7
+
+
+def test_the_longest_unseen_epoch_is_forgotten_first(path: Path) -> None:
+    state = JournalState("boot", epochs={f"job-{i}": 1 for i in range(MAX_EPOCHS)})
+    path.parent.mkdir()
+    path.write_bytes(encode_journal(state))
+    journal = reopen(path)
+    journal.record_epoch("job-0", 2)
+    journal.record_epoch("new", 1)
+    assert journal.epoch("job-1") == 0
+    assert journal.epoch("job-0") == 2
+    assert journal.epoch("new") == 1
+
+
+def tampered(change: str, value: object) -> bytes:
+    document = json.loads(encode_journal(JournalState("boot", frozenset({"GPU-a"}), {"job": 3})))
+    document["body"][change] = value
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"0" * (2 << 20),
+        encode_journal(JournalState("boot"))[:-20],
+        tampered("locked", ["GPU-b"]),
+        tampered("locked", "GPU-b"),
+        tampered("epochs", {"job": -1}),
+        tampered("epochs", {"job": 2.5}),
+        tampered("version", 2),
+        tampered("boot_id", None),
+    ],
+)
+def test_a_damaged_journal_is_put_aside_and_names_no_gpu(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    journal, damage = Journal.open(path, "boot")
+    assert damage is not None
+    assert str(damage).startswith("journal: ")
+    assert journal.locked == frozenset()
+    assert path.with_suffix(".json.damaged").read_bytes() == content
+    assert reopen(path).locked == frozenset()
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_and_changes_nothing(path: Path) -> None:
+    journal = reopen(path)
+    path.with_suffix(".json.new").mkdir()
+    with pytest.raises(JournalError, match="cannot write"):
+        journal.record_lock("GPU-a")
+    assert journal.locked == frozenset()
