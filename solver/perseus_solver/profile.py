@@ -128,7 +128,7 @@ def _read_rows(text: str) -> tuple[list[Sample], bool]:
     # strict refuses a quote that never ends instead of swallowing the rest of the file into one cell
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered = _numbered(rows)
-    _, header = next(numbered)
+    _, header = next(numbered, (0, []))
     names = [name.strip().lower() for name in header]
     for column in COLUMNS:
         if column not in names:

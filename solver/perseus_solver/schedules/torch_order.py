@@ -128,4 +128,6 @@ def _assemble(name: str, ranks: list[Ints]) -> Schedule:
         position[rank, : own.size] = own
         orders.append(np.column_stack([rows[:, :2], np.searchsorted(own, rows[:, 2])]))
     microbatches = int(max(rank[:, 1].max() for rank in ranks)) + 1
+    if microbatches * owners.size > _MAX_INSTRUCTIONS:
+        raise InvalidSchedule(f"order names microbatch {microbatches - 1}, far more than its instructions can run")
     return assemble(name, orders, microbatches=microbatches, position=position)
