@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from perseus_proto.units import ratio_from_percent
+from perseus_solver import calibrate_command
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ examples:
   perseus plan --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 96 \\
       --blocking-power 83.64 --max-slowdown 3% --output plan.json --gantt pipeline.png
   perseus compare --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 12 --blocking-power 83.64
+  perseus calibrate --instructions run.instructions.csv.gz --iterations run.iterations.csv \\
+      --schedule 1f1b --output cal.json --plot cal.png
 
 The profile is a CSV with the columns stage,instruction,frequency,time,energy (MHz, s, J) and
 optionally chunk. Instructions are forward, backward, input_gradient, weight_gradient, and
@@ -107,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         help="lowtime's time grid in seconds (default: 0.001)",
     )
     _add_files(compare, output=False)
+
+    calibrate_command.add_arguments(
+        commands.add_parser(
+            "calibrate", help="learn overhead, delays and noise from measured iterations, for --calibration"
+        )
+    )
     return parser
 
 
@@ -145,6 +154,12 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="S",
         help="time per iteration outside the pipeline (default: 0)",
+    )
+    group.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="CAL.json",
+        help="instead of these two: what perseus calibrate learnt, so that times are those of real iterations",
     )
     noise = parser.add_argument_group("noisy profiles")
     noise.add_argument(
@@ -185,9 +200,9 @@ def _add_files(parser: argparse.ArgumentParser, *, output: bool) -> None:
 def _run(options: argparse.Namespace) -> None:
     from perseus_solver.output import Outputs
 
-    command = {"frontier": _frontier, "plan": _plan, "compare": _compare}[options.command]
+    commands = {"frontier": _frontier, "plan": _plan, "compare": _compare, "calibrate": _calibrate}
     with Outputs() as outputs:
-        command(options, outputs)
+        commands[options.command](options, outputs)
 
 
 def _problem(options: argparse.Namespace) -> Problem:
@@ -225,6 +240,7 @@ def _problem(options: argparse.Namespace) -> Problem:
         blocking_power_w=options.blocking_power,
         delay_s=options.delay_s,
         overhead_s=options.overhead_s,
+        calibration=calibrate_command.read_calibration(options.calibration) if options.calibration else None,
     )
 
 
@@ -313,6 +329,10 @@ def _compare(options: argparse.Namespace, outputs: Outputs) -> None:
 
         plot([compare_png(problem, solve_frontier(problem), rows, single_clocks(simulator))])
     _say(options, as_table(rows))
+
+
+def _calibrate(options: argparse.Namespace, outputs: Outputs) -> None:
+    _say(options, *calibrate_command.run(options, outputs))
 
 
 def _deadline_s(options: argparse.Namespace, baseline_time_s: float) -> float:

@@ -17,6 +17,8 @@ from perseus_solver.problem import Floats, Kind, Problem
 from perseus_solver.simulate import Choice, Simulation, Simulator
 
 if TYPE_CHECKING:
+    from perseus_solver.calibration.model import Calibration
+    from perseus_solver.calibration.trace import Trace
     from perseus_solver.compare import Row
     from perseus_solver.result import Frontier, Point
 
@@ -260,3 +262,45 @@ def _name(problem: Problem) -> str:
     schedule = problem.schedule
     chunks = f", {schedule.chunks} chunks" if schedule.chunks > 1 else ""
     return f"{schedule.name}, {problem.stages} stages{chunks}, {schedule.microbatches} microbatches"
+
+
+def calibration_png(trace: Trace, calibration: Calibration, train_fraction: float) -> bytes:
+    """Predicted against measured iteration time of every iteration, and the error of each, plan by plan."""
+    from perseus_solver.calibration.estimate import chosen_iterations, predict_s, replay_s
+
+    figure, (left, right) = _side_by_side(width=9.0, height=4.0)
+    measured_s = trace.iteration_time_s
+    fitted = chosen_iterations(trace, train_fraction)
+    every = np.ones_like(fitted)
+    series: list[tuple[str, Floats, Any, str, str]] = [("graph alone", replay_s(trace), every, _ORANGE, "x")]
+    if calibration.explains:
+        predicted_s = predict_s(calibration, trace)
+        series += [
+            ("calibrated, held out", predicted_s, ~fitted, _BLUE, "o"),
+            ("calibrated, fitted", predicted_s, fitted, _GREEN, "+"),
+        ]
+    # The order of the legend, the least interesting drawn first.
+    ends = [float(f(np.append(measured_s, series[0][1]))) for f in (np.min, np.max)]
+    left.plot(ends, ends, "-", color=_MUTED, lw=0.8, label="measured = predicted")
+    plan = np.unique(trace.plan, return_inverse=True)[1]
+    for label, predicted, chosen, colour, marker in series:
+        error = 100 * (predicted / measured_s - 1)
+        mean = float(np.abs(error[chosen]).mean())
+        style: Any = {"ls": "", "marker": marker, "color": colour, "ms": 4, "mew": 0.9, "alpha": 0.8}
+        left.plot(measured_s[chosen], predicted[chosen], **style, label=f"{label} (mean error {mean:.3g} %)")
+        right.plot(plan[chosen], error[chosen], **style)
+    right.axhline(0, color=_MUTED, lw=0.8, zorder=0)
+    left.set_title(f"{calibration.schedule}, {calibration.stages} stages, {calibration.microbatches} microbatches")
+    left.set_xlabel("measured iteration time (s)")
+    left.set_ylabel("predicted iteration time (s)")
+    left.legend(fontsize=8)
+    right.set_title(f"the model {calibration.verdict} this run")
+    right.set_xlabel("plan, in the order run")
+    right.set_ylabel("error of the prediction (%)")
+    return _png(figure)
+
+
+def _side_by_side(*, width: float, height: float) -> tuple[Any, Any]:
+    figure, _ = _figure(width=width, height=height)
+    figure.clear()
+    return figure, figure.subplots(1, 2)

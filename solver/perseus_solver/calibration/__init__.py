@@ -18,8 +18,8 @@ only where the data insist; ε settles what only a sum determines in favour of t
 the result and its JSON, ``trace`` the door for files. Plans are not made here.
 """
 
-from perseus_solver.calibration.estimate import calibrate
+from perseus_solver.calibration.estimate import calibrate, predict_s
 from perseus_solver.calibration.model import Calibration
 from perseus_solver.calibration.trace import Trace, read_trace
 
-__all__ = ["Calibration", "Trace", "calibrate", "read_trace"]
+__all__ = ["Calibration", "Trace", "calibrate", "predict_s", "read_trace"]

@@ -35,8 +35,8 @@ def calibrate(
     """Fit delays and overhead on some of the plans and judge them on the others.
 
     Args:
-        trace: measured iterations. Where one plan ran throughout, give every iteration (or block of iterations) a
-            plan number of its own.
+        trace: measured iterations. Where one plan ran throughout, give every few iterations a plan number of their
+            own.
         train_fraction: share of the plans to fit, evenly spread over the order they were run in, rounded down to
             whole plans. None: all, for use when nothing is to be proved; the verdict is then over the fitted
             iterations.
@@ -45,8 +45,7 @@ def calibrate(
     Raises:
         InvalidTrace: too few plans or iterations.
     """
-    plans = np.unique(trace.plan)
-    fitted = _fitted(trace, plans, train_fraction)
+    fitted = chosen_iterations(trace, train_fraction)
     judged = np.ones_like(fitted) if train_fraction is None else ~fitted
     replay = Replay(trace.schedule)
     train = trace.select(fitted)
@@ -67,7 +66,6 @@ def calibrate(
     )
     reach = float(np.quantile(error[judged], _NINE_OF_TEN))
     explains = reach <= limit_percent
-    pace = stage_noise(trace).tolist()
     return Calibration(
         schedule=trace.schedule.name,
         stages=trace.schedule.stages,
@@ -76,13 +74,33 @@ def calibrate(
         reason=f"nine of ten iterations lie within {reach:.3g} % of the prediction; the limit is {limit_percent:g} %",
         parameters=_with_intervals(replay, train, found, quality.plans_fitted) if explains else None,
         quality=quality,
-        noise=instruction_noise(trace),
-        stage_noise=tuple(None if math.isnan(value) else value for value in pace),
-        allowance=_allowance(trace, replay, found),
+        noise=instruction_noise(train),
+        stage_noise=stage_noise(train),
+        allowance=_allowance(train, replay, found),
     )
 
 
-def _fitted(trace: Trace, plans: npt.NDArray[np.integer], train_fraction: float | None) -> npt.NDArray[np.bool_]:
+def predict_s(calibration: Calibration, trace: Trace) -> Floats:
+    """Iteration times of measured computations as a calibration predicts them.
+
+    Raises:
+        InvalidCalibration: it explains nothing, or another pipeline.
+    """
+    delay_s, gap_s, overhead_s = calibration.delays_for(trace.schedule)
+    replay = Replay(trace.schedule)
+    values = np.array([*(delay_s[a, b] for a, b in replay.pairs), *gap_s])
+    return fit.Parameters(values, overhead_s).predict_s(replay, trace.duration_s)
+
+
+def replay_s(trace: Trace) -> Floats:
+    """What the graph of the schedule predicts without any delay."""
+    replay = Replay(trace.schedule)
+    return replay.time_s(trace.duration_s, np.zeros(replay.parameters))
+
+
+def chosen_iterations(trace: Trace, train_fraction: float | None) -> npt.NDArray[np.bool_]:
+    """Which iterations `calibrate` fits: those of evenly spread plans."""
+    plans = np.unique(trace.plan)
     if train_fraction is None:
         count = plans.size
     else:

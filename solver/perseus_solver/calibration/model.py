@@ -18,6 +18,7 @@ from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import InvalidCalibration
 from perseus_solver.problem import Floats, Kind
 from perseus_solver.schedules import Schedule
+from perseus_solver.stragglers import Thresholds, least_degrees
 
 VERSION: Final = 1
 EXPLAINS: Final = "explains"
@@ -101,7 +102,7 @@ class Calibration:
     parameters: Parameters | None
     quality: Quality
     noise: tuple[Noise, ...]
-    stage_noise: tuple[float | None, ...]
+    stage_noise: tuple[float, ...] | None
     allowance: float
 
     @property
@@ -113,6 +114,16 @@ class Calibration:
     def verdict(self) -> str:
         """In words."""
         return EXPLAINS if self.explains else DOES_NOT_EXPLAIN
+
+    @property
+    def thresholds(self) -> Thresholds | None:
+        """When a stage is slow; None if its usual scatter was not measured."""
+        return None if self.stage_noise is None else Thresholds.from_noise(self.stage_noise)
+
+    @property
+    def least_degrees(self) -> tuple[float, ...] | None:
+        """The smallest slowdown of each stage that can be told from noise."""
+        return None if self.stage_noise is None else least_degrees(self.stage_noise)
 
     def deadline_s(self, bound_s: float) -> float:
         """The longest planned iteration time with which nearly every undisturbed iteration keeps within a bound."""
@@ -159,13 +170,14 @@ class Calibration:
             "edge_delay_s": found and [_plain(delay) for delay in found.edges],
             "stage_gap_s": found and [_plain(delay) for delay in found.gaps],
             "allowance": self.allowance,
+            "straggler_least_degree": self.least_degrees and list(self.least_degrees),
             "schedule": self.schedule,
             "stages": self.stages,
             "microbatches": self.microbatches,
             "chunks": self.chunks,
             "quality": asdict(self.quality),
             "noise": [asdict(noise) | {"kind": noise.kind.label} for noise in self.noise],
-            "stage_noise": list(self.stage_noise),
+            "stage_noise": self.stage_noise and list(self.stage_noise),
         }
         return json.dumps(document, indent=2) + "\n"
 
@@ -189,8 +201,7 @@ class Calibration:
         if verdict not in (EXPLAINS, DOES_NOT_EXPLAIN):
             raise InvalidCalibration(f"verdict must be '{EXPLAINS}' or '{DOES_NOT_EXPLAIN}', not {verdict[:40]!r}")
         stages = root.count("stages", least=1)
-        stage_noise = root.list("stage_noise")
-        calibration = cls(
+        return cls(
             schedule=root.text("schedule"),
             stages=stages,
             microbatches=root.count("microbatches", least=1),
@@ -199,14 +210,9 @@ class Calibration:
             parameters=_parameters(root, stages) if verdict == EXPLAINS else None,
             quality=_quality(root.child("quality")),
             noise=tuple(_noise(entry, stages) for entry in root.children("noise")),
-            stage_noise=tuple(
-                None if value is None else _number(value, f"stage_noise[{i}]") for i, value in enumerate(stage_noise)
-            ),
+            stage_noise=root.numbers("stage_noise", length=stages),
             allowance=root.number("allowance"),
         )
-        if len(calibration.stage_noise) != stages:
-            raise InvalidCalibration(f"stage_noise must have {stages} entries, one a stage, not {len(stage_noise)}")
-        return calibration
 
 
 def _plain(delay: Delay) -> dict[str, Any]:
@@ -308,6 +314,14 @@ class _Fields:
 
     def maybe(self, name: str) -> float | None:
         return None if self._values.get(name) is None else self.number(name)
+
+    def numbers(self, name: str, length: int) -> tuple[float, ...] | None:
+        if self._values.get(name) is None:
+            return None
+        values = self.list(name)
+        if len(values) != length:
+            raise InvalidCalibration(f"{self.where}{name} must have {length} entries, one a stage, not {len(values)}")
+        return tuple(_number(value, f"{self.where}{name}[{i}]") for i, value in enumerate(values))
 
     def list(self, name: str) -> list[Any]:
         found: list[Any] = self._get(name, list, "a list")

@@ -7,13 +7,13 @@ differ between plans.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.problem import Floats, Kind
+from perseus_solver.stragglers import stage_pace
 
 _NORMAL_FROM_MAD = 1.4826  # standard deviation of a normal law over its median absolute deviation
 _CONFIDENCE = 0.95
@@ -58,32 +58,20 @@ def instruction_noise(trace: Trace) -> tuple[Noise, ...]:
     return tuple(found)
 
 
-def stage_noise(trace: Trace) -> Floats:
+def stage_noise(trace: Trace) -> tuple[float, ...] | None:
     """Standard deviation of each stage's pace from one iteration to the next, as a share; what `stragglers` asks for.
 
-    The pace of an iteration is the median, over the stage's instructions, of duration over the plan's usual duration.
-    Its tails are heavier than normal, so the spread is the larger of what the middle and what the 99th percentile
-    say.
-
-    Raises nothing for plans of one iteration: they do not count. NaN for each stage if there are no others.
+    None if every plan ran for one iteration only. The tails are heavier than normal, so the spread is the larger of
+    what the middle and what the 99th percentile say.
     """
-    pace = stage_pace(trace)
     repeated = _count_of(trace.plan) > 1
     if not repeated.any():
-        return np.full(trace.schedule.stages, np.nan)
+        return None
+    pace = stage_pace(trace.duration_s, usual_durations_s(trace), trace.schedule.stage_offset)
     apart = np.abs(np.stack([_relative_to_plan(column, trace.plan) for column in pace.T], axis=1))[repeated]
     middle = _NORMAL_FROM_MAD * np.median(apart, axis=0)
     tail = np.percentile(apart, _TAIL, axis=0) / _NORMAL_AT_TAIL
-    spread: Floats = np.maximum(middle, tail)
-    return spread
-
-
-def stage_pace(trace: Trace) -> Floats:
-    """[iterations, stages]: how slow each stage was against what is usual under the plan."""
-    usual = usual_durations_s(trace)
-    offset = trace.schedule.stage_offset
-    ratio = trace.duration_s / usual
-    return np.stack([np.median(ratio[:, a:b], axis=1) for a, b in pairwise(offset.tolist())], axis=1)
+    return tuple(np.maximum(middle, tail).tolist())
 
 
 def usual_durations_s(trace: Trace) -> Floats:
