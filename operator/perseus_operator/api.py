@@ -293,7 +293,12 @@ class Figures:
     """Time and energy of one iteration of the whole job."""
 
     iteration_time_microseconds: int = integer("Time of one iteration.", minimum=0, maximum=_WEEK_US)
-    energy_millijoules: int = integer("Energy of all GPUs of the job in one iteration.", minimum=0, maximum=2**53)
+    energy_millijoules: int | None = integer(
+        "Energy of all GPUs of the job in one iteration; absent if some GPU has no counter.",
+        minimum=0,
+        maximum=2**53,
+        required=False,
+    )
     iterations: int | None = integer(
         "Iterations these figures were measured over; absent for a prediction.",
         minimum=1,

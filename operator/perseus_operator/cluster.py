@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from perseus_operator.errors import KubeError
@@ -62,22 +62,38 @@ class Operator:
 
     def observe_job(self, body: Mapping[str, Any]) -> None:
         """A PerseusJob as it is now."""
-        runner = self._runner(_ref(body))
+        ref = _ref(body)
+        if body["metadata"].get("deletionTimestamp") and ref.uid not in self._runners:
+            return
+        runner = self._runner(ref)
         runner.observe(body)
         runner.place(self._pods.values(), self._agents)
 
-    async def keep(self, body: Mapping[str, Any], stopped: Awaitable[Any], is_deleted: Callable[[], bool]) -> None:
+    def job_gone(self, body: Mapping[str, Any]) -> None:
+        """A PerseusJob that exists no more; perhaps somebody took its finalizer away."""
+        runner = self._runners.get(_ref(body).uid)
+        if runner is not None:
+            runner.gone.set()
+
+    async def keep(
+        self, body: Mapping[str, Any], stopped: Coroutine[Any, Any, None], is_deleted: Callable[[], bool]
+    ) -> None:
         """Keep a job as it says until ``stopped``; then, if it was deleted, give its clocks back."""
         ref = _ref(body)
         runner = self._runner(ref)
-        work = asyncio.create_task(runner.run())
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(runner.run()),
+            asyncio.create_task(runner.gone.wait()),
+            asyncio.create_task(stopped),
+        ]
         try:
-            await stopped
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._runners.pop(ref.uid, None)
-        if is_deleted():
+        if is_deleted() or runner.gone.is_set():
             await runner.release()
 
     def observe_pod(self, body: Mapping[str, Any], *, deleted: bool) -> None:

@@ -43,7 +43,9 @@ def register(
 
     @kopf.on.event(*_JOBS, registry=registry)
     async def job_seen(body: kopf.Body, event: Any, **_: Any) -> None:
-        if event["type"] != "DELETED":
+        if event["type"] == "DELETED":
+            running[0].job_gone(body)
+        else:
             running[0].observe_job(body)
 
     @kopf.daemon(
@@ -56,7 +58,8 @@ def register(
 
         await running[0].keep(body, _until(stopped), is_deleted)
 
-    @kopf.on.event("v1", "pods", labels={keys.LABEL_JOB: kopf.PRESENT}, registry=registry)
+    # Not filtered here by label: a pod that loses it must be heard of; the API server does the filtering.
+    @kopf.on.event("v1", "pods", registry=registry)
     async def pod_seen(body: kopf.Body, event: Any, **_: Any) -> None:
         running[0].observe_pod(body, deleted=event["type"] == "DELETED")
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from perseus_operator.api import StatusFigures
+from perseus_operator.api import Figures, StatusFigures
 from perseus_operator.history import Measured
 from perseus_operator.state import JobRef
 from perseus_proto.units import j_from_mj, s_from_us
@@ -82,9 +82,9 @@ class Metrics:
         _set(self._straggler, labels, float(stragglers))
         _set(self._slowdown, labels, planned_slowdown)
         _set(self._predicted_s, labels, s_from_us(predicted.iteration_time_microseconds) if predicted else None)
-        _set(self._predicted_j, labels, j_from_mj(predicted.energy_millijoules) if predicted else None)
+        _set(self._predicted_j, labels, _joules(predicted))
         _set(self._baseline_s, labels, s_from_us(baseline.iteration_time_microseconds) if baseline else None)
-        _set(self._baseline_j, labels, j_from_mj(baseline.energy_millijoules) if baseline else None)
+        _set(self._baseline_j, labels, _joules(baseline))
         _set(self._measured_s, labels, s_from_us(measured.time_us) if measured else None)
         _set(self._measured_j, labels, j_from_mj(measured.energy_mj) if measured and measured.energy_mj else None)
         _set(self._points, labels, float(frontier.points) if frontier else None)
@@ -104,6 +104,10 @@ class Metrics:
         gauge = Gauge(f"perseus_job_{name}", documentation, _JOB, registry=self.registry)
         self._per_job.append(gauge)
         return gauge
+
+
+def _joules(figures: Figures | None) -> float | None:
+    return None if figures is None or figures.energy_millijoules is None else j_from_mj(figures.energy_millijoules)
 
 
 def _set(gauge: Gauge, labels: tuple[str, str], value: float | None) -> None:

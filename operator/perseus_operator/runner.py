@@ -57,6 +57,8 @@ class JobRunner:
         """When the planner was last asked; for the liveness probe."""
         self.next_thought_s = self.last_thought_s
         """When it is due to be asked again, though nothing happens."""
+        self.gone = asyncio.Event()
+        """The PerseusJob exists no more."""
         self._services = services
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,7 +125,7 @@ class JobRunner:
         if isinstance(baseline, Mapping):
             self.state.baseline = Measured(
                 int(baseline["iterationTimeMicroseconds"]),
-                int(baseline["energyMillijoules"]),
+                baseline.get("energyMillijoules"),
                 int(baseline.get("iterations", 1)),
             )
 

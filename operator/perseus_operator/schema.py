@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -93,6 +94,11 @@ def text(
     def parse(value: Any, path: str) -> str:
         if not isinstance(value, str) or not 1 <= len(value) <= max_length or (compiled and not compiled.search(value)):
             raise _must(path, rule, value)
+        if string_format == "date-time":
+            try:
+                datetime.fromisoformat(value)
+            except ValueError:
+                raise _must(path, rule, value) from None
         return value
 
     openapi: Json = {"description": description, "type": "string", "minLength": 1, "maxLength": max_length}

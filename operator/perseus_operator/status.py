@@ -279,7 +279,7 @@ def percent(ratio: float) -> str:
 
 
 def _figures(measured: Measured | None) -> Figures | None:
-    if measured is None or measured.energy_mj is None:
+    if measured is None:
         return None
     return Figures(
         iteration_time_microseconds=measured.time_us,
