@@ -81,9 +81,9 @@ def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> C
     if unit_s is None:
         raise lowtime_peer.PeerFailed("not run: it takes minutes; ask with --lowtime")
     plans = np.array(list(lowtime_peer.lowtime_plans(simulator.problem, unit_time_s=unit_s)))
-    run = simulator.run(plans)
-    fits = np.flatnonzero(run.iteration_time_s <= deadline_s)
-    best = fits[np.argmin(run.energy_j[fits])] if fits.size else np.argmin(run.iteration_time_s)
+    time_s, energy_j = simulator.totals(plans)
+    fits = np.flatnonzero(time_s <= deadline_s)
+    best = fits[np.argmin(energy_j[fits])] if fits.size else np.argmin(time_s)
     plan: Choice = plans[best]
     return plan
 
@@ -92,8 +92,7 @@ def single_clocks(simulator: Simulator) -> tuple[Floats, Floats]:
     """Time and energy of every plan that runs all instructions at one clock."""
     problem = simulator.problem
     plans = [baselines.at_clock(problem, clock) for clock in baselines.common_clocks(problem)]
-    run = simulator.run(np.array(plans or [baselines.all_maximum(problem)]))
-    return run.iteration_time_s, run.energy_j
+    return simulator.totals(np.array(plans or [baselines.all_maximum(problem)]))
 
 
 def as_table(rows: list[Row]) -> str:

@@ -213,6 +213,8 @@ def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
         strict=True,
     )
     for x, stage, microbatch, kind, dark in rows:
+        if kind == Kind.CONSTANT:  # loading: too short for a number
+            continue
         axes.text(
             x,
             stage,

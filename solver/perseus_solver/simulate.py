@@ -20,6 +20,9 @@ from perseus_solver.schedules.base import name_cycle
 Choice = npt.NDArray[np.integer]
 """Index into the options of each instruction: [n], or [plans, n]."""
 
+_AT_ONCE = 1 << 21
+"""Instructions over all plans that `Simulator.totals` simulates together: some 100 MiB of arrays."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
@@ -146,6 +149,13 @@ class Simulator:
         return Simulation(
             start_s=end - duration, end_s=end, iteration_time_s=time, energy_j=self._energy(choice, duration, time)
         )
+
+    def totals(self, choices: Choice) -> tuple[Floats, Floats]:
+        """Iteration time and energy of many plans [plans, n], in memory for a few of them at a time."""
+        step = max(1, _AT_ONCE // self.problem.instructions)
+        parts = [self.run(choices[k : k + step]) for k in range(0, len(choices), step)]
+        time_s = np.concatenate([part.iteration_time_s for part in parts])
+        return time_s, np.concatenate([part.energy_j for part in parts])
 
     def _energy(self, choice: Choice, duration_s: Floats, iteration_time_s: Floats) -> Floats:
         """Σ e plus blocking power over every stage's waiting time."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perseus_solver.errors import InvalidSchedule
+from perseus_solver.errors import InvalidProblem, InvalidSchedule
 from perseus_solver.problem import Problem, build_problem
 from perseus_solver.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -64,6 +64,29 @@ def test_many_plans_at_once_are_each_plan_alone(problem: Problem) -> None:
         assert many.iteration_time_s[k] == one.iteration_time_s
         assert many.energy_j[k] == pytest.approx(one.energy_j)
         assert (slack[k] == simulator.slack_s(simulator.duration_s(choice))).all()
+
+
+def test_totals_of_many_plans_are_those_of_each(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perseus_solver.simulate._AT_ONCE", 3 * problem.instructions)
+    simulator = Simulator(problem)
+    choices = np.random.default_rng(2).integers(0, 2, (8, 8))
+    time_s, energy_j = simulator.totals(choices)
+    many = simulator.run(choices)
+    assert (time_s == many.iteration_time_s).all()
+    assert energy_j == pytest.approx(many.energy_j)
+
+
+def test_plans_written_as_clocks_are_found_again(problem: Problem) -> None:
+    simulator = Simulator(problem)
+    choices = np.random.default_rng(3).integers(0, 2, (5, 8))
+    clocks = np.array(
+        [[problem.options[k].frequency_mhz[c] for k, c in zip(problem.option_of, row, strict=True)] for row in choices]
+    )
+    assert (simulator.choice_of(clocks.astype(np.uint16)) == choices).all()
+    assert (simulator.choice_of(clocks[0]) == choices[0]).all()
+    for foreign in (700, 1200, 100):
+        with pytest.raises(InvalidProblem, match=f"forward of stage 0 was not measured at {foreign} MHz"):
+            simulator.choice_of(np.full(8, foreign))
 
 
 def test_a_cycle_is_named_instead_of_simulated(problem: Problem) -> None:
