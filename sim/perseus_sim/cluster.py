@@ -71,7 +71,7 @@ class SimulatedCluster:
     """Use as a context. ``api`` is a connected Kubernetes client once the context is entered."""
 
     api: Any
-    _core: Any
+    core: Any
 
     def __init__(self, folder: Path | None = None) -> None:
         """``folder`` keeps state and logs (short, since sockets lie in it); None: a temporary one, removed on
@@ -93,8 +93,8 @@ class SimulatedCluster:
             self._start_api_server()
             connect: Any = config.new_client_from_config
             self.api = undo.enter_context(connect(str(self.kubeconfig)))
-            self._core = client.CoreV1Api(self.api)
-            self._core.create_namespace({"metadata": {"name": SYSTEM_NAMESPACE}})
+            self.core = client.CoreV1Api(self.api)
+            self.core.create_namespace({"metadata": {"name": SYSTEM_NAMESPACE}})
             self._open = undo.pop_all()
         return self
 
@@ -186,7 +186,7 @@ class SimulatedCluster:
         node = SimulatedNode(name, number, folder, shared, KubeletDouble(folder))
         self.nodes[name] = node
         node.kubelet.start()
-        self._core.create_node({"metadata": {"name": name}, "spec": {}})
+        self.core.create_node({"metadata": {"name": name}, "spec": {}})
         self.start_agent(node, *agent_arguments)
         return node
 
@@ -284,10 +284,10 @@ class SimulatedCluster:
         job.training.stop()
         for name, (node, pod) in job.pods.items():
             status = {"status": {"phase": "Succeeded"}}
-            self._core.patch_namespaced_pod_status(name, job.namespace, status)
+            self.core.patch_namespaced_pod_status(name, job.namespace, status)
             node.kubelet.remove(pod.uid)
             node.allocated -= set(pod.gpu_uuids)
-            self._core.delete_namespaced_pod(name, job.namespace, grace_period_seconds=0)
+            self.core.delete_namespaced_pod(name, job.namespace, grace_period_seconds=0)
         self.jobs.remove(job)
 
     def _run_pod(
@@ -295,11 +295,11 @@ class SimulatedCluster:
     ) -> str:
         """A pod that runs on a node of this machine; returns its UID."""
         container = {"name": "main", "image": "simulated", "ports": ports}
-        made = self._core.create_namespaced_pod(
+        made = self.core.create_namespaced_pod(
             namespace,
             {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node, "containers": [container]}},
         )
         ready = {"type": "Ready", "status": "True"}
         status = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "conditions": [ready]}
-        self._core.patch_namespaced_pod_status(name, namespace, {"status": status})
+        self.core.patch_namespaced_pod_status(name, namespace, {"status": status})
         return str(made.metadata.uid)

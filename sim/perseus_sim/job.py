@@ -195,8 +195,9 @@ class TrainingJob:
             # Time lost by this machine is not made up for: pace anew from every barrier.
             wall_ns = max(wall_ns, time.monotonic_ns())
             self._iteration = iteration
+            slowdowns = dict(self._slowdowns)  # the same for all ranks of an iteration
             for place in self._parents:
-                slowdown = self._slowdowns.get(place[0], 1.0)
+                slowdown = slowdowns.get(place[0], 1.0)
                 order = {"iteration": iteration, "begin_us": begin_us, "wall_ns": wall_ns, "slowdown": slowdown}
                 self._tell(order, place)
             reports = inbox.collect()
@@ -262,7 +263,10 @@ class _Inbox:
         while len(found) < len(self._selector.get_map()):
             for key, _ in self._selector.select():
                 assert isinstance(key.fileobj, socket.socket)
-                data = key.fileobj.recv(65_536)
+                try:
+                    data = key.fileobj.recv(65_536)
+                except ConnectionResetError:  # it left something of ours unread
+                    data = b""
                 if not data:
                     raise _Gone(f"rank {key.data} has gone")
                 self._buffers[key.data] += data

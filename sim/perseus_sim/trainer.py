@@ -105,6 +105,7 @@ class Engine:
         factor = slowdown * math.exp(self._random.gauss(0.0, self._noise)) if self._noise else slowdown
         left = 1.0
         while left > 1e-9:
+            self._notice(self._now_us)
             self._settle()
             time_us, power_mw = table.at(self._effective_mhz())
             time_us *= factor
@@ -139,7 +140,6 @@ class Engine:
         self._seen = request
         self._unanswered = 0
         self._pending = (time_us + self._gpu.spec.switch_latency_us, request.mhz)
-        self._settle()
         return True
 
     def _settle(self) -> None:
@@ -155,16 +155,14 @@ class Engine:
 
     def _sleep_through(self, until_us: float) -> float:
         """Sleep while an instruction runs; earlier if a request came meanwhile, and then the virtual time of that."""
-        self._notice(self._now_us)
+        if self._speed is None:
+            return until_us
         started_ns = time.monotonic_ns()
         self._sleep(until_us)
-        if self._gpu.requested() == self._seen:
-            return until_us
-        speed = self._speed or 0.0
-        came_us = self._now_us + max(0.0, self._gpu.requested_ns() - started_ns) / 1000 * speed
-        came_us = min(came_us, until_us)
-        self._notice(came_us)
-        return min(until_us, self._pending[0]) if self._pending else came_us
+        elapsed_us = max(0, self._gpu.requested_ns() - started_ns) / 1000 * self._speed
+        if self._notice(min(self._now_us + elapsed_us, until_us)) and self._pending:
+            return min(until_us, self._pending[0])
+        return until_us
 
     def _sleep(self, until_us: float | None = None) -> None:
         if self._speed is None:

@@ -1,0 +1,144 @@
+"""Trainers without an agent: what they take is what the solver's simulation says, for every schedule; and how they
+end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perseus_sim.job import JobSpec, PipelineIteration, RankSpec, TrainingJob
+from perseus_sim.model import MODELS, profile_csv
+from perseus_sim.processes import Processes
+from perseus_sim.shared_gpu import GpuSpec, SharedGpu
+from perseus_solver.problem import Problem, build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+from perseus_solver.simulate import Simulator
+
+A100 = MODELS["a100"]
+
+
+def problem_of(schedule: str = "1f1b", stages: int = 4, microbatches: int = 8) -> Problem:
+    return build_problem(
+        read_profile(profile_csv(stages=stages, imbalance=1.15)),
+        build_schedule(schedule, stages=stages, microbatches=microbatches),
+        blocking_power_w=A100.blocking_power_w,
+    )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
+    with Processes(tmp_path / "logs") as processes:
+
+        def begin(problem: Problem, pipelines: int = 1, **simulation: object) -> TrainingJob:
+            ranks = []
+            for pipeline in range(pipelines):
+                for stage in range(problem.stages):
+                    spec = GpuSpec(
+                        f"GPU-{pipeline}-{stage}", A100.name, A100.clocks_mhz, round(A100.blocking_power_w * 1000)
+                    )
+                    ranks.append(RankSpec(pipeline, stage, SharedGpu.create(tmp_path / "gpus", spec).path))
+            settings: dict[str, object] = {"speed": None, "noise": 0.0, **simulation}
+            job = TrainingJob(JobSpec(problem, tuple(ranks), **settings), tmp_path, processes)  # type: ignore[arg-type]
+            job.begin()
+            return job
+
+        yield begin
+
+
+def take(job: TrainingJob, iterations: int, pipelines: int = 1) -> list[PipelineIteration]:
+    return [job.samples.get(timeout=30) for _ in range(iterations * pipelines)]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb-v"])
+def test_an_iteration_takes_what_the_solver_simulates(schedule: str, start: Callable[..., TrainingJob]) -> None:
+    if schedule.startswith("zb"):
+        rows = profile_csv(stages=4, imbalance=1.15).splitlines()
+        split = [row.replace("backward", half) for row in rows for half in ("input_gradient", "weight_gradient")]
+        text = "\n".join([rows[0], *(row for row in rows[1:] if "forward" in row), *split[2:]])
+        text = "\n".join(dict.fromkeys(text.splitlines()))
+        problem = build_problem(
+            read_profile(text),
+            build_schedule(schedule, stages=4, microbatches=8),
+            blocking_power_w=A100.blocking_power_w,
+        )
+    else:
+        problem = problem_of(schedule)
+    job = start(problem)
+    samples = take(job, 3)
+    job.stop()
+    assert job.failure is None
+    expected = Simulator(problem).run(np.zeros(problem.instructions, dtype=np.intp))
+    for sample in samples:
+        # Times are passed on in whole microseconds, at most one of them lost for each instruction on the way.
+        assert sample.time_us / 1e6 == pytest.approx(float(expected.iteration_time_s), rel=1e-4)
+        assert sample.energy_mj / 1e3 == pytest.approx(float(expected.energy_j), rel=1e-4)
+
+
+def test_noise_stays_near_its_mean_and_differs_between_ranks(start: Callable[..., TrainingJob]) -> None:
+    problem = problem_of()
+    job = start(problem, pipelines=2, noise=0.005)
+    samples = take(job, 10, pipelines=2)
+    job.stop()
+    expected = Simulator(problem).run(np.zeros(problem.instructions, dtype=np.intp))
+    times_s = [sample.span_us / 1e6 for sample in samples]
+    assert len(set(times_s)) > 10
+    assert np.mean(times_s) == pytest.approx(float(expected.iteration_time_s), rel=0.01)
+
+
+def test_pipelines_wait_for_the_slowest_at_every_iteration(start: Callable[..., TrainingJob]) -> None:
+    problem = problem_of()
+    job = start(problem, pipelines=2)
+    even = take(job, 2, pipelines=2)
+    job.slow_down(1, 1.5)
+    later = even
+    while all(sample.span_us < 1.4 * even[0].span_us for sample in later):
+        later = take(job, 1, pipelines=2)
+    job.stop()
+    assert {sample.span_us for sample in even} == {even[0].span_us}
+    fast, slow = sorted(later, key=lambda sample: sample.pipeline)
+    assert slow.span_us == pytest.approx(1.5 * even[0].span_us, rel=1e-3)
+    assert fast.span_us == pytest.approx(even[0].span_us, rel=1e-3)
+    assert fast.time_us == slow.time_us == slow.span_us
+    waited_s = (slow.span_us - fast.span_us) / 1e6
+    extra_j = (fast.energy_mj - even[0].energy_mj) / 1e3
+    assert extra_j == pytest.approx(waited_s * problem.stages * A100.blocking_power_w, rel=1e-3)
+
+
+def test_virtual_time_follows_the_wall_clock_at_the_speed_asked_for(start: Callable[..., TrainingJob]) -> None:
+    job = start(problem_of(stages=2, microbatches=2), speed=2.0)
+    first = take(job, 1)[0]
+    began_s = time.monotonic()
+    last = take(job, 4)[-1]
+    took_s = time.monotonic() - began_s
+    job.stop()
+    assert took_s >= 0.9 * (last.begin_us - first.begin_us) / 1e6 / 2.0
+
+
+def test_a_killed_rank_ends_the_job_and_no_process_stays(start: Callable[..., TrainingJob]) -> None:
+    job = start(problem_of())
+    take(job, 1)
+    os.kill(job.children[0, 1].pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while job.running or any(child.running for child in job.children.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert job.failure is not None
+    assert "has gone" in job.failure
+
+
+def test_a_job_that_was_never_begun_can_be_stopped(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
+    problem = problem_of(stages=2, microbatches=2)
+    specs = [GpuSpec(f"GPU-x-{stage}", "m", (100, 200), 80_000) for stage in range(2)]
+    ranks = tuple(RankSpec(0, n, SharedGpu.create(tmp_path / "g", spec).path) for n, spec in enumerate(specs))
+    with Processes(tmp_path / "l") as processes:
+        job = TrainingJob(JobSpec(problem, ranks), tmp_path / "j", processes)
+        job.stop()
+        assert not any(child.running for child in job.children.values())
