@@ -22,7 +22,7 @@ from perseus_solver.sampling import Sampling, condense
 
 COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 MAX_ROWS = 250_000
-"""64 stages × 4 kinds × 2 chunks × 100 clocks × 4 samples with room to spare; read and checked in about a second."""
+"""64 stages × 4 kinds × 2 chunks × 100 clocks × 4 samples with room to spare; read and checked in about two seconds."""
 MAX_BYTES = 64 << 20
 _MAX_STAGE = 1_023
 _MAX_CHUNK = 63
@@ -246,11 +246,12 @@ def _tables(samples: list[Sample], sampling: Sampling | None, notes: list[str]) 
     tables = {}
     for (stage, kind, chunk), clocks in sorted(groups.items()):
         frequencies = sorted(clocks, reverse=True)
-        time_s = [np.array([s.time_s for s in clocks[f]]) for f in frequencies]
-        energy_j = [np.array([s.energy_j for s in clocks[f]]) for f in frequencies]
         if sampling is None:
-            time, energy = np.concatenate(time_s), np.concatenate(energy_j)
+            time = np.array([clocks[f][0].time_s for f in frequencies])
+            energy = np.array([clocks[f][0].energy_j for f in frequencies])
         else:
+            time_s = [np.array([s.time_s for s in clocks[f]]) for f in frequencies]
+            energy_j = [np.array([s.energy_j for s in clocks[f]]) for f in frequencies]
             time, energy, note = condense(time_s, energy_j, sampling)
             notes.extend(f"stage {stage}, {kind.label}{f', chunk {chunk}' if chunk else ''}: {line}" for line in note)
         tables[stage, kind, chunk] = Options(
