@@ -1,8 +1,8 @@
 """`make bench`: measure every figure against its real peer in the same run, print a table, write JSON.
 
 A figure is a name and a function without arguments that returns either one result
-``{"value", "unit", "peer", "peer_value", "ratio"}`` or several as ``{name: result}``. Each module of ``MODULES`` lists its own in
-``FIGURES``; nothing is measured at import. ``--only`` takes a name or the beginning of one.
+``{"value", "unit", "peer", "peer_value", "ratio"}`` or several as ``{name: result}``. Each module of ``MODULES`` lists
+its own in ``FIGURES``; nothing is measured at import. ``--only`` takes a name or the beginning of one.
 """
 
 from __future__ import annotations

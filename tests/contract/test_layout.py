@@ -24,7 +24,11 @@ def test_top_folders_are_not_packages(folder: str) -> None:
 
 def test_operator_is_the_standard_library_when_started_in_the_root() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", "import operator; print(operator.__file__)"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", "import operator; print(operator.__file__)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert Path(found.stdout.strip()) == Path(operator.__file__)
 
@@ -36,7 +40,7 @@ def test_every_room_is_typed_and_opens_with_a_door_sign(package: str) -> None:
     for module in folder.rglob("*.py"):
         if not module.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             first = module.read_text(encoding="utf-8").lstrip()
-            assert first.startswith(('"""', "r\"\"\"", "#!")), f"{module.relative_to(ROOT)} does not say what is in it"
+            assert first.startswith(('"""', 'r"""', "#!")), f"{module.relative_to(ROOT)} does not say what is in it"
 
 
 def test_client_needs_the_standard_library_only() -> None:
@@ -45,7 +49,9 @@ def test_client_needs_the_standard_library_only() -> None:
         "import sys; before = set(sys.modules); import perseus_client; "
         "print('\\n'.join(sorted(m.split('.')[0] for m in set(sys.modules) - before)))"
     )
-    loaded = set(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split())
+    loaded = set(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    )
     assert loaded - {"perseus_client", "perseus_proto"} <= set(sys.stdlib_module_names)
     assert "perseus_client" in loaded
 
