@@ -49,6 +49,8 @@ class Pilot:
         """The furthest iteration that the rank has begun."""
         self.misfit = False
         """The plan's schedule of this stage is not the one that the rank said it executes."""
+        self.due = False
+        """Whether a step has begun or ended since the look before: ``collect`` then."""
         self.deviations = 0
         """Iterations that did not follow the schedule."""
         self._plans = plans
@@ -77,8 +79,11 @@ class Pilot:
         position = self.channel.position()
         if position.phase is Phase.NONE:
             return None
+        # By the iteration too: a fast rank is inside the next one before its ring is heard.
+        self.due = position.phase in (Phase.STEP_BEGUN, Phase.STEP_ENDED) or position.iteration != self.iteration
         iteration, index = position.upcoming(self._count)
         new = iteration != self._planned_iteration
+        followed = self._plan
         # At the begin once more: a selection may have come since the step before ended.
         if (new or (position.phase is Phase.STEP_BEGUN and self._index <= 0)) and self._take_plan(iteration):
             position = self.channel.position()  # the rank may have passed an instruction that rings only now
@@ -86,9 +91,10 @@ class Pilot:
                 index = position.upcoming(self._count)[1]
         if new:
             self._planned_iteration, self._deviant, self._index = iteration, False, -1
-        if position.iteration != self.iteration and position.phase is not Phase.STEP_ENDED:
+        if position.iteration != self.iteration:
             self.iteration = position.iteration
-            self._marks[position.iteration] = _Mark(self._plan, writes)
+            over = position.phase is Phase.STEP_ENDED  # begun and ended before its ring was heard
+            self._marks[position.iteration] = _Mark(followed if over else self._plan, writes)
             while len(self._marks) > _MARKS_KEPT:
                 del self._marks[next(iter(self._marks))]
         if index < self._index or (iteration == position.iteration and self.channel.deviates(iteration)):

@@ -29,7 +29,6 @@ from perseus_agent.governor import Governor, GovernorLimits, GpuNotice, GpuNotic
 from perseus_agent.journal import Journal
 from perseus_agent.pilot import Finished, Pilot
 from perseus_agent.telemetry import Event, IterationSummary
-from perseus_proto.channel import Phase
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -214,7 +213,7 @@ class GpuWorker:
     def _follow(self, pilot: Pilot) -> None:
         """The rank rang: first its clock, then whatever can wait."""
         self._pump_s = self.governor.want(pilot.look(self.governor.writes))
-        if pilot.channel.position().phase in (Phase.STEP_BEGUN, Phase.STEP_ENDED):
+        if pilot.due:
             self._finish_later(pilot, pilot.collect(self.governor.writes))
 
     def _end_pilot(self, reason: str) -> None:

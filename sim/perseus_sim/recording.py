@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +50,9 @@ class RecordingGpu:
     locked_mhz: int | None = None
     calls: list[Call] = field(default_factory=list)
     energy_mj: float = 0.0
-    _since_us: int = field(default_factory=lambda: time.monotonic_ns() // 1000)
+    clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000
+    _since_us: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -59,7 +62,7 @@ class RecordingGpu:
         return self.state
 
     def now_us(self) -> int:
-        return time.monotonic_ns() // 1000
+        return self.clock_us()
 
     def lock_clocks(self, mhz: int) -> None:
         self._change(mhz)
@@ -73,8 +76,7 @@ class RecordingGpu:
     def energy(self) -> EnergyReading | None:
         if not self.has_energy:
             return None
-        self._integrate()
-        return EnergyReading(self._since_us, int(self.energy_mj))
+        return EnergyReading(self._integrate(), int(self.energy_mj))
 
     def power_mw(self) -> int | None:
         return 50_000 + 250 * (self.locked_mhz or DEFAULT_MHZ)
@@ -93,10 +95,13 @@ class RecordingGpu:
         self.locked_mhz = mhz
         self.calls.append(Call(now_ns, self.uuid, mhz))
 
-    def _integrate(self) -> None:
-        now_us = self.now_us()
-        self.energy_mj += (self.power_mw() or 0) * (now_us - self._since_us) / 1e6
-        self._since_us = now_us
+    def _integrate(self) -> int:
+        with self._lock:
+            now_us = self.now_us()
+            elapsed_us = 0 if self._since_us is None else now_us - self._since_us
+            self.energy_mj += (self.power_mw() or 0) * elapsed_us / 1e6
+            self._since_us = now_us
+            return now_us
 
 
 class FileGpu(RecordingGpu):

@@ -1,0 +1,260 @@
+"""The thread of one GPU: from a ring to the device, iteration reports, hangs, and the way back to default clocks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perseus_agent.devices.base import Controllability, EventReason
+from perseus_agent.errors import DeviceBusy, DeviceLost
+from perseus_agent.governor import GovernorLimits, GpuNotice, GpuNoticeKind
+from perseus_agent.journal import Journal
+from perseus_agent.pilot import Pilot
+from perseus_agent.plans import JobPlans
+from perseus_agent.telemetry import Event, IterationSummary, RankIdentity
+from perseus_agent.worker import GpuWorker, WorkerLimits
+from perseus_proto.channel import ChannelReader, ChannelWriter
+from perseus_proto.hello import make_schedule
+from perseus_proto.planset import decode_plan_set
+from perseus_sim.recording import RecordingGpu
+from perseus_sim.recording_node import plan_set_of, schedule_of, wait_for
+
+CLOCKS = [1200, 900, 1200, 900]
+PLANS = decode_plan_set(plan_set_of([[CLOCKS]]))
+RANK = RankIdentity("job", "pod", "GPU-0", 0, 0, 0, 1)
+LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), sample_interval_s=0.005, watch_interval_s=0.01, hang_timeout_s=0.2)
+
+
+class Rig:
+    """A GPU, its worker, and a rank that runs in the test's thread and, for its GPU, in the test's time."""
+
+    def __init__(self, folder: Path, *, start: bool = True) -> None:
+        self.now_us = 1_000_000
+        self.gpu = RecordingGpu("GPU-0", clock_us=lambda: self.now_us)
+        self.journal, _ = Journal.open(folder / "journal", "boot")
+        self.events: list[Event] = []
+        self.worker = GpuWorker(self.gpu, self.journal, LIMITS, lambda _, event: self.events.append(event))
+        self.plans = JobPlans()
+        self.plans.push(PLANS)
+        self.plans.select(PLANS.plan_id, {0: 0}, 0, {})
+        self.channel = ChannelReader.create(len(CLOCKS))
+        self.rank = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), len(CLOCKS))
+        self.pilot = Pilot(RANK, make_schedule(schedule_of(len(CLOCKS))), self.channel, self.plans)
+        if start:
+            self.worker.start()
+            self.worker.attach(self.pilot).result(5)
+
+    def iterate(self, iteration: int, instruction_us: int = 10_000, wait_us: int = 0) -> float:
+        """Run an iteration; each instruction begins once its clock is there. Returns its energy, mJ."""
+        before_mj = self._spent_mj()
+        self.rank.step_begin(iteration, self.now_us)
+        for index, clock in enumerate(CLOCKS):
+            wait_for(lambda clock=clock: self.gpu.locked_mhz == clock, f"clock of instruction {index}")
+            self.rank.begin(index, self.now_us)
+            self._pass(instruction_us)
+            self.rank.end(index, self.now_us)
+        self.rank.step_end(iteration, self.now_us)
+        wait_for(lambda: self.gpu.locked_mhz == CLOCKS[0], "clock of the iteration to come")
+        self._pass(wait_us)
+        return self._spent_mj() - before_mj
+
+    def _pass(self, span_us: int) -> None:
+        """Let the GPU's time go on, and the worker see where its counter is then."""
+        self.now_us += span_us
+        wait_for(lambda: not span_us or self.worker.meter._seen == self.gpu.energy(), "a sample")
+
+    def _spent_mj(self) -> float:
+        self.gpu.energy()
+        return self.gpu.energy_mj
+
+    @property
+    def written(self) -> list[int | None]:
+        return [call.mhz for call in self.gpu.calls]
+
+    def reports(self) -> list[IterationSummary]:
+        return [event for event in self.events if isinstance(event, IterationSummary)]
+
+    def told(self, kind: GpuNoticeKind) -> list[bool]:
+        return [event.active for event in self.events if isinstance(event, GpuNotice) and event.kind is kind]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.gpu.fault = None
+    rig.worker.stop("test over").result(5)
+    rig.channel.close()
+
+
+def test_every_instruction_runs_at_its_planned_clock(rig: Rig) -> None:
+    for iteration in range(3):
+        rig.iterate(iteration)
+    assert rig.written == CLOCKS * 3 + [1200]
+
+
+def test_the_clock_is_there_within_a_millisecond_of_the_instruction_s_end(rig: Rig) -> None:
+    delays_ns = []
+    for iteration in range(20):
+        rig.rank.step_begin(iteration, rig.now_us)
+        for index in range(len(CLOCKS)):
+            rig.rank.begin(index, rig.now_us)
+            ended_ns = time.monotonic_ns()
+            rig.rank.end(index, rig.now_us)
+            wanted = CLOCKS[(index + 1) % len(CLOCKS)]
+            wait_for(lambda wanted=wanted: rig.gpu.locked_mhz == wanted, "the clock")
+            delays_ns.append(rig.gpu.calls[-1].time_ns - ended_ns)
+        rig.rank.step_end(iteration, rig.now_us)
+    assert sorted(delays_ns)[len(delays_ns) // 2] < 1_000_000
+
+
+def test_instructions_and_waiting_add_up_to_the_gpu_s_counter(rig: Rig) -> None:
+    rig._pass(1)
+    spent_mj = [rig.iterate(iteration, 10_000, wait_us=7_000) for iteration in range(10)]
+    rig.rank.step_begin(10, rig.now_us)
+    wait_for(lambda: len(rig.reports()) == 10, "all iterations are told")
+    reports = rig.reports()
+    assert [report.iteration_time_us for report in reports] == [47_000] * 10
+    assert [report.compute_span_us for report in reports] == [40_000] * 10
+    assert all(report.plan_id == PLANS.plan_id and report.point == 0 for report in reports)
+    assert [report.energy_mj for report in reports[1:]] == pytest.approx(spent_mj[1:], rel=0.01)
+    last = reports[-1]
+    # 10 ms at 350 W and at 275 W in turn; 7 ms of waiting at the clock of the iteration to come.
+    assert last.instruction_energy_mj == pytest.approx((3500, 2750, 3500, 2750), rel=0.01)
+    waiting_mj = 7 * 350
+    assert sum(last.instruction_energy_mj) + waiting_mj == pytest.approx(spent_mj[-1], rel=0.01)
+    assert last.instruction_energy_iterations >= 9
+    assert [report.clock_changes for report in reports[1:]] == [4] * 9
+
+
+def test_a_gpu_without_a_counter_reports_time_and_no_energy(rig: Rig) -> None:
+    rig.gpu.has_energy = False
+    rig.rank.step_begin(0, rig.now_us)
+    for index in range(len(CLOCKS)):
+        rig.rank.begin(index, rig.now_us)
+        rig.now_us += 1
+        rig.rank.end(index, rig.now_us)
+    rig.rank.step_end(0, rig.now_us)
+    rig.rank.step_begin(1, rig.now_us)
+    wait_for(rig.reports, "a report")
+    [report] = rig.reports()
+    assert report.energy_mj is None
+    assert report.instruction_energy_mj == ()
+    assert report.iteration_time_us >= report.compute_span_us > 0
+
+
+def test_the_rank_leaves_and_the_gpu_goes_back(rig: Rig) -> None:
+    rig.iterate(0)
+    wait_for(lambda: rig.written, "a lock")
+    assert rig.worker.detach(rig.pilot, "gone").result(5) is True
+    assert rig.written[-1] is None
+    assert rig.journal.locked == frozenset()
+    assert rig.told(GpuNoticeKind.CLOCKS_RESTORED) == [True]
+    assert rig.worker.detach(rig.pilot, "gone again").result(5) is False
+
+
+def test_a_passing_fault_of_the_reset_does_not_keep_the_lock(rig: Rig) -> None:
+    rig.iterate(0)
+    wait_for(lambda: rig.written, "a lock")
+    rig.gpu.fault = DeviceBusy("busy")
+    assert rig.worker.detach(rig.pilot, "gone").result(5) is False
+    rig.gpu.fault = None
+    wait_for(lambda: rig.written[-1] is None, "the reset is tried again")
+
+
+def test_a_call_that_hangs_loses_the_gpu_and_still_gives_it_back_when_it_returns(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.iterate(0)
+    wait_for(lambda: rig.written, "a lock")
+    hang = threading.Event()
+    monkeypatch.setattr(rig.gpu, "event_reasons", lambda: hang.wait(10) and EventReason.NONE)
+    wait_for(lambda: rig.worker.check_hang() or rig.worker.governor.lost, "the watchdog")
+    assert rig.told(GpuNoticeKind.LOST) == [True]
+    assert rig.worker.progressing  # a lost GPU is no reason to restart the agent over and over
+    left = rig.worker.detach(rig.pilot, "gone")
+    assert not left.done()
+    before = len(rig.written)
+    hang.set()
+    assert left.result(5) is True
+    assert rig.written[before:] == [None]
+    rig.worker.attach(rig.pilot).result(5)
+    rig.rank.step_begin(1, rig.now_us)
+    wait_for(lambda: rig.pilot.iteration == 1, "the rank is seen")
+    assert rig.written[before:] == [None]
+    assert rig.worker.governor.controllability is Controllability.LOST
+
+
+def test_a_gpu_that_falls_off_is_fenced_and_said_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> int:
+        raise DeviceLost("fell off the bus")
+
+    monkeypatch.setattr(rig.gpu, "sm_clock_mhz", lost)
+    wait_for(lambda: rig.told(GpuNoticeKind.LOST) == [True], "it is told")
+    before = list(rig.written)
+    for iteration in range(2):
+        rig.rank.step_begin(iteration, rig.now_us)
+        rig.rank.step_end(iteration, rig.now_us)
+    assert [call for call in rig.written[len(before) :] if call is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (EventReason.SOFTWARE_THERMAL, GpuNoticeKind.THERMAL_SLOWDOWN),
+        (EventReason.HARDWARE_THERMAL, GpuNoticeKind.THERMAL_SLOWDOWN),
+        (EventReason.POWER_BRAKE, GpuNoticeKind.POWER_BRAKE),
+        (EventReason.HARDWARE_SLOWDOWN, GpuNoticeKind.HARDWARE_SLOWDOWN),
+        (EventReason.POWER_CAP, GpuNoticeKind.POWER_CAP),
+    ],
+)
+def test_event_reasons_are_told_at_their_edges_and_not_when_they_blink(
+    tmp_path: Path, reason: EventReason, kind: GpuNoticeKind
+) -> None:
+    rig = Rig(tmp_path, start=False)
+    rig.worker._job_uid = "job"
+
+    def watch(reasons: EventReason, times: int = 1) -> None:
+        rig.gpu.reasons = reasons
+        for _ in range(times):
+            rig.worker._watch()
+
+    for _ in range(5):
+        watch(reason)
+        watch(EventReason.NONE, 2)
+    assert rig.told(kind) == []
+    watch(reason, 10)
+    watch(EventReason.NONE, 2)
+    watch(reason, 10)
+    assert rig.told(kind) == [True]
+    watch(EventReason.NONE, 10)
+    assert rig.told(kind) == [True, False]
+
+
+def test_a_fault_of_our_own_ends_in_default_clocks_and_a_living_thread(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.iterate(0)
+    wait_for(lambda: rig.written, "a lock")
+    monkeypatch.setattr(rig.pilot, "look", lambda writes: 1 / 0)
+    rig.rank.step_begin(1, rig.now_us)
+    wait_for(lambda: rig.written[-1] is None and not rig.journal.locked, "default clocks")
+    monkeypatch.undo()
+    assert rig.worker.attach(rig.pilot).result(5) is None
+    wait_for(lambda: rig.written[-1] is not None, "the next rank is followed")
+
+
+def test_an_earlier_life_s_lock_is_given_back(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, start=False)
+    rig.journal.record_lock("GPU-0")
+    rig.worker.start()
+    assert rig.worker.restore("replayed").result(5) is True
+    assert rig.written == [None]
+    assert rig.journal.locked == frozenset()
+    rig.worker.stop("over").result(5)
+    rig.channel.close()
