@@ -74,9 +74,9 @@ def calibrate(
         reason=f"nine of ten iterations lie within {reach:.3g} % of the prediction; the limit is {limit_percent:g} %",
         parameters=_with_intervals(replay, train, found, quality.plans_fitted) if explains else None,
         quality=quality,
-        noise=instruction_noise(train),
-        stage_noise=stage_noise(train),
-        allowance=_allowance(train, replay, found),
+        noise=instruction_noise(trace),
+        stage_noise=stage_noise(trace),
+        allowance=_allowance(trace, replay, found),
     )
 
 
@@ -140,6 +140,8 @@ def _with_intervals(replay: Replay, train: Trace, found: fit.Parameters, plans: 
 
 def _allowance(trace: Trace, replay: Replay, found: fit.Parameters) -> float:
     """Three robust standard deviations above the usual ratio of measured time to that planned from typical durations.
+
+    Of all iterations, because nothing is fitted here.
 
     Typical durations hide that the slowest of many noisy paths sets the pace, so this is measured, not derived.
     """

@@ -88,7 +88,7 @@ class Calibration:
             predicted wrongly.
         reason: one sentence for the verdict.
         parameters: None if the model does not explain the run.
-        noise: of every instruction of every stage.
+        noise: of every instruction of every stage; empty if no plan ran twice.
         stage_noise: spread of each stage's pace from one iteration to the next, a share (see `stragglers`); None: not
         measured.
         allowance: share by which nearly all undisturbed iterations stay within what is planned from typical durations.
@@ -268,9 +268,9 @@ def _noise(entry: _Fields, stages: int) -> Noise:
         instruction_percent=entry.number("instruction_percent"),
         instruction_low_percent=entry.number("instruction_low_percent"),
         instruction_high_percent=entry.number("instruction_high_percent"),
-        iteration_percent=entry.maybe("iteration_percent"),
-        iteration_low_percent=entry.maybe("iteration_low_percent"),
-        iteration_high_percent=entry.maybe("iteration_high_percent"),
+        iteration_percent=entry.number("iteration_percent"),
+        iteration_low_percent=entry.number("iteration_low_percent"),
+        iteration_high_percent=entry.number("iteration_high_percent"),
     )
 
 

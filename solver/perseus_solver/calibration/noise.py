@@ -1,7 +1,8 @@
-"""How much measured durations scatter while nothing is wrong. Called by `calibrate` and the straggler benchmark.
+"""How much measured durations scatter while nothing is wrong. Called by `calibrate`.
 
-Spreads are robust (median absolute deviation) and relative, in per cent, taken within each plan, because clocks
-differ between plans.
+An instruction is compared with itself in other iterations of the same plan, because clocks differ from plan to plan
+and, within one, from microbatch to microbatch. So only plans that ran at least twice tell anything. Spreads are
+relative and robust (median absolute deviation).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _NORMAL_AT_TAIL = 2.5758  # two-sided 99 % of a normal law
 class Noise:
     """Relative spread of one instruction of one stage, standard deviations in per cent; low … high are 95 %.
 
-    ``instruction``: from one microbatch to the next. ``iteration``: of the iteration's median, from one iteration to
-    the next; None where every plan ran for one iteration only.
+    ``instruction``: of single instructions around their iteration. ``iteration``: of the iteration's median, from one
+    iteration to the next.
     """
 
     stage: int
@@ -35,77 +36,72 @@ class Noise:
     instruction_percent: float
     instruction_low_percent: float
     instruction_high_percent: float
-    iteration_percent: float | None
-    iteration_low_percent: float | None
-    iteration_high_percent: float | None
+    iteration_percent: float
+    iteration_low_percent: float
+    iteration_high_percent: float
 
 
 def instruction_noise(trace: Trace) -> tuple[Noise, ...]:
-    """Noise of every instruction of every stage."""
+    """Noise of every instruction of every stage; empty if no plan ran twice."""
+    trace, unshrunk = _repeated(trace)
+    if not trace.plan.size:
+        return ()
     schedule = trace.schedule
+    ratio = trace.duration_s / usual_durations_s(trace)
     found = []
     for stage in range(schedule.stages):
         own = schedule.stage == stage
         for kind in np.unique(schedule.kind[own]).tolist():
-            durations = trace.duration_s[:, own & (schedule.kind == kind)]
-            typical = np.median(durations, axis=1)
-            within = 100 * np.median(np.abs(durations / typical[:, None] - 1), axis=1) * _NORMAL_FROM_MAD
-            between = 100 * _NORMAL_FROM_MAD * np.abs(_relative_to_plan(typical, trace.plan))
-            repeated = _count_of(trace.plan) > 1
-            spread = _median_band(within, trace.plan)
-            again = _median_band(between[repeated], trace.plan[repeated]) if repeated.any() else (None, None, None)
-            found.append(Noise(stage, Kind(kind), *spread, *again))
+            mine = ratio[:, own & (schedule.kind == kind)]
+            middle = np.median(mine, axis=1)
+            within = np.median(np.abs(mine / middle[:, None] - 1), axis=1) * unshrunk
+            between = np.abs(middle - 1) * unshrunk
+            found.append(Noise(stage, Kind(kind), *_band(within, trace.plan), *_band(between, trace.plan)))
     return tuple(found)
 
 
 def stage_noise(trace: Trace) -> tuple[float, ...] | None:
     """Standard deviation of each stage's pace from one iteration to the next, as a share; what `stragglers` asks for.
 
-    None if every plan ran for one iteration only. The tails are heavier than normal, so the spread is the larger of
-    what the middle and what the 99th percentile say.
+    None if no plan ran twice. The tails are heavier than normal, so the spread is the larger of what the middle and
+    what the 99th percentile say.
     """
-    repeated = _count_of(trace.plan) > 1
-    if not repeated.any():
+    trace, unshrunk = _repeated(trace)
+    if not trace.plan.size:
         return None
     pace = stage_pace(trace.duration_s, usual_durations_s(trace), trace.schedule.stage_offset)
-    apart = np.abs(np.stack([_relative_to_plan(column, trace.plan) for column in pace.T], axis=1))[repeated]
+    apart = np.abs(pace - 1) * unshrunk[:, None]
     middle = _NORMAL_FROM_MAD * np.median(apart, axis=0)
     tail = np.percentile(apart, _TAIL, axis=0) / _NORMAL_AT_TAIL
     return tuple(np.maximum(middle, tail).tolist())
 
 
 def usual_durations_s(trace: Trace) -> Floats:
-    """[iterations, instructions]: median under the plan of each (stage, chunk, kind), as a profile would have it."""
-    schedule = trace.schedule
-    key = (schedule.stage * schedule.chunks + schedule.chunk) * (max(Kind) + 1) + schedule.kind
+    """[iterations, instructions]: the median of each instruction under the plan in force."""
     usual = np.empty_like(trace.duration_s)
     for plan in np.unique(trace.plan):
         mine = trace.plan == plan
-        for code in np.unique(key):
-            usual[np.ix_(mine, key == code)] = np.median(trace.duration_s[np.ix_(mine, key == code)])
+        usual[mine] = np.median(trace.duration_s[mine], axis=0)
     return usual
 
 
-def _relative_to_plan(values: Floats, plan: npt.NDArray[np.integer]) -> Floats:
-    """Deviation of each value from its plan's median; √(n / (n − 1)) undoes the shrinking that this brings."""
-    out = np.zeros_like(values)
-    for one in np.unique(plan):
-        mine = plan == one
-        n = int(mine.sum())
-        out[mine] = (values[mine] / np.median(values[mine]) - 1) * np.sqrt(n / max(n - 1, 1))
-    return out
+def _repeated(trace: Trace) -> tuple[Trace, Floats]:
+    """Iterations of plans that ran n ≥ 2 times, with √(n / (n − 1)): deviations from one's own median are that much
+    smaller than from the truth.
+    """
+    _, which, counts = np.unique(trace.plan, return_inverse=True, return_counts=True)
+    count = counts[which]
+    chosen = count > 1
+    return trace.select(chosen), np.sqrt(count[chosen] / (count[chosen] - 1))
 
 
-def _count_of(plan: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
-    _, which, counts = np.unique(plan, return_inverse=True, return_counts=True)
-    count: npt.NDArray[np.intp] = counts[which]
-    return count
+def _band(deviation: Floats, plan: npt.NDArray[np.integer]) -> tuple[float, float, float]:
+    """Spread in per cent from absolute deviations of iterations, and its 95 % band by drawing plans again and again.
 
-
-def _median_band(values: Floats, plan: npt.NDArray[np.integer]) -> tuple[float, float, float]:
-    """Median, and its 95 % band by drawing plans again and again; the seed is fixed so that results can be compared."""
-    medians = np.array([np.median(values[plan == one]) for one in np.unique(plan)])
-    draws = np.random.default_rng(0).integers(0, medians.size, size=(_RESAMPLES, medians.size))
+    The seed is fixed, so that the same run has the same result.
+    """
+    spread = np.array([100 * _NORMAL_FROM_MAD * np.median(deviation[plan == one]) for one in np.unique(plan)])
+    draws = np.random.default_rng(0).integers(0, spread.size, size=(_RESAMPLES, spread.size))
     tail = 50 * (1 - _CONFIDENCE)
-    low, high = np.percentile(np.median(medians[draws], axis=1), [tail, 100 - tail])
-    return float(np.median(medians)), float(low), float(high)
+    low, high = np.percentile(np.median(spread[draws], axis=1), [tail, 100 - tail])
+    return float(np.median(spread)), float(low), float(high)

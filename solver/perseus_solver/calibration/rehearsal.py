@@ -14,7 +14,7 @@ import numpy as np
 
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidTrace
-from perseus_solver.problem import Floats, Kind
+from perseus_solver.problem import Floats
 from perseus_solver.stragglers import Detector, Straggler, Thresholds, stage_pace
 
 SLOW, BESIDE = 0, 1
@@ -59,6 +59,11 @@ class Rehearsal:
         pace = stage_pace(trace.duration_s, promised_s, trace.schedule.stage_offset)
         self._own, self._beside = pace[np.concatenate(own)], pace[np.concatenate(beside)]
 
+    @property
+    def iterations(self) -> int:
+        """How many are replayed; iterations of plans that ran only once are not."""
+        return len(self._own)
+
     def false_alarms(self) -> int:
         """Iterations of the unmodified run after which some stage counts as slow."""
         detector = Detector(self._thresholds)
@@ -95,13 +100,7 @@ class Rehearsal:
 
 
 def _first_of_plan_s(trace: Trace) -> Floats:
-    """[iterations, instructions]: median of each (stage, chunk, kind) in the first iteration of the plan in force."""
-    schedule = trace.schedule
-    key = (schedule.stage * schedule.chunks + schedule.chunk) * (max(Kind) + 1) + schedule.kind
-    promised = np.empty_like(trace.duration_s)
-    for plan in np.unique(trace.plan):
-        mine = trace.plan == plan
-        first = trace.duration_s[int(np.argmax(mine))]
-        for code in np.unique(key):
-            promised[np.ix_(mine, key == code)] = np.median(first[key == code])
+    """[iterations, instructions]: durations in the first iteration of the plan in force."""
+    _, first, which = np.unique(trace.plan, return_index=True, return_inverse=True)
+    promised: Floats = trace.duration_s[first[which]]
     return promised
