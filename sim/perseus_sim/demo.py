@@ -149,7 +149,6 @@ class Demo:
                 per_node,
                 MODELS["a100"],
                 clocks_mhz=self._clocks(),
-                switch_latency_us=_SWITCH_LATENCY_US,
             )
         # Slow enough for two cores to run every rank, fast enough to watch.
         wall_s = max(0.5, 0.0004 * self._pipelines * self._problem.instructions)
