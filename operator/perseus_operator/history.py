@@ -14,6 +14,8 @@ from statistics import median
 
 _OPEN_ITERATIONS = 32
 _WINDOW = 15
+_UNPLANNED = 1000
+"""As many as a PerseusJob may ask for as its baseline."""
 
 
 @dataclass(frozen=True)
@@ -31,29 +33,26 @@ class Report:
 
 
 @dataclass(frozen=True)
-class PipelineIteration:
-    """One iteration of one pipeline, all of its ranks."""
-
-    pipeline: int
-    iteration: int
+class _PipelineIteration:
     span_us: int
-    """From the begin to the end of the last instruction of the slowest rank: without waiting for other pipelines."""
     iteration_time_us: int
     energy_mj: int | None
     point: int | None
     mixed: bool
-    """Ranks ran different plans: a transition, evidence of nothing."""
 
 
 @dataclass(frozen=True)
 class JobIteration:
-    """One iteration of all pipelines; ``points`` maps pipeline to plan, None: default clocks."""
+    """One iteration of all pipelines, by pipeline; a point of None means default clocks."""
 
     iteration: int
+    spans_us: Mapping[int, int]
+    """From the begin to the end of the last instruction of its slowest rank: without waiting for other pipelines."""
     time_us: int
     energy_mj: int | None
     points: Mapping[int, int | None]
     mixed: bool
+    """Ranks of one pipeline ran different plans: a transition, evidence of nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +74,26 @@ class History:
     unplanned: list[JobIteration] = field(default_factory=list)
     """Iterations at default clocks, the first of the attempt left out: it holds compilation and allocation."""
     _reports: dict[tuple[int, int], dict[tuple[int, int], Report]] = field(default_factory=dict)
-    _complete: dict[int, dict[int, PipelineIteration]] = field(default_factory=dict)
+    _complete: dict[int, dict[int, _PipelineIteration]] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
 
-    def add(self, report: Report) -> PipelineIteration | None:
-        """Take a report in; the pipeline's iteration if this completed it."""
+    def add(self, report: Report) -> JobIteration | None:
+        """Take a report in; the job's iteration if this completed it."""
         if report.iteration <= self._last.get(report.pipeline, -1) or report.compute_span_us <= 0:
             return None
         key = (report.pipeline, report.iteration)
         ranks = self._reports.setdefault(key, {})
         ranks[report.stage, report.tensor] = report
+        self._forget_before(report.iteration - _OPEN_ITERATIONS)
         if len(ranks) < self.ranks_per_pipeline:
-            self._forget_before(report.iteration - _OPEN_ITERATIONS)
             return None
         self._reports.pop(key)
         self._last[report.pipeline] = report.iteration
-        done = _combine(ranks.values())
-        self._complete.setdefault(report.iteration, {})[report.pipeline] = done
-        if len(self._complete[report.iteration]) == self.pipelines:
-            self._finish(report.iteration)
-        return done
+        parts = self._complete.setdefault(report.iteration, {})
+        parts[report.pipeline] = _combine(ranks.values())
+        if len(parts) == self.pipelines:
+            return self._finish(report.iteration)
+        return None
 
     @property
     def latest(self) -> int:
@@ -105,25 +104,28 @@ class History:
         """Medians of the recent iterations that ran exactly these plans; None if there was none."""
         return summarise([i for i in self.recent if not i.mixed and i.points == points])
 
-    def _finish(self, iteration: int) -> None:
+    def _finish(self, iteration: int) -> JobIteration:
         parts = self._complete.pop(iteration)
         energies = [part.energy_mj for part in parts.values()]
         job = JobIteration(
             iteration=iteration,
+            spans_us={pipeline: part.span_us for pipeline, part in parts.items()},
             time_us=max(part.iteration_time_us for part in parts.values()),
             energy_mj=None if None in energies else sum(e for e in energies if e is not None),
             points={pipeline: part.point for pipeline, part in parts.items()},
             mixed=any(part.mixed for part in parts.values()),
         )
-        if not job.mixed and all(point is None for point in job.points.values()) and iteration > 0:
+        unplanned = not job.mixed and all(point is None for point in job.points.values())
+        if unplanned and iteration > 0 and len(self.unplanned) < _UNPLANNED:
             self.unplanned.append(job)
         self.recent.append(job)
-        for stale in [i for i in self._complete if i < iteration]:
-            del self._complete[stale]
+        return job
 
     def _forget_before(self, iteration: int) -> None:
         for key in [key for key in self._reports if key[1] < iteration]:
             del self._reports[key]
+        for stale in [i for i in self._complete if i < iteration]:
+            del self._complete[stale]
 
 
 def summarise(iterations: list[JobIteration]) -> Measured | None:
@@ -138,12 +140,10 @@ def summarise(iterations: list[JobIteration]) -> Measured | None:
     )
 
 
-def _combine(reports: Iterable[Report]) -> PipelineIteration:
+def _combine(reports: Iterable[Report]) -> _PipelineIteration:
     ranks = list(reports)
     energies = [rank.energy_mj for rank in ranks]
-    return PipelineIteration(
-        pipeline=ranks[0].pipeline,
-        iteration=ranks[0].iteration,
+    return _PipelineIteration(
         span_us=max(rank.compute_span_us for rank in ranks),
         iteration_time_us=max(rank.iteration_time_us for rank in ranks),
         energy_mj=None if None in energies else sum(e for e in energies if e is not None),

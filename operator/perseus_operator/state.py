@@ -206,8 +206,9 @@ class JobState:
         if iteration is None or self.frontier is None:
             return
         # At default clocks a pipeline runs like the fastest plan.
-        point = min(iteration.point or 0, len(self.frontier.times_us) - 1)
-        self.detector.observe(iteration, self.frontier.times_us[point], self.spec.straggler)
+        times_us = self.frontier.times_us
+        promised_us = {p: times_us[min(point or 0, len(times_us) - 1)] for p, point in iteration.points.items()}
+        self.detector.observe(iteration, promised_us, self.spec.straggler)
 
     def measure_baseline(self) -> Measured | None:
         """Fix the baseline once enough iterations at default clocks have been seen; the new one, if so."""

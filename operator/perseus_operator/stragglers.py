@@ -1,6 +1,6 @@
 """Which pipelines are slow, and by how much: told by an annotation, or seen in telemetry.
 
-Fed by ``JobState`` with complete pipeline iterations; read by the planner. A pipeline is compared with what its own
+Fed by ``JobState`` with complete iterations; read by the planner. A pipeline is compared with what its own
 plan promises, and that with how the other pipelines keep their promises, so neither a planned slowdown nor a profile
 that is off by some per cent looks like a straggler. Decisions about plans do not belong here.
 """
@@ -15,10 +15,13 @@ from statistics import median, median_low
 
 from perseus_operator.api import Straggler
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.history import PipelineIteration
+from perseus_operator.history import JobIteration
 from perseus_proto import keys
 
-_WINDOW = 5
+_WINDOW = 15
+_LATEST = 5
+_ENOUGH = 5
+"""Iterations of a pipeline before its spread says anything."""
 _RESOLUTION = 0.01
 """A change of a known slowdown below this is not worth a new plan."""
 _SIGMAS = 4.0
@@ -27,11 +30,11 @@ _SIGMA_PER_MAD = 1.4826
 
 @dataclass
 class _Pipeline:
-    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    """Measured over promised, latest last."""
+    relative: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    """How many times slower than the reference it was, while it was no straggler."""
     agreeing: int = 0
     """Consecutive iterations that speak for a change of ``slowdown`` between none and some."""
-    since_onset: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    since_onset: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     slowdown: float = 1.0
 
 
@@ -40,57 +43,63 @@ class Detector:
     """Detection with hysteresis: a threshold to enter, a lower one to leave, and a number of iterations that must
     agree.
 
-    The reference is the low median over pipelines: with two, the faster; with many, robust against less than half
-    being slow. The entry threshold is never below four standard deviations (from the median absolute deviation) of
-    what is seen.
+    Pipelines are compared within one iteration, so what slows all of them alike is nobody's fault. The reference is the
+    low median: with two pipelines the faster, with many robust against less than half being slow. Nothing is lost by
+    waiting for all: the straggler reports last. The threshold to enter is never below four standard deviations (from
+    the median absolute deviation) of what healthy pipelines show.
     """
 
     _pipelines: dict[int, _Pipeline] = field(default_factory=dict)
 
-    def observe(self, iteration: PipelineIteration, promised_us: float, spec: Straggler) -> None:
-        """Take one complete iteration in. O(pipelines)."""
+    def observe(self, iteration: JobIteration, promised_us: Mapping[int, int], spec: Straggler) -> None:
+        """Take one complete iteration in; ``promised_us`` is the time of each pipeline's own plan. O(pipelines)."""
         if iteration.mixed:
             return
-        own = self._pipelines.setdefault(iteration.pipeline, _Pipeline())
-        ratio = iteration.span_us / promised_us
-        # Before appending: the newest, perhaps the first slow one, must not hide itself. A pipeline without past has
-        # no reference.
+        ratios = {p: span_us / promised_us[p] for p, span_us in iteration.spans_us.items()}
+        reference = median_low(ratios.values())
         enter = 1 + max(spec.slowdown_ratio, _SIGMAS * self._noise())
-        own.ratios.append(ratio)
-        relative = ratio / self._reference(iteration.pipeline, ratio)
-        if own.slowdown == 1.0:
-            own.agreeing = own.agreeing + 1 if relative >= enter else 0
-            if own.agreeing == 0:
-                own.since_onset.clear()
-                return
-            own.since_onset.append(relative)
-            if own.agreeing >= spec.confirm_iterations:
-                own.slowdown = median(own.since_onset)
-                own.agreeing = 0
-            return
-        own.since_onset.append(relative)
-        own.agreeing = own.agreeing + 1 if relative <= 1 + spec.recovery_ratio else 0
-        if own.agreeing >= spec.confirm_iterations:
-            self._pipelines[iteration.pipeline] = _Pipeline(deque(list(own.ratios)[-own.agreeing :], maxlen=_WINDOW))
-        elif own.agreeing == 0 and abs(median(own.since_onset) / own.slowdown - 1) > _RESOLUTION:
-            own.slowdown = max(1 + spec.recovery_ratio, median(own.since_onset))
+        for pipeline, ratio in ratios.items():
+            own = self._pipelines.setdefault(pipeline, _Pipeline())
+            if own.slowdown == 1.0:
+                _await_onset(own, ratio / reference, enter, spec.confirm_iterations)
+            else:
+                _await_recovery(own, ratio / reference, 1 + spec.recovery_ratio, spec.confirm_iterations)
 
     @property
     def slowdowns(self) -> dict[int, float]:
         """Slow pipelines and how many times slower than the others they are."""
         return {p: state.slowdown for p, state in self._pipelines.items() if state.slowdown > 1.0}
 
-    def _reference(self, pipeline: int, ratio: float) -> float:
-        others = [median(state.ratios) for p, state in self._pipelines.items() if p != pipeline and state.ratios]
-        return median_low([*others, ratio])
-
     def _noise(self) -> float:
-        """Standard deviation of a healthy pipeline's iterations around their own median."""
-        healthy = [
-            state.ratios for state in self._pipelines.values() if state.slowdown == 1.0 and len(state.ratios) >= 3
+        """Standard deviation of healthy pipelines' iterations."""
+        healthy = [own for own in self._pipelines.values() if own.slowdown == 1.0 and len(own.relative) >= _ENOUGH]
+        spread = [
+            abs(value / middle - 1) for own in healthy for middle in [median(own.relative)] for value in own.relative
         ]
-        deviations = [abs(ratio / median(ratios) - 1) for ratios in healthy for ratio in ratios]
-        return _SIGMA_PER_MAD * median(deviations) if deviations else 0.0
+        return _SIGMA_PER_MAD * median(spread) if spread else 0.0
+
+
+def _await_onset(own: _Pipeline, relative: float, enter: float, confirm: int) -> None:
+    if relative < enter:
+        own.relative.append(relative)
+        own.agreeing = 0
+        own.since_onset.clear()
+        return
+    own.agreeing += 1
+    own.since_onset.append(relative)
+    if own.agreeing >= confirm:
+        own.slowdown, own.agreeing = median(own.since_onset), 0
+
+
+def _await_recovery(own: _Pipeline, relative: float, leave: float, confirm: int) -> None:
+    own.since_onset.append(relative)
+    own.agreeing = own.agreeing + 1 if relative <= leave else 0
+    now = median(own.since_onset)
+    if own.agreeing >= confirm:
+        own.slowdown, own.agreeing = 1.0, 0
+        own.since_onset.clear()
+    elif own.agreeing == 0 and abs(now / own.slowdown - 1) > _RESOLUTION:
+        own.slowdown = max(leave, now)
 
 
 @dataclass(frozen=True)

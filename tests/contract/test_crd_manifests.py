@@ -1,0 +1,237 @@
+"""The CRD: the committed file is the generated one, every field obeys the API conventions, and manifests are accepted
+or refused alike by the schema (what an API server checks) and by the operator's own parser.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from perseus_operator.api import ScheduleName, StatusFigures, parse_spec
+from perseus_operator.crd import crd, crd_yaml
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.schema import dump, openapi_of
+from perseus_proto import keys
+from perseus_solver.schedules import build_schedule
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VERSION = crd()["spec"]["versions"][0]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+SPEC = SCHEMA["properties"]["spec"]
+MINIMAL: dict[str, Any] = {
+    "pipeline": {"schedule": "1F1B", "stages": 4, "microbatches": 8},
+    "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
+}
+
+
+def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema below one, with its path."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from nodes(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+
+
+FIELDS = [
+    (path, schema)
+    for part in ("spec", "status")
+    for path, schema in nodes(SCHEMA["properties"][part], part)
+    if not path.endswith("[]")
+]
+
+
+def test_the_committed_crd_is_the_generated_one() -> None:
+    committed = (REPOSITORY / "deploy/crds/perseusjobs.yaml").read_text()
+    assert committed == crd_yaml(), "run `make generate`"
+
+
+@pytest.mark.parametrize(("path", "schema"), FIELDS, ids=[path for path, _ in FIELDS])
+def test_every_field_obeys_the_conventions(path: str, schema: dict[str, Any]) -> None:
+    assert schema.get("description", "").endswith("."), "a description that is a sentence"
+    kind, name = schema["type"], path.rpartition(".")[2]
+    assert kind != "number", "no floats"
+    assert kind != "boolean", "an enum says more"
+    if kind == "integer" and name != "observedGeneration":
+        assert {"minimum", "maximum", "format"} <= schema.keys()
+        assert schema["maximum"] < 2 ** (31 if schema["format"] == "int32" else 63)
+        for word in ("time", "power", "energy", "cap"):
+            if word in name.lower() and name != "points":
+                assert name.endswith(("Microseconds", "Milliseconds", "Millijoules", "Milliwatts", "Watts")), "a unit"
+    if kind == "string":
+        assert "enum" in schema or "maxLength" in schema or schema.get("format") == "date-time"
+        for word in schema.get("enum", ()):
+            assert word[0].isupper() or word[0].isdigit(), "CamelCase"
+    if kind == "array":
+        assert schema["x-kubernetes-list-type"] == "map"
+        assert schema["x-kubernetes-list-map-keys"]
+        assert "maxItems" in schema
+    if kind == "object" and "properties" not in schema:
+        assert {"additionalProperties", "maxProperties"} <= schema.keys()
+    for rule in schema.get("x-kubernetes-validations", ()):
+        assert len(rule["message"]) > 10
+
+
+def test_kubectl_shows_what_users_ask_for() -> None:
+    names = crd()["spec"]["names"]
+    assert names["shortNames"] == [keys.SHORT_NAME]
+    assert names["categories"] == ["perseus"]
+    assert VERSION["subresources"] == {"status": {}}
+    columns = {column["name"] for column in VERSION["additionalPrinterColumns"]}
+    assert {"Ready", "Mode", "Objective", "Saved", "Slowdown", "Age"} <= columns
+
+
+def test_every_schedule_of_the_crd_is_known_to_the_solver() -> None:
+    for name in ScheduleName:
+        assert build_schedule(name.value.lower(), stages=4, microbatches=8).stages == 4
+
+
+def test_the_samples_are_accepted() -> None:
+    for path in (REPOSITORY / "deploy/samples").glob("*.yaml"):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document and document["kind"] == keys.KIND:
+                jsonschema.validate(document["spec"], SPEC)
+                parse_spec(document["spec"])
+
+
+def test_defaults_are_the_same_in_schema_and_parser() -> None:
+    parsed = dump(parse_spec(MINIMAL))
+    for name, schema in SPEC["properties"].items():
+        if "default" in schema:
+            assert parsed[name] == schema["default"], name
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"objective": {"type": "MinEnergy"}},
+    {"objective": {"type": "MaxSlowdown", "maxSlowdown": "2.5%"}},
+    {"objective": {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1}}},
+    {"objective": {"type": "Deadline", "deadline": {"finishBy": "2030-01-31T18:00:00Z", "iterations": 10}}},
+    {"objective": {"type": "PowerCap", "powerCapWatts": 5000}},
+    {"straggler": {"mode": "Off", "slowdownThreshold": "50%", "recoveryThreshold": "0.5%", "confirmIterations": 1}},
+    {"mode": "Recommend", "points": 2, "baselineIterations": 0},
+    {"workload": {"selector": {"matchLabels": {"app": "x"}}}},
+]
+
+REFUSED: list[tuple[str, Any, str, bool]] = [
+    # path, value, message, refused by the schema alone (else by a CEL rule)
+    ("pipeline", None, "spec.pipeline: is required", True),
+    ("pipeline.schedule", "2F2B", "spec.pipeline.schedule: must be one of 1F1B, GPipe, not '2F2B'", True),
+    ("pipeline.stages", 0, "spec.pipeline.stages: must be an integer from 1 to 1024, not 0", True),
+    ("pipeline.stages", -4, "spec.pipeline.stages: must be an integer from 1 to 1024, not -4", True),
+    ("pipeline.stages", 2.5, "spec.pipeline.stages: must be an integer", True),
+    ("pipeline.stages", True, "spec.pipeline.stages: must be an integer", True),
+    ("pipeline.stages", "4", "spec.pipeline.stages: must be an integer", True),
+    ("pipeline.microbatches", 0, "spec.pipeline.microbatches: must be an integer from 1 to 65536, not 0", True),
+    ("pipeline.dataParallel", 0, "spec.pipeline.dataParallel: must be an integer", True),
+    ("pipeline.tensorParallel", -1, "spec.pipeline.tensorParallel: must be an integer", True),
+    ("profile.blockingPowerMilliwatts", -1, "spec.profile.blockingPowerMilliwatts: must be an integer", True),
+    ("profile.blockingPowerMilliwatts", None, "spec.profile.blockingPowerMilliwatts: is required", True),
+    ("profile.configMapRef.name", "", "spec.profile.configMapRef.name: must be the name of a ConfigMap", True),
+    ("profile.configMapRef.name", "Upper", "spec.profile.configMapRef.name: must be the name of a ConfigMap", True),
+    ("profile.configMapRef.key", "a/b", "spec.profile.configMapRef.key: must be a ConfigMap key", True),
+    ("objective", {"type": "Fast"}, "spec.objective.type: must be one of MaxThroughput, MinEnergy", True),
+    ("objective", {"type": "MaxSlowdown", "maxSlowdown": "3"}, "must be a percentage such as 3% or 2.5%", True),
+    ("objective", {"type": "MaxSlowdown", "maxSlowdown": "-3%"}, "must be a percentage such as 3% or 2.5%", True),
+    ("objective", {"type": "MaxSlowdown"}, "maxSlowdown must be set if and only if type is MaxSlowdown", False),
+    ("objective", {"type": "MinEnergy", "maxSlowdown": "3%"}, "if and only if type is MaxSlowdown", False),
+    ("objective", {"type": "Deadline"}, "deadline must be set if and only if type is Deadline", False),
+    ("objective", {"type": "PowerCap"}, "powerCapWatts must be set if and only if type is PowerCap", False),
+    ("objective", {"type": "PowerCap", "powerCapWatts": 0}, "spec.objective.powerCapWatts: must be an integer", True),
+    ("objective", {"type": "Deadline", "deadline": {}}, "exactly one of iterationTimeMicroseconds and finishBy", False),
+    (
+        "objective",
+        {"type": "Deadline", "deadline": {"finishBy": "2030-01-31T18:00:00Z"}},
+        "finishBy and iterations must be set together",
+        False,
+    ),
+    (
+        "objective",
+        {"type": "Deadline", "deadline": {"finishBy": "tomorrow", "iterations": 1}},
+        "must be a date and time such as 2030-01-31T18:00:00Z, not 'tomorrow'",
+        True,
+    ),
+    (
+        "objective",
+        {"type": "Deadline", "deadline": {"finishBy": "2030-13-31T18:00:00Z", "iterations": 1}},
+        "must be a date and time",
+        True,
+    ),
+    ("straggler", {"slowdownThreshold": "1%"}, "recoveryThreshold must be below slowdownThreshold", False),
+    ("straggler", {"confirmIterations": 0}, "spec.straggler.confirmIterations: must be an integer", True),
+    ("mode", "Force", "spec.mode: must be one of Enforce, Recommend, not 'Force'", True),
+    ("points", 1, "spec.points: must be an integer from 2 to 1000, not 1", True),
+    ("workload", {"selector": {"matchLabels": {}}}, "must be a map of 1 to 16 labels", True),
+    ("workload", {"selector": {"matchLabels": {"a": 5}}}, "must be a map of 1 to 16 labels", True),
+]
+
+
+def schema_accepts(spec: Any) -> bool:
+    # What jsonschema calls a date-time needs an extra package; the API server has its own check.
+    checker = jsonschema.FormatChecker(formats=())
+
+    @checker.checks("date-time", raises=ValueError)
+    def is_date_time(value: Any) -> bool:
+        from datetime import datetime
+
+        return not isinstance(value, str) or bool(datetime.fromisoformat(value))
+
+    validator = jsonschema.Draft202012Validator(SPEC, format_checker=checker)
+    return validator.is_valid(spec)
+
+
+@pytest.mark.parametrize("changes", ACCEPTED, ids=str)
+def test_accepted(changes: dict[str, Any]) -> None:
+    spec = {**MINIMAL, **changes}
+    assert schema_accepts(spec)
+    parsed = parse_spec(spec)
+    assert schema_accepts(dump(parsed))
+    assert parse_spec(dump(parsed)) == parsed
+
+
+@pytest.mark.parametrize(("path", "value", "message", "by_schema"), REFUSED, ids=lambda v: str(v)[:40])
+def test_refused(path: str, value: Any, message: str, by_schema: bool) -> None:
+    spec = copy.deepcopy(MINIMAL)
+    inner, names = spec, path.split(".")
+    for name in names[:-1]:
+        inner = inner[name]
+    if value is None:
+        del inner[names[-1]]
+    else:
+        inner[names[-1]] = value
+    with pytest.raises(InvalidSpec) as refused:
+        parse_spec(spec)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert schema_accepts(spec) is not by_schema
+    if not by_schema:
+        rules = [r["message"] for _, s in nodes(SPEC, "spec") for r in s.get("x-kubernetes-validations", ())]
+        assert any(message in rule for rule in rules), "the API server says the same, by CEL"
+
+
+@pytest.mark.parametrize("raw", [None, [], "x", {"pipelin": {}}])
+def test_what_is_no_spec_at_all(raw: Any) -> None:
+    with pytest.raises(InvalidSpec, match=r"^spec"):
+        parse_spec(raw)
+
+
+def test_immutable_is_what_the_training_processes_run() -> None:
+    fixed = {
+        path
+        for path, schema in nodes(SPEC, "spec")
+        for rule in schema.get("x-kubernetes-validations", ())
+        if rule["rule"] == "self == oldSelf"
+    }
+    names = ("schedule", "stages", "microbatches", "tensorParallel")
+    assert fixed == {f"spec.pipeline.{name}" for name in names}
+
+
+def test_status_fields_and_schema_are_the_same() -> None:
+    declared = set(openapi_of(StatusFigures)["properties"])
+    assert set(SCHEMA["properties"]["status"]["properties"]) == declared | {"conditions", "observedGeneration"}

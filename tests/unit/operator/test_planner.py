@@ -1,0 +1,319 @@
+"""What the planner wants in every situation of a job's life."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perseus_operator.api import ScheduleName
+from perseus_operator.conditions import Reason
+from perseus_operator.planner import Acquire, Push, ReadProfile, Release, Renew, Select, Solve, inputs_digest
+from perseus_operator.state import Fault
+from perseus_operator.stragglers import parse_annotation
+
+
+def test_nothing_accepted_means_nothing_done(job: Any) -> None:
+    job.state.spec = None
+    job.state.spec_fault = Fault(Reason.SPEC_INVALID, "spec: is required")
+    made = job.plan()
+    assert made.actions == ()
+    assert made.waiting == job.state.spec_fault
+
+
+def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
+    assert job.plan().actions == (ReadProfile(),)
+    job.state.profile_read_at_s, job.state.profile_digest = job.now_s, "csv"
+    digest = inputs_digest(job.spec, "csv")
+    assert job.plan().actions == (Solve(digest),)
+    job.state.solving = digest
+    assert job.plan().actions == (), "one solve at a time"
+    job.state.solving = None
+    job.state.solve_fault = digest, Fault(Reason.SOLVE_FAILED, "no")
+    assert job.plan().actions == (), "the same inputs fail the same way"
+    job.state.profile_digest = "edited"
+    assert job.plan().actions == (Solve(inputs_digest(job.spec, "edited")),)
+    job.now_s += 60
+    assert ReadProfile() in job.plan().actions
+
+
+def test_a_missing_profile_is_looked_for_sooner(job: Any) -> None:
+    job.state.profile_read_at_s = job.now_s
+    job.state.profile_fault = Fault(Reason.CONFIG_MAP_NOT_FOUND, "gone")
+    made = job.plan()
+    assert made.actions == ()
+    assert made.wake_at_s == pytest.approx(job.now_s + 5)
+
+
+def test_every_input_of_the_solver_is_in_the_digest(make_job: Any) -> None:
+    base = make_job().spec
+    pipeline = base.pipeline
+    others = [
+        replace(base, pipeline=replace(pipeline, stages=3)),
+        replace(base, pipeline=replace(pipeline, microbatches=5)),
+        replace(base, pipeline=replace(pipeline, schedule=ScheduleName.GPIPE)),
+        replace(base, profile=replace(base.profile, blocking_power_milliwatts=1)),
+        replace(base, points=7),
+    ]
+    digests = {inputs_digest(spec, "csv") for spec in [base, *others]} | {inputs_digest(base, "other")}
+    assert len(digests) == len(others) + 2
+    unrelated = replace(base, pipeline=replace(pipeline, data_parallel=9), baseline_iterations=5)
+    assert inputs_digest(unrelated, "csv") == inputs_digest(base, "csv")
+
+
+def test_lease_push_select_in_this_order_and_then_peace(job: Any) -> None:
+    job.solve()
+    job.start_pods()
+    assert set(job.act().actions) == {Acquire("node-0"), Acquire("node-1")}
+    assert job.act().waiting.reason is Reason.WAITING_FOR_RANKS
+    job.connect_ranks()
+    assert set(job.act().actions) == {Push("node-0", frozenset({0, 1})), Push("node-1", frozenset({0, 1}))}
+    job.state.nodes["node-1"].ranks[1, 0, 0] = replace(job.state.nodes["node-1"].ranks[1, 0, 0], iteration=41)
+    assert set(job.act().actions) == {Select("node-0", ((0, 0),), 42), Select("node-1", ((1, 0),), 42)}
+    made = job.act()
+    assert made.actions == ()
+    assert made.applied
+    assert job.plan() == made, "asked twice, the same answer"
+
+
+def test_a_busy_node_is_left_alone_and_holds_up_nobody(job: Any) -> None:
+    job.solve()
+    job.start_pods()
+    job.state.nodes["node-0"].busy = True
+    assert job.plan().actions == (Acquire("node-1"),)
+
+
+def test_nothing_is_selected_before_every_node_holds_the_plans(job: Any) -> None:
+    job.solve()
+    job.start_pods()
+    job.connect_ranks()
+    job.act()
+    node = job.state.nodes["node-0"]
+    node.busy = True
+    made = job.act()
+    assert made.actions == (Push("node-1", frozenset({0, 1})),)
+    assert job.act().actions == ()
+    node.busy = False
+    assert job.act().actions == (Push("node-0", frozenset({0, 1})),)
+    assert {type(action) for action in job.act().actions} == {Select}
+
+
+def test_leases_are_renewed_at_a_third_and_acquired_anew_when_run_out(job: Any) -> None:
+    job.run()
+    job.now_s += 9.9
+    assert job.plan().actions == ()
+    job.now_s += 0.2
+    assert set(job.plan().actions) == {Renew("node-0"), Renew("node-1")}
+    job.now_s += 20
+    assert set(job.plan().actions) == {Acquire("node-0"), Acquire("node-1")}
+
+
+def test_an_agent_that_failed_is_asked_again_only_when_its_pause_is_over(job: Any) -> None:
+    job.start_pods()
+    job.state.profile_read_at_s = job.now_s
+    for node in job.nodes:
+        node.retry_at_s = job.now_s + 2
+    made = job.plan()
+    assert made.actions == ()
+    assert made.wake_at_s == pytest.approx(job.now_s + 2)
+
+
+def test_changed_pods_mean_a_new_list_and_no_pods_mean_release(job: Any) -> None:
+    job.run()
+    pod = next(iter(job.state.nodes["node-0"].pods))
+    job.state.place([pod, replace(pod, uid="pod-x", name="t-x")], {"node-0": "10.0.0.0:1", "node-1": "10.0.0.1:1"})
+    assert set(job.plan().actions) == {Acquire("node-0"), Release("node-1")}
+    job.settle()
+    assert sorted(job.state.nodes) == ["node-0"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "point"),
+    [
+        ({"type": "MaxThroughput"}, 0),
+        ({"type": "MinEnergy"}, 8),
+        ({"type": "MaxSlowdown", "maxSlowdown": "12%"}, 2),
+        ({"type": "MaxSlowdown", "maxSlowdown": "90%"}, 8),
+        ({"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_249_999}}, 4),
+        ({"type": "PowerCap", "powerCapWatts": 2 * 902}, 2),
+    ],
+)
+def test_objectives_choose_their_point(make_job: Any, objective: dict[str, Any], point: int) -> None:
+    job = make_job(objective=objective)
+    assert job.run().wanted == {0: point, 1: point}
+
+
+def test_a_deadline_by_date_follows_what_is_left(make_job: Any) -> None:
+    job = make_job(objective={"type": "Deadline", "deadline": {"finishBy": "2030-03-17T17:46:40Z", "iterations": 1000}})
+    job.wall_s = 1_900_000_000.0  # the very second of finishBy, less what follows
+    job.wall_s -= 1_200
+    assert job.run().wanted == {0: 3, 1: 3}, "1.2 s each; on the grid of 1 % just below"
+    job.wall_s += 200
+    assert job.plan().wanted == {0: 0, 1: 0}
+    job.wall_s += 100
+    made = job.plan()
+    assert made.wanted == {0: 0, 1: 0}, "too late: as fast as possible"
+    assert "T_min = 1000000 microseconds" in made.note
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ({"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 999_999}}, "T_min = 1000000 microseconds"),
+        ({"type": "PowerCap", "powerCapWatts": 10}, "powerCapWatts: 10 is less than the 1227 W"),
+    ],
+)
+def test_an_infeasible_objective_changes_nothing(make_job: Any, objective: dict[str, Any], said: str) -> None:
+    job = make_job()
+    job.run()
+    job.state.accept(make_job(objective=objective).spec)
+    made = job.plan()
+    assert made.actions == ()
+    assert made.waiting is not None
+    assert made.waiting.reason is Reason.OBJECTIVE_INFEASIBLE
+    assert said in made.waiting.message
+
+
+def test_recommend_selects_nothing_and_gives_back_what_was_selected(make_job: Any) -> None:
+    job = make_job(objective={"type": "MinEnergy"})
+    job.run()
+    job.state.accept(make_job(objective={"type": "MinEnergy"}, mode="Recommend").spec)
+    assert set(job.act().actions) == {Release("node-0"), Release("node-1")}
+    assert set(job.act().actions) == {Acquire("node-0"), Acquire("node-1")}
+    made = job.act()
+    assert made.actions == ()
+    assert made.advised_point == 8
+
+
+@pytest.mark.parametrize(
+    ("annotation", "wanted"),
+    [
+        ("1:0:1.1", {0: 2, 1: 0}),
+        ("1:0:1.12,0:0:1.06", {0: 1, 1: 0}),
+        ("1:0:9", {0: 10, 1: 0}),
+        ("GPU-0-1:0:1.2", {0: 0, 1: 4}),
+        ("1:0:1", {0: 0, 1: 0}),
+        ("7:0:1.5", {0: 0, 1: 0}),
+    ],
+)
+def test_told_stragglers(job: Any, annotation: str, wanted: dict[int, int]) -> None:
+    job.run()
+    job.state.told, job.state.told_seen_s = parse_annotation(annotation), job.now_s
+    assert job.settle().wanted == wanted
+
+
+def test_a_told_straggler_waits_for_its_delay(job: Any) -> None:
+    job.run()
+    job.state.told, job.state.told_seen_s = parse_annotation("1:5:1.2"), job.now_s
+    made = job.plan()
+    assert made.slowdowns == {}
+    assert made.wake_at_s == pytest.approx(job.now_s + 5)
+    job.now_s += 5
+    assert job.plan().slowdowns == {1: 1.2}
+
+
+def test_within_an_objective_that_is_slower_a_small_straggler_changes_the_straggler_only(make_job: Any) -> None:
+    job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
+    job.run()
+    job.state.told, job.state.told_seen_s = parse_annotation("1:0:1.1"), job.now_s
+    # Everybody may take 1.3 s; the slow one needs a plan of 1.3 / 1.1 = 1.18 s for that.
+    assert job.settle().wanted == {0: 6, 1: 3}
+
+
+def test_detected_only_where_asked_for(make_job: Any) -> None:
+    for mode, seen in (("Automatic", True), ("External", False), ("Off", False)):
+        job = make_job(straggler={"mode": mode})
+        job.run()
+        for iteration in range(4):
+            job.train(iteration, (1.0, 1.2) if iteration >= 2 else (1.0, 1.0))
+        assert bool(job.plan().slowdowns) is seen, mode
+
+
+def test_the_baseline_comes_first_unless_a_plan_is_in_force_already(make_job: Any) -> None:
+    job = make_job(baselineIterations=2)
+    made = job.run()
+    assert made.waiting is not None
+    assert made.waiting.reason is Reason.MEASURING_BASELINE
+    for iteration in range(3):
+        job.train(iteration)
+    job.state.measure_baseline()
+    assert job.settle().applied
+
+    restarted = make_job(baselineIterations=2)
+    restarted.solve()
+    restarted.start_pods()
+    restarted.connect_ranks()
+    for node, pipeline in zip(restarted.nodes, (0, 1), strict=True):
+        node.selected = {pipeline: 3}  # as an operator before this one had it
+    restarted.train(0)
+    assert restarted.settle().applied
+
+
+@pytest.mark.parametrize(
+    ("rank", "reason"),
+    [
+        ({"stage": 7}, Reason.RANKS_MISMATCH),
+        ({"pipeline": 2}, Reason.RANKS_MISMATCH),
+        ({"tensor": 1}, Reason.RANKS_MISMATCH),
+    ],
+)
+def test_ranks_that_do_not_fit_are_never_driven(job: Any, rank: dict[str, int], reason: Reason) -> None:
+    job.solve()
+    job.start_pods()
+    job.connect_ranks()
+    node = job.state.nodes["node-0"]
+    odd = replace(node.ranks.pop((0, 0, 0)), **rank)
+    node.ranks[odd.place] = odd
+    made = job.settle()
+    assert made.waiting.reason is reason
+    assert not any(node.selected for node in job.nodes)
+
+
+def test_a_place_taken_twice_is_a_mismatch(job: Any) -> None:
+    job.solve()
+    job.start_pods()
+    job.connect_ranks()
+    first = job.state.nodes["node-0"].ranks[0, 0, 0]
+    job.state.nodes["node-1"].ranks[0, 0, 0] = replace(first, pod_uid="pod-1")
+    assert job.settle().waiting.reason is Reason.RANKS_MISMATCH
+
+
+def test_new_processes_are_told_again(job: Any) -> None:
+    job.run()
+    for iteration in range(20):
+        job.train(iteration)
+    job.connect_ranks(pid=2)
+    assert {type(a) for a in job.plan().actions} == {Select}
+    assert {a.from_iteration for a in job.plan().actions} == {1}
+    assert job.settle().applied
+    assert job.state.history is not None
+    assert job.state.history.latest == -1, "they count from zero again"
+
+
+def test_a_new_frontier_replaces_the_old_plans_together(make_job: Any) -> None:
+    job = make_job()
+    job.run()
+    job.state.accept(make_job(points=50).spec)
+    made = job.plan()
+    assert [type(a) for a in made.actions] == [Solve]
+    assert made.applied, "the old plan stays in force while the new frontier is solved"
+    job.solve()
+    assert {type(a) for a in job.act().actions} == {Push}
+    assert {type(a) for a in job.act().actions} == {Select}
+    assert job.act().applied
+
+
+def test_a_fenced_operator_keeps_its_hands_off(job: Any) -> None:
+    job.run()
+    job.state.fenced = Fault(Reason.FENCED, "newer")
+    job.now_s += 1000
+    assert job.plan().actions == ()
+
+
+def test_an_unreachable_node_does_not_keep_others_from_a_straggler(job: Any) -> None:
+    job.run()
+    job.state.nodes["node-1"].fault = Fault(Reason.AGENT_UNAVAILABLE, "dark")
+    job.state.nodes["node-1"].busy = True
+    job.state.told, job.state.told_seen_s = parse_annotation("1:0:1.2"), job.now_s
+    assert job.plan().actions == (Select("node-0", ((0, 4),), 1),)

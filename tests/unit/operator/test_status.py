@@ -1,0 +1,142 @@
+"""What is said: conditions keep their time, events are said once, a write holds only what changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perseus_operator import status
+from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
+from perseus_operator.history import Measured
+from perseus_operator.state import Fault
+
+
+def said(job: Any) -> dict[str, Condition]:
+    return {condition.type.value: condition for condition in status.conditions(job.state, job.plan())}
+
+
+def test_ready_is_the_first_thing_that_is_missing(job: Any) -> None:
+    assert said(job)["Ready"].reason is Reason.PROFILE_UNREADABLE
+    job.state.profile_fault = Fault(Reason.CONFIG_MAP_NOT_FOUND, "not there")
+    assert said(job)["Ready"].reason is Reason.CONFIG_MAP_NOT_FOUND
+    job.state.profile_fault = None
+    job.solve()
+    assert said(job)["Ready"].reason is Reason.NO_PODS
+    job.run()
+    assert said(job)["Ready"] == Condition(ConditionType.READY, True, Reason.READY, "Everything asked for is in force.")
+    job.state.spec_fault = Fault(Reason.SPEC_INVALID, "spec.points: must be ...")
+    ready = said(job)["Ready"]
+    assert ready.reason is Reason.SPEC_INVALID
+    assert "stays in force" in ready.message
+
+
+def test_a_gpu_that_cannot_be_driven_is_named(job: Any) -> None:
+    job.run()
+    job.nodes[1].uncontrollable = {"GPU-1-0": "MIG is on"}
+    condition = said(job)["AgentsReady"]
+    assert (condition.status, condition.reason) == (False, Reason.GPU_NOT_CONTROLLABLE)
+    assert "GPU-1-0 on node-1: MIG is on" in condition.message
+
+
+def test_a_straggler_says_its_evidence(job: Any) -> None:
+    job.run()
+    for iteration in range(4):
+        job.train(iteration, (1.0, 1.2))
+    assert "timing alone" in said(job)["StragglerDetected"].message
+    job.nodes[1].gpu_events["GPU-1-1", "THERMAL_SLOWDOWN"] = "hot"
+    assert "GPU-1-1 on node-1: thermal slowdown" in said(job)["StragglerDetected"].message
+
+
+def test_transition_time_moves_with_the_status_only() -> None:
+    condition = Condition(ConditionType.READY, True, Reason.READY, "a")
+    first = merge_conditions([], [condition], generation=1, now_rfc3339="t1")
+    again = merge_conditions(
+        first, [Condition(ConditionType.READY, True, Reason.READY, "b")], generation=2, now_rfc3339="t2"
+    )
+    assert again[0] == {**first[0], "message": "b", "observedGeneration": 2}
+    turned = merge_conditions(
+        again, [Condition(ConditionType.READY, False, Reason.NO_PODS, "c")], generation=2, now_rfc3339="t3"
+    )
+    assert turned[0]["lastTransitionTime"] == "t3"
+    foreign = {"type": "Foreign", "status": "True"}
+    assert merge_conditions([foreign], [condition], generation=1, now_rfc3339="t")[0] == foreign
+
+
+def test_an_event_is_said_once(job: Any) -> None:
+    made = job.run()
+    now = status.conditions(job.state, made)
+    stored = status.document(now, status.figures(job.state, made), {}, generation=1, wall_s=0.0)
+    assert {event.reason for event in status.events({}, now)} >= {Reason.PROFILE_READ, Reason.SOLVED, Reason.LEASED}
+    assert status.events(stored, now) == []
+
+
+def test_stragglers_come_and_go_as_events(job: Any) -> None:
+    none = [Condition(ConditionType.STRAGGLER_DETECTED, False, Reason.NO_STRAGGLER, "none")]
+    some = [Condition(ConditionType.STRAGGLER_DETECTED, True, Reason.STRAGGLER_DETECTED, "1")]
+    stored = {"conditions": merge_conditions([], none, generation=1, now_rfc3339="t")}
+    assert status.events({}, none) == []
+    (came,) = status.events(stored, some)
+    assert (came.reason, came.kind) == (Reason.STRAGGLER_DETECTED, "Warning")
+    stored = {"conditions": merge_conditions([], some, generation=1, now_rfc3339="t")}
+    (went,) = status.events(stored, none)
+    assert (went.reason, went.kind) == (Reason.STRAGGLER_RECOVERED, "Normal")
+
+
+def test_savings_are_measured_against_measured_or_not_said() -> None:
+    baseline = Measured(1_000_000, 2000, 3)
+    figures = status.savings(baseline, Measured(1_010_000, 1750, 9))
+    assert figures is not None
+    assert (figures.energy, figures.slowdown) == ("12.50%", "1.00%")
+    worse = status.savings(baseline, Measured(999_999, 2100, 9))
+    assert worse is not None
+    assert (worse.energy, worse.slowdown) == ("-5.00%", "0.00%")
+    assert status.savings(None, baseline) is None
+    assert status.savings(baseline, Measured(1, None, 1)) is None
+
+
+def test_predicted_figures_count_the_waiting_of_the_early(job: Any) -> None:
+    job.run()
+    from perseus_operator.objective import predict
+
+    frontier = job.state.frontier
+    time_us, energy_mj = predict(frontier, {0: 0, 1: 0}, {1: 1.5}, tensor_parallel=2)
+    assert time_us == 1_500_000
+    waiting_mj = 2 * 80_000 * 0.5  # two stages of pipeline 0 wait half a second at 80 W
+    assert energy_mj == 2 * (2 * frontier.energies_mj[0] + waiting_mj)
+
+
+json_objects = st.recursive(
+    st.integers() | st.text(max_size=3),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+    max_leaves=12,
+).filter(lambda value: isinstance(value, dict))
+
+
+def apply_patch(old: Any, patch: Any) -> Any:
+    """RFC 7386, word for word."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(old) if isinstance(old, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = apply_patch(merged.get(key), value)
+    return merged
+
+
+@given(json_objects, json_objects)
+def test_a_merge_patch_makes_the_new_of_the_old(old: Any, new: Any) -> None:
+    patch = status.merge_patch(old, new)
+    assert apply_patch(old, patch) == new
+    assert (patch == {}) == (old == new)
+
+
+@pytest.mark.parametrize("ratio", [-20.0, -0.000001, 0.0, 0.03125, 99.0])
+def test_percentages_fit_the_schema(ratio: float) -> None:
+    import re
+
+    assert re.fullmatch(r"-?[0-9]{1,3}(\.[0-9]{1,4})?%", status.percent(ratio))

@@ -1,0 +1,143 @@
+"""Who is slow: detection on made-up traces whose truth is known, and the annotation's grammar."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perseus_operator.api import Straggler
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.history import JobIteration
+from perseus_operator.schema import parse
+from perseus_operator.stragglers import Detector, Told, parse_annotation, told_slowdowns
+
+SPEC = parse(Straggler, {}, "straggler")
+PROMISED_US = 1_000_000
+
+
+def watch(detector: Detector, iteration: int, ratios: list[float], *, mixed: bool = False) -> dict[int, float]:
+    """One iteration, every pipeline measured at a ratio of its promise."""
+    spans_us = {pipeline: max(1, round(PROMISED_US * ratio)) for pipeline, ratio in enumerate(ratios)}
+    points = dict.fromkeys(spans_us, 0)
+    record = JobIteration(iteration, spans_us, max(spans_us.values()), None, points, mixed)
+    detector.observe(record, dict.fromkeys(spans_us, PROMISED_US), SPEC)
+    return detector.slowdowns
+
+
+def trace(seed: int, pipelines: int, iterations: int, noise: float) -> list[list[float]]:
+    generator = random.Random(seed)
+    return [[1.03 * generator.gauss(1, noise) for _ in range(pipelines)] for _ in range(iterations)]
+
+
+@pytest.mark.parametrize("pipelines", [1, 2, 3, 8])
+def test_no_false_alarm_within_noise(pipelines: int) -> None:
+    for seed in range(20):
+        detector = Detector()
+        alarms = [i for i, ratios in enumerate(trace(seed, pipelines, 200, 0.01)) if watch(detector, i, ratios)]
+        assert not alarms, f"seed {seed}"
+
+
+@pytest.mark.parametrize("pipelines", [2, 3, 8])
+@pytest.mark.parametrize("degree", [1.08, 1.2, 1.5])
+def test_found_within_the_confirming_iterations_and_recovery_too(pipelines: int, degree: float) -> None:
+    for seed in range(10):
+        detector, ratios = Detector(), trace(seed, pipelines, 60, 0.004)
+        for i, row in enumerate(ratios):
+            slow = 20 <= i < 40
+            found = watch(detector, i, [row[0], row[1] * (degree if slow else 1.0), *row[2:]])
+            if i < 20 or i >= 40 + SPEC.confirm_iterations - 1:
+                assert found == {}, (seed, i)
+            if 20 + SPEC.confirm_iterations - 1 <= i < 40:
+                assert set(found) == {1}, (seed, i)
+                assert found[1] == pytest.approx(degree, rel=0.02)
+
+
+def test_one_slow_iteration_alone_is_no_straggler() -> None:
+    detector = Detector()
+    for i in range(30):
+        assert watch(detector, i, [1.0, 1.5 if i % 5 == 0 else 1.0]) == {}
+
+
+def test_hysteresis_between_the_thresholds() -> None:
+    detector = Detector()
+    for i in range(5):
+        watch(detector, i, [1.0, 1.0])
+    for i in range(5, 12):
+        assert watch(detector, i, [1.0, 1.04]) == {}, "below 5 % nobody becomes one"
+    for i in range(12, 15):
+        watch(detector, i, [1.0, 1.2])
+    for i in range(15, 25):
+        assert set(watch(detector, i, [1.0, 1.03])) == {1}, "above 2 % nobody stops being one"
+    watch(detector, 25, [1.0, 1.01])
+    assert watch(detector, 26, [1.0, 1.01]) == {}
+
+
+def test_all_slow_together_is_no_straggler() -> None:
+    detector = Detector()
+    for i in range(20):
+        assert watch(detector, i, [1.0 if i < 5 else 1.3] * 3) == {}
+
+
+def test_a_growing_slowdown_is_followed() -> None:
+    detector = Detector()
+    for i in range(5):
+        watch(detector, i, [1.0, 1.0])
+    for i in range(5, 15):
+        watch(detector, i, [1.0, 1.1])
+    for i in range(15, 25):
+        found = watch(detector, i, [1.0, 1.3])
+    assert found[1] == pytest.approx(1.3)
+
+
+def test_transitions_are_evidence_of_nothing() -> None:
+    detector = Detector()
+    for i in range(10):
+        assert watch(detector, i, [1.0, 9.0], mixed=True) == {}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=3), max_size=40))
+def test_whatever_is_measured_slowdowns_are_finite_and_above_one(measured: list[list[float]]) -> None:
+    detector = Detector()
+    for i, ratios in enumerate(measured):
+        assert all(1.0 < slowdown < float("inf") for slowdown in watch(detector, i, ratios).values())
+
+
+def test_the_annotation() -> None:
+    assert parse_annotation("") == ()
+    assert parse_annotation(" 1:0:1.2, GPU-ab-12:2.5:3 ") == (Told("1", 0.0, 1.2), Told("GPU-ab-12", 2.5, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("1", "must be <data-parallel rank or GPU UUID>:<delay seconds>:<degree>, such as 1:0:1.2, not '1'"),
+        ("1:0", "such as 1:0:1.2"),
+        ("1:0:1.2:9", "such as 1:0:1.2"),
+        ("-1:0:1.2", "such as 1:0:1.2"),
+        ("1:-3:1.2", "such as 1:0:1.2"),
+        ("1:0:nan", "such as 1:0:1.2"),
+        ("1:0:0.9", "degree must be from 1 (back to normal) to 100, not 0.9"),
+        ("1:0:101", "degree must be from 1 (back to normal) to 100, not 101"),
+        ("1:0:1.2,x", "not 'x'"),
+    ],
+)
+def test_a_wrong_annotation_is_named(text: str, rule: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_annotation(text)
+    assert str(refused.value).startswith("annotation perseus.energy/straggler: ")
+    assert rule in str(refused.value)
+
+
+def test_told_degrees_come_with_their_delay_and_go_with_degree_one() -> None:
+    def told(text: str, now_s: float) -> dict[int, float]:
+        gpus = {"GPU-a": 3}
+        return told_slowdowns(parse_annotation(text), seen_s=10, now_s=now_s, pipeline_of_gpu=gpus, pipelines=4)
+
+    assert told("1:5:1.2", 14.9) == {}
+    assert told("1:5:1.2", 15.0) == {1: 1.2}
+    assert told("1:0:1", 15.0) == {}
+    assert told("1:0:1.2,1:0:1.4,GPU-a:0:2,GPU-b:0:2,4:0:2", 15.0) == {1: 1.4, 3: 2.0}
