@@ -8,8 +8,6 @@ is in).
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -28,6 +26,7 @@ from perseus_proto.podresources import podresources_pb2_grpc as kubelet_grpc
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim import recording
+from perseus_sim.recording_trainer import schedule_of
 
 JOB = "job-uid"
 
@@ -40,11 +39,6 @@ def gpu_uuid(number: int) -> str:
 def pod_uid(number: int) -> str:
     """A UID as Kubernetes writes it."""
     return f"11111111-2222-3333-4444-{number:012d}"
-
-
-def schedule_of(instructions: int) -> list[tuple[str, int, int]]:
-    """Forward and backward in turn."""
-    return [(("forward", "backward")[place % 2], place // 2, 0) for place in range(instructions)]
 
 
 def plan_set_of(
@@ -185,7 +179,7 @@ class RecordingNode:
             "iterations": iterations,
             "gpu": gpu,
         }
-        command = [sys.executable, "-m", "perseus_sim.recording_node", json.dumps(arguments)]
+        command = [sys.executable, "-m", "perseus_sim.recording_trainer", json.dumps(arguments)]
         trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._children.append(trainer)
         self.place(trainer.pid, pod)
@@ -244,33 +238,3 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0
         if time.monotonic() > deadline_s:
             raise AssertionError(f"not in {timeout_s:g} s: {what}")
         time.sleep(0.005)
-
-
-def _train() -> None:
-    """The training process."""
-    import perseus_client
-
-    sys.stdin.readline()  # until /proc says who we are
-    arguments = json.loads(sys.argv[1])
-    schedule = schedule_of(arguments["instructions"])
-    session = perseus_client.connect(
-        arguments["pipeline"],
-        arguments["stage"],
-        schedule=schedule,
-        socket_path=arguments["socket"],
-        gpu_uuid=arguments["gpu"] or None,
-    )
-    session.wait_connected(5)
-    for iteration in range(arguments["iterations"]):
-        with session.step():
-            for kind, microbatch, chunk in schedule:
-                with session.instruction(kind, microbatch, chunk):
-                    time.sleep(arguments["instruction_s"])
-        try:
-            print(iteration, session.connected, flush=True)
-        except BrokenPipeError:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    _train()

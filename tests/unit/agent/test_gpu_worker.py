@@ -22,7 +22,8 @@ from perseus_proto.channel import ChannelReader, ChannelWriter
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
 from perseus_sim.recording import RecordingGpu
-from perseus_sim.recording_node import plan_set_of, schedule_of, wait_for
+from perseus_sim.recording_node import plan_set_of, wait_for
+from perseus_sim.recording_trainer import schedule_of
 
 CLOCKS = [1200, 900, 1200, 900]
 PLANS = decode_plan_set(plan_set_of([[CLOCKS]]))

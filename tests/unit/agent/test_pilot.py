@@ -13,7 +13,8 @@ from perseus_agent.telemetry import RankIdentity
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
-from perseus_sim.recording_node import plan_set_of, schedule_of
+from perseus_sim.recording_node import plan_set_of
+from perseus_sim.recording_trainer import schedule_of
 
 COUNT = 4
 POINT_0 = [1200, 900, 900, 1200]

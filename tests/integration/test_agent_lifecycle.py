@@ -1,0 +1,160 @@
+"""Whoever dies, at whatever step, no GPU stays locked: real processes, kill -9, one walk over all of it.
+
+The walk: a job is leased, its ranks join, a plan is pushed, selected, runs. At each of these steps the agent, the
+trainers, the operator (which then renews no more), or agent and trainers together are gone. Afterwards every GPU is
+at its default clocks within the lease's time, or once the agent has been started again, and GPUs that were never ours
+were never written.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_sim.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
+
+STEPS = ("acquire", "join", "push", "select", "run")
+CLOCKS = [[1200, 900, 1200, 900], [1005, 1005, 705, 705]]
+TTL_MS = 700
+BYSTANDER, FOREIGN = 2, 3
+"""GPUs of the node that are not the job's: one of a pod that did not opt in, one that somebody else has locked."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[RecordingNode]:
+    with RecordingNode.open(tmp_path, gpus=4) as node:
+        (tmp_path / "gpu" / f"{gpu_uuid(FOREIGN)}.lock").write_text("705")
+        yield node
+
+
+class Job:
+    """A job of two stages on the node, to be brought step by step to where it runs."""
+
+    def __init__(self, node: RecordingNode, uid: str = "job") -> None:
+        self.node = node
+        self.uid = uid
+        self.pods = [node.add_pod(number, [number]) for number in range(2)]
+        self.plan_set = plan_set_of([[clocks] for clocks in CLOCKS])
+        self.trainers: list[subprocess.Popen[bytes]] = []
+
+    def advance(self, step: str, ttl_ms: int = 60_000) -> None:
+        """As far as ``step``; the lease lasts ``ttl_ms`` from then on."""
+        with self.node.stub() as stub:
+            for reached in STEPS[: STEPS.index(step) + 1]:
+                getattr(self, reached)(stub)
+            stub.RenewLease(messages.RenewLeaseRequest(job_uid=self.uid, epoch=1, ttl_ms=ttl_ms))
+
+    def end(self) -> None:
+        """Its processes are gone."""
+        for trainer in self.trainers:
+            trainer.kill()
+            trainer.wait()
+        with self.node.stub() as stub:
+            stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=self.uid, epoch=1))
+
+    def acquire(self, stub: Any) -> None:
+        request = messages.AcquireLeaseRequest(job_uid=self.uid, job_name="a/b", epoch=1, ttl_ms=60_000, pods=self.pods)
+        stub.AcquireLease(request)
+
+    def join(self, stub: Any) -> None:
+        self.trainers = self.trainers or [
+            self.node.start_trainer(pod, stage=stage, instruction_s=0.002) for stage, pod in enumerate(self.pods)
+        ]
+        wait_for(lambda: self.ranks(stub) == 2, "both ranks have joined")
+
+    def push(self, stub: Any) -> None:
+        stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=self.uid, epoch=1, plan_set=self.plan_set))
+
+    def select(self, stub: Any) -> None:
+        selections = [messages.Selection(data_parallel_rank=0, point=0)]
+        plan_id = self.plan_set.plan_id
+        stub.SelectPlan(messages.SelectPlanRequest(job_uid=self.uid, epoch=1, plan_id=plan_id, selections=selections))
+
+    def run(self, stub: Any) -> None:
+        wait_for(self.running, "both GPUs are locked")
+
+    def running(self) -> bool:
+        return all(self.node.locked()[gpu_uuid(gpu)] for gpu in range(2))
+
+    def ranks(self, stub: Any) -> int:
+        return sum(bool(rank.gpu_uuid) for rank in stub.DescribeNode(messages.DescribeNodeRequest()).ranks)
+
+
+def assert_all_given_back(node: RecordingNode) -> None:
+    ours = [gpu_uuid(0), gpu_uuid(1)]
+    wait_for(lambda: not any(node.locked()[uuid] for uuid in ours), "both GPUs are at their default clocks")
+    wait_for(lambda: f'"{ours[0]}"' not in (node.folder / "journal.json").read_text(), "nothing is owed")
+    assert node.locked()[gpu_uuid(FOREIGN)] == 705
+    assert {call.gpu for call in node.calls()} <= set(ours)
+
+
+@pytest.mark.parametrize("victim", ["agent", "trainers", "operator", "agent and trainers"])
+def test_nothing_stays_locked_whoever_dies_at_whatever_step(node: RecordingNode, victim: str) -> None:
+    node.start_agent()
+    node.start_trainer(node.add_pod(BYSTANDER, [BYSTANDER]), instruction_s=0.002)
+    for step in STEPS:
+        job = Job(node, f"job-{step}")
+        job.advance(step, TTL_MS if victim == "operator" else 60_000)
+        assert job.running() or step in ("acquire", "join", "push", "select")
+        if "trainers" in victim:
+            for trainer in job.trainers:
+                trainer.kill()
+        if "agent" in victim:
+            assert node.agent
+            node.agent.kill()
+            node.agent.wait()
+            assert job.running() or step != "run"  # a killed agent can give nothing back
+            node.start_agent()
+        assert_all_given_back(node)
+        job.end()
+        assert_all_given_back(node)
+
+
+def test_sigterm_gives_everything_back_before_the_agent_leaves(node: RecordingNode) -> None:
+    agent = node.start_agent()
+    Job(node).advance("run")
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(10) == 0, node.log()
+    assert_all_given_back(node)
+    assert not Path(node.socket).exists()
+
+
+def test_a_drain_that_cannot_finish_ends_in_time_and_the_next_agent_gives_back_what_is_owed(
+    node: RecordingNode,
+) -> None:
+    agent = node.start_agent("--drain-timeout-s=0.5")
+    Job(node).advance("run")
+    fault = node.folder / "gpu" / f"{gpu_uuid(0)}.fault"
+    fault.write_text("hang 30")
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(10) == 1, node.log()
+    assert node.locked()[gpu_uuid(1)] is None
+    fault.unlink()
+    node.start_agent()
+    assert_all_given_back(node)
+
+
+def test_a_trainer_that_outlives_the_agent_is_followed_by_the_next_one(node: RecordingNode) -> None:
+    agent = node.start_agent()
+    job = Job(node)
+    job.advance("run")
+    agent.kill()
+    agent.wait()
+    node.start_agent()
+    assert_all_given_back(node)
+    job.advance("run")  # with the same processes
+    assert all(trainer.poll() is None for trainer in job.trainers)
+
+
+def test_only_one_agent_runs_on_a_node(node: RecordingNode) -> None:
+    node.start_agent()
+    second = node.start_agent(wait=False)
+    wait_for(lambda: "another agent holds" in node.log(), "the second one waits")
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(10) == 0
