@@ -1,8 +1,9 @@
 """A cluster on one machine: API server, nodes with GPUs and agents, the operator, training jobs; for demo and tests.
 
 Everything is a real process or the production code, but for the doubles: the API server (``apiserver``), the kubelet
-(``kubelet``), the GPUs (``gpu``) and the training (``job``). All state lies in one folder; leaving the context stops
-every process, whatever happened. What is shown to people, and what is asserted, is the caller's business.
+(``kubelet``), the GPUs (``gpu``) and the training (``job``). Operator and agents speak mutual TLS. All state lies in
+one folder; leaving the context stops every process, whatever happened. What is shown to people, and what is asserted,
+is the caller's business.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from perseus_proto import keys
 from perseus_sim.job import JobSpec, RankSpec, TrainingJob
 from perseus_sim.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.model import GpuModel
+from perseus_sim.pki import Authority
 from perseus_sim.processes import Child, Processes
 from perseus_sim.shared_gpu import GpuSpec, SharedGpu
 from perseus_solver.problem import Problem
@@ -80,6 +82,7 @@ class SimulatedCluster:
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="perseus-")) if folder is None else folder
         self.kubeconfig = self.folder / "kubeconfig"
+        self.tls = self.folder / "tls"
         self.nodes: dict[str, SimulatedNode] = {}
         self.jobs: list[RunningJob] = []
         self.operator: Child | None = None
@@ -90,6 +93,7 @@ class SimulatedCluster:
         with contextlib.ExitStack() as undo:
             undo.enter_context(self.processes)
             undo.callback(self._stop_kubelets)
+            self._write_certificates()
             self._start_api_server()
             connect: Any = config.new_client_from_config
             self.api = undo.enter_context(connect(str(self.kubeconfig)))
@@ -106,6 +110,20 @@ class SimulatedCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # -------------------------------------------------------------------------------- control plane
+
+    def _write_certificates(self) -> None:
+        """As in production: agent and operator trust one authority, and each other's names."""
+        authority = Authority("perseus-sim")
+        self.tls.mkdir(parents=True)
+        (self.tls / "ca.crt").write_bytes(authority.certificate)
+        for name in ("perseus-agent", "perseus-operator"):
+            pair = authority.issue(name, hosts=(name,), client=True)
+            (self.tls / f"{name}.crt").write_bytes(pair.certificate)
+            (self.tls / f"{name}.key").write_bytes(pair.key)
+
+    def _tls_flags(self, name: str) -> list[str]:
+        files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca": "ca.crt"}
+        return [part for flag, file in files.items() for part in (f"--tls-{flag}", str(self.tls / file))]
 
     def _start_api_server(self) -> None:
         server = self.processes.start(
@@ -132,7 +150,7 @@ class SimulatedCluster:
         self.operator = self.processes.start(
             "operator",
             [
-                *(sys.executable, "-m", "perseus_operator", "--insecure"),
+                *(sys.executable, "-m", "perseus_operator", *self._tls_flags("perseus-operator")),
                 *("--agent-namespace", SYSTEM_NAMESPACE, "--agent-poll-s", "0.5"),
                 *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
                 *arguments,
@@ -197,7 +215,8 @@ class SimulatedCluster:
         node.agent = self.processes.start(
             f"agent-{node.name}",
             [
-                *(sys.executable, "-m", "perseus_agent", "--insecure", "--node-name", node.name),
+                *(sys.executable, "-m", "perseus_agent", *self._tls_flags("perseus-agent")),
+                *("--node-name", node.name),
                 *("--devices", f"perseus_sim.gpu:open_devices:{node.folder / 'gpus'}"),
                 *("--socket", str(node.socket), "--journal", str(node.folder / "journal.json")),
                 *("--grpc-address", node.grpc_address, "--metrics-address", node.metrics_address),

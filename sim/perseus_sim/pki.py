@@ -52,14 +52,18 @@ class Authority:
         )
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = ()) -> KeyPair:
-        """A server certificate for the hosts (names or addresses), or without hosts a client's."""
+    def issue(
+        self, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = (), client: bool = False
+    ) -> KeyPair:
+        """A server certificate for the hosts (names or addresses), or without hosts a client's; ``client``: both."""
         names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organization:
             names.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
         key = private_key()
-        usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
-        builder = self._builder(x509.Name(names), key).add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH] if hosts else []
+        if client or not hosts:
+            usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+        builder = self._builder(x509.Name(names), key).add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())

@@ -12,6 +12,7 @@ from typing import Any
 import kopf
 import pytest
 from kubernetes import client
+from kubernetes.client.exceptions import ApiException
 
 CRD: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -49,6 +50,7 @@ def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     extensions = client.ApiextensionsV1Api(api)
     extensions.create_custom_resource_definition(CRD)
+    until(lambda: served(api, namespace))
     calls: list[str] = []
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
@@ -91,6 +93,16 @@ def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.MonkeyP
     thread.join(10)
     assert not thread.is_alive()
     extensions.delete_custom_resource_definition(CRD["metadata"]["name"])
+
+
+def served(api: Any, namespace: str) -> bool:
+    try:
+        client.CustomObjectsApi(api).list_namespaced_custom_object(*PLACE, namespace, "sprockets")
+    except ApiException as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 def until(condition: Callable[[], bool]) -> None:

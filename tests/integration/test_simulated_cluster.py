@@ -76,8 +76,16 @@ def plan_set(problem: Problem, frontier: Frontier) -> agent_pb2.PlanSet:
 class Operator:
     """Just enough of one: holds the lease and selects."""
 
-    def __init__(self, node: SimulatedNode, job: RunningJob) -> None:
-        self._agent = agent_pb2_grpc.AgentStub(grpc.insecure_channel(node.grpc_address))
+    def __init__(self, cluster: SimulatedCluster, node: SimulatedNode, job: RunningJob) -> None:
+        ca, key, certificate = (
+            (cluster.tls / name).read_bytes() for name in ("ca.crt", "perseus-operator.key", "perseus-operator.crt")
+        )
+        channel = grpc.secure_channel(
+            node.grpc_address,
+            grpc.ssl_channel_credentials(ca, key, certificate),
+            [("grpc.ssl_target_name_override", "perseus-agent")],
+        )
+        self._agent = agent_pb2_grpc.AgentStub(channel)
         pods = [agent_pb2.Pod(uid=p.uid, namespace=p.namespace, name=p.name) for _, p in job.pods.values()]
         self._agent.AcquireLease(
             agent_pb2.AcquireLeaseRequest(job_uid=JOB, job_name="default/j", epoch=1, ttl_ms=60_000, pods=pods)
@@ -117,7 +125,7 @@ def after(job: RunningJob, iteration: int, count: int) -> list[PipelineIteration
 def test_a_plan_takes_what_the_solver_promised(cluster: SimulatedCluster, problem: Problem, frontier: Frontier) -> None:
     node = cluster.add_node("node-0", STAGES, A100)
     job = cluster.start_job("j", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=10.0)
-    operator = Operator(node, job)
+    operator = Operator(cluster, node, job)
     plans = plan_set(problem, frontier)
     operator.push(plans)
     for point in range(len(frontier.time_s)):
@@ -140,7 +148,7 @@ def test_a_killed_agent_delays_nobody_and_its_successor_restores_the_clocks(
 ) -> None:
     node = cluster.add_node("node-0", STAGES, A100)
     job = cluster.start_job("j", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=10.0)
-    operator = Operator(node, job)
+    operator = Operator(cluster, node, job)
     plans = plan_set(problem, frontier)
     operator.push(plans)
     operator.select(plans, len(frontier.time_s) - 1)

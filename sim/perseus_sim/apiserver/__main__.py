@@ -39,7 +39,7 @@ async def serve(port: int, path: Path | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     async with ApiServer() as handler:
-        runner = web.ServerRunner(web.Server(handler, access_log=None), shutdown_timeout=1.0)
+        runner = web.ServerRunner(web.Server(handler, access_log=None), shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, _HOST, port)
         await site.start()
