@@ -90,9 +90,8 @@ class RecordingNode:
                 if child.poll() is None:
                     child.kill()
                 child.wait()
-                for pipe in (child.stdin, child.stdout):
-                    if pipe:
-                        pipe.close()
+                if child.stdin:
+                    child.stdin.close()
             server.stop(None).wait()
 
     # ------------------------------------------------------------------------------------------- agent
@@ -169,7 +168,7 @@ class RecordingNode:
         iterations: int = 1_000_000,
         gpu: str = "",
     ) -> subprocess.Popen[bytes]:
-        """A training process in a pod; it prints a line at the end of each iteration."""
+        """A training process in a pod."""
         arguments = {
             "socket": self.socket,
             "pipeline": pipeline,
@@ -180,7 +179,7 @@ class RecordingNode:
             "gpu": gpu,
         }
         command = [sys.executable, "-m", "perseus_sim.recording_trainer", json.dumps(arguments)]
-        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE)
         self._children.append(trainer)
         self.place(trainer.pid, pod)
         assert trainer.stdin

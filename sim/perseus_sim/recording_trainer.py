@@ -1,7 +1,6 @@
 """A training process for tests of the agent: the real client, instructions that sleep, and quick to start.
 
-Run by ``recording_node`` as ``python -m perseus_sim.recording_trainer '<json>'``; prints a line at the end of each
-iteration.
+Run by ``recording_node`` as ``python -m perseus_sim.recording_trainer '<json>'``.
 """
 
 from __future__ import annotations
@@ -31,15 +30,11 @@ def main() -> None:
         gpu_uuid=arguments["gpu"] or None,
     )
     session.wait_connected(5)
-    for iteration in range(arguments["iterations"]):
+    for _ in range(arguments["iterations"]):
         with session.step():
             for kind, microbatch, chunk in schedule:
                 with session.instruction(kind, microbatch, chunk):
                     time.sleep(arguments["instruction_s"])
-        try:
-            print(iteration, session.connected, flush=True)
-        except BrokenPipeError:
-            return
 
 
 if __name__ == "__main__":

@@ -1,0 +1,321 @@
+"""The agent's gRPC service and local socket against a real agent process: commands, refusals, telemetry, metrics."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from perseus_agent.service import ERROR_METADATA
+from perseus_proto.hello import Hello, Reason, Refusal, Timing, Welcome, encode_hello, make_schedule, receive_answer
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_sim.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, pod_uid, wait_for
+from perseus_sim.recording_trainer import schedule_of
+
+PLANS = plan_set_of([[[1200, 900, 1200, 900], [600] * 4]])
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordingNode]:
+    with RecordingNode.open(tmp_path_factory.mktemp("node"), gpus=3) as node:
+        node.start_agent("--telemetry-events=64")
+        yield node
+
+
+@pytest.fixture
+def stub(node: RecordingNode) -> Iterator[stubs.AgentStub]:
+    with node.stub() as stub:
+        yield stub
+        for lease in stub.DescribeNode(messages.DescribeNodeRequest()).leases:
+            stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=lease.job_uid, epoch=lease.epoch))
+    for child in node._children[1:]:
+        child.kill()
+        child.wait()
+    wait_for(node.all_default, "default clocks between tests")
+
+
+def acquire(stub: Any, pods: list[messages.Pod], job: str = JOB, epoch: int | None = None, ttl_ms: int = 60_000) -> Any:
+    request = messages.AcquireLeaseRequest(
+        job_uid=job, job_name=f"ns/{job}", epoch=epoch or time.time_ns(), ttl_ms=ttl_ms, pods=pods
+    )
+    return stub.AcquireLease(request)
+
+
+def select(stub: Any, lease: Any, point: int = 0, plan_id: str = PLANS.plan_id, from_iteration: int = 0) -> Any:
+    return stub.SelectPlan(
+        messages.SelectPlanRequest(
+            job_uid=lease.job_uid,
+            epoch=lease.epoch,
+            plan_id=plan_id,
+            selections=[messages.Selection(data_parallel_rank=0, point=point)],
+            from_iteration=from_iteration,
+        )
+    )
+
+
+def push(stub: Any, lease: Any, plan_set: messages.PlanSet = PLANS) -> Any:
+    return stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=lease.job_uid, epoch=lease.epoch, plan_set=plan_set))
+
+
+def describe(stub: Any) -> messages.NodeDescription:
+    return stub.DescribeNode(messages.DescribeNodeRequest())
+
+
+def joined(stub: Any) -> set[str]:
+    return {rank.gpu_uuid for rank in describe(stub).ranks if rank.gpu_uuid}
+
+
+def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    with pytest.raises(grpc.RpcError) as error:
+        call()
+    trailing = dict(error.value.trailing_metadata())
+    return error.value.code(), trailing.get(ERROR_METADATA, ""), error.value.details()
+
+
+def test_the_node_describes_itself(stub: Any) -> None:
+    node = describe(stub)
+    assert node.node_name == "node-under-test"
+    assert [gpu.uuid for gpu in node.gpus] == [gpu_uuid(number) for number in range(3)]
+    gpu = node.gpus[0]
+    assert list(gpu.supported_clocks_mhz) == sorted(gpu.supported_clocks_mhz)
+    assert (gpu.locked_clock_mhz, gpu.has_energy_counter) == (0, True)
+
+
+def test_commands_without_a_lease_or_with_an_old_epoch_change_nothing(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    nobody = messages.Lease(job_uid="nobody", epoch=1)
+    for command in (
+        lambda: push(stub, nobody),
+        lambda: select(stub, nobody),
+        lambda: stub.RenewLease(messages.RenewLeaseRequest(job_uid="nobody", epoch=1, ttl_ms=1000)),
+    ):
+        assert refused(command)[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "NoLease")
+    lease = acquire(stub, [pod])
+    old = messages.Lease(job_uid=JOB, epoch=lease.epoch - 1)
+    for command in (
+        lambda: push(stub, old),
+        lambda: select(stub, old),
+        lambda: acquire(stub, [pod], epoch=old.epoch),
+        lambda: stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=JOB, epoch=old.epoch)),
+        lambda: stub.RenewLease(messages.RenewLeaseRequest(job_uid=JOB, epoch=old.epoch, ttl_ms=1000)),
+    ):
+        assert refused(command)[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "StaleEpoch")
+    assert [lease.epoch for lease in describe(stub).leases] == [lease.epoch]
+
+
+def test_a_malformed_plan_set_is_refused_whole_and_the_one_in_force_stays(stub: Any, node: RecordingNode) -> None:
+    lease = acquire(stub, [node.add_pod(0, [0])])
+    push(stub, lease)
+    select(stub, lease)
+    broken = messages.PlanSet.FromString(PLANS.SerializeToString())
+    broken.points[0].energy_mj += 1
+    code, name, details = refused(lambda: push(stub, lease, broken))
+    assert (code, name) == (grpc.StatusCode.INVALID_ARGUMENT, "InvalidRequest")
+    assert "plan_set.plan_id" in details
+    foreign = plan_set_of([[[1201, 900, 900, 900]]])
+    assert "no GPU of this node supports 1201 MHz" in refused(lambda: push(stub, lease, foreign))[2]
+    assert refused(lambda: select(stub, lease, plan_id=broken.plan_id[::-1]))[:2] == (
+        grpc.StatusCode.NOT_FOUND,
+        "UnknownPlan",
+    )
+    assert "selections.point: 9" in refused(lambda: select(stub, lease, point=9))[2]
+    [held] = describe(stub).leases
+    assert (held.plan_id, [(s.data_parallel_rank, s.point) for s in held.selections]) == (PLANS.plan_id, [(0, 0)])
+
+
+def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    lease = acquire(stub, [pod])
+    stream = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB))
+    next(stream)
+    node.start_trainer(pod, instruction_s=0.003)
+    wait_for(lambda: joined(stub) == {gpu_uuid(0)}, "the rank has joined")
+    push(stub, lease)
+    select(stub, lease, point=0)
+    seen: dict[int, messages.IterationReport] = {}
+    answer = None
+    for batch in stream:
+        for event in batch.events:
+            if event.HasField("iteration"):
+                seen[event.iteration.point if event.iteration.planned else -1] = event.iteration
+        if 0 in seen and answer is None:
+            answer = select(stub, lease, point=1)
+        if 1 in seen:
+            break
+    stream.cancel()
+    assert answer is not None
+    for report in (seen[0], seen[1]):
+        assert report.plan_id == PLANS.plan_id
+        assert report.gpu_uuid == gpu_uuid(0)
+        assert len(report.durations_us) == 4
+        assert sum(report.durations_us) <= report.compute_span_us <= report.iteration_time_us
+        assert report.has_energy
+    assert seen[1].iteration > answer.furthest_iteration
+    assert {call.mhz for call in node.calls() if call.gpu == gpu_uuid(0)} == {1200, 900, 600}
+    released = stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=JOB, epoch=lease.epoch))
+    assert list(released.restored_gpu_uuids) == [gpu_uuid(0)]
+
+
+def test_a_late_watcher_is_told_who_is_here(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    acquire(stub, [pod])
+    node.start_trainer(pod)
+    wait_for(lambda: joined(stub), "the rank has joined")
+    stream = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB))
+    first = next(event for batch in stream for event in batch.events)
+    assert first.rank_joined.pod_uid == pod.uid
+    stream.cancel()
+
+
+def test_a_watcher_that_does_not_read_loses_the_oldest_and_is_told(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    acquire(stub, [pod])
+    narrow = grpc.insecure_channel(node.addresses["grpc"], options=[("grpc.http2.bdp_probe", 0)])
+    stream = stubs.AgentStub(narrow).WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB))
+    next(stream)
+    # Reports of a thousand instructions fill the connection's window soon, and the ring of 64 events after it.
+    node.start_trainer(pod, instructions=1000, instruction_s=0)
+    address = f"http://{node.addresses['metrics']}/metrics"
+
+    def lost() -> bool:
+        time.sleep(0.2)  # a scrape costs the agent more than a report
+        return b"dropped_events_total 0.0" not in urllib.request.urlopen(address).read()
+
+    wait_for(lost, "events are dropped", 20)
+    dropped = 0
+    for batch in stream:
+        dropped = max(dropped, batch.dropped)
+        if dropped:
+            break
+    stream.cancel()
+    narrow.close()
+    assert dropped > 0
+
+
+def test_a_pod_that_leaves_the_lease_loses_its_ranks(stub: Any, node: RecordingNode) -> None:
+    pods = [node.add_pod(number, [number]) for number in range(2)]
+    lease = acquire(stub, pods)
+    for pod in pods:
+        node.start_trainer(pod, instruction_s=0.003)
+    wait_for(lambda: len(joined(stub)) == 2, "both ranks have joined")
+    push(stub, lease)
+    select(stub, lease)
+    wait_for(lambda: node.locked()[gpu_uuid(0)] and node.locked()[gpu_uuid(1)], "both GPUs are locked")
+    acquire(stub, pods[:1], epoch=lease.epoch)
+    wait_for(lambda: node.locked()[gpu_uuid(1)] is None, "the second is given back")
+    assert joined(stub) == {gpu_uuid(0)}
+
+
+class Peer:
+    """A process of its own making: says hello by hand."""
+
+    def __init__(self, node: RecordingNode, pod: messages.Pod | None, data: bytes) -> None:
+        import os
+
+        if pod is not None:
+            node.place(os.getpid(), pod)
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(node.socket)
+        self.socket.sendall(data)
+
+    def answer(self) -> Welcome | Refusal:
+        return receive_answer(self.socket, 5)
+
+
+def hello(gpu: str = "", instructions: int = 4) -> bytes:
+    return encode_hello(Hello(0, 0, 0, Timing.HOST, gpu, make_schedule(schedule_of(instructions))))
+
+
+def reason_of(peer: Peer) -> Reason:
+    answer = peer.answer()
+    peer.socket.close()
+    assert isinstance(answer, Refusal), answer
+    return answer.reason
+
+
+def test_only_a_pod_s_own_processes_drive_its_gpus(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    acquire(stub, [pod])
+    stranger = messages.Pod(uid="not-a-pod-at-all")
+    assert reason_of(Peer(node, stranger, hello())) is Reason.NOT_A_POD
+    assert reason_of(Peer(node, pod, hello(gpu_uuid(1)))) is Reason.GPU_NOT_OWNED
+    first = Peer(node, pod, hello())
+    assert isinstance(first.answer(), Welcome)
+    wait_for(lambda: joined(stub) == {gpu_uuid(0)}, "the pod's process has joined")
+    other = encode_hello(Hello(0, 1, 0, Timing.HOST, "", make_schedule(schedule_of(4))))
+    assert reason_of(Peer(node, pod, other)) is Reason.GPU_TAKEN
+    first.socket.close()
+    wait_for(lambda: not joined(stub), "it has left")
+    # A pod without a lease waits; nothing of it is driven.
+    waiting = Peer(node, node.add_pod(1, [1]), hello())
+    assert isinstance(waiting.answer(), Welcome)
+    assert gpu_uuid(1) not in joined(stub)
+    waiting.socket.close()
+
+
+def test_a_process_that_speaks_nonsense_is_told_so(node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    assert reason_of(Peer(node, pod, b"GET / HTTP/1.1\r\n\r\n")) is Reason.MALFORMED
+    frame = bytearray(hello())
+    frame[4] = 99
+    assert reason_of(Peer(node, pod, bytes(frame))) is Reason.VERSION
+
+
+def test_a_kubelet_that_is_down_freezes_what_is_known_and_delays_what_is_not(stub: Any, node: RecordingNode) -> None:
+    pods = [node.add_pod(number, [number]) for number in range(2)]
+    lease = acquire(stub, pods)
+    node.start_trainer(pods[0], instruction_s=0.003)
+    wait_for(lambda: joined(stub) == {gpu_uuid(0)}, "the first has joined")
+    push(stub, lease)
+    select(stub, lease)
+    wait_for(lambda: node.locked()[gpu_uuid(0)], "it is driven")
+    node.kubelet_down = True
+    try:
+        new = node.add_pod(2, [2])
+        acquire(stub, [*pods, new], epoch=lease.epoch)
+        node.start_trainer(new, stage=0, pipeline=1)
+        wait_for(lambda: len(describe(stub).ranks) == 2, "the third waits")
+        time.sleep(0.3)
+        assert joined(stub) == {gpu_uuid(0)}  # neither dropped nor guessed
+        assert node.locked()[gpu_uuid(0)]
+    finally:
+        node.kubelet_down = False
+    wait_for(lambda: joined(stub) == {gpu_uuid(0), gpu_uuid(2)}, "the third has joined")
+
+
+def test_metrics_and_health_are_served(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    acquire(stub, [pod])
+    base = f"http://{node.addresses['metrics']}"
+    page = urllib.request.urlopen(f"{base}/metrics").read().decode()
+    for series in (
+        'perseus_gpu_clock_hertz{gpu="' + gpu_uuid(0),
+        'perseus_gpu_energy_joules_total{gpu="' + gpu_uuid(0),
+        'perseus_agent_clock_switches_total{gpu="',
+        'perseus_agent_clock_restores_total{gpu="',
+        'perseus_gpu_clock_drift{gpu="',
+        f'perseus_agent_lease_remaining_seconds{{job="ns/{JOB}"}}',
+        "perseus_agent_lease_expiries_total",
+        "perseus_agent_telemetry_dropped_events_total",
+        "perseus_agent_build_info",
+    ):
+        assert series in page, series
+    assert urllib.request.urlopen(f"{base}/healthz").status == 200
+    assert urllib.request.urlopen(f"{base}/readyz").status == 200
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{base}/else")
+
+
+def test_every_line_of_the_log_is_json(node: RecordingNode) -> None:
+    lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
+    assert lines
+    assert all({"time", "level", "message"} <= line.keys() for line in lines)
+    assert pod_uid(0) in {line.get("pod") for line in lines}
