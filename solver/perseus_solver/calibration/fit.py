@@ -3,16 +3,20 @@
 The model and its equations are in the package's docstring. Called by `calibrate`; knows no files and gives no verdict.
 
 Least absolute relative deviations, so that an iteration disturbed by a checkpoint counts no more than any other. The
-makespan is piecewise linear in the delays, and its gradient is the number of times the critical path crosses each of
-them. One step solves the linear programme that this gradient gives within a trust region, and is kept only if the
-exact objective falls. The objective is not convex, so a grid over two common delays chooses where to begin.
+makespan T is a maximum of linear functions of the delays, one for each path, hence convex; |T + o − y| is the larger of
+T + o − y, convex, and y − o − T, concave. A step replaces the concave part by its tangent, the path critical now, and
+the convex part by all paths seen so far, and solves the linear programme that this gives: a majorant, up to paths not
+yet seen, which are added until none is missing (convex-concave procedure with cutting planes). Each accepted step
+lowers the objective, but the objective is not convex, so several starts are taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.engine.linear import minimise
@@ -25,10 +29,7 @@ explained by a whim."""
 TIE = 1e-3
 """Share of the regularisation that also pulls the common delays to zero: where only a sum is determined, the overhead
 has it."""
-_STARTS = 2
-_STEPS = 25
-_SHORTEST = 1e-3
-"""Of the first trust region; steps below it change nothing that is measured."""
+_STEPS = 40
 _GRID = 8
 _NEGLIGIBLE = 1e-7
 """An improvement of the mean relative error below this is none: clocks resolve microseconds in iterations of
@@ -59,7 +60,11 @@ class Fit:
         self._kinds = [k for k in (slice(0, links), slice(links, replay.parameters)) if k.stop > k.start]
 
     def best(self) -> Parameters:
-        """From the best of a grid of common delays, as near as the steps get."""
+        """The best that is reached from any start."""
+        return min((self._descend(start) for start in self._starts()), key=lambda item: item[0])[1]
+
+    def _starts(self) -> Iterator[Parameters]:
+        """For each common delay between stages on a ladder, with the best common gap within stages on another."""
         duration_s, time_s, replay = self._duration_s, self._time_s, self._replay
         none = np.zeros(replay.parameters)
         bare_s, crossed = replay.crossings(duration_s, none)
@@ -69,38 +74,31 @@ class Fit:
         for kind in self._kinds:
             most = missing_s / max(float(np.median(crossed[:, kind].sum(axis=1))), 1.0)
             ladders.append([0.0, *(most * 0.5**k for k in range(_GRID))])
-        if len(ladders) < 2:
-            ladders.append([0.0])
-        starts = []
-        for first in ladders[0]:
-            for second in ladders[1]:
+        first, second = ladders if len(ladders) == 2 else ([0.0], ladders[0])
+        for common in first:
+            row = []
+            for other in second:
                 delay_s = none.copy()
-                for kind, value in zip(self._kinds, (first, second), strict=False):
-                    delay_s[kind] = value
+                delay_s[self._kinds[0]] = common
+                delay_s[self._kinds[-1]] = other
                 makespan_s = replay.time_s(duration_s, delay_s)
                 start = Parameters(delay_s, max(float(np.median(time_s - makespan_s)), 0.0))
-                starts.append((self._objective(start, makespan_s), start))
-        starts.sort(key=lambda item: item[0])
-        trust_s = missing_s / max(float(np.median(crossed.sum(axis=1))), 1.0)
-        found = [self._descend(start, trust_s) for _, start in starts[:_STARTS]]
-        return min(found, key=lambda item: item[0])[1]
+                row.append((self._objective(start, makespan_s), start))
+            yield min(row, key=lambda item: item[0])[1]
 
-    def _descend(self, here: Parameters, trust_s: float) -> tuple[float, Parameters]:
-        """Steps from a start while the objective falls; the objective reached, and where."""
-        makespan_s, crossed = self._replay.crossings(self._duration_s, here.delay_s)
-        value = self._objective(here, makespan_s)
-        least_s = trust_s * _SHORTEST
+    def _descend(self, here: Parameters) -> tuple[float, Parameters]:
+        """Steps from a start until none improves; the objective reached, and where."""
+        seen = _Paths(self._replay, self._duration_s)
+        active = seen.critical(here)
+        value = self._objective(here, active.time_s(here))
         for _ in range(_STEPS):
-            if trust_s < least_s:
-                break
-            there = self._step(here, makespan_s, crossed, trust_s)
-            new_makespan_s, new_crossed = self._replay.crossings(self._duration_s, there.delay_s)
-            new = self._objective(there, new_makespan_s)
-            if new < value - _NEGLIGIBLE:
-                here, value, makespan_s, crossed = there, new, new_makespan_s, new_crossed
-                trust_s *= 1.5
-            else:
-                trust_s /= 4
+            there = self._step(seen, active)
+            critical = seen.critical(there)
+            reached = self._objective(there, critical.time_s(there))
+            if reached < value - _NEGLIGIBLE:
+                here, value, active = there, reached, critical
+            elif not seen.grew:
+                break  # the majorant was exact where it is least, so it touches the objective here
         return value, here
 
     def _objective(self, parameters: Parameters, makespan_s: Floats) -> float:
@@ -112,33 +110,78 @@ class Fit:
         error = np.abs(makespan_s + parameters.overhead_s - self._time_s) / self._time_s
         return float(error.mean()) + self._weight * penalty_s
 
-    def _step(self, here: Parameters, makespan_s: Floats, crossed: Floats, trust_s: float) -> Parameters:
-        """The linear programme around one point: columns are delays, overhead, common delays, deviations and residuals.
+    def _step(self, seen: _Paths, active: _Cuts) -> Parameters:
+        """The least of the majorant. Columns are delays, overhead, common delays, deviations and relative errors.
 
-        Times in milliseconds and residuals in per mille, so that numbers are near 1.
+        Times in milliseconds and errors in per mille, so that numbers are near 1.
         """
-        time_s = self._time_s
-        count, kinds, n = self._replay.parameters, len(self._kinds), time_s.size
+        count, kinds, n = self._replay.parameters, len(self._kinds), self._time_s.size
         weight = self._weight  # a share per second is per mille per millisecond
         belongs = np.zeros((count, kinds))
         for j, kind in enumerate(self._kinds):
             belongs[kind, j] = 1
-        sizes = belongs.sum(axis=0)
-        per_ms = 1 / time_s[:, None]  # one millisecond in per mille of each iteration
-        eye, none, ones = np.eye(count), np.zeros((count, 2 * n)), np.ones((n, 1))
-        residual = np.hstack([crossed * per_ms, ones * per_ms, np.zeros((n, kinds + count)), np.eye(n), -np.eye(n)])
-        target = (time_s - makespan_s + crossed @ here.delay_s) / time_s * 1e3
-        above = np.hstack([eye, np.zeros((count, 1)), -belongs, -eye, none])
-        below = np.hstack([-eye, np.zeros((count, 1)), belongs, -eye, none])
-        free = np.full(1 + kinds + count + 2 * n, np.inf)
+
+        def bounds(cuts: _Cuts, sign: float) -> tuple[Floats, Floats]:
+            """Rows and limits: ``sign`` times (cut + overhead − measured) is at most the error."""
+            measured_s = self._time_s[cuts.owner][:, None]
+            nothing, error = np.zeros((cuts.owner.size, kinds + count)), np.zeros((cuts.owner.size, n))
+            error[np.arange(cuts.owner.size), cuts.owner] = -1
+            row = np.hstack([sign * cuts.crossed / measured_s, sign / measured_s, nothing, error])
+            return row, sign * 1e3 * (1 - cuts.computing_s / measured_s[:, 0])
+
+        over, over_limit = bounds(seen.cuts, 1.0)
+        under, under_limit = bounds(active, -1.0)
+        eye, none = np.eye(count), np.zeros((count, 1))
+        above = np.hstack([eye, none, -belongs, -eye, np.zeros((count, n))])
+        below = np.hstack([-eye, none, belongs, -eye, np.zeros((count, n))])
+        limits = np.concatenate([over_limit, under_limit, np.zeros(2 * count)])
+        columns = 2 * count + 1 + kinds + n
+        tie = weight * TIE * belongs.sum(axis=0)
         solution = minimise(
-            cost=np.concatenate(
-                [np.zeros(count + 1), weight * TIE * sizes, np.full(count, weight), np.full(2 * n, 1 / n)]
-            ),
-            rows=np.vstack([residual, above, below]),
-            row_low=np.concatenate([target, np.full(2 * count, -np.inf)]),
-            row_high=np.concatenate([target, np.zeros(2 * count)]),
-            low=np.concatenate([np.maximum(here.delay_s - trust_s, 0) * 1e3, np.zeros(free.size)]),
-            high=np.concatenate([(here.delay_s + trust_s) * 1e3, free]),
+            cost=np.concatenate([np.zeros(count + 1), tie, np.full(count, weight), np.full(n, 1 / n)]),
+            rows=np.vstack([over, under, above, below]),
+            row_low=np.full(limits.size, -np.inf),
+            row_high=limits,
+            low=np.zeros(columns),
+            high=np.full(columns, np.inf),
         )
         return Parameters(solution[:count] / 1e3, float(solution[count]) / 1e3)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cuts:
+    """Paths: of which iteration, how long its computations take, and how often it crosses each delay."""
+
+    owner: npt.NDArray[np.intp]
+    computing_s: Floats
+    crossed: Floats
+
+    def time_s(self, parameters: Parameters) -> Floats:
+        """Length of each path, without overhead."""
+        length: Floats = self.computing_s + self.crossed @ parameters.delay_s
+        return length
+
+
+class _Paths:
+    """All paths that were ever critical; the longest of an iteration bounds its makespan from below."""
+
+    def __init__(self, replay: Replay, duration_s: Floats) -> None:
+        self._replay = replay
+        self._duration_s = duration_s
+        self.cuts = _Cuts(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, replay.parameters)))
+        self.grew = True
+
+    def critical(self, at: Parameters) -> _Cuts:
+        """The critical path of each iteration. Those not seen before are kept; ``grew`` says whether there were any."""
+        makespan_s, crossed = self._replay.crossings(self._duration_s, at.delay_s)
+        found = _Cuts(np.arange(makespan_s.size), makespan_s - crossed @ at.delay_s, crossed)
+        known_s = np.zeros(makespan_s.size)
+        np.maximum.at(known_s, self.cuts.owner, self.cuts.time_s(at))
+        new = makespan_s > known_s * (1 + _NEGLIGIBLE)
+        self.grew = bool(new.any())
+        self.cuts = _Cuts(
+            np.concatenate([self.cuts.owner, found.owner[new]]),
+            np.concatenate([self.cuts.computing_s, found.computing_s[new]]),
+            np.concatenate([self.cuts.crossed, found.crossed[new]]),
+        )
+        return found
