@@ -34,7 +34,8 @@ def main() -> None:
         with session.step():
             for kind, microbatch, chunk in schedule:
                 with session.instruction(kind, microbatch, chunk):
-                    time.sleep(arguments["instruction_s"])
+                    if arguments["instruction_s"]:
+                        time.sleep(arguments["instruction_s"])
 
 
 if __name__ == "__main__":
