@@ -20,6 +20,9 @@ from perseus_operator.services import Services
 from perseus_operator.settings import Settings
 from perseus_operator.state import JobRef, Pod
 
+JobKey = tuple[str, str]
+"""Namespace and name of a PerseusJob."""
+
 logger = logging.getLogger(__name__)
 
 _POD_RESYNC_S: Final = 60.0
@@ -37,6 +40,8 @@ class Operator:
         self._services = services
         self._runners: dict[str, JobRunner] = {}
         self._pods: dict[str, Pod] = {}
+        self._pods_of: dict[JobKey, dict[str, Pod]] = {}
+        """The same pods by the job that they opted in to: a pod's event costs what its own job costs."""
         self._agents: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._beat_s = time.monotonic()
@@ -67,7 +72,7 @@ class Operator:
             return
         runner = self._runner(ref)
         runner.observe(body)
-        runner.place(self._pods.values(), self._agents)
+        self._place(runner)
 
     def job_gone(self, body: Mapping[str, Any]) -> None:
         """A PerseusJob that exists no more; perhaps somebody took its finalizer away."""
@@ -99,15 +104,19 @@ class Operator:
     def observe_pod(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """A pod that carries the opt-in label."""
         uid = body["metadata"]["uid"]
-        pod = None if deleted else pod_of(body)
-        if self._pods.get(uid) == pod:
+        before, now = self._pods.get(uid), None if deleted else pod_of(body)
+        if before == now:
             return
-        affected = {p.job for p in (self._pods.get(uid), pod) if p is not None}
-        if pod is None:
+        if before is not None:
             del self._pods[uid]
-        else:
-            self._pods[uid] = pod
-        self._place(affected)
+            del self._pods_of[_key(before)][uid]
+        if now is not None:
+            self._pods[uid] = now
+            self._pods_of.setdefault(_key(now), {})[uid] = now
+        affected = {_key(pod) for pod in (before, now) if pod is not None}
+        for runner in self._runners.values():
+            if (runner.ref.namespace, runner.ref.name) in affected:
+                self._place(runner)
 
     def unhealthy(self) -> str | None:
         """What does not make progress; None: all well."""
@@ -123,23 +132,28 @@ class Operator:
             runner = self._runners[ref.uid] = JobRunner(ref, self._services)
         return runner
 
-    def _place(self, jobs: set[str] | None = None) -> None:
+    def _place(self, runner: JobRunner) -> None:
+        own = self._pods_of.get((runner.ref.namespace, runner.ref.name), {})
+        runner.place(own.values(), self._agents)
+
+    def _place_all(self) -> None:
         for runner in self._runners.values():
-            if jobs is None or runner.ref.name in jobs:
-                runner.place(self._pods.values(), self._agents)
+            self._place(runner)
 
     async def _poll_agents(self) -> None:
         agents = await self._kube.agent_addresses(self._settings.agent_namespace)
         if agents != self._agents:
             await self._services.agents.forget(set(self._agents.values()) - set(agents.values()))
             self._agents = agents
-            self._place()
+            self._place_all()
 
     async def _poll_pods(self) -> None:
         pods = {pod.uid: pod for pod in await self._kube.training_pods(self._settings.namespace_list)}
         if pods != self._pods:
-            self._pods = pods
-            self._place()
+            self._pods, self._pods_of = pods, {}
+            for pod in pods.values():
+                self._pods_of.setdefault(_key(pod), {})[pod.uid] = pod
+            self._place_all()
 
     async def _heartbeat(self) -> None:
         self._beat_s = time.monotonic()
@@ -152,6 +166,10 @@ class Operator:
             except KubeError as error:
                 # Unknown is not empty: what was seen last stays.
                 logger.warning("%s: %s", work.__name__.strip("_"), error)
+
+
+def _key(pod: Pod) -> JobKey:
+    return pod.namespace, pod.job
 
 
 def _ref(body: Mapping[str, Any]) -> JobRef:

@@ -30,14 +30,18 @@ _SOLVE_KEY: Final = "solveMilliseconds"
 
 @dataclass(frozen=True)
 class Solved:
-    """A frontier, its view for the planner, and the digest of what it was solved from."""
+    """A frontier, its view for the planner, and the schedule that it was solved for."""
 
     view: FrontierView
+    schedule: str
+    microbatches: int
     frontier: Frontier
     data: bytes
 
 
-def open_frontier(data: bytes, *, digest: str, solve_ms: int, restored: bool) -> Solved:
+def open_frontier(
+    data: bytes, *, digest: str, schedule: str, microbatches: int, solve_ms: int, restored: bool
+) -> Solved:
     """The frontier of these bytes.
 
     Raises:
@@ -56,38 +60,40 @@ def open_frontier(data: bytes, *, digest: str, solve_ms: int, restored: bool) ->
         solve_ms=solve_ms,
         restored=restored,
     )
-    return Solved(view, frontier, data)
+    return Solved(view, schedule, microbatches, frontier, data)
 
 
-def config_map_name(job_name: str) -> str:
-    """Where a job's frontier is kept."""
-    return f"{job_name}-frontier"
-
-
-def to_config_map(job_name: str, solved: Solved) -> ConfigMap | None:
+def to_config_map(name: str, solved: Solved) -> ConfigMap | None:
     """What is kept; None: too large to keep, so it is solved again after a restart."""
     if len(solved.data) > MAX_STORED_BYTES:
         return None
     data = {_DIGEST_KEY: solved.view.digest, _SOLVE_KEY: str(solved.view.solve_ms)}
-    return ConfigMap(config_map_name(job_name), data, {_BYTES_KEY: solved.data})
+    return ConfigMap(name, data, {_BYTES_KEY: solved.data})
 
 
-def from_config_map(kept: ConfigMap, *, digest: str) -> Solved | None:
+def from_config_map(kept: ConfigMap, *, digest: str, schedule: str, microbatches: int) -> Solved | None:
     """The kept frontier; None: it is of other inputs, of another release, or damaged, and must be solved again."""
     data = kept.binary.get(_BYTES_KEY)
     solve_ms = kept.data.get(_SOLVE_KEY, "")
     if data is None or kept.data.get(_DIGEST_KEY) != digest or not solve_ms.isdigit():
         return None
     try:
-        return open_frontier(data, digest=digest, solve_ms=int(solve_ms), restored=True)
+        return open_frontier(
+            data,
+            digest=digest,
+            schedule=schedule,
+            microbatches=microbatches,
+            solve_ms=int(solve_ms),
+            restored=True,
+        )
     except SolverError:
         return None
 
 
-def plan_set(solved: Solved, *, schedule: str, microbatches: int, stages: Iterable[int]) -> agent_pb2.PlanSet:
+def plan_set(solved: Solved, stages: Iterable[int]) -> agent_pb2.PlanSet:
     """The plans of some stages, as the agent wants them."""
     frontier = solved.frontier
-    order = build_schedule(schedule, stages=frontier.stages, microbatches=microbatches)
+    order = build_schedule(solved.schedule, stages=frontier.stages, microbatches=solved.microbatches)
     schedules, clocks = [], []
     for stage in sorted(stages):
         own = slice(int(order.stage_offset[stage]), int(order.stage_offset[stage + 1]))

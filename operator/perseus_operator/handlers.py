@@ -6,7 +6,6 @@ back. kopf's own bookkeeping stays out of the objects: no progress annotations, 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -78,7 +77,7 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.posting.enabled = False  # events have a closed list of reasons and are posted by us
     settings.peering.standalone = True  # two operators at once are made safe by the epoch, not by peering
     settings.watching.label_selectors["v1", "pods"] = keys.LABEL_JOB  # filtered by the server, not by us
-    settings.watching.server_timeout = 300.0
+    settings.watching.server_timeout = 300  # an integer: a real API server refuses "300.0"
     settings.watching.connect_timeout = 10.0
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
@@ -88,13 +87,7 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.process.ultimate_exiting_timeout = 60.0
 
 
-def run(
-    settings: Settings,
-    *,
-    start: Callable[[], Awaitable[Operator]],
-    stop: Callable[[], Awaitable[None]],
-    ready_flag: asyncio.Event | None = None,
-) -> None:
+def run(settings: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]) -> None:
     """Serve until SIGTERM or SIGINT."""
     logging.getLogger("kopf").setLevel(logging.WARNING)
     namespaces = settings.namespace_list
@@ -103,5 +96,4 @@ def run(
         clusterwide=not namespaces,
         namespaces=namespaces,
         standalone=True,
-        ready_flag=ready_flag,
     )

@@ -85,7 +85,8 @@ class Reporter:
         if due_s > 0:
             return due_s
         self._writing = True
-        self._spawn(self._write(wanted, said, f"{slowdown:.4f}" if plan.applied else self._annotation))
+        announced = self._annotation if status.in_force(state) else None
+        self._spawn(self._write(wanted, said, f"{slowdown:.4f}" if plan.applied else announced))
         return NEVER_S
 
     def _due_s(self, wanted: Json, now: Now) -> float:

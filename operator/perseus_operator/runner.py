@@ -105,16 +105,10 @@ class JobRunner:
             self.state.told_seen_s = self._services.monotonic_s()
 
     def place(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
-        """Pods and agents of the cluster as they are now."""
+        """The pods that opted in to this job, and all agents, as they are now."""
         workload = self.state.spec.workload if self.state.spec else None
         selector = workload.selector.match_labels if workload else {}
-        own = [
-            pod
-            for pod in pods
-            if pod.namespace == self.ref.namespace
-            and pod.job == self.ref.name
-            and all(pod.labels.get(name) == value for name, value in selector.items())
-        ]
+        own = [pod for pod in pods if all(pod.labels.get(name) == value for name, value in selector.items())]
         self.state.place(own, agents)
         self._wake.set()
 
@@ -169,7 +163,7 @@ class JobRunner:
             self._spawn(self._read_profile())
         elif isinstance(action, Solve):
             self.state.solving = action.digest
-            self._spawn(self._solve(action.digest))
+            self._spawn(self._solve(action.digest, self._solve_request()))
         else:
             node = self.state.nodes[action.node]
             node.busy = True
@@ -231,13 +225,27 @@ class JobRunner:
         message = f"{field_name}.key: ConfigMap {name} has no key {key}; its keys: {there}."
         raise InvalidProfile(Reason.KEY_NOT_FOUND, message)
 
-    async def _solve(self, digest: str) -> None:
+    def _solve_request(self) -> SolveRequest:
+        """The inputs as they are now, which the digest was made from: while a solve waits or runs they may change."""
+        spec, csv = self.state.spec, self._profile_csv
+        assert spec is not None
+        assert csv is not None
+        return SolveRequest(
+            profile_csv=csv.decode(errors="replace"),
+            schedule=spec.pipeline.schedule.value.lower(),
+            stages=spec.pipeline.stages,
+            microbatches=spec.pipeline.microbatches,
+            blocking_power_mw=spec.profile.blocking_power_milliwatts,
+            points=spec.points,
+        )
+
+    async def _solve(self, digest: str, request: SolveRequest) -> None:
         """Read the frontier back if it was solved from the same inputs before; else solve, and keep it."""
         state, metrics = self.state, self._services.metrics
         try:
-            solved = await self._restore(digest)
+            solved = await self._restore(digest, request)
             if solved is None:
-                solved = await self._solve_anew(digest)
+                solved = await self._solve_anew(digest, request)
                 metrics.solves.labels("solved").inc()
                 await self._keep(solved)
             else:
@@ -253,34 +261,34 @@ class JobRunner:
         finally:
             state.solving = None
 
-    async def _restore(self, digest: str) -> Solved | None:
-        name = frontiers.config_map_name(self.ref.name)
+    async def _restore(self, digest: str, request: SolveRequest) -> Solved | None:
         try:
-            kept = await self._services.kube.read_config_map(self.ref.namespace, name)
+            kept = await self._services.kube.read_config_map(self.ref.namespace, self.ref.frontier_config_map)
         except KubeError:
             return None
-        return await asyncio.to_thread(frontiers.from_config_map, kept, digest=digest)
-
-    async def _solve_anew(self, digest: str) -> Solved:
-        spec, csv = self.state.spec, self._profile_csv
-        assert spec is not None
-        assert csv is not None
-        request = SolveRequest(
-            profile_csv=csv.decode(errors="replace"),
-            schedule=spec.pipeline.schedule.value.lower(),
-            stages=spec.pipeline.stages,
-            microbatches=spec.pipeline.microbatches,
-            blocking_power_mw=spec.profile.blocking_power_milliwatts,
-            points=spec.points,
+        return await asyncio.to_thread(
+            frontiers.from_config_map,
+            kept,
+            digest=digest,
+            schedule=request.schedule,
+            microbatches=request.microbatches,
         )
+
+    async def _solve_anew(self, digest: str, request: SolveRequest) -> Solved:
         data, seconds = await self._services.solver.solve(request)
         logger.info("%s: frontier solved in %.3f s", self.ref, seconds)
         return await asyncio.to_thread(
-            frontiers.open_frontier, data, digest=digest, solve_ms=round(1000 * seconds), restored=False
+            frontiers.open_frontier,
+            data,
+            digest=digest,
+            schedule=request.schedule,
+            microbatches=request.microbatches,
+            solve_ms=round(1000 * seconds),
+            restored=False,
         )
 
     async def _keep(self, solved: Solved) -> None:
-        config_map = frontiers.to_config_map(self.ref.name, solved)
+        config_map = frontiers.to_config_map(self.ref.frontier_config_map, solved)
         if config_map is None:
             logger.warning("%s: frontier of %d bytes is too large to keep", self.ref, len(solved.data))
             return
@@ -364,17 +372,10 @@ class JobRunner:
         node.renew_at_s, node.expires_at_s = started_s + ttl_s / 3, started_s + ttl_s
 
     async def _push(self, node: Node, action: Push) -> None:
-        solved, spec, address = self._solved, self.state.spec, node.address
+        solved, address = self._solved, node.address
         assert solved is not None
-        assert spec is not None
         assert address is not None
-        message = await asyncio.to_thread(
-            frontiers.plan_set,
-            solved,
-            schedule=spec.pipeline.schedule.value.lower(),
-            microbatches=spec.pipeline.microbatches,
-            stages=action.stages,
-        )
+        message = await asyncio.to_thread(frontiers.plan_set, solved, action.stages)
         if message.plan_id != node.plan_id:
             await self._services.agents.push(
                 address, job_uid=self.ref.uid, epoch=self._services.epoch, plan_set=message

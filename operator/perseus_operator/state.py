@@ -27,6 +27,11 @@ class JobRef:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def frontier_config_map(self) -> str:
+        """Name of the ConfigMap that keeps the frontier."""
+        return f"{self.name}-frontier"
+
 
 @dataclass(frozen=True)
 class Pod:

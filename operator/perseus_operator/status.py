@@ -23,7 +23,6 @@ from perseus_operator.api import (
     StragglerStatus,
 )
 from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
-from perseus_operator.frontiers import config_map_name
 from perseus_operator.history import Measured
 from perseus_operator.objective import predict
 from perseus_operator.planner import Plan, common_point, first_fault
@@ -111,8 +110,8 @@ def _frontier(state: JobState) -> Condition:
         f" certified gap median {view.median_gap_ppm} and at most {view.maximum_gap_ppm} parts per million"
     )
     if view.restored:
-        name = config_map_name(state.ref.name)
-        return Condition(kind, True, Reason.RESTORED, f"{figures}; read back from ConfigMap {name}.")
+        said = f"{figures}; read back from ConfigMap {state.ref.frontier_config_map}."
+        return Condition(kind, True, Reason.RESTORED, said)
     return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {view.solve_ms / 1000:.3f} s.")
 
 
@@ -144,9 +143,9 @@ def _plan_applied(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
         if waiting is None:
             return Condition(kind, False, Reason.APPLYING, "Agents are being told.")
         if waiting.reason is Reason.RECOMMEND_ONLY and state.frontier is not None:
-            waiting_message = f"{waiting.message} {_advice(state, plan)}"
-            return Condition(kind, False, waiting.reason, waiting_message)
-        return Condition(kind, False, waiting.reason, waiting.message)
+            return Condition(kind, False, waiting.reason, f"{waiting.message} {_advice(state, plan)}")
+        kept = " The plan in force before stays." if not plan.wanted and in_force(state) else ""
+        return Condition(kind, False, waiting.reason, waiting.message + kept)
     assert state.frontier is not None
     point = common_point(plan.wanted, plan.slowdowns)
     message = f"Point {point} of {len(state.frontier.times_us)} for objective {spec.objective.type.value}."
@@ -209,11 +208,11 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
     if view is None or spec is None:
         return StatusFigures(baseline=_figures(state.baseline))
     measured = current(state, plan)
-    predicted, in_force = None, None
+    predicted, following = None, None
     if plan.applied:
         time_us, energy_mj = predict(view, plan.wanted, plan.slowdowns, spec.pipeline.tensor_parallel)
         predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
-        in_force = PlanStatus(
+        following = PlanStatus(
             point=common_point(plan.wanted, plan.slowdowns),
             from_iteration=max((node.from_iteration for node in state.nodes.values() if node.ranks), default=0),
             planned_slowdown=percent(planned_slowdown(state, plan) - 1),
@@ -221,7 +220,7 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
     slowest = sorted(plan.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
     return StatusFigures(
         frontier=FrontierStatus(
-            config_map_name=config_map_name(state.ref.name),
+            config_map_name=state.ref.frontier_config_map,
             digest=view.digest,
             points=len(view.times_us),
             minimum_time_microseconds=view.t_min_us,
@@ -231,7 +230,7 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
             maximum_gap_parts_per_million=view.maximum_gap_ppm,
             solve_milliseconds=view.solve_ms,
         ),
-        plan=in_force,
+        plan=following,
         predicted=predicted,
         measured=_figures(measured),
         baseline=_figures(state.baseline),
@@ -253,6 +252,11 @@ def current(state: JobState, plan: Plan) -> Measured | None:
     if not plan.applied or state.history is None:
         return None
     return state.history.measured(plan.wanted)
+
+
+def in_force(state: JobState) -> bool:
+    """Whether some agent follows a plan of ours, wanted now or earlier."""
+    return any(node.selected for node in state.nodes.values())
 
 
 def planned_slowdown(state: JobState, plan: Plan) -> float:
