@@ -1,0 +1,118 @@
+"""mTLS both ways: only a certificate of the right authority and name commands, and a rotation needs no restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from perseus_agent.service import ERROR_METADATA
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_sim.pki import Authority, KeyPair
+from perseus_sim.recording_node import JOB, RecordingNode
+
+HOSTS = ("127.0.0.1", "agent.perseus.svc")
+
+
+class Secret:
+    """The agent's mounted certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.flags = [f"--tls-{name}={folder / name}" for name in ("cert", "key", "ca")]
+
+    def write(self, authority: Authority, pair: KeyPair) -> None:
+        for name, data in (("cert", pair.certificate), ("key", pair.key), ("ca", authority.certificate)):
+            (self.folder / f"{name}.new").write_bytes(data)
+            (self.folder / f"{name}.new").replace(self.folder / name)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority("cluster")
+
+
+@pytest.fixture
+def secret(tmp_path: Path, authority: Authority) -> Secret:
+    secret = Secret(tmp_path)
+    secret.write(authority, authority.issue("perseus-agent", hosts=HOSTS))
+    return secret
+
+
+@pytest.fixture
+def node(tmp_path: Path, secret: Secret) -> Iterator[RecordingNode]:
+    with RecordingNode.open(tmp_path / "node", gpus=1) as node:
+        node.start_agent(*secret.flags, "--allowed-san=perseus-operator,spiffe://unused", secure=True)
+        yield node
+
+
+@contextmanager
+def caller(node: RecordingNode, trusted: Authority, pair: KeyPair | None) -> Iterator[Any]:
+    credentials = grpc.ssl_channel_credentials(
+        trusted.certificate, pair.key if pair else None, pair.certificate if pair else None
+    )
+    with grpc.secure_channel(node.addresses["grpc"], credentials) as channel:
+        yield stubs.AgentStub(channel)
+
+
+def operator(authority: Authority) -> KeyPair:
+    return authority.issue("operator", hosts=("perseus-operator",), client=True)
+
+
+def code_of(stub: Any) -> tuple[grpc.StatusCode, str]:
+    pod = messages.Pod(uid="uid", namespace="ns", name="pod")
+    lease = messages.AcquireLeaseRequest(job_uid=JOB, job_name="a/b", epoch=1, ttl_ms=1000, pods=[pod])
+    with pytest.raises(grpc.RpcError) as error:
+        stub.AcquireLease(lease, timeout=5)
+    return error.value.code(), dict(error.value.trailing_metadata() or ()).get(ERROR_METADATA, "")
+
+
+def test_only_the_operator_may_command(node: RecordingNode, authority: Authority) -> None:
+    with caller(node, authority, operator(authority)) as stub:
+        assert stub.DescribeNode(messages.DescribeNodeRequest(), timeout=5).node_name == "node-under-test"
+    for wrong in (
+        authority.issue("somebody", hosts=("another-workload",), client=True),
+        authority.issue("perseus-operator", client=True),  # the common name counts for nothing
+    ):
+        with caller(node, authority, wrong) as stub:
+            assert code_of(stub) == (grpc.StatusCode.PERMISSION_DENIED, "NotAuthorised")
+            with pytest.raises(grpc.RpcError, match="PERMISSION_DENIED"):
+                next(stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=5))
+    stranger = Authority("elsewhere")
+    for pair in (None, operator(stranger)):
+        with caller(node, authority, pair) as stub:
+            assert code_of(stub)[0] is grpc.StatusCode.UNAVAILABLE
+    with caller(node, stranger, operator(authority)) as stub:  # and the agent must prove itself, too
+        assert code_of(stub)[0] is grpc.StatusCode.UNAVAILABLE
+    with grpc.insecure_channel(node.addresses["grpc"]) as channel:
+        assert code_of(stubs.AgentStub(channel))[0] is grpc.StatusCode.UNAVAILABLE
+    assert "DescribeNode" not in node.log()
+
+
+def test_a_rotation_needs_no_restart_and_a_broken_one_keeps_the_old_certificate(
+    node: RecordingNode, authority: Authority, secret: Secret
+) -> None:
+    successor = Authority("cluster, renewed")
+    secret.write(successor, successor.issue("perseus-agent", hosts=HOSTS))
+    with caller(node, successor, operator(successor)) as stub:
+        stub.DescribeNode(messages.DescribeNodeRequest(), timeout=5)
+    with caller(node, authority, operator(authority)) as stub:
+        assert code_of(stub)[0] is grpc.StatusCode.UNAVAILABLE
+    (secret.folder / "key").unlink()
+    with caller(node, successor, operator(successor)) as stub:
+        stub.DescribeNode(messages.DescribeNodeRequest(), timeout=5)
+    assert "certificates unreadable" in node.log()
+
+
+def test_without_certificates_and_without_the_word_insecure_it_does_not_start(tmp_path: Path) -> None:
+    with RecordingNode.open(tmp_path / "node", gpus=1) as node:
+        assert node.start_agent(secure=True, wait=False).wait(10) == 2
+        missing = [f"--tls-{name}={tmp_path / 'nowhere'}" for name in ("cert", "key", "ca")]
+        assert node.start_agent(*missing, secure=True, wait=False).wait(10) == 2
+        for flag in ("--tls-cert", "--tls-key", "--tls-ca"):  # all problems at once
+            assert f"{flag}: cannot read" in node.log()
