@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kubernetes import client, config
+from kubernetes import client
+from kubernetes.config import new_client_from_config
 
 from perseus_sim.controlplane import NoControlPlane
-from perseus_sim.servers import Feature, Server, embedded_server, real_server
+from perseus_sim.servers import Server, embedded_server, real_server
 
 CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(*features): skip, aloud, where the API server lacks one of them")
 
 
 @pytest.fixture(scope="session", params=["embedded", "real"])
@@ -32,21 +37,21 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         pytest.skip(f"not run on a real API server: {missing}")
 
 
-@pytest.fixture
-def needs(server: Server) -> Callable[[Feature], None]:
-    """Skips the test, aloud, where the server lacks something."""
-
-    def check(feature: Feature) -> None:
+@pytest.fixture(autouse=True)
+def _skip_what_the_server_lacks(request: pytest.FixtureRequest) -> None:
+    marker = request.node.get_closest_marker("needs")
+    if marker is None:
+        return
+    server: Server = request.getfixturevalue("server")
+    for feature in marker.args:
         if feature not in server.features:
             pytest.skip(f"the {server.name} has no {feature.value}")
-
-    return check
 
 
 @pytest.fixture(scope="session")
 def api(server: Server) -> Iterator[Any]:
     """The administrator's connection."""
-    with config.new_client_from_config(str(server.kubeconfig)) as connection:
+    with new_client_from_config(str(server.kubeconfig)) as connection:
         yield connection
 
 

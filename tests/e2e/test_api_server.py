@@ -10,7 +10,6 @@ import copy
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,6 @@ MINIMAL: dict[str, Any] = {
     "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83640},
 }
 ABSENT = "(absent)"
-
-Needs = Callable[[Feature], None]
 
 
 def edited(changes: dict[str, Any]) -> dict[str, Any]:
@@ -178,24 +175,24 @@ def test_the_schema_refuses_and_names_the_field(jobs: Jobs, changes: dict[str, A
     assert message in refusal
 
 
+@pytest.mark.needs(Feature.CEL)
 @pytest.mark.parametrize(
     ("changes", "field", "message"), RULES, ids=lambda value: str(value) if isinstance(value, dict) else ""
 )
 def test_rules_across_fields_refuse_in_plain_words(
-    jobs: Jobs, needs: Needs, changes: dict[str, Any], field: str, message: str
+    jobs: Jobs, changes: dict[str, Any], field: str, message: str
 ) -> None:
-    needs(Feature.CEL)
     refusal = jobs.refusal(edited(changes))
     assert refusal is not None
     assert f"{field}: Invalid value" in refusal
     assert message in refusal
 
 
+@pytest.mark.needs(Feature.CEL)
 @pytest.mark.parametrize(
     "changes", [{"pipeline.stages": 5}, {"pipeline.schedule": "GPipe"}, {"pipeline.tensorParallel": 2}], ids=str
 )
-def test_the_running_pipeline_cannot_be_edited(jobs: Jobs, needs: Needs, changes: dict[str, Any]) -> None:
-    needs(Feature.CEL)
+def test_the_running_pipeline_cannot_be_edited(jobs: Jobs, changes: dict[str, Any]) -> None:
     jobs.create(MINIMAL)
     with pytest.raises(ApiException) as refused:
         jobs.patch({"spec": edited(changes)})
@@ -210,8 +207,8 @@ def test_what_may_change_while_the_job_runs_can_be_edited(jobs: Jobs) -> None:
     assert jobs.patch({"spec": edited(changes)})["metadata"]["generation"] == 2
 
 
-def test_a_name_too_long_for_a_label_is_refused(jobs: Jobs, needs: Needs) -> None:
-    needs(Feature.CEL)
+@pytest.mark.needs(Feature.CEL)
+def test_a_name_too_long_for_a_label_is_refused(jobs: Jobs) -> None:
     assert jobs.refusal(MINIMAL, name="j" * 63) is None
     refusal = jobs.refusal(MINIMAL, name="j" * 64)
     assert refusal is not None
@@ -246,10 +243,10 @@ VALUES = [ABSENT, None, 0, 1, 2.5, 65537, True, "", "3%", "5%", "2.5 %", "1000%"
 VALUES += ["2030-01-31T18:00:00Z", "2030-02-31T18:00:00Z", [], {}]
 
 
+@pytest.mark.needs(Feature.CEL)
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(VALUES), max_size=4))
-def test_server_and_operator_agree_on_every_spec(jobs: Jobs, needs: Needs, edits: dict[str, Any]) -> None:
-    needs(Feature.CEL)
+def test_server_and_operator_agree_on_every_spec(jobs: Jobs, edits: dict[str, Any]) -> None:
     spec = copy.deepcopy(MINIMAL)
     for path, value in edits.items():
         *parents, last = path.split(".")

@@ -49,11 +49,9 @@ def assets() -> Path:
         pytest.skip(f"no control plane to start: {missing}")
 
 
+@pytest.mark.needs(Feature.FAULTS)
 @pytest.mark.parametrize("victim", ["kube-apiserver", "etcd"])
-def test_what_was_written_survives_a_killed_process(
-    server: Server, api: Any, namespace: str, needs: Callable[[Feature], None], victim: str
-) -> None:
-    needs(Feature.FAULTS)
+def test_what_was_written_survives_a_killed_process(server: Server, api: Any, namespace: str, victim: str) -> None:
     assert server.plane is not None
     core = client.CoreV1Api(api)
     core.create_namespaced_config_map(namespace, {"metadata": {"name": "kept"}, "data": {"plan": "7"}})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,9 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.needs(Feature.CONTROLLERS)
 @pytest.mark.timeout(300)  # a real garbage collector takes its time
-def test_the_stand_ins_tests_hold_on_the_real_server(server: Server, needs: Callable[[Feature], None]) -> None:
-    if not server.features:
-        pytest.skip("this is the stand-in: tests/integration runs the same tests on it")
-    needs(Feature.CONTROLLERS)
+def test_the_stand_ins_tests_hold_on_the_real_server(server: Server) -> None:
     programs = [str(server.plane.assets)] if server.plane else []
     path = os.pathsep.join([*programs, os.environ["PATH"]])
     tests = sorted(str(file) for file in ROOT.glob("tests/integration/test_apiserver*.py"))

@@ -630,3 +630,12 @@ def test_the_dynamic_client_finds_a_custom_resource_by_kind(api: Any, widgets: W
         content_type="application/merge-patch+json",
     )
     assert patched.status.conditions[0].status == "True"
+
+
+def test_a_timeout_that_is_no_whole_number_is_refused(api: Any) -> None:
+    asked = {"resource_path": "/api/v1/pods", "query_params": [("watch", "true"), ("timeoutSeconds", "1.0")]}
+    call = api.param_serialize(method="GET", auth_settings=["BearerToken"], **asked)
+    answer = api.call_api(*call)
+    answer.read()
+    assert answer.status == 400
+    assert 'parsing "1.0": invalid syntax' in json.loads(answer.data)["message"]

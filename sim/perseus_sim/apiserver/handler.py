@@ -311,7 +311,10 @@ class _Call:
         query = self.request.query
         selected = self._selected()
         bookmarks = self._flag("allowWatchBookmarks")
-        deadline = time.monotonic() + float(query.get("timeoutSeconds") or 3600)
+        timeout = query.get("timeoutSeconds") or "3600"
+        if not timeout.isdigit():
+            raise BadRequest(f'strconv.ParseInt: parsing "{timeout}": invalid syntax')
+        deadline = time.monotonic() + int(timeout)
         since = query.get("resourceVersion", "")
         if since and not since.isdigit():
             raise BadRequest(f"resourceVersion: Invalid value: {since!r}")

@@ -1,0 +1,296 @@
+"""The operator as a process on an API server, without agents: what users read, and what it needs.
+
+On a server with RBAC it runs under its own service account with deploy/rbac/operator.yaml and nothing more. What it
+tells agents is in tests/integration/test_operator_loop.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.utils import create_from_dict
+
+from perseus_proto import keys
+from perseus_sim import rbac
+from perseus_sim.model import profile_csv
+from perseus_sim.processes import Child, Processes
+from perseus_sim.servers import Feature, Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+RIGHTS = Path(__file__).resolve().parents[2] / "deploy" / "rbac" / "operator.yaml"
+SYSTEM = "perseus-system"
+STAGES = 2
+SPEC: dict[str, Any] = {
+    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4},
+    "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83640},
+    "mode": "Recommend",
+    "points": 20,
+}
+
+
+def absent(read: Callable[[], Any]) -> bool:
+    try:
+        read()
+    except ApiException as error:
+        if error.status != 404:
+            raise
+        return True
+    return False
+
+
+def rights() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(RIGHTS.read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(server: Server, api: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the operator logs in with."""
+    core = client.CoreV1Api(api)
+    if absent(lambda: core.read_namespace(SYSTEM)):
+        core.create_namespace({"metadata": {"name": SYSTEM}})
+    if Feature.RBAC not in server.features:
+        return server.kubeconfig
+    for document in rights():
+        create_from_dict(api, document, namespace=SYSTEM, apply=True)
+    return rbac.log_in(server.kubeconfig, SYSTEM, "perseus-operator", tmp_path_factory.mktemp("rbac") / "kubeconfig")
+
+
+class World:
+    """One PerseusJob in a namespace of its own, and an operator."""
+
+    def __init__(self, api: Any, namespace: str, kubeconfig: Path, folder: Path, processes: Processes) -> None:
+        self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
+        self.namespace, self.kubeconfig, self.folder, self.processes = namespace, kubeconfig, folder, processes
+        self.place = (keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL)
+        self.operator: Child | None = None
+
+    def start_operator(self) -> None:
+        ready = self.folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        command = [
+            *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text"),
+            *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
+            *("--profile-retry-s", "0.2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
+        ]
+        self.operator = self.processes.start("operator", command, environment={"KUBECONFIG": str(self.kubeconfig)})
+        self.operator.wait_until(ready.exists, 60)
+
+    def stop_operator(self) -> None:
+        assert self.operator is not None
+        assert self.operator.stop(30) == 0, self.operator.tail()
+        self.operator = None
+
+    def kill_operator(self) -> None:
+        assert self.operator is not None
+        self.operator.popen.kill()
+        self.operator.popen.wait()
+        self.operator = None
+
+    def profile(self, **data: str) -> None:
+        body: Any = {
+            "metadata": {"name": "profile"},
+            "data": {key.replace("_", "."): text for key, text in data.items()},
+        }
+        if absent(lambda: self.core.read_namespaced_config_map("profile", self.namespace)):
+            self.core.create_namespaced_config_map(self.namespace, body)
+        else:
+            self.core.replace_namespaced_config_map("profile", self.namespace, body)
+
+    def create(self, **changes: Any) -> Any:
+        api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
+        body = {"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": "gpt3"}, "spec": {**SPEC, **changes}}
+        return self.custom.create_namespaced_custom_object(*self.place, body)
+
+    def patch(self, patch: dict[str, Any]) -> Any:
+        kind = "application/merge-patch+json"
+        return self.custom.patch_namespaced_custom_object(*self.place, "gpt3", patch, _content_type=kind)
+
+    def job(self) -> Any:
+        return self.custom.get_namespaced_custom_object(*self.place, "gpt3", _request_timeout=5)
+
+    def gone(self) -> bool:
+        return absent(self.job)
+
+    def delete(self) -> None:
+        self.custom.delete_namespaced_custom_object(*self.place, "gpt3")
+
+    def conditions(self) -> dict[str, dict[str, Any]]:
+        return {said["type"]: said for said in self.job().get("status", {}).get("conditions", [])}
+
+    def events(self) -> list[Any]:
+        return [e for e in self.core.list_namespaced_event(self.namespace).items if e.involved_object.name == "gpt3"]
+
+    def until(self, what: str, check: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not check():
+            ended = self.operator is not None and not self.operator.running
+            if ended or time.monotonic() > deadline:
+                log = self.operator.tail(40) if self.operator else "no operator runs"
+                pytest.fail(f"not {what} {'before the operator ended' if ended else f'after {timeout_s:g} s'}\n{log}")
+            time.sleep(0.1)
+
+    def until_condition(self, kind: str, status: str, reason: str) -> str:
+        def said() -> bool:
+            found = self.conditions().get(kind, {})
+            return (found.get("status"), found.get("reason")) == (status, reason)
+
+        self.until(f"{kind}={status} for {reason}", said)
+        return str(self.conditions()[kind]["message"])
+
+
+@pytest.fixture
+def world(api: Any, crd: Any, namespace: str, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[World]:
+    with Processes(tmp_path) as processes:
+        world = World(api, namespace, operator_kubeconfig, tmp_path, processes)
+        world.start_operator()
+        yield world
+        # An operator must run while a job goes: its finalizer would hold the namespace for ever.
+        if world.operator is None:
+            world.start_operator()
+        if not world.gone():
+            world.delete()
+            world.until("gone", world.gone)
+
+
+def test_what_is_wrong_is_said_until_it_is_right(world: World) -> None:
+    generation = world.create()["metadata"]["generation"]
+    message = world.until_condition("ProfileReady", "False", "ConfigMapNotFound")
+    assert f"ConfigMap profile does not exist in namespace {world.namespace}" in message
+    world.profile(other_csv="x")
+    assert "has no key profile.csv; its keys: other.csv" in world.until_condition(
+        "ProfileReady", "False", "KeyNotFound"
+    )
+    world.profile(profile_csv="stage,instruction,frequency,time\n0,forward,1410,1\n")
+    assert "energy" in world.until_condition("ProfileReady", "False", "ProfileInvalid")
+    assert world.conditions()["Ready"]["status"] == "False"
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.until_condition("Ready", "True", "Ready")
+
+    job = world.job()
+    assert job["metadata"]["generation"] == generation, "only status was written"
+    assert job["status"]["observedGeneration"] == generation
+    assert {said["observedGeneration"] for said in job["status"]["conditions"]} == {generation}
+    wrong = ["ConfigMapNotFound", "KeyNotFound", "ProfileInvalid"]
+    world.until("told in events", lambda: {*wrong, "Solved"} <= {event.reason for event in world.events()})
+    assert {event.reason for event in world.events() if event.type == "Warning"} >= set(wrong)
+
+
+def test_an_invalid_edit_is_refused_and_the_job_runs_on(world: World, server: Server) -> None:
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.create()
+    world.until_condition("Ready", "True", "Ready")
+    wrong = {"spec": {"objective": {"type": "PowerCap"}}}
+    message = "powerCapWatts must be set if and only if type is PowerCap"
+    if Feature.CEL in server.features:
+        with pytest.raises(ApiException, match=message):
+            world.patch(wrong)
+    else:
+        world.patch(wrong)
+        assert message in world.until_condition("Accepted", "False", "SpecInvalid")
+        world.patch({"spec": {"objective": {"type": "MinEnergy"}}})
+        world.until_condition("Accepted", "True", "Accepted")
+    world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "zero"}}})
+    world.until_condition("Accepted", "False", "AnnotationInvalid")
+    assert world.conditions()["FrontierReady"]["status"] == "True"
+
+
+def test_a_restarted_operator_goes_on_where_the_last_one_was(world: World) -> None:
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.create()
+    world.until_condition("Ready", "True", "Ready")
+    world.until("told", lambda: "Solved" in {event.reason for event in world.events()})
+    world.stop_operator()
+    before = world.job()["status"]
+
+    world.start_operator()
+    assert "read back from ConfigMap" in world.until_condition("FrontierReady", "True", "Restored")
+    world.until_condition("Ready", "True", "Ready")
+    after = world.job()["status"]
+    assert after["frontier"] == before["frontier"]
+    since = {said["type"]: said["lastTransitionTime"] for said in before["conditions"]}
+    assert {said["type"]: said["lastTransitionTime"] for said in after["conditions"]} == since
+
+    # Killed, and the job edited while nobody looks: the next one solves what is asked now.
+    world.kill_operator()
+    generation = world.patch({"spec": {"points": 30}})["metadata"]["generation"]
+    world.start_operator()
+    world.until("seen", lambda: world.job()["status"]["observedGeneration"] == generation)
+    world.until_condition("FrontierReady", "True", "Solved")
+    assert [event.reason for event in world.events()].count("ConfigMapNotFound") == 0
+
+
+def test_a_deleted_job_takes_its_frontier_along(world: World) -> None:
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.create()
+    world.until_condition("Ready", "True", "Ready")
+    job = world.job()
+    assert job["metadata"]["finalizers"] == [keys.FINALIZER]
+    name = job["status"]["frontier"]["configMapName"]
+    kept = world.core.read_namespaced_config_map(name, world.namespace)
+    assert [owner.uid for owner in kept.metadata.owner_references] == [job["metadata"]["uid"]]
+    world.delete()
+    world.until("gone", world.gone)
+
+
+def test_the_frontier_is_collected(world: World) -> None:
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.create()
+    world.until_condition("Ready", "True", "Ready")
+    name = world.job()["status"]["frontier"]["configMapName"]
+    world.delete()
+    world.until("collected", lambda: absent(lambda: world.core.read_namespaced_config_map(name, world.namespace)))
+    assert not absent(lambda: world.core.read_namespaced_config_map("profile", world.namespace))
+
+
+@pytest.mark.needs(Feature.FAULTS)
+@pytest.mark.parametrize("victim", ["kube-apiserver", "etcd"])
+def test_an_outage_of_the_control_plane_is_outlived(world: World, server: Server, victim: str) -> None:
+    assert server.plane is not None
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.create()
+    world.until_condition("Ready", "True", "Ready")
+    server.plane.kill(victim)
+    time.sleep(2)  # long enough for every watch to notice
+    server.plane.start(victim)
+
+    def patched() -> bool:
+        try:
+            world.patch({"spec": {"points": 25}})
+        except ApiException as error:
+            if error.status < 500:
+                raise
+            return False  # the API server is looking for etcd
+        return True
+
+    world.until("patched", patched)
+    world.until("seen", lambda: world.job()["status"]["frontier"]["points"] == 25)
+    assert world.operator is not None
+    assert world.operator.running
+
+
+@pytest.mark.needs(Feature.RBAC, Feature.FAULTS)
+def test_the_operator_needs_exactly_its_rights(world: World, server: Server) -> None:
+    assert server.plane is not None
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.create()
+    world.until_condition("Ready", "True", "Ready")
+    world.patch({"spec": {"points": 30}})
+    world.until("solved again", lambda: world.job()["status"]["frontier"]["points"] == 30)
+    world.delete()
+    world.until("gone", world.gone)
+
+    asked = list(rbac.requests(server.plane.audit_log, rbac.user_name(SYSTEM, "perseus-operator")))
+    refused = {(str(request.permission), request.path) for request in asked if request.code in (401, 403)}
+    assert not refused
+    used, allowed = {request.permission for request in asked}, rbac.granted(rights())
+    assert sorted(map(str, allowed - used)) == [], "granted and never used"
+    assert sorted(map(str, used - allowed)) == [], "allowed by something else than our role"
