@@ -1,0 +1,181 @@
+"""The operator's small doors: settings, metrics and probes, the solver's worker, the frontier's ConfigMap."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perseus_operator import frontiers
+from perseus_operator.api import Figures, StatusFigures
+from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
+from perseus_operator.metrics import Metrics, MetricsServer
+from perseus_operator.settings import InvalidSetting, Settings, parse_settings
+from perseus_operator.solving import SolveRequest, SolverPool, check_profile, solve_here
+from perseus_operator.state import JobRef
+from perseus_proto.planset import decode_plan_set
+from perseus_sim.model import profile_csv
+from perseus_solver.schedules import build_schedule
+
+REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, blocking_power_mw=83_640, points=10)
+
+
+def solved(data: bytes, digest: str = "d") -> frontiers.Solved:
+    return frontiers.open_frontier(data, digest=digest, schedule="1f1b", microbatches=3, solve_ms=7, restored=False)
+
+
+# ---------------------------------------------------------------------------------------------------------- settings
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_default() -> None:
+    environment = {"PERSEUS_OPERATOR_INSECURE": "true", "PERSEUS_OPERATOR_LEASE_TTL_S": "60"}
+    settings = parse_settings(["--lease-ttl-s", "90", "--namespaces", "a, b"], environment)
+    assert (settings.insecure, settings.lease_ttl_s, settings.solve_workers) == (True, 90.0, 2)
+    assert settings.namespace_list == ("a", "b")
+    assert settings.limits.lease_ttl_s == 90.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--tls-cert, --tls-key, --tls-ca: all three are needed"),
+        (["--insecure", "--tls-ca", "x"], "--insecure: excludes"),
+        (["--insecure", "--lease-ttl-s", "soon"], "--lease-ttl-s: must be a number, not 'soon'"),
+        (["--insecure", "--lease-ttl-s", "3"], "--agent-timeout-s: must be at most a third of --lease-ttl-s"),
+        (["--insecure", "--solve-workers", "0"], "--solve-workers: must be at least 1"),
+        (["--insecure", "--agent-namespace", ""], "--agent-namespace: must not be empty"),
+        (["--insecure", "--log-level", "LOUD"], "--log-level: must be"),
+    ],
+)
+def test_a_wrong_setting_is_named(arguments: list[str], message: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        parse_settings(arguments, {})
+    assert message in str(refused.value)
+    with pytest.raises(InvalidSetting, match="PERSEUS_OPERATOR_INSECURE: must be true or false"):
+        parse_settings([], {"PERSEUS_OPERATOR_INSECURE": "perhaps"})
+
+
+def test_every_setting_explains_itself() -> None:
+    for name, field in Settings.__dataclass_fields__.items():
+        assert field.metadata["doc"].rstrip().endswith("."), name
+
+
+# ----------------------------------------------------------------------------------------------------------- metrics
+
+
+def show(metrics: Metrics, figures: StatusFigures) -> None:
+    metrics.set_job(JobRef("ns", "a", "u"), figures, measured=None, planned_slowdown=1.0, stragglers=0, ready=True)
+
+
+def test_what_is_not_known_is_not_shown_and_a_job_takes_its_series_along() -> None:
+    metrics = Metrics()
+    energy = Figures(iteration_time_microseconds=2_000_000, energy_millijoules=None)
+    show(metrics, StatusFigures(baseline=energy))
+    text = metrics.exposition().decode()
+    assert 'perseus_job_baseline_iteration_seconds{job="a",namespace="ns"} 2.0' in text
+    assert "perseus_job_baseline_iteration_joules{" not in text
+    show(metrics, StatusFigures())
+    assert "perseus_job_baseline_iteration_seconds{" not in metrics.exposition().decode()
+    metrics.forget_job(JobRef("ns", "a", "u"))
+    assert 'job="a"' not in metrics.exposition().decode()
+
+
+def test_the_probes_tell_progress() -> None:
+    wrong: list[str | None] = [None]
+    server = MetricsServer("127.0.0.1:0", Metrics(), healthy=lambda: wrong[0], ready=lambda: True)
+    try:
+
+        def get(path: str) -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://{server.address}{path}") as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read().decode()
+
+        assert get("/healthz") == (200, "ok")
+        assert get("/readyz") == (200, "ok")
+        assert get("/nothing")[0] == 404
+        assert "perseus_operator_reconcile_seconds" in get("/metrics")[1]
+        wrong[0] = "the event loop has been silent for 31 s"
+        assert get("/healthz") == (503, "the event loop has been silent for 31 s")
+    finally:
+        server.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- solving
+
+
+async def test_the_worker_answers_refuses_and_is_stopped() -> None:
+    pool = SolverPool(workers=1, timeout_s=60, memory_mib=8192)
+    data, seconds = await pool.solve(REQUEST)
+    assert seconds > 0
+    assert len(solved(data).view.times_us) == 10
+    with pytest.raises(InvalidProfile, match="energy"):
+        await pool.solve(replace(REQUEST, profile_csv="stage,instruction,frequency,time\n"))
+    with pytest.raises(SolveFailed, match="schedule '2f2b' is unknown"):
+        await pool.solve(replace(REQUEST, schedule="2f2b"))
+    hurried = SolverPool(workers=1, timeout_s=0.05, memory_mib=8192)
+    with pytest.raises(SolveTimeout, match=r"stopped after 0\.05 s"):
+        await hurried.solve(REQUEST)
+    starved = SolverPool(workers=1, timeout_s=60, memory_mib=16)
+    with pytest.raises(SolveFailed, match="the solver process ended with exit code"):
+        await starved.solve(REQUEST)
+    assert pool.solves == 3
+
+
+def test_a_profile_is_checked_with_the_message_of_the_solver() -> None:
+    check_profile(profile_csv(2).encode(), 2)
+    with pytest.raises(InvalidProfile, match="stage"):
+        check_profile(profile_csv(2).encode(), 3)
+
+
+# ---------------------------------------------------------------------------------------------------------- frontiers
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    return solve_here(REQUEST)
+
+
+def test_a_kept_frontier_comes_back_only_for_the_same_inputs(data: bytes) -> None:
+    kept = frontiers.to_config_map("job-frontier", solved(data))
+    assert kept is not None
+    back = frontiers.from_config_map(kept, digest="d", schedule="1f1b", microbatches=3)
+    assert back is not None
+    assert back.view == replace(solved(data).view, restored=True)
+    assert frontiers.from_config_map(kept, digest="other", schedule="1f1b", microbatches=3) is None
+    damaged = replace(kept, binary={key: value[:-9] for key, value in kept.binary.items()})
+    assert frontiers.from_config_map(damaged, digest="d", schedule="1f1b", microbatches=3) is None
+    emptied = replace(kept, binary={})
+    assert frontiers.from_config_map(emptied, digest="d", schedule="1f1b", microbatches=3) is None
+
+
+def test_what_does_not_fit_into_a_config_map_is_not_kept(data: bytes) -> None:
+    huge = replace(solved(data), data=b"x" * (frontiers.MAX_STORED_BYTES + 1))
+    assert frontiers.to_config_map("job-frontier", huge) is None
+
+
+def test_an_agent_gets_exactly_the_clocks_of_its_stages(data: bytes) -> None:
+    frontier = solved(data)
+    order = build_schedule("1f1b", stages=2, microbatches=3)
+    both = decode_plan_set(frontiers.plan_set(frontier, {0, 1}))
+    one = decode_plan_set(frontiers.plan_set(frontier, {1}))
+    assert one.plan_id != both.plan_id
+    assert set(one.schedules) == {1}
+    for stage in (0, 1):
+        own = slice(int(order.stage_offset[stage]), int(order.stage_offset[stage + 1]))
+        assert both.schedules[stage].kinds == tuple(order.kind[own].tolist())
+        for point in range(10):
+            want = frontier.frontier.frequencies_mhz[point, own].tolist()
+            assert list(both.stage_clocks_mhz(stage, point)) == want
+    assert one.stage_clocks_mhz(1, 4) == both.stage_clocks_mhz(1, 4)
+    assert [p.iteration_time_us for p in both.points] == list(frontier.view.times_us)
+
+
+def test_constant_instructions_keep_the_clock_before_them() -> None:
+    clocks = np.array([[0, 900, 0, 0, 1200], [1410, 0, 0, 0, 0]], dtype=np.uint16)
+    assert frontiers._fill(clocks).tolist() == [[1200, 900, 900, 900, 1200], [1410] * 5]
