@@ -1,8 +1,7 @@
 """One node made of doubles around a real agent process: what tests and benchmarks of the agent stand on.
 
 Real: the agent (a process), its gRPC and Unix sockets, trainers (processes with the real client), kill -9. Doubles:
-GPUs (``recording``), the kubelet's PodResources (a gRPC server here), /proc (a folder that says which pod a process
-is in).
+GPUs (``recording``), the kubelet and /proc (``kubelet``).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +19,10 @@ from typing import Any
 import grpc
 
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
-from perseus_proto.podresources import podresources_pb2 as kubelet
-from perseus_proto.podresources import podresources_pb2_grpc as kubelet_grpc
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim import recording
+from perseus_sim.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.recording_trainer import schedule_of
 
 JOB = "job-uid"
@@ -64,9 +61,7 @@ class RecordingNode:
 
     folder: Path
     gpus: int
-    allocations: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """What the kubelet says: (namespace, name) to device IDs."""
-    kubelet_down: bool = False
+    kubelet: KubeletDouble
     agent: subprocess.Popen[bytes] | None = None
     addresses: dict[str, str] = field(default_factory=dict)
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -75,14 +70,11 @@ class RecordingNode:
     @contextmanager
     def open(cls, folder: Path, gpus: int = 2) -> Iterator[RecordingNode]:
         """Make the folders and the kubelet; at the end kill what is left."""
-        node = cls(folder, gpus)
-        for name in ("gpu", "proc", "run"):
+        for name in ("gpu", "run"):
             (folder / name).mkdir(parents=True, exist_ok=True)
+        node = cls(folder, gpus, KubeletDouble(folder / "run"))
         (folder / "gpu" / "gpus").write_text(" ".join(map(gpu_uuid, range(gpus))))
-        server = grpc.server(ThreadPoolExecutor(2))
-        kubelet_grpc.add_PodResourcesListerServicer_to_server(_Kubelet(node), server)
-        server.add_insecure_port(f"unix:{folder}/run/kubelet.sock")
-        server.start()
+        node.kubelet.start()
         try:
             yield node
         finally:
@@ -92,7 +84,7 @@ class RecordingNode:
                 child.wait()
                 if child.stdin:
                     child.stdin.close()
-            server.stop(None).wait()
+            node.kubelet.stop()
 
     # ------------------------------------------------------------------------------------------- agent
 
@@ -109,8 +101,8 @@ class RecordingNode:
             "--grpc-address=127.0.0.1:0",
             "--metrics-address=127.0.0.1:0",
             f"--journal={self.folder / 'journal.json'}",
-            f"--proc-root={self.folder / 'proc'}",
-            f"--pod-resources-socket={self.folder}/run/kubelet.sock",
+            f"--proc-root={self.kubelet.proc_root}",
+            f"--pod-resources-socket={self.kubelet.socket}",
             f"--ready-file={ready}",
             "--node-name=node-under-test",
             *([] if secure else ["--insecure"]),
@@ -147,15 +139,8 @@ class RecordingNode:
     def add_pod(self, number: int, gpus: Sequence[int]) -> messages.Pod:
         """A pod that holds GPUs."""
         pod = messages.Pod(uid=pod_uid(number), namespace="training", name=f"pod-{number}")
-        self.allocations[pod.namespace, pod.name] = [gpu_uuid(gpu) for gpu in gpus]
+        self.kubelet.admit(AdmittedPod(pod.uid, pod.namespace, pod.name, tuple(map(gpu_uuid, gpus))))
         return pod
-
-    def place(self, pid: int, pod: messages.Pod) -> None:
-        """Say in /proc that a process is in a pod."""
-        folder = self.folder / "proc" / str(pid)
-        folder.mkdir(exist_ok=True)
-        (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{pod.uid}/{'a' * 64}\n")
-        (folder / "stat").write_text(Path(f"/proc/{pid}/stat").read_text())
 
     def start_trainer(
         self,
@@ -181,7 +166,7 @@ class RecordingNode:
         command = [sys.executable, "-m", "perseus_sim.recording_trainer", json.dumps(arguments)]
         trainer = subprocess.Popen(command, stdin=subprocess.PIPE)
         self._children.append(trainer)
-        self.place(trainer.pid, pod)
+        self.kubelet.place([trainer.pid], pod.uid)
         assert trainer.stdin
         trainer.stdin.write(b"go\n")
         trainer.stdin.flush()
@@ -200,30 +185,6 @@ class RecordingNode:
     def all_default(self) -> bool:
         """Whether no GPU is locked."""
         return not any(self.locked().values())
-
-
-class _Kubelet(kubelet_grpc.PodResourcesListerServicer):
-    def __init__(self, node: RecordingNode) -> None:
-        self._node = node
-
-    def List(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        if self._node.kubelet_down:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "down")
-        return kubelet.ListPodResourcesResponse(
-            pod_resources=[
-                kubelet.PodResources(
-                    namespace=namespace,
-                    name=name,
-                    containers=[
-                        kubelet.ContainerResources(
-                            name="main",
-                            devices=[kubelet.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=devices)],
-                        )
-                    ],
-                )
-                for (namespace, name), devices in self._node.allocations.items()
-            ]
-        )
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 import urllib.error
@@ -218,10 +219,8 @@ class Peer:
     """A process of its own making: says hello by hand."""
 
     def __init__(self, node: RecordingNode, pod: messages.Pod | None, data: bytes) -> None:
-        import os
-
         if pod is not None:
-            node.place(os.getpid(), pod)
+            node.kubelet.place([os.getpid()], pod.uid)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(node.socket)
         self.socket.sendall(data)
@@ -277,7 +276,7 @@ def test_a_kubelet_that_is_down_freezes_what_is_known_and_delays_what_is_not(stu
     push(stub, lease)
     select(stub, lease)
     wait_for(lambda: node.locked()[gpu_uuid(0)], "it is driven")
-    node.kubelet_down = True
+    node.kubelet.stop()
     try:
         new = node.add_pod(2, [2])
         acquire(stub, [*pods, new], epoch=lease.epoch)
@@ -287,7 +286,7 @@ def test_a_kubelet_that_is_down_freezes_what_is_known_and_delays_what_is_not(stu
         assert joined(stub) == {gpu_uuid(0)}  # neither dropped nor guessed
         assert node.locked()[gpu_uuid(0)]
     finally:
-        node.kubelet_down = False
+        node.kubelet.start()
     wait_for(lambda: joined(stub) == {gpu_uuid(0), gpu_uuid(2)}, "the third has joined")
 
 
