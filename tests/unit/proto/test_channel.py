@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_proto.channel import (
+    MAX_ITERATION,
     SLOTS,
     ChannelReader,
     ChannelWriter,
@@ -92,7 +94,7 @@ def test_the_position_follows_every_mark(reader: ChannelReader) -> None:
     assert reader.position().upcoming(N) == (8, 0)
 
 
-@given(st.binary(min_size=N, max_size=N))
+@given(st.lists(st.booleans(), min_size=N, max_size=N).map(bytes))
 @settings(max_examples=50)
 def test_the_bell_rings_at_the_ends_of_a_step_and_where_the_map_says(wake: bytes) -> None:
     reader = ChannelReader.create(N)
@@ -267,6 +269,7 @@ def test_whatever_a_rank_writes_the_reader_answers_and_believes_only_the_plausib
                 record = reader.drain_iteration()
                 if record is None:
                     break
+                assert record.iteration <= MAX_ITERATION
                 if record.complete:
                     complete += 1
                     assert len(record.durations_us) == len(record.begins_us) == N
@@ -276,6 +279,31 @@ def test_whatever_a_rank_writes_the_reader_answers_and_believes_only_the_plausib
                 pytest.fail("drain_iteration does not come to an end")
             assert reader.lost < 2**40 * (round_number + 1)
     assert complete > 1000
+
+
+def test_a_record_that_is_overwritten_while_it_is_copied_is_not_drained(reader: ChannelReader) -> None:
+    writer = writer_of(reader)
+    run_iteration(writer, 0, 0, [1] * N)
+
+    class Racing:
+        """The shared words; the rank laps the reader just after a record was copied."""
+
+        words = reader._words
+
+        def __getitem__(self, key: int | slice) -> object:
+            found = self.words[key]
+            if isinstance(key, slice):
+                copy = found.tolist()
+                run_iteration(writer, SLOTS, 1000, [2] * N)
+                return types.SimpleNamespace(tolist=lambda: copy)
+            return found
+
+    reader._words = Racing()  # type: ignore[assignment]
+    assert reader.drain_iteration() is None
+    reader._words = Racing.words
+    record = reader.drain_iteration()
+    assert record is not None
+    assert (record.iteration, record.durations_us) == (SLOTS, (2,) * N)
 
 
 RACING_WRITER = """
