@@ -526,7 +526,7 @@ def test_a_watch_continues_from_a_list(core: Any, namespace: str) -> None:
         namespace,
         resource_version=listed.metadata.resource_version,
         field_selector="metadata.name=after",
-        timeout_seconds=2,
+        timeout_seconds=1,
     )
     seen = [(event["type"], event["object"].data["n"]) for event in events]
     assert seen == [("ADDED", "1"), ("MODIFIED", "2"), ("DELETED", "2")]
@@ -546,7 +546,7 @@ def test_leaving_a_selection_is_seen_as_a_deletion(core: Any, namespace: str) ->
     core.patch_namespaced_pod("p", namespace, {"metadata": {"labels": {"job": "j"}}})
     core.patch_namespaced_pod("p", namespace, {"metadata": {"labels": {"job": None}}})
     events = watch.Watch().stream(
-        core.list_namespaced_pod, namespace, label_selector="job=j", resource_version=start, timeout_seconds=2
+        core.list_namespaced_pod, namespace, label_selector="job=j", resource_version=start, timeout_seconds=1
     )
     assert [event["type"] for event in events] == ["ADDED", "DELETED"]
 
