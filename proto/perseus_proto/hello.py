@@ -150,14 +150,9 @@ class Hello:
             raise ChannelError(f"gpu_hint: must be at most {MAX_GPU_HINT_BYTES} printable ASCII characters")
         if not 1 <= len(self.schedule) <= MAX_INSTRUCTIONS:
             raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {len(self.schedule)}")
-        _, microbatches, chunks = zip(*self.schedule, strict=True)
-        for field, values, maximum in (
-            ("schedule.microbatch", microbatches, MAX_MICROBATCH),
-            ("schedule.chunk", chunks, MAX_CHUNK),
-        ):
-            # The wrong ones of another type, then the extremes of the numbers: a hello may be long, and hostile.
-            for value in [value for value in values if type(value) is not int] or (min(values), max(values)):
-                _bounded(field, value, maximum)
+        for instruction in self.schedule:
+            _bounded("schedule.microbatch", instruction.microbatch, MAX_MICROBATCH)
+            _bounded("schedule.chunk", instruction.chunk, MAX_CHUNK)
         if len(set(self.schedule)) != len(self.schedule):
             raise ChannelError("schedule: an instruction (kind, microbatch, chunk) occurs twice")
 
@@ -253,9 +248,10 @@ def decode_hello(body: bytes) -> Hello:
         raise ChannelError("gpu_hint: is not ASCII") from None
     except ValueError:
         raise ChannelError(f"timing: {timing} is not one of {[member.value for member in Timing]}") from None
-    kinds, chunks, microbatches = zip(*_INSTRUCTION.iter_unpack(body[start:]), strict=True)
-    known = {number: InstructionKind.named(number) for number in set(kinds)}
-    schedule = tuple(map(Instruction, map(known.__getitem__, kinds), microbatches, chunks))
+    schedule = tuple(
+        Instruction(InstructionKind.named(kind), microbatch, chunk)
+        for kind, chunk, microbatch in _INSTRUCTION.iter_unpack(body[start:])
+    )
     return Hello(pipeline, stage, tensor, origin, hint, schedule)
 
 
