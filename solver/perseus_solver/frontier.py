@@ -1,160 +1,38 @@
 """The public door of the mathematics: the whole frontier of a problem, or the best plan for one deadline.
 
-Joins the engine (relaxation and bounds), the rounding and the exact simulator. No mathematics of its own beyond
-choosing at which prices to solve.
+Joins the engine (relaxation and bounds), the rounding and the exact simulator; decides which deadlines to round for and
+which plans to keep.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from perseus_solver.certify import Bound, Certificate, iteration_bound, prove
-from perseus_solver.engine.graph import build_graph
-from perseus_solver.engine.relaxation import Dual, build_network, durations, solve_price
-from perseus_solver.engine.tables import build_tables
+from perseus_solver.certify import Certificate, iteration_bound
+from perseus_solver.engine.curve import Engine, Sample, trace
 from perseus_solver.errors import Infeasible, InvalidProblem
 from perseus_solver.problem import Floats, Problem
-from perseus_solver.result import Frontier, Point, verdict
-from perseus_solver.rounding import Rounder, round_plans
-from perseus_solver.simulate import Simulator
+from perseus_solver.result import DEFAULT_GAP, Frontier, Point, verdict
+from perseus_solver.rounding import Curve, Rounder, round_plans
+from perseus_solver.simulate import Choice, Simulator
 from perseus_solver.switches import clock_changes
 
 Progress = Callable[[int, int], None]
+Index = npt.NDArray[np.intp]
 
-RELAXATION_GAP = 5e-5
-"""Chord above tangent, relative to the energy, at which a stretch of the relaxed frontier counts as known."""
-MOST_PRICES = 64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Sample:
-    dual: Dual
-    duration: Floats
-    makespan: float
-    energy_j: float
-    bound: Bound
-
-
-class _Engine:
-    """One problem, ready to be solved at prices."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.tables = build_tables(problem)
-        self.graph = build_graph(problem, self.tables.tick_s)
-        self.table_of = problem.option_of[self.graph.order].astype(np.intp)
-        self.network = build_network(self.tables, self.graph, self.table_of)
-        self.rounder = Rounder(self.tables, self.graph, self.table_of)
-        self.simulator = Simulator(problem)
-        self.frequency_mhz = np.zeros(
-            (len(problem.options), max(len(o.frequency_mhz) for o in problem.options)), dtype=np.uint16
-        )
-        for row, options in zip(self.frequency_mhz, problem.options, strict=True):
-            row[: len(options.frequency_mhz)] = options.frequency_mhz
-        self.certificates: list[Certificate] = []
-        self.bounds: list[Bound] = []
-
-    def sample(self, prices: list[int]) -> list[_Sample]:
-        duals = [solve_price(self.network, self.graph, price) for price in prices]
-        duration, makespan = durations(self.tables, self.graph, self.table_of, duals)
-        energy = self.relaxed_energy_j(duration)
-        return [
-            _Sample(dual, duration[:, k], float(makespan[k]), float(energy[k]), self._prove(dual))
-            for k, dual in enumerate(duals)
-        ]
-
-    def _prove(self, dual: Dual) -> Bound:
-        certificate = Certificate(
-            edge_w=dual.edge.astype(np.float64) * self.tables.unit_w,
-            through_w=dual.through[self.graph.rank].astype(np.float64) * self.tables.unit_w,
-        )
-        bound = prove(self.problem, certificate)
-        self.certificates.append(certificate)
-        self.bounds.append(bound)
-        return bound
-
-    def relaxed_energy_j(self, duration: Floats) -> Floats:
-        total = np.zeros(duration.shape[1])
-        for k, corners in enumerate(self.tables.hull_size.tolist()):
-            rows = self.table_of == k
-            total += np.interp(
-                duration[rows], self.tables.hull_ticks[k, :corners], self.tables.hull_energy_j[k, :corners]
-            ).sum(axis=0)
-        return total
-
-    def choice(self, columns: np.ndarray) -> np.ndarray:
-        """Rounder columns as rows of option positions, [plans, n], in the problem's numbering."""
-        row: np.ndarray = self.tables.row[self.table_of[:, None], columns][self.graph.rank].T
-        return row
-
-
-def _steepest(engine: _Engine) -> int:
-    """A price at which no instruction has a reason left to be slow: the sum of all first slopes bounds every cut."""
-    counts = np.bincount(engine.table_of, minlength=len(engine.tables.size))
-    return max(int(np.dot(counts, engine.tables.hull_price[:, 0])), 1)
-
-
-def _trace(engine: _Engine, report: Callable[[float], None], only: float | None = None) -> list[_Sample]:
-    """Samples of the relaxed frontier, fast to slow, until chords and tangents agree (Eisner & Severance 1976).
-
-    ``only`` is a makespan in ticks: then just the stretch around it is refined.
-    """
-    samples = sorted(engine.sample([0, _steepest(engine)]), key=lambda s: -s.dual.price)
-    tick_s, unit_w = engine.tables.tick_s, engine.tables.unit_w
-    floor_j = engine.problem.blocking_power_w * engine.problem.stages * tick_s
-    while len(samples) < MOST_PRICES:
-        wanted = []
-        for fast, slow in pairwise(samples):
-            if slow.makespan <= fast.makespan or not (only is None or fast.makespan <= only <= slow.makespan):
-                continue
-            price = round((fast.energy_j - slow.energy_j) / ((slow.makespan - fast.makespan) * tick_s) / unit_w)
-            if not slow.dual.price < price < fast.dual.price:
-                continue
-            at = (fast.bound.constant_j - slow.bound.constant_j) / (fast.bound.price_w - slow.bound.price_w) / tick_s
-            share = (at - fast.makespan) / (slow.makespan - fast.makespan)
-            chord = fast.energy_j + (slow.energy_j - fast.energy_j) * share
-            gap = (chord - slow.bound.at(at * tick_s)) / abs(chord + floor_j * at)
-            if gap > RELAXATION_GAP:
-                wanted.append((gap, price))
-        if not wanted:
-            break
-        wanted.sort(reverse=True)
-        samples += engine.sample([price for _, price in wanted[: MOST_PRICES - len(samples)]])
-        samples.sort(key=lambda s: -s.dual.price)
-        report(len(samples) / MOST_PRICES)
-    return samples
-
-
-def _deadlines(samples: list[_Sample], points: int) -> Floats:
-    """Makespans spread evenly over the curve, time and energy counting alike."""
-    time = np.array([s.makespan for s in samples])
-    energy = np.array([s.energy_j for s in samples])
-    width, height = time[-1] - time[0], energy[0] - energy[-1]
-    if width <= 0 or points == 1:
-        return time[:1]
-    along = (time - time[0]) / width + ((energy[0] - energy) / height if height > 0 else 0.0)
-    even: Floats = np.interp(np.linspace(0.0, along[-1], points), along, time)
-    return np.floor(even)
-
-
-def _between(samples: list[_Sample], deadline: Floats) -> tuple[Floats, Floats]:
-    """Durations and flows of the relaxation at makespans between samples: convex combinations stay feasible."""
-    time = np.array([s.makespan for s in samples])
-    left = np.clip(np.searchsorted(time, deadline, side="right") - 1, 0, max(len(time) - 2, 0))
-    right = np.minimum(left + 1, len(time) - 1)
-    span = np.maximum(time[right] - time[left], 1.0)
-    share = np.clip((deadline - time[left]) / span, 0.0, 1.0)
-    duration = np.stack([s.duration for s in samples], axis=1)
-    through = np.stack([s.dual.through for s in samples], axis=1).astype(np.float64)
-    return (
-        np.floor(duration[:, left] * (1 - share) + duration[:, right] * share),
-        through[:, left] * (1 - share) + through[:, right] * share,
-    )
+_TRACED, _DONE = 60, 100  # progress, percent
+_GOOD_GAP = 1e-3
+"""Plans within this of their bound are left as they are; for the others more ways of rounding are tried."""
+_CELLS = 8_000_000
+"""Instructions × plans rounded at once: a few hundred megabytes of work arrays."""
+_SURPLUS = 1.15
+_NEAR = [(0, 0), (1, 1)]
+_WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
+"""Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
 
 
 def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | None = None) -> Frontier:
@@ -162,7 +40,7 @@ def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | 
 
     Args:
         problem: what to plan.
-        points: how many plans to compute; at most this many remain after dominated ones are dropped.
+        points: how many plans to aim for. More are computed than kept, dominated ones are dropped.
         progress: called with (done, total) as the work proceeds.
 
     Raises:
@@ -177,39 +55,17 @@ def solve_certified(
     """`solve_frontier` together with the dual flows that prove its bounds, for `perseus_solver.certify`."""
     if points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
-    tell = progress or (lambda _done, _total: None)
-    tell(0, 100)
-    engine = _Engine(problem)
-    samples = _trace(engine, lambda share: tell(int(70 * share), 100))
-    deadline = _deadlines(samples, points)
-    frontier = _assemble(engine, samples, deadline)
-    tell(100, 100)
-    return frontier, tuple(engine.certificates)
-
-
-def _assemble(engine: _Engine, samples: list[_Sample], deadline: Floats) -> Frontier:
-    planned, through = _between(samples, deadline)
-    columns = round_plans(engine.rounder, planned, through, deadline)
-    choice = engine.choice(columns)
-    simulation = engine.simulator.run(choice)
-    time_s, energy_j = np.atleast_1d(simulation.iteration_time_s), np.atleast_1d(simulation.energy_j)
-    problem = engine.problem
-    effective = energy_j - problem.blocking_power_w * problem.stages * time_s
-    order = np.lexsort((effective, time_s))
-    best = np.minimum.accumulate(effective[order])
-    kept = order[np.append(True, best[1:] < best[:-1])]
-    frequency = engine.frequency_mhz[problem.option_of, choice[kept]]
-    bound = np.minimum(iteration_bound(problem, engine.bounds, time_s[kept]), energy_j[kept])
-    return Frontier(
-        time_s=time_s[kept],
-        energy_j=energy_j[kept],
-        energy_lower_bound_j=bound,
-        statuses=tuple(verdict(gap) for gap in (energy_j[kept] / bound - 1.0).tolist()),
-        frequencies_mhz=frequency,
-        stage_offset=problem.stage_offset,
-        clock_changes=clock_changes(frequency, problem.stage_offset),
-        blocking_power_w=problem.blocking_power_w,
-    )
+    tell = progress or _silent
+    tell(0, _DONE)
+    engine = Engine(problem)
+    samples = trace(engine, lambda share: tell(int(_TRACED * share), _DONE))
+    plans = _Plans(engine, samples)
+    # Some plans turn out dominated by others: round a few more than wanted.
+    deadline = _deadlines(plans, engine, math.ceil(points * _SURPLUS))
+    plans.add(deadline, lambda share: tell(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
+    frontier = plans.frontier(points)
+    tell(_DONE, _DONE)
+    return frontier, tuple(engine.certificate(sample) for sample in plans.samples)
 
 
 def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | None = None) -> Point:
@@ -217,21 +73,144 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
 
     Raises:
         Infeasible: the deadline is shorter than T_min.
-        InvalidProblem: the deadline is not a positive finite number.
+        InvalidProblem: the deadline is not a positive finite number, or the precedence has a cycle.
     """
     if not (math.isfinite(deadline_s) and deadline_s > 0):
         raise InvalidProblem(f"deadline_s must be a positive finite number, not {deadline_s}")
-    tell = progress or (lambda _done, _total: None)
-    tell(0, 100)
-    engine = _Engine(problem)
-    fastest = engine.choice(np.zeros((engine.graph.n, 1), dtype=np.intp))
-    t_min_s = float(np.atleast_1d(engine.simulator.run(fastest).iteration_time_s)[0])
+    tell = progress or _silent
+    tell(0, _DONE)
+    engine = Engine(problem)
+    t_min_s = _fastest_s(engine)
     if deadline_s < t_min_s:
         raise Infeasible(deadline_s, t_min_s)
+    # Rounded up to ticks, T_min may pass the deadline by a hair: then the fastest plan is the only one.
     makespan = math.floor((deadline_s - problem.overhead_s) / engine.tables.tick_s)
-    samples = _trace(engine, lambda share: tell(int(70 * share), 100), only=makespan)
-    # Rounded up to ticks T_min may pass the deadline by a hair: the fastest plan is then the only one.
-    deadline = np.array([min(max(float(makespan), samples[0].makespan), samples[-1].makespan)])
-    frontier = _assemble(engine, samples, deadline)
-    tell(100, 100)
-    return frontier[0]
+    makespan = min(max(makespan, int(engine.fastest)), int(engine.slowest))
+    samples = trace(engine, lambda share: tell(int(_TRACED * share), _DONE), only=makespan)
+    plans = _Plans(engine, samples)
+    plans.add(np.array([float(makespan)]), lambda _share: None)
+    frontier = plans.frontier()
+    tell(_DONE, _DONE)
+    return frontier[frontier.lookup(deadline_s)]
+
+
+def _silent(_done: int, _total: int) -> None:
+    """No one listens."""
+
+
+def _fastest_s(engine: Engine) -> float:
+    """T_min: every instruction at its fastest option."""
+    choice = engine.tables.row[engine.table_of, 0][engine.graph.rank]
+    return float(np.asarray(Simulator(engine.problem).run(choice).iteration_time_s))
+
+
+class _Plans:
+    """Rounded plans, re-simulated; collects candidates and keeps the frontier."""
+
+    def __init__(self, engine: Engine, samples: list[Sample]) -> None:
+        self._engine = engine
+        self._rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+        self._simulator = Simulator(engine.problem)
+        self._choice: list[Choice] = []
+        self._time_s: list[Floats] = []
+        self._energy_j: list[Floats] = []
+        self._learn(samples)
+
+    def _learn(self, samples: list[Sample]) -> None:
+        self.samples = samples
+        duration, makespan = self._engine.schedules(samples)
+        finish = self._engine.graph.finish(duration)[:-1]
+        order = np.argsort(makespan, kind="stable")
+        through = np.stack([s.through for s in samples], axis=1)[self._engine.graph.order].astype(np.float64)
+        self.curve = Curve((finish - duration)[:, order], finish[:, order], through[:, order], makespan[order])
+
+    def bound_j(self, time_s: Floats) -> Floats:
+        """The best proven bound on iteration energy."""
+        return iteration_bound(self._engine.problem, [s.bound for s in self.samples], time_s)
+
+    def add(self, deadline: Floats, report: Callable[[float], None]) -> None:
+        """Round for these deadlines (ticks), a few at a time; where the result is poor, look closer."""
+        n = self._engine.graph.n
+        size = max(_CELLS // n, 1)
+        for begin in range(0, len(deadline), size):
+            self._round(deadline[begin : begin + size], _NEAR)
+            report(min(begin + size, len(deadline)) / len(deadline))
+        if n * len(deadline) > _CELLS:
+            return
+        gap = self._gap()
+        for worst in (_GOOD_GAP, DEFAULT_GAP):
+            poor = np.flatnonzero(gap > worst)
+            if len(poor):
+                self._learn(self._engine.refine(self.samples, deadline[poor]))
+                self._round(deadline[poor], _WIDE)
+                gap[poor] = np.minimum(gap[poor], self._gap()[-len(poor) :])
+
+    def _round(self, deadline: Floats, spans: list[tuple[int, int]]) -> None:
+        engine = self._engine
+        columns = round_plans(self._rounder, self.curve, deadline, spans)
+        choice = engine.tables.row[engine.table_of[:, None], columns][engine.graph.rank].T.astype(np.int32)
+        time_s, energy_j = self._simulator.totals(choice)
+        self._choice.append(choice)
+        self._time_s.append(np.atleast_1d(time_s))
+        self._energy_j.append(np.atleast_1d(energy_j))
+
+    def _gap(self) -> Floats:
+        gap: Floats = np.concatenate(self._energy_j) / self.bound_j(np.concatenate(self._time_s)) - 1.0
+        return gap
+
+    def frontier(self, points: int | None = None) -> Frontier:
+        """The plans that no other dominates; at most ``points``, the worst proven left out first, never two
+        neighbours.
+        """
+        problem = self._engine.problem
+        time_s, energy_j = np.concatenate(self._time_s), np.concatenate(self._energy_j)
+        choice = np.concatenate(self._choice)
+        effective = energy_j - problem.blocking_power_w * problem.stages * time_s
+        order = np.lexsort((effective, time_s))
+        best = np.minimum.accumulate(effective[order])
+        kept = order[np.append(True, best[1:] < best[:-1])]
+        bound = np.minimum(self.bound_j(time_s[kept]), energy_j[kept])
+        gap = energy_j[kept] / bound - 1.0
+        if points is not None and len(kept) > points:
+            chosen = _thin(gap, points)
+            kept, bound, gap = kept[chosen], bound[chosen], gap[chosen]
+        clocks = np.zeros((len(problem.options), max(len(o.frequency_mhz) for o in problem.options)), dtype=np.uint16)
+        for row, options in zip(clocks, problem.options, strict=True):
+            row[: len(options.frequency_mhz)] = options.frequency_mhz
+        frequency = clocks[problem.option_of, choice[kept]]
+        return Frontier(
+            time_s=time_s[kept],
+            energy_j=energy_j[kept],
+            energy_lower_bound_j=bound,
+            statuses=tuple(verdict(g) for g in gap.tolist()),
+            frequencies_mhz=frequency,
+            stage_offset=problem.stage_offset,
+            clock_changes=clock_changes(frequency, problem.stage_offset),
+            blocking_power_w=problem.blocking_power_w,
+        )
+
+
+def _thin(gap: Floats, points: int) -> Index:
+    """Which ``points`` to keep: both ends, and no two neighbours dropped unless more than every other must go."""
+    keep = np.ones(len(gap), dtype=bool)
+    for apart in (True, False):
+        for i in np.argsort(-gap[1:-1], kind="stable") + 1:
+            if keep.sum() <= points:
+                break
+            if keep[i] and not (apart and not (keep[i - 1] and keep[i + 1])):
+                keep[i] = False
+    return np.flatnonzero(keep)
+
+
+def _deadlines(plans: _Plans, engine: Engine, points: int) -> Floats:
+    """Makespans in ticks, T_min first, spread evenly over the curve; time and energy count alike."""
+    time = np.unique(np.append(plans.curve.makespan, engine.fastest))
+    seconds = time * engine.tables.tick_s + engine.problem.overhead_s
+    blocking_w = engine.problem.blocking_power_w * engine.problem.stages
+    energy = plans.bound_j(seconds) - blocking_w * seconds
+    width, height = time[-1] - time[0], energy[0] - energy[-1]
+    if width <= 0 or points == 1:
+        return time[:1]
+    along = (time - time[0]) / width + (energy[0] - energy) / max(height, 1e-300)
+    even: Floats = np.interp(np.linspace(0.0, along[-1], points), along, time)
+    return np.floor(even)

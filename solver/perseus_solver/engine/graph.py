@@ -83,8 +83,11 @@ def latest_of(times: Floats, links: Links) -> Floats | float:
     return latest
 
 
-def _links(edges: Index, near: Index, far: Index, delay: Floats, rows: slice, none: int) -> Links:
-    """Columns of neighbours for a range of rows; ``edges`` are sorted by their near end."""
+def _links(edges: Index, ends: tuple[Index, Index], delay: Floats, rows: slice, none: int) -> Links:
+    """Columns of neighbours for a range of rows; ``edges`` are sorted by their near end; ``ends`` are all (near,
+    far).
+    """
+    near, far = ends
     begin, end = rows.start, rows.stop
     if not len(edges):
         return ()
@@ -127,8 +130,8 @@ def build_graph(problem: Problem, tick_s: float) -> Graph:
         Level(
             begin,
             end,
-            before=_links(into[into_at[i] : into_at[i + 1]], head, tail, delay, slice(begin, end), n),
-            after=_links(out_of[out_at[i] : out_at[i + 1]], tail, head, delay, slice(begin, end), n),
+            before=_links(into[into_at[i] : into_at[i + 1]], (head, tail), delay, slice(begin, end), n),
+            after=_links(out_of[out_at[i] : out_at[i + 1]], (tail, head), delay, slice(begin, end), n),
         )
         for i, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
     )

@@ -74,27 +74,20 @@ class Dual:
 
 
 def solve_price(network: Network, graph: Graph, price: int) -> Dual:
-    """The best flow of value ``price``."""
-    # Corners that only pay off above the price never carry anything.
-    used = network.from_price < price
+    """The best flow of value ``price`` from the start to the end."""
     supply = np.zeros(network.nodes, dtype=np.int64)
     supply[-2], supply[-1] = price, -price
+    return solve_supply(network, graph, price, supply)
+
+
+def solve_supply(network: Network, graph: Graph, price: int, supply: Int64) -> Dual:
+    """The best flow that meets ``supply`` at the nodes, in a graph that ``price`` flows through."""
+    # Corners that only pay off above the price never carry anything.
+    used = network.from_price < price
     capacity = network.capacity[used]
     capacity = np.where(capacity < 0, price, np.minimum(capacity, price))
     flow = min_cost_flow(network.tail[used], network.head[used], capacity, -network.gain[used], supply)
     return _dual(network, graph, used, flow, price)
-
-
-def solve_makespan(network: Network, graph: Graph, makespan: int, price_cap: int) -> Dual:
-    """The best flow against a makespan in ticks: its value is the price, found by a return arc that charges the
-    makespan.
-    """
-    tail = np.append(network.tail, network.nodes - 1)
-    head = np.append(network.head, network.nodes - 2)
-    cost = np.append(-network.gain, makespan)
-    capacity = np.append(np.where(network.capacity < 0, price_cap, network.capacity), price_cap)
-    flow = min_cost_flow(tail, head, capacity, cost, np.zeros(network.nodes, dtype=np.int64))
-    return _dual(network, graph, np.ones(len(network.tail), dtype=bool), flow[:-1], int(flow[-1]))
 
 
 def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64, price: int) -> Dual:
@@ -102,21 +95,19 @@ def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64, price: 
     full = np.zeros(len(network.tail), dtype=np.int64)
     full[used] = flow
     through = np.zeros(graph.n, dtype=np.int64)
-    node = network.head
-    inward = (node < network.nodes - 2) & (node % 2 == 0)
-    np.add.at(through, node[inward] // 2, full[inward])
+    node = network.tail
+    corners = (node < network.nodes - 2) & (node % 2 == 0)
+    np.add.at(through, node[corners] // 2, full[corners])
     return Dual(price, full[:m], through)
 
 
-def durations(
-    tables: Tables, graph: Graph, table_of: Index, duals: list[Dual], makespan: float | None = None
-) -> tuple[Floats, Floats]:
+def durations(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) -> tuple[Floats, Floats]:
     """Schedules optimal together with the flows, a column each: (durations in ticks, makespans).
 
     The least solution of the difference constraints that complementary slackness leaves: sweep forward along
     precedence, backward along tight edges, until nothing moves. Times are integers below 2^53, so "nothing moves" is
     exact; a schedule exists because the flow is optimal, and each pair of sweeps settles every chain of constraints
-    up to its next change of direction. With ``makespan`` the end of the iteration is pinned there.
+    up to its next change of direction. Flow that leaves the graph pins its instruction to the end of the iteration.
     """
     n = graph.n
     edge = np.zeros((len(graph.tail) + 1, len(duals)), dtype=bool)
@@ -127,10 +118,10 @@ def durations(
         through[:, column] = dual.through
         leaving[:, column] = dual.through
         np.subtract.at(leaving[:, column], graph.tail, dual.edge)
-    shortest, longest = _intervals(tables, table_of, through)
+    shortest, longest = intervals(tables, table_of, through)
     start = np.zeros((n + 1, len(duals)))
     finish = np.zeros((n + 1, len(duals)))
-    end = np.zeros(len(duals)) if makespan is None else np.full(len(duals), makespan)
+    end = np.zeros(len(duals))
     while True:
         before = finish.copy()
         for level in graph.levels:
@@ -150,7 +141,7 @@ def durations(
             return finish[:n] - start[:n], end
 
 
-def _intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats, Floats]:
+def intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats, Floats]:
     """Least and greatest duration that is best at each flow."""
     shortest, longest = np.empty(through.shape), np.empty(through.shape)
     for table in range(len(tables.size)):
@@ -162,3 +153,23 @@ def _intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats,
         shortest[rows] = ticks[np.searchsorted(falling, flow, side="left")]
         longest[rows] = ticks[np.searchsorted(falling, flow, side="right")]
     return shortest, longest
+
+
+def stretch(graph: Graph, shortest: Floats, longest: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """Schedules between shortest and longest durations that end where asked, or as early as they can: (durations,
+    ends).
+
+    For flows that are optimal but for rounding, where `durations` would look for an exact fit in vain: one sweep lets
+    each instruction, in order, grow as far as it may and the time allows.
+    """
+    duration = shortest.copy()
+    rest = graph.tail_length(duration)
+    end = np.maximum(end, graph.finish(duration).max(axis=0))
+    done = np.zeros((graph.n + 1, duration.shape[1]))
+    for level in graph.levels:
+        rows = slice(level.begin, level.end)
+        ready = latest_of(done, level.before)
+        room = np.minimum(longest[rows], end - rest[rows] - ready)
+        np.maximum(duration[rows], room, out=duration[rows])
+        done[rows] = ready + duration[rows]
+    return duration, done.max(axis=0)

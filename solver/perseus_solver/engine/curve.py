@@ -1,0 +1,159 @@
+"""The relaxed frontier of a problem, sampled at prices: proven lines below it and schedules near it.
+
+Every flow, at whatever price, proves a line; the frontier is their upper envelope. Prices are added where the last ones
+still raised it. Where the graph repeats, flows come from ``steady``, else from one network for all. Called by
+``frontier``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from perseus_solver.certify import Bound, Certificate, prove
+from perseus_solver.engine.graph import Graph, Index, build_graph
+from perseus_solver.engine.periods import find_runs
+from perseus_solver.engine.relaxation import Dual, build_network, durations, intervals, solve_price, stretch
+from perseus_solver.engine.steady import NotSteady, Steady
+from perseus_solver.engine.tables import build_tables
+from perseus_solver.problem import Floats, Problem
+
+SHARPNESS = 2e-5
+"""A stretch of the envelope is known well enough once a new line raises it by less than this share of the energy."""
+MOST_PRICES = 48
+"""Enough for steps of a few percent in price over the three decades that profiles span."""
+LEAST_GAIN = 2
+"""Repetition is used when it leaves out this many times what it keeps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A price, the flow that is best at it, and the line that this proves."""
+
+    price: int
+    edge: np.ndarray
+    through: np.ndarray
+    bound: Bound
+
+
+class Engine:
+    """One problem, ready to be solved at prices. ``edge`` and ``through`` of samples are numbered as in the problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.tables = build_tables(problem)
+        self.graph: Graph = build_graph(problem, self.tables.tick_s)
+        self.table_of: Index = problem.option_of[self.graph.order].astype(np.intp)
+        self.steady = self._find_rhythm()
+        self._network = None if self.steady else build_network(self.tables, self.graph, self.table_of)
+        ends = np.stack((self.tables.ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
+        self.fastest, self.slowest = self.graph.finish(ends).max(axis=0).tolist()
+
+    def _find_rhythm(self) -> Steady | None:
+        # Disturbances die out within a few passes through the pipeline; the gap shows where they have not.
+        keep = max(self.problem.stages, 4)
+        runs = find_runs(self.problem, self.graph, (2 + LEAST_GAIN) * keep)
+        if not runs:
+            return None
+        try:
+            return Steady(self.problem, self.tables, runs, keep)
+        except NotSteady:
+            return None
+
+    def sample(self, prices: list[int]) -> list[Sample]:
+        """Solve at these prices; every bound is proven on the full problem."""
+        if self.steady:
+            found = self.steady.solve(prices)
+        else:
+            assert self._network is not None
+            rank = self.graph.rank
+            found = [
+                Dual(d.price, d.edge, d.through[rank])
+                for d in (solve_price(self._network, self.graph, price) for price in prices)
+            ]
+        return [Sample(d.price, d.edge, d.through, prove(self.problem, self.certificate(d))) for d in found]
+
+    def refine(self, samples: list[Sample], makespan: Floats) -> list[Sample]:
+        """More samples on either side of the lines that are highest at these makespans."""
+        value = np.stack([s.bound.constant_j - s.bound.price_w * makespan * self.tables.tick_s for s in samples])
+        best = np.unique(value.argmax(axis=0))
+        prices = np.array([s.price for s in samples])
+        left = np.unique(np.clip(np.concatenate((best - 1, best)), 0, len(samples) - 2))
+        middle = {round(math.sqrt(float(prices[i]) * max(float(prices[i + 1]), 1.0))) for i in left.tolist()}
+        more = self.sample(sorted(middle - set(prices.tolist())))
+        return sorted((*samples, *more), key=lambda s: -s.price)
+
+    def certificate(self, flow: Dual | Sample) -> Certificate:
+        """A flow in watts."""
+        unit = self.tables.unit_w
+        return Certificate(flow.edge.astype(np.float64) * unit, flow.through.astype(np.float64) * unit)
+
+    def schedules(self, samples: list[Sample]) -> tuple[Floats, Floats]:
+        """Durations (level order) and makespans, in ticks, of schedules that go with the flows, fast to slow."""
+        order = self.graph.order
+        through = np.stack([s.through for s in samples], axis=1)[order]
+        if not self.steady:
+            duals = [Dual(s.price, s.edge, s.through[order]) for s in samples]
+            return durations(self.tables, self.graph, self.table_of, duals)
+        ends = [self.fastest]
+        for fast, slow in pairwise(samples):
+            ends.append(crossing(fast.bound, slow.bound) / self.tables.tick_s)
+        shortest, longest = intervals(self.tables, self.table_of, through)
+        return stretch(self.graph, shortest, longest, np.floor(np.clip(ends, self.fastest, self.slowest)))
+
+    def steepest(self) -> int:
+        """A price at which nothing has a reason left to be slow: no cut is dearer than all first slopes together."""
+        counts = np.bincount(self.table_of, minlength=len(self.tables.size))
+        return max(int(np.dot(counts, self.tables.hull_price[:, 0])), 1)
+
+
+def crossing(fast: Bound, slow: Bound) -> float:
+    """The makespan in seconds at which two lines meet."""
+    if fast.price_w <= slow.price_w:
+        return math.inf
+    return (fast.constant_j - slow.constant_j) / (fast.price_w - slow.price_w)
+
+
+def trace(engine: Engine, report: Callable[[float], None], only: float | None = None) -> list[Sample]:
+    """Samples of the frontier from dear to cheap time, until new lines no longer raise the envelope.
+
+    The envelope is concave in the price, so a line between two others raises it most near where those cross, and by
+    about a quarter of what its own parents' line did. ``only`` is a makespan in ticks: then just the stretch around
+    it is refined.
+    """
+    problem, tick_s = engine.problem, engine.tables.tick_s
+    blocking = problem.blocking_power_w * problem.stages
+    samples = sorted(engine.sample([0, engine.steepest()]), key=lambda s: -s.price)
+    hopes = {(samples[0].price, samples[1].price): math.inf}
+    while len(samples) < MOST_PRICES and hopes:
+        pairs = {(a.price, b.price): (a, b) for a, b in pairwise(samples)}
+        wanted = []
+        for key in sorted(hopes, key=hopes.__getitem__, reverse=True)[: MOST_PRICES - len(samples)]:
+            fast, slow = pairs[key]
+            price = round(math.sqrt(fast.price * max(slow.price, 1)))
+            if slow.price < price < fast.price:
+                wanted.append((key, price))
+        hopes = {}
+        new = engine.sample([price for _, price in wanted])
+        for (key, _), sample in zip(wanted, new, strict=True):
+            fast, slow = pairs[key]
+            at = crossing(fast.bound, slow.bound)
+            here = max(fast.bound.at(at), slow.bound.at(at))
+            raised = (sample.bound.at(at) - here) / max(abs(here + blocking * at), 1e-300)
+            if raised > SHARPNESS:
+                hopes[fast.price, sample.price] = hopes[sample.price, slow.price] = raised
+        samples = sorted((*samples, *new), key=lambda s: -s.price)
+        if only is not None:
+            hopes = _around(samples, hopes, only * tick_s)
+        report(len(samples) / MOST_PRICES)
+    return samples
+
+
+def _around(samples: list[Sample], hopes: dict[tuple[int, int], float], at_s: float) -> dict[tuple[int, int], float]:
+    """The hopes next to the line that is highest at a makespan."""
+    best = max(samples, key=lambda s: s.bound.at(at_s)).price
+    return {key: hope for key, hope in hopes.items() if best in key}
