@@ -1,9 +1,9 @@
 """A cluster on one machine: API server, nodes with GPUs and agents, the operator, training jobs; for demo and tests.
 
-Everything is a real process or the production code, but for the doubles: the API server (``apiserver``), the kubelet
-(``kubelet``), the GPUs (``gpu``) and the training (``job``). Operator and agents speak mutual TLS. All state lies in
-one folder; leaving the context stops every process, whatever happened. What is shown to people, and what is asserted,
-is the caller's business.
+Everything is a real process or the production code, but for the doubles: the API server (``apiserver``, unless a real
+one is asked for), the kubelet (``kubelet``), the GPUs (``gpu``) and the training (``job``). Operator and agents speak
+mutual TLS. All state lies in one folder; leaving the context stops every process, whatever happened. What is shown to
+people, and what is asserted, is the caller's business.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,15 +24,18 @@ import yaml
 from kubernetes import client, config, dynamic
 
 from perseus_proto import keys
+from perseus_sim import rbac
 from perseus_sim.job import JobSpec, RankSpec, TrainingJob
 from perseus_sim.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.model import GpuModel
 from perseus_sim.pki import Authority
 from perseus_sim.processes import Child, Processes
+from perseus_sim.servers import Feature, Server, embedded_server
 from perseus_sim.shared_gpu import GpuSpec, SharedGpu
 from perseus_solver.problem import Problem
 
 SYSTEM_NAMESPACE = "perseus-system"
+_RIGHTS = Path(__file__).resolve().parents[2] / "deploy" / "rbac" / "operator.yaml"
 _AGENT_FLAGS = ("--min-switch-interval-us", "200", "--sample-interval-ms", "10", "--watch-interval-ms", "100")
 """Simulated time runs faster than the wall clock, and the agent's settings are in wall time."""
 
@@ -74,29 +78,35 @@ class SimulatedCluster:
 
     api: Any
     core: Any
+    server: Server
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        server: Callable[[Path], contextlib.AbstractContextManager[Server]] = embedded_server,
+    ) -> None:
         """``folder`` keeps state and logs (short, since sockets lie in it); None: a temporary one, removed on
-        success.
+        success. ``server`` starts the API server; on one with RBAC the operator has a service account of its own.
         """
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="perseus-")) if folder is None else folder
-        self.kubeconfig = self.folder / "kubeconfig"
         self.tls = self.folder / "tls"
         self.nodes: dict[str, SimulatedNode] = {}
         self.jobs: list[RunningJob] = []
         self.operator: Child | None = None
         self.processes = Processes(self.folder / "logs")
+        self._start_server = server
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as undo:
+            self.server = undo.enter_context(self._start_server(self.folder / "api"))
             undo.enter_context(self.processes)
             undo.callback(self._stop_kubelets)
             self._write_certificates()
-            self._start_api_server()
             connect: Any = config.new_client_from_config
-            self.api = undo.enter_context(connect(str(self.kubeconfig)))
+            self.api = undo.enter_context(connect(str(self.server.kubeconfig)))
             self.core = client.CoreV1Api(self.api)
             self.core.create_namespace({"metadata": {"name": SYSTEM_NAMESPACE}})
             self._open = undo.pop_all()
@@ -125,11 +135,13 @@ class SimulatedCluster:
         files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca": "ca.crt"}
         return [part for flag, file in files.items() for part in (f"--tls-{flag}", str(self.tls / file))]
 
-    def _start_api_server(self) -> None:
-        server = self.processes.start(
-            "apiserver", [sys.executable, "-m", "perseus_sim.apiserver", "--kubeconfig", str(self.kubeconfig)]
-        )
-        server.wait_until(self.kubeconfig.exists)
+    def _operator_login(self) -> Path:
+        """The kubeconfig of the operator: its service account's, or on a server without accounts anybody's."""
+        if Feature.RBAC not in self.server.features:
+            return self.server.kubeconfig
+        self.apply(_RIGHTS)
+        into = self.folder / "operator.kubeconfig"
+        return rbac.log_in(self.server.kubeconfig, SYSTEM_NAMESPACE, "perseus-operator", into)
 
     def apply(self, manifest: Path | str | Mapping[str, Any], namespace: str = "default") -> None:
         """Create or change every object of a manifest (a file, YAML, or one object), by server-side apply."""
@@ -155,7 +167,7 @@ class SimulatedCluster:
                 *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
                 *arguments,
             ],
-            environment={"KUBECONFIG": str(self.kubeconfig)},
+            environment={"KUBECONFIG": str(self._operator_login())},
         )
         self.operator.wait_until(ready.exists)
         return self.operator
@@ -313,6 +325,8 @@ class SimulatedCluster:
         self, namespace: str, name: str, node: str, labels: dict[str, str], ports: list[dict[str, Any]]
     ) -> str:
         """A pod that runs on a node of this machine; returns its UID."""
+        if Feature.CONTROLLERS in self.server.features:
+            self._await_account(namespace)
         container = {"name": "main", "image": "simulated", "ports": ports}
         made = self.core.create_namespaced_pod(
             namespace,
@@ -322,3 +336,16 @@ class SimulatedCluster:
         status = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "conditions": [ready]}
         self.core.patch_namespaced_pod_status(name, namespace, {"status": status})
         return str(made.metadata.uid)
+
+    def _await_account(self, namespace: str) -> None:
+        # A real API server refuses pods until a controller has made the namespace's default service account.
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self.core.read_namespaced_service_account("default", namespace)
+            except client.ApiException as error:
+                if error.status != 404 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
