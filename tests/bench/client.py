@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import perseus_client
+from perseus_agent.__main__ import give_way
 from perseus_proto import hello as wire
 from perseus_proto.channel import ChannelReader
 
@@ -39,6 +40,7 @@ Key = tuple[str | int, int, int]
 
 def follow(path: str, wake: bool) -> None:
     """The agent's end, in a process of its own: one rank, until it hangs up."""
+    give_way()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen()

@@ -465,3 +465,13 @@ def test_threads_may_mark_at_the_same_time(agents: Callable[..., Agent], connect
     while (record := agent.readers[0].drain_iteration()) is not None:
         records.append(record)
     assert records[-1].complete
+
+
+def test_the_agent_gives_way_to_the_thread_that_wakes_it() -> None:
+    """The scheduler's policy, in a process of its own since it cannot be taken back without privilege."""
+    script = (
+        "import os, threading; from perseus_agent.__main__ import give_way; give_way(); policies = [];"
+        "thread = threading.Thread(target=lambda: policies.append(os.sched_getscheduler(0))); thread.start();"
+        "thread.join(); assert policies == [os.SCHED_BATCH] == [os.sched_getscheduler(0)], policies"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
