@@ -13,7 +13,8 @@ from typing import Any
 from perseus_operator import handlers
 from perseus_operator.agents import AgentPool, Credentials
 from perseus_operator.cluster import Operator
-from perseus_operator.kube import KubeClient
+from perseus_operator.errors import KubeError
+from perseus_operator.kube import EPOCH_CONFIG_MAP, KubeClient
 from perseus_operator.metrics import Metrics, MetricsServer
 from perseus_operator.services import Services
 from perseus_operator.settings import Settings, settings_or_exit
@@ -42,17 +43,17 @@ class _JsonFormatter(logging.Formatter):
 class Process:
     """What lives as long as the process: made when kopf starts, taken down when it stops."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, epoch: int) -> None:
         self._settings = settings
+        self._epoch = epoch
         self._metrics = Metrics()
         self._operator: Operator | None = None
         self._server: MetricsServer | None = None
 
     async def start(self) -> Operator:
-        """Draw an epoch and begin to serve."""
-        settings = self._settings
+        """Begin to serve."""
+        settings, epoch = self._settings, self._epoch
         kube = await KubeClient.connect()
-        epoch = await kube.next_epoch(settings.agent_namespace)
         credentials = (
             None
             if settings.insecure
@@ -93,6 +94,14 @@ class Process:
             await self._operator.close()
 
 
+async def _draw_epoch(namespace: str) -> int:
+    kube = await KubeClient.connect()
+    try:
+        return await kube.next_epoch(namespace)
+    finally:
+        await kube.close()
+
+
 def main() -> None:
     """Entry point."""
     settings = settings_or_exit(sys.argv[1:], os.environ)
@@ -102,7 +111,13 @@ def main() -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.log_level, handlers=[handler])
-    process = Process(settings)
+    try:
+        epoch = asyncio.run(_draw_epoch(settings.agent_namespace))
+    except KubeError as error:
+        # A wrong namespace, missing rights, no API server: said in one line; whoever runs us starts us again.
+        logger.error("cannot start: ConfigMap %s/%s: %s", settings.agent_namespace, EPOCH_CONFIG_MAP, error)
+        sys.exit(1)
+    process = Process(settings, epoch)
     handlers.run(settings, start=process.start, stop=process.stop)
 
 

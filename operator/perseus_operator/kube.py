@@ -89,12 +89,19 @@ class KubeClient:
 
     @classmethod
     async def connect(cls) -> KubeClient:
-        """From the service account of this pod, or else from the kubeconfig."""
+        """From the service account of this pod, or else from the kubeconfig.
+
+        Raises:
+            KubeUnavailable: neither is there.
+        """
         configuration = k8s.Configuration()
         try:
             _config.load_incluster_config(client_configuration=configuration)
         except _config.ConfigException:
-            await _config.load_kube_config(client_configuration=configuration)
+            try:
+                await _config.load_kube_config(client_configuration=configuration)
+            except _config.ConfigException as error:
+                raise KubeUnavailable(f"neither a service account nor a usable kubeconfig: {error}") from error
         return cls(k8s.ApiClient(configuration))
 
     async def close(self) -> None:

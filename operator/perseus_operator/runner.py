@@ -310,6 +310,7 @@ class JobRunner:
             result = "fenced"
             message = f"A newer operator commands this job; node {node.name}: {error}"
             self.state.fenced = Fault(Reason.FENCED, message)
+            logger.warning("%s: %s: %s", self.ref, Reason.FENCED.value, message)
         except AgentError as error:
             refused = isinstance(error, AgentRefused)
             result = "refused" if refused else "unavailable"

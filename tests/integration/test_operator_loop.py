@@ -8,15 +8,18 @@ status, events, ConfigMaps, metrics; and what the agents were told.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import kubernetes
 import kubernetes.aio.client as k8s
 import kubernetes.aio.config as k8s_config
 import pytest
@@ -27,12 +30,13 @@ from perseus_proto.planset import PlanSet, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim.model import profile_csv
-from perseus_sim.processes import Child, Processes
+from perseus_sim.processes import Processes
 from perseus_sim.servers import embedded_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NAMESPACE = "default"
 STAGES, PIPELINES = 2, 2
+NUMBERS, TAKEN, OWN = itertools.count(), itertools.count(), itertools.count()
+SHARED_NAMESPACES = [f"shared-{n}" for n in range(8)]
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
 
@@ -40,7 +44,7 @@ ENERGY_MJ = 1_000_000
 class FakeAgent(stubs.AgentServicer):
     """One node's agent: keeps what it is told, and refuses what the contract says it refuses."""
 
-    def __init__(self, node: str, pod_uid: str, pipeline: int) -> None:
+    def __init__(self, node: str, pipeline: int) -> None:
         self.node, self.pipeline = node, pipeline
         self.iteration = -1
         self.epoch = 0
@@ -52,7 +56,7 @@ class FakeAgent(stubs.AgentServicer):
         self.leased = False
         self.calls: list[str] = []
         self.ranks = [
-            pb.Rank(pod_uid=pod_uid, gpu_uuid=f"GPU-{node}-{s}", data_parallel_rank=pipeline, stage=s, pid=100 + s)
+            pb.Rank(gpu_uuid=f"GPU-{node}-{s}", data_parallel_rank=pipeline, stage=s, pid=100 + s)
             for s in range(STAGES)
         ]
         self.readers: list[asyncio.Queue[pb.TelemetryEvent]] = []
@@ -163,36 +167,62 @@ class FakeAgent(stubs.AgentServicer):
                 reader.put_nowait(event)
 
 
-class World:
-    """An API server, an operator, two agents, and their training job."""
+class Operator:
+    """One operator process, serving some namespaces."""
 
-    def __init__(self, folder: Path, kubeconfig: Path, processes: Processes) -> None:
-        self.folder, self.kubeconfig, self.processes = folder, kubeconfig, processes
-        self.agents = [FakeAgent(f"node-{p}", f"pod-uid-{p}", p) for p in range(PIPELINES)]
+    def __init__(
+        self, processes: Processes, folder: Path, kubeconfig: Path, namespaces: list[str], system: str
+    ) -> None:
+        number = next(NUMBERS)
+        ready = folder / f"ready-{number}.json"
+        command = [
+            *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text"),
+            *("--namespaces", ",".join(namespaces), "--agent-namespace", system),
+            *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
+            *("--agent-poll-s", "0.3", "--profile-retry-s", "0.2", "--profile-refresh-s", "1"),
+            *("--lease-ttl-s", "6", "--agent-timeout-s", "2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
+        ]
+        self.child = processes.start(f"operator-{number}", command, environment={"KUBECONFIG": str(kubeconfig)})
+        self.child.wait_until(lambda: ready.exists() and ready.read_text() != "")
+        told = json.loads(ready.read_text())
+        self.epoch, self._metrics = told["epoch"], told["metrics"]
+
+    @property
+    def log(self) -> str:
+        return self.child.log.read_text()
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://{self._metrics}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+class World:
+    """One namespace with a training job on two nodes, and the operators that serve it."""
+
+    def __init__(self, namespace: str, system: str, kubeconfig: Path) -> None:
+        self.namespace, self.system, self.kubeconfig = namespace, system, kubeconfig
+        self.agents = [FakeAgent(f"{namespace}-{p}", p) for p in range(PIPELINES)]
         self.slowdowns = [1.0] * PIPELINES
         self.iteration = 0
-        self.starts = 0
-        self.operator: Child | None = None
+        self.operators: list[Operator] = []
+        self.start: Callable[[], None] = lambda: None
 
     async def connect(self) -> None:
         configuration = k8s.Configuration()
         await k8s_config.load_kube_config(str(self.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
         self.api = k8s.ApiClient(configuration)
         self.core, self.custom = k8s.CoreV1Api(self.api), k8s.CustomObjectsApi(self.api)
-        crd = yaml.safe_load((REPOSITORY / "deploy/crds/perseusjobs.yaml").read_text())
-        await k8s.ApiextensionsV1Api(self.api).create_custom_resource_definition(crd)
-        for name in ("perseus-system",):
-            await self.core.create_namespace({"metadata": {"name": name}})
         for agent in self.agents:
             await agent.serve()
             await self._pod(
-                "perseus-system",
+                self.system,
                 f"agent-{agent.node}",
                 agent.node,
                 {keys.LABEL_COMPONENT: keys.COMPONENT_AGENT},
                 ports=[{"name": "grpc", "containerPort": agent.port}],
             )
-            pod = await self._pod(NAMESPACE, f"trainer-{agent.pipeline}", agent.node, {keys.LABEL_JOB: "gpt3"})
+            pod = await self._pod(self.namespace, f"trainer-{agent.pipeline}", agent.node, {keys.LABEL_JOB: "gpt3"})
             for rank in agent.ranks:
                 rank.pod_uid = pod.metadata.uid
 
@@ -208,26 +238,8 @@ class World:
         )
         return pod
 
-    def start_operator(self) -> None:
-        self.starts += 1
-        ready = self.folder / f"ready-{self.starts}.json"
-        command = [
-            *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text"),
-            *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
-            *("--agent-poll-s", "0.3", "--profile-retry-s", "0.2", "--profile-refresh-s", "1"),
-            *("--lease-ttl-s", "6", "--agent-timeout-s", "2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
-        ]
-        self.operator = self.processes.start("operator", command, environment={"KUBECONFIG": str(self.kubeconfig)})
-        self.operator.wait_until(lambda: ready.exists() and ready.read_text() != "")
-        self.ready = json.loads(ready.read_text())
-
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"http://{self.ready['metrics']}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
-
     async def profile(self, data: dict[str, str]) -> None:
-        await self.core.create_namespaced_config_map(NAMESPACE, {"metadata": {"name": "profile"}, "data": data})
+        await self.core.create_namespaced_config_map(self.namespace, {"metadata": {"name": "profile"}, "data": data})
 
     async def apply(self, **changes: Any) -> None:
         spec = {
@@ -240,18 +252,18 @@ class World:
         body = {
             "apiVersion": "/".join(GROUP),
             "kind": keys.KIND,
-            "metadata": {"name": "gpt3", "namespace": NAMESPACE},
+            "metadata": {"name": "gpt3", "namespace": self.namespace},
             "spec": spec,
         }
-        await self.custom.create_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL, body)
+        await self.custom.create_namespaced_custom_object(*GROUP, self.namespace, keys.PLURAL, body)
 
     async def patch(self, body: dict[str, Any]) -> None:
         await self.custom.patch_namespaced_custom_object(
-            *GROUP, NAMESPACE, keys.PLURAL, "gpt3", body, _content_type="application/merge-patch+json"
+            *GROUP, self.namespace, keys.PLURAL, "gpt3", body, _content_type="application/merge-patch+json"
         )
 
     async def job(self) -> Any:
-        return await self.custom.get_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL, "gpt3")
+        return await self.custom.get_namespaced_custom_object(*GROUP, self.namespace, keys.PLURAL, "gpt3")
 
     async def condition(self, kind: str) -> tuple[str, str, str]:
         said = (await self.job()).get("status", {}).get("conditions", [])
@@ -259,7 +271,7 @@ class World:
         return found.get("status", ""), found.get("reason", ""), found.get("message", "")
 
     async def reasons(self) -> list[str]:
-        events = await self.core.list_namespaced_event(NAMESPACE)
+        events = await self.core.list_namespaced_event(self.namespace)
         return [event.reason for event in sorted(events.items, key=lambda e: int(e.metadata.resource_version))]
 
     async def step(self, iterations: int = 1) -> None:
@@ -277,9 +289,8 @@ class World:
                 while not await check():
                     await asyncio.sleep(0.03)
         except TimeoutError:
-            assert self.operator is not None
             status = json.dumps((await self.job()).get("status", {}), indent=1)
-            pytest.fail(f"not {what} after {timeout_s} s:\n{status}\n{self.operator.tail(40)}")
+            pytest.fail(f"not {what} after {timeout_s} s:\n{status}\n{self.operators[-1].child.tail(40)}")
 
     async def until_condition(self, kind: str, status: str, reason: str) -> str:
         async def check() -> bool:
@@ -299,24 +310,74 @@ class World:
         await self.until_condition("PlanApplied", "True", "PlanInForce")
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    with embedded_server(tmp_path / "api") as server, Processes(tmp_path) as processes:
-        world = World(tmp_path, server.kubeconfig, processes)
-        await world.connect()
-        world.start_operator()
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One API server for all tests; each has a namespace of its own in it."""
+    with embedded_server(tmp_path_factory.mktemp("api")) as server:
+        api = kubernetes.config.new_client_from_config(str(server.kubeconfig))
+        crd = yaml.safe_load((REPOSITORY / "deploy/crds/perseusjobs.yaml").read_text())
+        kubernetes.client.ApiextensionsV1Api(api).create_custom_resource_definition(crd)
+        for name in (
+            "shared-system",
+            *SHARED_NAMESPACES,
+            *(f"own-{n}{end}" for n in range(4) for end in ("", "-system")),
+        ):
+            kubernetes.client.CoreV1Api(api).create_namespace({"metadata": {"name": name}})
+        api.close()
+        yield server.kubeconfig
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    with Processes(tmp_path_factory.mktemp("operators")) as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def shared(processes: Processes, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    """One operator for the tests that leave it as it is."""
+    return Operator(processes, tmp_path_factory.mktemp("ready"), kubeconfig, SHARED_NAMESPACES, "shared-system")
+
+
+@contextlib.asynccontextmanager
+async def connected(world: World) -> AsyncIterator[World]:
+    await world.connect()
+    try:
         yield world
-        assert world.operator is not None
-        world.operator.popen.kill()
+    finally:
         for agent in world.agents:
             await agent.die()
         await world.api.close()  # type: ignore[no-untyped-call]
 
 
+@pytest.fixture
+async def world(kubeconfig: Path, shared: Operator) -> AsyncIterator[World]:
+    """A world that the shared operator serves."""
+    world = World(SHARED_NAMESPACES[next(TAKEN)], "shared-system", kubeconfig)
+    world.operators.append(shared)
+    async with connected(world):
+        yield world
+
+
+@pytest.fixture
+async def own_world(tmp_path: Path, processes: Processes, kubeconfig: Path) -> AsyncIterator[World]:
+    """A world whose operators the test starts and ends."""
+    name = f"own-{next(OWN)}"
+    world = World(name, f"{name}-system", kubeconfig)
+    world.start = lambda: world.operators.append(Operator(processes, tmp_path, kubeconfig, [name], f"{name}-system"))
+    async with connected(world):
+        world.start()
+        yield world
+        for operator in world.operators:
+            operator.child.popen.kill()
+
+
 async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
     await world.apply()
     message = await world.until_condition("ProfileReady", "False", "ConfigMapNotFound")
-    assert message == "spec.profile.configMapRef.name: ConfigMap profile does not exist in namespace default."
+    assert (
+        message == f"spec.profile.configMapRef.name: ConfigMap profile does not exist in namespace {world.namespace}."
+    )
     await world.profile({"profile.csv": profile_csv(STAGES)})
     await world.train_until_applied()
 
@@ -325,7 +386,6 @@ async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
     assert status["observedGeneration"] == job["metadata"]["generation"]
     assert [agent.point for agent in world.agents] == [0, 0], "MaxThroughput is T_min on every pipeline"
     assert status["baseline"]["energyMillijoules"] == PIPELINES * STAGES * ENERGY_MJ
-    assert world.metric("perseus_operator_solves_total") == 1
 
     # Pipeline 1 becomes 10 % slower: the other takes the slowest plan that is no slower than that.
     world.slowdowns[1] = 1.10
@@ -365,10 +425,10 @@ async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
 
     await world.until("measured savings", saved)
 
-    await world.custom.delete_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL, "gpt3")
+    await world.custom.delete_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL, "gpt3")
 
     async def gone() -> bool:
-        jobs = await world.custom.list_namespaced_custom_object(*GROUP, NAMESPACE, keys.PLURAL)
+        jobs = await world.custom.list_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL)
         return not jobs["items"]
 
     await world.until("gone", gone)
@@ -380,31 +440,30 @@ async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
     assert said[-1] == "ClocksReleased"
 
 
-async def test_a_restarted_operator_takes_over_without_solving_again(world: World) -> None:
-    await world.profile({"profile.csv": profile_csv(STAGES)})
-    await world.apply()
-    await world.train_until_applied()
-    before, epoch = await world.job(), world.agents[0].epoch
-    assert world.operator is not None
-    world.operator.popen.kill()
-    world.operator.popen.wait()
-    for agent in world.agents:
+async def test_a_restarted_operator_takes_over_without_solving_again(own_world: World) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply()
+    await own_world.train_until_applied()
+    before, epoch = await own_world.job(), own_world.agents[0].epoch
+    own_world.operators[0].child.popen.kill()
+    own_world.operators[0].child.popen.wait()
+    for agent in own_world.agents:
         agent.calls.clear()
 
-    world.start_operator()
+    own_world.start()
 
     async def taken_over() -> bool:
-        return all(agent.epoch > epoch and "renew" in agent.calls for agent in world.agents)
+        return all(agent.epoch > epoch and "renew" in agent.calls for agent in own_world.agents)
 
-    await world.until("taken over", taken_over)
-    await world.step(2)
-    await world.until_condition("FrontierReady", "True", "Restored")
-    assert world.metric("perseus_operator_solves_total") == 0
-    assert world.metric("perseus_operator_frontiers_restored_total") == 1
-    assert all("push" not in agent.calls for agent in world.agents), "the agents hold the plans already"
-    after = await world.job()
+    await own_world.until("taken over", taken_over)
+    await own_world.step(2)
+    await own_world.until_condition("FrontierReady", "True", "Restored")
+    assert own_world.operators[-1].metric("perseus_operator_solves_total") == 0
+    assert own_world.operators[-1].metric("perseus_operator_frontiers_restored_total") == 1
+    assert all("push" not in agent.calls for agent in own_world.agents), "the agents hold the plans already"
+    after = await own_world.job()
     assert after["status"]["baseline"] == before["status"]["baseline"]
-    assert (await world.condition("Ready"))[0] == "True"
+    assert (await own_world.condition("Ready"))[0] == "True"
 
 
 async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None:
@@ -434,7 +493,7 @@ async def test_bad_input_is_named_and_changes_nothing(world: World) -> None:
     assert "energy" in message
     good = {"data": {"profile.csv": profile_csv(STAGES)}}
     await world.core.patch_namespaced_config_map(
-        "profile", NAMESPACE, good, _content_type="application/merge-patch+json"
+        "profile", world.namespace, good, _content_type="application/merge-patch+json"
     )
     await world.train_until_applied()
     status = (await world.job())["status"]
@@ -475,3 +534,55 @@ async def test_a_straggler_that_is_told_and_a_mode_that_only_recommends(world: W
         return all(agent.point is None and agent.leased for agent in world.agents)
 
     await world.until("default clocks, still leased for telemetry", default_clocks)
+
+
+async def test_of_two_operators_the_newer_commands_and_the_older_keeps_still(own_world: World) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply(baselineIterations=0)
+    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    own_world.start()
+    older, newer = own_world.operators
+
+    async def fenced() -> bool:
+        return all(agent.epoch == newer.epoch for agent in own_world.agents) and "Fenced" in older.log
+
+    await own_world.until("fenced", fenced)
+    await own_world.patch({"spec": {"objective": {"type": "MinEnergy"}}})
+
+    async def changed() -> bool:
+        return all(agent.point for agent in own_world.agents)
+
+    await own_world.until("the newer one's plan", changed)
+    await own_world.until_condition("Ready", "True", "Ready")
+    assert "unexpected error" not in older.log + newer.log
+
+
+async def test_a_stopped_operator_leaves_the_leases_to_the_next(own_world: World) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply(baselineIterations=0)
+    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    (operator,) = own_world.operators
+    assert await asyncio.to_thread(operator.child.stop) == 0
+    assert all(agent.leased and "release" not in agent.calls for agent in own_world.agents)
+    assert (await own_world.condition("Ready"))[0] == "True", "leaving is no news about the job"
+    log = operator.log
+    assert "Traceback" not in log, log
+
+
+async def test_a_job_whose_finalizer_was_taken_away_is_released_too(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(baselineIterations=0)
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    assert (await world.job())["metadata"]["finalizers"] == [keys.FINALIZER]
+    await world.patch({"metadata": {"finalizers": []}})
+    await world.custom.delete_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL, "gpt3")
+
+    async def released() -> bool:
+        return not any(agent.leased for agent in world.agents)
+
+    try:
+        async with asyncio.timeout(10):
+            while not await released():
+                await asyncio.sleep(0.03)
+    except TimeoutError:
+        pytest.fail(world.operators[0].child.tail())
