@@ -119,7 +119,10 @@ def slowdown_bound(bound: float = 0.05) -> Result:
         np.concatenate([duration_s for _, duration_s in recorded]),
         np.concatenate([time_s for time_s, _ in recorded]),
     )
-    learnt = calibrate(seen, train_fraction=None)
+    promised_s = np.concatenate(
+        [np.tile(simulator.duration_s(plan), (len(d), 1)) for plan, (_, d) in zip(plans, recorded, strict=True)]
+    )
+    learnt = calibrate(seen, train_fraction=None, promised_s=promised_s)
     real = build_problem(profile, schedule, blocking_power_w=83.64, calibration=learnt)
     limit_s = base_s * (1 + bound)
     held, used = {}, {}

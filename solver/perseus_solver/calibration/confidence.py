@@ -27,8 +27,9 @@ _WORTH = 0.01
 _HALVINGS = 3
 _SHORTEST = 1e-4
 """Share of an iteration below which moving a delay is not worth following."""
-_RELUCTANCE = 0.05
-"""What the others' movement costs, against that of the parameter asked about."""
+_RELUCTANCE = 0.25
+"""What it costs to move all other parameters as far as the one asked about: less than is gained, so that they follow
+where they must, and stay where they need not."""
 _NO_ERROR = 1e-6
 """Relative error below which clocks in microseconds cannot measure an iteration of a second."""
 
@@ -61,6 +62,12 @@ def profile_intervals(replay: Replay, trace: Trace, best: Parameters, units: int
                     break
                 bare_s, counts = replay.crossings(duration_s, here[:-1])
             end[j] = here[j]
+    # Where every path has equally many steps, as in 1F1B, all delays may grow at the expense of the overhead with no
+    # difference whatever; too long a way to be found by steps.
+    steps = crossed.sum(axis=1)
+    if steps.size and steps.min() == steps.max() > 0:
+        traded = _as_far_as(allows, at, np.append(best.delay_s + best.overhead_s / steps[0], 0.0))
+        low, high = np.minimum(low, traded), np.maximum(high, traded)
     return np.minimum(low, at), np.maximum(high, at)
 
 
@@ -90,7 +97,7 @@ def _furthest(model: _Linear, j: int, sign: float) -> Floats:
     residual = np.hstack([gradient * per_ms, -gradient * per_ms, np.eye(n), -np.eye(n)])
     target = (time_s - model.makespan_s - here[-1]) / time_s * 1e3
     mean = np.concatenate([np.zeros(2 * count), np.full(2 * n, 1 / n)])
-    reluctance = _RELUCTANCE * np.maximum(effect, _RELUCTANCE) / max(float(effect[j]), 1.0)
+    reluctance = _RELUCTANCE * np.maximum(effect, _WORTH) / float(effect.sum())
     cost = np.concatenate([reluctance, reluctance, np.zeros(2 * n)])
     cost[j], cost[count + j] = sign, -sign
     solution = minimise(

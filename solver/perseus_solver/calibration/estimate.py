@@ -25,12 +25,19 @@ MIN_PLANS = 2
 """Fewer tell nothing about plans not seen."""
 MIN_ITERATIONS = 6
 """Fitted iterations; with fewer, two parameters and an outlier already fit anything."""
-_SIGMAS = 3.0
-_NORMAL_FROM_MAD = 1.4826
+_MISSED = 0.005
+"""Share of iterations that may take longer than the allowance; half of what is promised."""
+_UPPER = 1.645  # one-sided 95 % of a normal law; the mean of n exponentials has the standard error mean / √n
+_DISTURBED = 10.0
+"""Median excesses beyond which an iteration was disturbed (checkpoint, evaluation): it would break any bound."""
 
 
 def calibrate(
-    trace: Trace, *, train_fraction: float | None = 0.33, limit_percent: float = LIMIT_PERCENT
+    trace: Trace,
+    *,
+    train_fraction: float | None = 0.33,
+    limit_percent: float = LIMIT_PERCENT,
+    promised_s: Floats | None = None,
 ) -> Calibration:
     """Fit delays and overhead on some of the plans and judge them on the others.
 
@@ -41,10 +48,16 @@ def calibrate(
             whole plans. None: all, for use when nothing is to be proved; the verdict is then over the fitted
             iterations.
         limit_percent: the error within which nine of ten judged iterations must lie.
+        promised_s: [iterations, instructions], what plan and profile say each instruction takes, for `allowance`. None:
+            not known, the median under the same plan stands for it, which with few iterations a plan is too kind.
 
     Raises:
         InvalidTrace: too few plans or iterations.
     """
+    if promised_s is None:
+        promised_s = usual_durations_s(trace)
+    elif promised_s.shape != trace.duration_s.shape or not (np.isfinite(promised_s) & (promised_s > 0)).all():
+        raise InvalidTrace(f"promised_s must be positive and of shape {list(trace.duration_s.shape)}")
     fitted = chosen_iterations(trace, train_fraction)
     judged = np.ones_like(fitted) if train_fraction is None else ~fitted
     replay = Replay(trace.schedule)
@@ -76,7 +89,7 @@ def calibrate(
         quality=quality,
         noise=instruction_noise(trace),
         stage_noise=stage_noise(trace),
-        allowance=_allowance(trace, replay, found),
+        allowance=_allowance(trace, found.predict_s(replay, promised_s)),
     )
 
 
@@ -138,14 +151,20 @@ def _with_intervals(replay: Replay, train: Trace, found: fit.Parameters, plans: 
     return Parameters(overhead, edges=delays[:links], gaps=delays[links:])
 
 
-def _allowance(trace: Trace, replay: Replay, found: fit.Parameters) -> float:
-    """Three robust standard deviations above the usual ratio of measured time to that planned from typical durations.
+def _allowance(trace: Trace, planned_s: Floats) -> float:
+    """How far nearly all iterations stay within the time planned from promised durations.
 
-    Of all iterations, because nothing is fitted here.
-
-    Typical durations hide that the slowest of many noisy paths sets the pace, so this is measured, not derived.
+    Promises hide that the slowest of many noisy paths sets the pace, so this is measured, not derived; over all
+    iterations, because nothing is fitted here. There are rarely enough iterations to see one in two hundred: the tail
+    above the median is taken to be exponential, which is heavier than normal, and its mean at the upper end of what
+    so many iterations tell.
     """
-    planned = found.predict_s(replay, usual_durations_s(trace))
-    ratio = trace.iteration_time_s / planned
+    ratio = trace.iteration_time_s / planned_s
     middle = float(np.median(ratio))
-    return max(0.0, middle - 1 + _SIGMAS * _NORMAL_FROM_MAD * float(np.median(np.abs(ratio - middle))))
+    excess = ratio[ratio > middle] - middle
+    if excess.size:
+        excess = excess[excess <= _DISTURBED * np.median(excess)]
+    if not excess.size:
+        return max(0.0, middle - 1)
+    tail = float(excess.mean()) * (1 + _UPPER / math.sqrt(excess.size)) * math.log(0.5 / _MISSED)
+    return max(0.0, middle - 1 + tail)
