@@ -1,0 +1,170 @@
+"""The straggler detector: who, which stage, how much; when it speaks up and when it does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perseus_solver.problem import build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+from perseus_solver.simulate import Simulator
+from perseus_solver.stragglers import (
+    Detector,
+    Straggler,
+    Thresholds,
+    least_degrees,
+    stage_pace,
+    straggling_time_s,
+)
+
+THRESHOLDS = Thresholds(enter=(1.05, 1.05, 1.05), leave=(1.02, 1.02, 1.02), confirm=2)
+HEALTHY = (1.0, 1.0, 1.0)
+
+
+def feed(detector: Detector, *iterations: dict[int, tuple[float, ...]]) -> tuple[Straggler, ...]:
+    for iteration in iterations:
+        for pipeline, pace in iteration.items():
+            detector.observe(pipeline, pace)
+    return detector.stragglers
+
+
+def test_a_slow_stage_is_found_within_two_iterations_with_its_degree() -> None:
+    detector = Detector(THRESHOLDS)
+    assert feed(detector, *[{0: HEALTHY, 1: HEALTHY}] * 5) == ()
+    slow = {0: HEALTHY, 1: (1.0, 1.2, 1.0)}
+    assert feed(detector, slow) == ()
+    assert feed(detector, slow) == (Straggler(1, 1, 1.2),)
+
+
+def test_one_bad_iteration_is_no_straggler() -> None:
+    detector = Detector(THRESHOLDS)
+    slow = {0: (2.0, 2.0, 2.0), 1: HEALTHY}
+    for _ in range(5):
+        assert feed(detector, slow, {0: HEALTHY, 1: HEALTHY}) == ()
+
+
+def test_recovery_needs_agreement_too_and_does_not_dilute_the_degree() -> None:
+    detector = Detector(THRESHOLDS)
+    slow, well = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}, {0: HEALTHY, 1: HEALTHY}
+    feed(detector, slow, slow)
+    assert feed(detector, well) == (Straggler(1, 0, 1.3),)
+    assert feed(detector, slow, well) == (Straggler(1, 0, 1.3),)
+    assert feed(detector, well) == ()
+    assert feed(detector, slow) == ()
+    assert feed(detector, slow) == (Straggler(1, 0, 1.3),)
+
+
+def test_between_the_thresholds_nothing_changes() -> None:
+    detector = Detector(THRESHOLDS)
+    between = {0: HEALTHY, 1: (1.03, 1.0, 1.0)}
+    assert feed(detector, *[between] * 4) == ()
+    slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
+    feed(detector, slow, slow)
+    found = feed(detector, *[between] * 9)
+    assert [(one.pipeline, one.stage) for one in found] == [(1, 0)]
+    assert found[0].degree == pytest.approx(1.03)
+
+
+def test_the_degree_follows() -> None:
+    detector = Detector(THRESHOLDS)
+    feed(detector, *[{0: HEALTHY, 1: (1.0, 1.0, 1.2)}] * 6)
+    assert feed(detector, *[{0: HEALTHY, 1: (1.0, 1.0, 1.4)}] * 5) == (Straggler(1, 2, 1.4),)
+
+
+def test_what_happens_to_all_pipelines_alike_is_no_straggler() -> None:
+    # A profile that is off, a change of clocks, a warmer room.
+    detector = Detector(THRESHOLDS)
+    for pace in ((1.3, 0.8, 1.0), (1.5, 1.0, 2.0)):
+        assert feed(detector, *[{0: pace, 1: pace, 2: pace}] * 4) == ()
+
+
+def test_half_of_two_pipelines_may_be_slow_and_the_faster_is_the_reference() -> None:
+    detector = Detector(THRESHOLDS)
+    assert feed(detector, *[{0: (1.2, 1.0, 1.0), 1: HEALTHY}] * 3) == (Straggler(0, 0, 1.2),)
+
+
+def test_several_stages_of_several_pipelines_the_slowest_first() -> None:
+    detector = Detector(THRESHOLDS)
+    iteration = {0: HEALTHY, 1: (1.1, 1.0, 1.0), 2: HEALTHY, 3: (1.0, 1.0, 1.4), 4: HEALTHY}
+    assert feed(detector, *[iteration] * 3) == (Straggler(3, 2, 1.4), Straggler(1, 0, 1.1))
+
+
+def test_a_single_pipeline_has_no_stragglers() -> None:
+    detector = Detector(THRESHOLDS)
+    assert feed(detector, *[{0: HEALTHY}] * 3, *[{0: (9.0, 1.0, 1.0)}] * 9) == ()
+
+
+def test_a_pipeline_that_starts_again_starts_healthy() -> None:
+    detector = Detector(THRESHOLDS)
+    slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
+    feed(detector, slow, slow)
+    detector.forget(1)
+    assert detector.stragglers == ()
+    assert feed(detector, slow) == ()
+    detector.forget(7)
+
+
+@pytest.mark.parametrize(
+    "pace", [(1.0, 1.0), (1.0, 1.0, 0.0), (1.0, 1.0, -1.0), (1.0, float("nan"), 1.0), (float("inf"), 1.0, 1.0)]
+)
+def test_a_bad_pace_is_refused_and_changes_nothing(pace: tuple[float, ...]) -> None:
+    detector = Detector(THRESHOLDS)
+    slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
+    feed(detector, slow)
+    with pytest.raises(ValueError, match="3 positive, finite numbers"):
+        detector.observe(1, pace)
+    assert feed(detector, slow) == (Straggler(1, 0, 1.3),)
+
+
+def test_thresholds_come_from_noise_and_say_what_can_be_told_apart() -> None:
+    noise = (0.0, 0.001, 0.01)
+    thresholds = Thresholds.from_noise(noise)
+    assert thresholds.enter == pytest.approx((1.01, 1.01, 1 + 4 * 2**0.5 * 0.01))
+    degrees = least_degrees(noise)
+    assert all(degree >= enter for degree, enter in zip(degrees, thresholds.enter, strict=True))
+    assert degrees[0] == thresholds.enter[0]
+    assert degrees[2] > thresholds.enter[2]
+    assert Thresholds.from_noise(noise, least=0.05, confirm=3).enter[0] == pytest.approx(1.05)
+
+
+@pytest.mark.parametrize(
+    ("enter", "leave", "confirm"),
+    [
+        ((), (), 2),
+        ((1.1,), (1.1, 1.1), 2),
+        ((1.1,), (1.2,), 2),
+        ((1.1,), (1.0,), 2),
+        ((np.inf,), (1.1,), 2),
+        ((1.1,), (1.05,), 0),
+    ],
+)
+def test_senseless_thresholds_are_refused(enter: tuple[float, ...], leave: tuple[float, ...], confirm: int) -> None:
+    with pytest.raises(ValueError, match=r"thresholds|enter and leave|confirm"):
+        Thresholds(enter=enter, leave=leave, confirm=confirm)
+
+
+def test_pace_is_a_median_so_spikes_do_not_count() -> None:
+    promised = np.full((2, 8), 0.1)
+    measured = promised.copy()
+    measured[0, [0, 5]] *= 3  # one of four, on each stage
+    measured[1, 4:] *= 1.2
+    pace = stage_pace(measured, promised, np.array([0, 4, 8], dtype=np.int32))
+    assert pace == pytest.approx(np.array([[1.0, 1.0], [1.0, 1.2]]))
+    assert stage_pace(measured[1], promised[1], np.array([0, 4, 8], dtype=np.int32)) == pytest.approx(pace[1])
+
+
+def test_the_stragglers_iteration_time_is_simulated() -> None:
+    profile = "stage,instruction,frequency,time,energy\n" + "".join(
+        f"{stage},{what},1000,{time_s},1\n"
+        for stage in range(3)
+        for what, time_s in (("forward", 0.1 if stage == 1 else 0.05), ("backward", 0.2 if stage == 1 else 0.1))
+    )
+    schedule = build_schedule("1f1b", stages=3, microbatches=12)
+    simulator = Simulator(build_problem(read_profile(profile), schedule, blocking_power_w=1, overhead_s=0.5))
+    choice = np.zeros(schedule.instructions, dtype=int)
+    own_s = float(simulator.run(choice).iteration_time_s)
+    assert straggling_time_s(simulator, choice, {}) == pytest.approx(own_s)
+    bottleneck, hidden = (straggling_time_s(simulator, choice, {stage: 1.5}) for stage in (1, 0))
+    assert own_s < hidden < own_s * 1.1 < bottleneck < own_s * 1.5  # the overhead does not stretch
+    assert straggling_time_s(simulator, choice, {0: 1.5, 1: 1.5, 2: 1.5}) == pytest.approx((own_s - 0.5) * 1.5 + 0.5)
