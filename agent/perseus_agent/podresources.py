@@ -66,19 +66,19 @@ class PodResources:
         self,
         socket_path: str,
         *,
-        dra_uuid: Callable[[str], str | None] = lambda _: None,
+        dra_uuids: Mapping[str, str] | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Does not connect yet.
 
         Args:
             socket_path: the kubelet's socket; mount its folder, as a restart makes a new socket.
-            dra_uuid: UUID of a whole GPU by its name in the NVIDIA DRA driver (``gpu-<minor>``), or None.
+            dra_uuids: UUIDs of the node's GPUs by their names in the NVIDIA DRA driver (``gpu-<minor number>``).
             clock_s: monotonic seconds.
         """
         self._channel = grpc.insecure_channel(f"unix://{socket_path}", options=_OPTIONS)
         self._stub = stubs.PodResourcesListerStub(self._channel)
-        self._dra_uuid = dra_uuid
+        self._dra_uuids = dra_uuids or {}
         self._clock_s = clock_s
         self._lock = threading.Lock()
         self._pods: dict[tuple[str, str], Allocation] = {}
@@ -115,12 +115,12 @@ class PodResources:
         except grpc.RpcError as error:
             self._problem = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
             return
-        self._pods = _allocations(answer.pod_resources, self._dra_uuid)
+        self._pods = _allocations(answer.pod_resources, self._dra_uuids)
         self._answered_s = now_s
 
 
 def _allocations(
-    pods: Iterable[messages.PodResources], dra_uuid: Callable[[str], str | None]
+    pods: Iterable[messages.PodResources], dra_uuids: Mapping[str, str]
 ) -> dict[tuple[str, str], Allocation]:
     held: dict[tuple[str, str], dict[str, str | Undrivable]] = {}
     for pod in pods:
@@ -134,7 +134,7 @@ def _allocations(
             for claim in container.dynamic_resources:
                 for device in claim.claim_resources:
                     if device.driver_name == DRA_DRIVER:
-                        devices[f"{device.pool_name}/{device.device_name}"] = _dra_device(device.device_name, dra_uuid)
+                        devices[f"{device.pool_name}/{device.device_name}"] = _dra_device(device.device_name, dra_uuids)
     # A claim may be shared between pods, and then so is its GPU.
     holders = Counter(device for devices in held.values() for device in devices)
     allocations = {}
@@ -158,7 +158,7 @@ def _plugin_device(resource_name: str, device_id: str) -> str | Undrivable:
     return device_id if _GPU.fullmatch(device_id) else Undrivable.UNRESOLVED
 
 
-def _dra_device(device_name: str, dra_uuid: Callable[[str], str | None]) -> str | Undrivable:
+def _dra_device(device_name: str, dra_uuids: Mapping[str, str]) -> str | Undrivable:
     if "mig" in device_name:
         return Undrivable.MIG
-    return dra_uuid(device_name) or Undrivable.UNRESOLVED
+    return dra_uuids.get(device_name, Undrivable.UNRESOLVED)

@@ -57,7 +57,9 @@ class Server:
         )
         self._settings = settings
         self._devices = devices
-        self._kubelet = PodResources(settings.pod_resources_socket)
+        gpus = [device.identity for device in devices.devices]
+        names = {f"gpu-{gpu.minor_number}": gpu.uuid for gpu in gpus if gpu.minor_number is not None}
+        self._kubelet = PodResources(settings.pod_resources_socket, dra_uuids=names)
         self._hub = TelemetryHub(settings.telemetry_events)
         self.node = Node(devices, journal, self._kubelet, self._hub, limits)
         self._serving = False

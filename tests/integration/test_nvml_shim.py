@@ -178,7 +178,7 @@ def test_a_lost_gpu_raises_and_leaves_its_neighbour_alone(devices: nvml.NvmlDevi
 def test_a_gpu_that_is_lost_at_start_is_left_out(shim: Shim) -> None:
     shim.set(0, lost=1)
     opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0)
-    assert [device.minor_number for device in opened.devices] == [1]
+    assert [device.identity.minor_number for device in opened.devices] == [1]
     opened.close()
 
 
@@ -248,10 +248,8 @@ def test_power_falls_back_where_there_is_no_instantaneous_field(devices: nvml.Nv
     assert devices.devices[0].power_mw() is None
 
 
-def test_dra_names_are_resolved_by_minor_number(devices: nvml.NvmlDevices) -> None:
-    assert devices.dra_uuid("gpu-1") == devices.devices[1].identity.uuid
-    assert devices.dra_uuid("gpu-9") is None
-    assert devices.dra_uuid("gpu-0-mig-1g5gb-19-4") is None
+def test_a_gpu_tells_the_number_by_which_dra_names_it(devices: nvml.NvmlDevices) -> None:
+    assert [device.identity.minor_number for device in devices.devices] == [0, 1]
 
 
 def test_no_driver_is_an_error_that_says_to_wait(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

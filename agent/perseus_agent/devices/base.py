@@ -62,6 +62,8 @@ class DeviceIdentity:
     model: str
     supported_clocks_mhz: tuple[int, ...]
     """SM clocks that may be locked, ascending; empty where the GPU has no such list (then it is not controllable)."""
+    minor_number: int | None = None
+    """Of its device file: the NVIDIA DRA driver calls the GPU ``gpu-<minor number>``."""
 
 
 class EnergyReading(NamedTuple):

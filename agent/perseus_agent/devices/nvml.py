@@ -143,10 +143,6 @@ class NvmlDevices:
                 _translate("nvmlInit", pynvml.nvmlInit)
                 self._generation += 1
 
-    def dra_uuid(self, name: str) -> str | None:
-        """UUID of a whole GPU by its name in the NVIDIA DRA driver, ``gpu-<minor number>``."""
-        return next((device.identity.uuid for device in self.devices if name == f"gpu-{device.minor_number}"), None)
-
     def close(self) -> None:
         """Let go of the driver, so that it can be unloaded or MIG be changed."""
         with contextlib.suppress(DeviceError):  # it may be gone already
@@ -179,8 +175,12 @@ class NvmlDevice:
         self._energy_last_mj = 0
         self._energy_base_mj = 0
         self._missing: set[str] = set()
-        self.minor_number: int | None = self._optional("minor number", pynvml.nvmlDeviceGetMinorNumber)
-        self.identity = DeviceIdentity(uuid, self._call("name", pynvml.nvmlDeviceGetName), self._supported_clocks())
+        self.identity = DeviceIdentity(
+            uuid=uuid,
+            model=self._call("name", pynvml.nvmlDeviceGetName),
+            supported_clocks_mhz=self._supported_clocks(),
+            minor_number=self._optional("minor number", pynvml.nvmlDeviceGetMinorNumber),
+        )
 
     def controllability(self) -> tuple[Controllability, str]:
         try:

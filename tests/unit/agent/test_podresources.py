@@ -72,7 +72,7 @@ def clock() -> Clock:
 @pytest.fixture
 def resources(path: Path, clock: Clock) -> Iterator[PodResources]:
     names = {"gpu-0": GPU[0], "gpu-1": GPU[1]}
-    resources = PodResources(str(path), dra_uuid=names.get, clock_s=clock)
+    resources = PodResources(str(path), dra_uuids=names, clock_s=clock)
     yield resources
     resources.close()
 
