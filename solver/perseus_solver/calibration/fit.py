@@ -29,6 +29,8 @@ explained by a whim."""
 TIE = 1e-3
 """Share of the regularisation that also pulls the common delays to zero: where only a sum is determined, the overhead
 has it."""
+_FIRST_STEPS = 4
+_FINALISTS = 2
 _STEPS = 40
 _GRID = 8
 _NEGLIGIBLE = 1e-7
@@ -60,8 +62,14 @@ class Fit:
         self._kinds = [k for k in (slice(0, links), slice(links, replay.parameters)) if k.stop > k.start]
 
     def best(self) -> Parameters:
-        """The best that is reached from any start."""
-        return min((self._descend(start) for start in self._starts()), key=lambda item: item[0])[1]
+        """From each start a few steps, from the best of those to the end."""
+        begun = [_Descent(self, start) for start in self._starts()]
+        for descent in begun:
+            descent.walk(_FIRST_STEPS)
+        begun.sort(key=lambda descent: descent.value)
+        for descent in begun[:_FINALISTS]:
+            descent.walk(_STEPS)
+        return min(begun, key=lambda descent: descent.value).here
 
     def _starts(self) -> Iterator[Parameters]:
         """For each common delay between stages on a ladder, with the best common gap within stages on another."""
@@ -83,25 +91,15 @@ class Fit:
                 delay_s[self._kinds[-1]] = other
                 makespan_s = replay.time_s(duration_s, delay_s)
                 start = Parameters(delay_s, max(float(np.median(time_s - makespan_s)), 0.0))
-                row.append((self._objective(start, makespan_s), start))
+                row.append((self.objective(start, makespan_s), start))
             yield min(row, key=lambda item: item[0])[1]
 
-    def _descend(self, here: Parameters) -> tuple[float, Parameters]:
-        """Steps from a start until none improves; the objective reached, and where."""
-        seen = _Paths(self._replay, self._duration_s)
-        active = seen.critical(here)
-        value = self._objective(here, active.time_s(here))
-        for _ in range(_STEPS):
-            there = self._step(seen, active)
-            critical = seen.critical(there)
-            reached = self._objective(there, critical.time_s(there))
-            if reached < value - _NEGLIGIBLE:
-                here, value, active = there, reached, critical
-            elif not seen.grew:
-                break  # the majorant was exact where it is least, so it touches the objective here
-        return value, here
+    def paths(self) -> _Paths:
+        """Where critical paths are collected."""
+        return _Paths(self._replay, self._duration_s)
 
-    def _objective(self, parameters: Parameters, makespan_s: Floats) -> float:
+    def objective(self, parameters: Parameters, makespan_s: Floats) -> float:
+        """Mean relative error and penalty."""
         penalty_s = 0.0
         for kind in self._kinds:
             delays = parameters.delay_s[kind]
@@ -110,7 +108,7 @@ class Fit:
         error = np.abs(makespan_s + parameters.overhead_s - self._time_s) / self._time_s
         return float(error.mean()) + self._weight * penalty_s
 
-    def _step(self, seen: _Paths, active: _Cuts) -> Parameters:
+    def step(self, seen: _Paths, active: _Cuts) -> Parameters:
         """The least of the majorant. Columns are delays, overhead, common delays, deviations and relative errors.
 
         Times in milliseconds and errors in per mille, so that numbers are near 1.
@@ -146,6 +144,31 @@ class Fit:
             high=np.full(columns, np.inf),
         )
         return Parameters(solution[:count] / 1e3, float(solution[count]) / 1e3)
+
+
+class _Descent:
+    """The way down from one start."""
+
+    def __init__(self, fit: Fit, start: Parameters) -> None:
+        self._fit = fit
+        self._seen = fit.paths()
+        self.here = start
+        self._active = self._seen.critical(start)
+        self.value = fit.objective(start, self._active.time_s(start))
+        self._arrived = False
+
+    def walk(self, steps: int) -> None:
+        """So many more steps, or until none improves."""
+        while steps and not self._arrived:
+            steps -= 1
+            there = self._fit.step(self._seen, self._active)
+            critical = self._seen.critical(there)
+            value = self._fit.objective(there, critical.time_s(there))
+            if value < self.value - _NEGLIGIBLE:
+                self.here, self.value, self._active = there, value, critical
+            else:
+                # With no path missing, the majorant was exact where it is least: it touches the objective here.
+                self._arrived = not self._seen.grew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
