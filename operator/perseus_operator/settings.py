@@ -32,7 +32,9 @@ class Settings:
     """Everything that may be chosen about one operator."""
 
     namespaces: str = _setting(
-        "", "Namespaces to serve, separated by commas. Empty: all of them, which needs cluster-wide rights."
+        "",
+        "Namespaces to serve, separated by commas; the CRD must be there before. Empty: all of them, which needs"
+        " cluster-wide rights.",
     )
     agent_namespace: str = _setting(
         "perseus-system", "Namespace of the agents' pods, and of the ConfigMap that counts epochs: the operator's own."

@@ -73,13 +73,14 @@ class World:
         self.place = (keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL)
         self.operator: Child | None = None
 
-    def start_operator(self) -> None:
+    def start_operator(self, *arguments: str) -> None:
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
         command = [
             *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text"),
             *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
             *("--profile-retry-s", "0.2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
+            *arguments,
         ]
         self.operator = self.processes.start("operator", command, environment={"KUBECONFIG": str(self.kubeconfig)})
         self.operator.wait_until(ready.exists, 60)
@@ -294,3 +295,27 @@ def test_the_operator_needs_exactly_its_rights(world: World, server: Server) -> 
     used, allowed = {request.permission for request in asked}, rbac.granted(rights())
     assert sorted(map(str, allowed - used)) == [], "granted and never used"
     assert sorted(map(str, used - allowed)) == [], "allowed by something else than our role"
+
+
+@pytest.mark.needs(Feature.RBAC)
+def test_one_namespace_is_served_without_rights_anywhere_else(
+    world: World, api: Any, server: Server, tmp_path: Path
+) -> None:
+    """The same rules, but granted in the job's namespace and in the operator's own alone."""
+    world.stop_operator()
+    account = f"only-{world.namespace}"
+    world.core.create_namespaced_service_account(SYSTEM, {"metadata": {"name": account}})
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "perseus-operator"}
+    for namespace in (world.namespace, SYSTEM):
+        binding: Any = {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]}
+        client.RbacAuthorizationV1Api(api).create_namespaced_role_binding(namespace, binding)
+    world.kubeconfig = rbac.log_in(server.kubeconfig, SYSTEM, account, tmp_path / "kubeconfig")
+    world.start_operator("--namespaces", world.namespace)
+    assert world.operator is not None
+    world.profile(profile_csv=profile_csv(STAGES))
+    world.create()
+    world.until_condition("Ready", "True", "Ready")
+    assert "Forbidden" not in world.operator.log.read_text()
+    world.delete()
+    world.until("gone", world.gone)
