@@ -44,7 +44,8 @@ from perseus_proto import keys
 logger = logging.getLogger(__name__)
 
 _COALESCE_S: Final = 0.005
-"""Reports of one iteration arrive together; one thought is enough for them."""
+"""Reports of one iteration arrive together; one thought is enough for them. Or twice as long as a thought takes: a job
+of thousands of ranks may not keep the loop to itself."""
 
 
 class JobRunner:
@@ -53,10 +54,9 @@ class JobRunner:
     def __init__(self, ref: JobRef, services: Services) -> None:
         self.ref = ref
         self.state = JobState(ref)
-        self.last_thought_s = services.monotonic_s()
-        """When the planner was last asked; for the liveness probe."""
-        self.next_thought_s = self.last_thought_s
-        """When it is due to be asked again, though nothing happens."""
+        self.next_thought_s = services.monotonic_s()
+        """When the planner is due to be asked again, though nothing happens; for the liveness probe."""
+        self._thought_s = 0.0
         self.gone = asyncio.Event()
         """The PerseusJob exists no more."""
         self._services = services
@@ -141,7 +141,7 @@ class JobRunner:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay_s):
                         await self._wake.wait()
-                await asyncio.sleep(_COALESCE_S)
+                await asyncio.sleep(max(_COALESCE_S, 2 * self._thought_s))
         finally:
             await self._stop_tasks()
 
@@ -149,12 +149,12 @@ class JobRunner:
         """One thought; seconds until the next is due."""
         services = self._services
         now = Now(services.monotonic_s(), services.wall_s())
-        self.last_thought_s = now.monotonic_s
         with services.metrics.reconcile_seconds.time():
             plan = planner.plan(self.state, now, services.limits)
             for action in plan.actions:
                 self._start(action)
             retry_s = self._reporter.tell(self.state, plan, now)
+        self._thought_s = services.monotonic_s() - now.monotonic_s
         return max(0.0, min(plan.wake_at_s - now.monotonic_s, retry_s))
 
     def _start(self, action: planner.Action) -> None:
@@ -195,20 +195,25 @@ class JobRunner:
     async def _read_profile(self) -> None:
         state = self.state
         assert state.spec is not None
-        source, stages = state.spec.profile.config_map_ref, state.spec.pipeline.stages
+        asked, stages = state.spec.profile, state.spec.pipeline.stages
+        digest, csv, fault = state.profile_digest, self._profile_csv, None
         try:
-            csv = await self._profile_bytes(source.name, source.key)
+            csv = await self._profile_bytes(asked.config_map_ref.name, asked.config_map_ref.key)
             digest = hashlib.sha256(csv).hexdigest()
             if digest != state.profile_digest:
                 await asyncio.to_thread(check_profile, csv, stages)
-            state.profile_digest, state.profile_fault, self._profile_csv = digest, None, csv
         except InvalidProfile as error:
-            state.profile_fault = Fault(Reason(error.reason), str(error))
+            fault = Fault(Reason(error.reason), str(error))
         except KubeError as error:
-            state.profile_fault = Fault(Reason.PROFILE_UNREADABLE, f"ConfigMap {source.name}: {error}")
+            fault = Fault(Reason.PROFILE_UNREADABLE, f"ConfigMap {asked.config_map_ref.name}: {error}")
         finally:
             state.reading = False
-            state.profile_read_at_s = self._services.monotonic_s()
+        if state.spec.profile != asked:
+            return  # edited meanwhile: what was read is not what is wanted any more
+        state.profile_read_at_s = self._services.monotonic_s()
+        state.profile_fault = fault
+        if fault is None:
+            state.profile_digest, self._profile_csv = digest, csv
 
     async def _profile_bytes(self, name: str, key: str) -> bytes:
         field_name = "spec.profile.configMapRef"
