@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import uuid
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 
+from perseus_sim.nvml_shim import ShimError, build
 from perseus_sim.processes import Processes
 
 
@@ -48,3 +50,16 @@ def namespace(api: Any) -> Iterator[str]:
     core.create_namespace({"metadata": {"name": name}})
     yield name
     core.delete_namespace(name)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The NVML shim, built. This process has loaded it, so that pynvml's own loading of its soname finds it."""
+    try:
+        library = build(tmp_path_factory.mktemp("nvml"))
+    except ShimError as error:
+        if "no C compiler" in str(error):
+            pytest.skip(str(error))
+        raise
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return library

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -16,23 +15,10 @@ import pytest
 from perseus_agent import errors
 from perseus_agent.devices import nvml
 from perseus_agent.devices.base import Controllability, EventReason, open_device_set
-from perseus_sim.nvml_shim import ENV_STATE, Shim, ShimError, build
+from perseus_sim.nvml_shim import ENV_STATE, Shim
 
 LOCK = "nvmlDeviceSetGpuLockedClocks"
 CODES = sorted({value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")})
-
-
-@pytest.fixture(scope="session")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Path of the built shim. This process has loaded it, so that pynvml's own loading of its soname finds it."""
-    try:
-        library = build(tmp_path_factory.mktemp("nvml"))
-    except ShimError as error:
-        if "no C compiler" in str(error):
-            pytest.skip(str(error))
-        raise
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    return library
 
 
 @pytest.fixture

@@ -1,0 +1,132 @@
+"""The whole node on the NVML driver: real agent and trainer processes, the unmodified nvidia-ml-py, the shim's GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from perseus_agent.devices.nvml import may_write
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_sim.nvml_shim import ENV_STATE, Shim
+from perseus_sim.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
+
+CLOCKS_MHZ = [[1200, 900, 1200, 900]]
+JOB = "job"
+pytestmark = pytest.mark.skipif(not may_write(), reason="the agent rightly refuses to set clocks without CAP_SYS_ADMIN")
+
+
+@pytest.fixture
+def shim(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shim]:
+    """Two GPUs under load, under the UUIDs that the node's kubelet gives out."""
+    shim = Shim(nvml_library, tmp_path / "nvml-state", create_gpus=2)
+    for gpu in range(2):
+        shim.set(gpu, busy_permille=1000, energy_period_us=10_000)
+        shim.set_text(gpu, uuid=gpu_uuid(gpu))
+    monkeypatch.setenv(ENV_STATE, str(shim.state))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
+    yield shim
+    shim.close()
+
+
+@pytest.fixture
+def node(shim: Shim, tmp_path: Path) -> Iterator[RecordingNode]:
+    with RecordingNode.open(tmp_path) as node:
+        node.start_agent("--devices=nvml")
+        yield node
+
+
+def run_job(node: RecordingNode, pod: messages.Pod, ttl_ms: int = 60_000) -> subprocess.Popen[bytes]:
+    """A trainer in a leased pod, with a plan in force from its next iteration on."""
+    plan_set = plan_set_of([CLOCKS_MHZ])
+    named = {"job_uid": JOB, "epoch": 1}
+    with node.stub() as stub:
+        stub.AcquireLease(messages.AcquireLeaseRequest(**named, job_name="a/b", ttl_ms=ttl_ms, pods=[pod]))
+        trainer = node.start_trainer(pod)
+        wait_for(lambda: stub.DescribeNode(messages.DescribeNodeRequest()).ranks, "the rank has joined")
+        stub.PushPlanSet(messages.PushPlanSetRequest(**named, plan_set=plan_set))
+        selection = messages.Selection(data_parallel_rank=0, point=0)
+        stub.SelectPlan(messages.SelectPlanRequest(**named, plan_id=plan_set.plan_id, selections=[selection]))
+    return trainer
+
+
+def test_a_plan_becomes_clocks_and_measured_energy_and_ends_with_the_trainer(node: RecordingNode, shim: Shim) -> None:
+    pod = node.add_pod(0, [0])
+    trainer = run_job(node, pod)
+    seen: set[int] = set()
+    wait_for(lambda: seen.add(shim.get(0, "clock_mhz")) or {1200, 900} <= seen, "both clocks were run at")
+    with node.stub() as stub:
+        watch = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=20)
+        report = next(
+            event.iteration
+            for batch in watch
+            for event in batch.events
+            if event.WhichOneof("event") == "iteration" and event.iteration.planned and event.iteration.has_energy
+        )
+        watch.cancel()
+    assert len(report.durations_us) == len(CLOCKS_MHZ[0])
+    mean_w = report.energy_mj * 1000 / report.iteration_time_us
+    assert 55 < mean_w < 400  # between idle and full clock
+    trainer.kill()
+    wait_for(lambda: shim.get(0, "locked_mhz") == 0, "the GPU is back at its default clocks")
+    assert (shim.get(1, "lock_calls"), shim.get(1, "reset_calls")) == (0, 0)  # not the job's: never written
+
+
+def test_a_killed_agent_s_locks_are_given_back_by_its_successor(node: RecordingNode, shim: Shim) -> None:
+    trainer = run_job(node, node.add_pod(0, [0]))
+    wait_for(lambda: shim.get(0, "locked_mhz"), "the GPU is locked")
+    assert node.agent is not None
+    os.kill(node.agent.pid, signal.SIGKILL)
+    node.agent.wait()
+    trainer.kill()
+    assert shim.get(0, "locked_mhz")  # NVML keeps a lock whose owner has died
+    node.start_agent("--devices=nvml")
+    wait_for(lambda: shim.get(0, "locked_mhz") == 0, "the successor has given it back")
+    assert shim.get(1, "reset_calls") == 0
+
+
+def test_without_permission_the_agent_measures_and_training_runs_on(node: RecordingNode, shim: Shim) -> None:
+    shim.set(0, permitted=0)
+    trainer = run_job(node, node.add_pod(0, [0]))
+    with node.stub() as stub:
+
+        def verdict() -> int:
+            gpus = stub.DescribeNode(messages.DescribeNodeRequest()).gpus
+            return next(gpu.controllability for gpu in gpus if gpu.uuid == gpu_uuid(0))
+
+        wait_for(lambda: verdict() == messages.CONTROLLABILITY_NO_PERMISSION, "the agent says that it may not write")
+        begun = stub.DescribeNode(messages.DescribeNodeRequest()).ranks[0].iteration
+        wait_for(
+            lambda: stub.DescribeNode(messages.DescribeNodeRequest()).ranks[0].iteration > begun + 3,
+            "the trainer goes on",
+        )
+    assert trainer.poll() is None
+    assert shim.get(0, "locked_mhz") == 0
+
+
+def test_a_lost_gpu_is_fenced_and_its_neighbour_driven(node: RecordingNode, shim: Shim) -> None:
+    shim.inject("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_GPU_IS_LOST, gpu=1)
+    pods = [node.add_pod(0, [0]), node.add_pod(1, [1])]
+    with node.stub() as stub:
+        named = {"job_uid": JOB, "epoch": 1}
+        stub.AcquireLease(messages.AcquireLeaseRequest(**named, job_name="a/b", ttl_ms=60_000, pods=pods))
+        trainers = [node.start_trainer(pod, pipeline=number) for number, pod in enumerate(pods)]
+        wait_for(lambda: len(stub.DescribeNode(messages.DescribeNodeRequest()).ranks) == 2, "both ranks have joined")
+        plan_set = plan_set_of([CLOCKS_MHZ])
+        stub.PushPlanSet(messages.PushPlanSetRequest(**named, plan_set=plan_set))
+        selections = [messages.Selection(data_parallel_rank=number, point=0) for number in range(2)]
+        stub.SelectPlan(messages.SelectPlanRequest(**named, plan_id=plan_set.plan_id, selections=selections))
+        wait_for(lambda: shim.get(0, "locked_mhz"), "the sound GPU is driven")
+        wait_for(
+            lambda: (
+                messages.CONTROLLABILITY_LOST
+                in [gpu.controllability for gpu in stub.DescribeNode(messages.DescribeNodeRequest()).gpus]
+            ),
+            "the lost GPU is said to be lost",
+        )
+    assert [trainer.poll() for trainer in trainers] == [None, None]
