@@ -40,6 +40,8 @@ FAILURES_TO_FENCE: Final = 5
 STRIKES: Final = 3
 """Read-backs in a row that must disagree before anything is said of it."""
 
+HISTORY: Final = 1_024
+"""Writes remembered for the read-back: at the default bound, more than fit into the default time to settle."""
 UNKNOWN: Final = 0
 """Stands for the clock that an earlier life of this agent locked."""
 
@@ -91,6 +93,7 @@ class Governor:
     ) -> None:
         self._device = device
         self._uuid = device.identity.uuid
+        self._supported = frozenset(device.identity.supported_clocks_mhz)
         self._journal = journal
         self._limits = limits
         self._notify = notify
@@ -106,7 +109,7 @@ class Governor:
         self._verified = False
         self._strikes = 0
         self._striking_mhz = 0
-        self._history: deque[tuple[float, int | None]] = deque()
+        self._history: deque[tuple[float, int | None]] = deque([(clock(), None)], maxlen=HISTORY)
         self.applied: int | None = None
         """The clock locked by us; None: the default clocks; UNKNOWN: locked by an earlier life."""
         self.controllability = Controllability.NOT_SUPPORTED
@@ -136,7 +139,7 @@ class Governor:
     def want(self, mhz: int | None) -> float | None:
         """Ask for a clock, or None for the default ones. Returns when to ``pump`` again (monotonic seconds), if
         ever."""
-        if mhz is not None and mhz not in self._device.identity.supported_clocks_mhz:
+        if mhz is not None and mhz not in self._supported:
             self.controllability_message = f"{mhz} MHz is not a supported clock; default clocks instead"
             mhz = None
         if self._wanted != self.applied or mhz == self.applied:
@@ -148,26 +151,28 @@ class Governor:
         """Bring the device to what is wanted, if it is time. Returns when to call again, if ever."""
         if self.controllability is not Controllability.YES:
             self._wanted = None
-        if self.foreign or (self._wanted == self.applied and not self._unsure):
+        wanted = self._wanted
+        if self.foreign or (wanted == self.applied and not self._unsure):
             self._finish_release()
             return None
-        if self._clock() < self._next_write_s:
+        now_s = self._clock()
+        if now_s < self._next_write_s:
             return self._next_write_s
         try:
-            if self._wanted is None:
+            if wanted is None:
                 self._device.reset_clocks()
             else:
-                self._hold()
-                self._device.lock_clocks(self._wanted)
-            self._wrote(self._wanted)
-            self._finish_release()
-            return None
+                if not self._held:
+                    self._hold()
+                self._device.lock_clocks(wanted)
         except JournalError as error:
             # Nothing of ours is written to a GPU that the journal does not know.
             self.controllability_message = str(error)
             return self._default_rather()
         except DeviceError as error:
             return self._fail(error)
+        self._wrote(wanted, now_s)
+        return None
 
     def release(self, reason: str) -> float | None:
         """Give the GPU back: default clocks, and a foreign setting stays. Returns when to ``pump`` again, if ever."""
@@ -234,9 +239,8 @@ class Governor:
     # ------------------------------------------------------------------------------------------------ inside
 
     def _hold(self) -> None:
-        if not self._held:
-            self._journal.record_lock(self._uuid)
-            self._held = True
+        self._journal.record_lock(self._uuid)
+        self._held = True
 
     def _finish_release(self) -> None:
         """Strike the GPU out of the journal once it is back at its default clocks."""
@@ -255,22 +259,20 @@ class Governor:
         except JournalError as error:  # then it is reset once more at the next start: harmless
             self.controllability_message = str(error)
 
-    def _wrote(self, mhz: int | None) -> None:
-        now = self._clock()
-        if not self._history:
-            self._history.append((now, self.applied))
-        self._history.append((now, mhz))
-        while len(self._history) > 2 and self._history[1][0] <= now - self._limits.settle_s:
-            self._history.popleft()
+    def _wrote(self, mhz: int | None, now_s: float) -> None:
         self.applied = mhz
         self.writes += 1
-        self._next_write_s = now + self._limits.min_switch_interval_s
+        self._next_write_s = now_s + self._limits.min_switch_interval_s
         self._verified = self._unsure = False
         self._busy = self._failures = 0
+        if mhz is not None:
+            self._history.append((now_s, mhz))
+            return
         self._restore_retry_s = RESTORE_RETRY_S
-        if mhz is None:
-            self._history.clear()
-            self._agree(settled=False)
+        self._history.clear()
+        self._history.append((now_s, None))
+        self._agree(settled=False)
+        self._finish_release()
 
     def _agree(self, settled: bool) -> None:
         self._verified = self._verified or settled
@@ -292,7 +294,6 @@ class Governor:
             return
         self._notify(GpuNotice(GpuNoticeKind.FOREIGN_WRITE, self._uuid, False, "no longer driven by this agent"))
         if ours is not None and abs(clock_mhz - ours) > self._tolerance(ours):
-            self._history.clear()
             self.applied = self._wanted = None
             self._held = self._unsure = False
             self._strike_out()

@@ -76,6 +76,15 @@ class Pilot:
         Args:
             writes: the device's clock changes so far, to tell them apart by iteration.
         """
+        # Nearly every ring: the next instruction of the iteration that is followed already.
+        ended = self.channel.ended(self._planned_iteration)
+        if self._index <= ended + 1 < self._count and ended >= 0 and self.iteration == self._planned_iteration:
+            self.due = False
+            self._index = ended + 1
+            return None if self._deviant or self._plan is None else self._plan.clocks_mhz[ended + 1]
+        return self._look(writes)
+
+    def _look(self, writes: int) -> int | None:
         position = self.channel.position()
         if position.phase is Phase.NONE:
             return None

@@ -79,7 +79,7 @@ class GpuWorker:
         self._levels = dict.fromkeys(_NOTICES, 0)
         self._active = dict.fromkeys(_NOTICES, False)
         self._pump_s: float | None = None
-        self._sample_s = self._watch_s = time.monotonic()
+        self._sample_s = self._watch_s = self._due_s = time.monotonic()
         self._awake_since_s: float | None = None
         self._commands: deque[Callable[[], bool]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -102,7 +102,7 @@ class GpuWorker:
             self.governor.engage()
             self.pilot = pilot
             self._energies = InstructionEnergies()
-            self._epoll.register(pilot.channel.event_fd, select.EPOLLIN)
+            self._epoll.register(pilot.channel.event_fd, select.EPOLLIN | select.EPOLLET)
             self._follow(pilot)
 
         return self._command(command)
@@ -174,12 +174,19 @@ class GpuWorker:
 
     def _run(self) -> None:
         stopping = False
+        now_s = time.monotonic()
         while not stopping:
-            due_s = min(self._watch_s, self._sample_s if self.pilot else self._watch_s, self._pump_s or self._watch_s)
-            events = self._epoll.poll(max(0.0, due_s - time.monotonic()))
-            self._awake_since_s = time.monotonic()
+            # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep us awake.
+            events = self._epoll.poll(max(0.0, self._due_s - now_s))
+            self._awake_since_s = now_s = time.monotonic()
             try:
-                stopping = self._turn({descriptor for descriptor, _ in events}, self._awake_since_s)
+                for descriptor, _ in events:
+                    if descriptor == self._bell:
+                        stopping = self._obey()
+                    elif self.pilot is not None:
+                        self._follow(self.pilot)
+                if now_s >= self._due_s:
+                    self._routine(now_s)
             except Exception:
                 # A fault of ours must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
@@ -188,11 +195,8 @@ class GpuWorker:
         self._epoll.close()
         os.close(self._bell)
 
-    def _turn(self, rung: set[int], now_s: float) -> bool:
-        if self.pilot is not None and self.pilot.channel.event_fd in rung:
-            self.pilot.channel.acknowledge()
-            self._follow(self.pilot)
-        stopping = self._bell in rung and self._obey()
+    def _routine(self, now_s: float) -> None:
+        """What is due by time: a write that had to wait, a sample, a read-back."""
         if self._pump_s is not None and self._pump_s <= now_s:
             self._pump_s = self.governor.pump()
         if now_s >= self._watch_s:
@@ -200,7 +204,10 @@ class GpuWorker:
             self._watch()
         elif self.pilot is not None and now_s >= self._sample_s:
             self._sample()
-        return stopping
+        self._plan_routine()
+
+    def _plan_routine(self) -> None:
+        self._due_s = min(self._watch_s, self._sample_s if self.pilot else self._watch_s, self._pump_s or self._watch_s)
 
     def _obey(self) -> bool:
         with contextlib.suppress(BlockingIOError):
@@ -208,11 +215,16 @@ class GpuWorker:
         stopping = False
         while self._commands and not stopping:
             stopping = self._commands.popleft()()
+        self._plan_routine()
         return stopping
 
     def _follow(self, pilot: Pilot) -> None:
         """The rank rang: first its clock, then whatever can wait."""
-        self._pump_s = self.governor.want(pilot.look(self.governor.writes))
+        governor = self.governor
+        pump_s = governor.want(pilot.look(governor.writes))
+        if pump_s != self._pump_s:
+            self._pump_s = pump_s
+            self._plan_routine()
         if pilot.due:
             self._finish_later(pilot, pilot.collect(self.governor.writes))
 
@@ -220,6 +232,7 @@ class GpuWorker:
         """Clocks first, then what the rank had still to tell."""
         self._pump_s = self.governor.release(reason)
         pilot, self.pilot = self.pilot, None
+        self._plan_routine()
         if pilot is None:
             return
         self._epoll.unregister(pilot.channel.event_fd)

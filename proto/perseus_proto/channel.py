@@ -253,6 +253,8 @@ class ChannelReader:
         """Iterations that were overwritten before they were drained."""
         self._map = mmap.mmap(memory_fd, memory_bytes(instructions))
         self._words = memoryview(self._map).cast("Q")
+        self._first = _first_record(instructions)
+        self._size = _record_words(instructions)
         self._next: int | None = None
         self._count = bytearray(8)
 
@@ -306,6 +308,15 @@ class ChannelReader:
             return Position(0, 0, Phase.NONE)
         return Position(word >> 32, index, Phase(phase))
 
+    def ended(self, iteration: int) -> int:
+        """The instruction of this iteration that has ended and is followed by none yet; −1 if the rank is anywhere else
+        or has said that it deviates. What the agent asks at most rings, so it is spelt out."""
+        words = self._words
+        index: int = words[_POSITION] - (iteration << 32 | 0x3000000)  # Phase.ENDED << 24
+        if 0 <= index < self.instructions and not words[self._first + iteration % SLOTS * self._size + _FAULTS]:
+            return index
+        return -1
+
     def step_begin_us(self) -> int:
         """When the rank says that its current step began. Any 64-bit number: compare it before you believe it."""
         begin_us: int = self._words[_STEP_BEGIN]
@@ -313,7 +324,7 @@ class ChannelReader:
 
     def deviates(self, iteration: int) -> bool:
         """Whether the rank has said that this iteration, still running, does not follow the schedule."""
-        record = _first_record(self.instructions) + iteration % SLOTS * _record_words(self.instructions)
+        record = self._first + iteration % SLOTS * self._size
         return bool(self._words[record + _SEQUENCE] == 2 * iteration + 1 and self._words[record + _FAULTS])
 
     def set_wake_map(self, wake: bytes) -> None:

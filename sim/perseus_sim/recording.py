@@ -10,6 +10,7 @@ physics here (see ``perseus_sim.gpu``).
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyRe
 
 CLOCKS_MHZ = tuple(range(210, 1411, 15))
 DEFAULT_MHZ = CLOCKS_MHZ[-1]
+MAPPED_CALLS = 200_000
 
 
 @dataclass
@@ -142,6 +144,23 @@ class FileGpu(RecordingGpu):
             raise getattr(errors, fault[0])("injected")
 
 
+class MappedGpu(RecordingGpu):
+    """A GPU that notes its calls in shared memory, in about a microsecond each: for measuring, not for faults."""
+
+    def __init__(self, uuid: str, path: Path) -> None:
+        super().__init__(uuid)
+        with path.open("r+b") as file:
+            self._words = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+
+    def _change(self, mhz: int | None) -> None:
+        now_ns = time.monotonic_ns()
+        self.locked_mhz = mhz
+        words, count = self._words, self._words[0]
+        place = 1 + 2 * count
+        if place + 1 < len(words):
+            words[place], words[place + 1], words[0] = now_ns, mhz or 0, count + 1
+
+
 @dataclass
 class RecordingSet:
     """Several GPUs."""
@@ -161,6 +180,23 @@ def open_devices(argument: str) -> RecordingSet:
     """The GPUs of a folder."""
     folder = Path(argument)
     return RecordingSet([FileGpu(uuid, folder) for uuid in (folder / "gpus").read_text().split()])
+
+
+def open_mapped(argument: str) -> RecordingSet:
+    """The GPUs of a folder, with their calls in shared memory."""
+    folder = Path(argument)
+    gpus = []
+    for uuid in (folder / "gpus").read_text().split():
+        with (folder / f"{uuid}.calls").open("wb") as file:
+            file.truncate(8 * (1 + 2 * MAPPED_CALLS))
+        gpus.append(MappedGpu(uuid, folder / f"{uuid}.calls"))
+    return RecordingSet(gpus)
+
+
+def read_mapped(folder: Path, uuid: str) -> list[Call]:
+    """Every call so far of a GPU opened by ``open_mapped``."""
+    words = memoryview((folder / f"{uuid}.calls").read_bytes()).cast("Q")
+    return [Call(words[1 + 2 * n], uuid, words[2 + 2 * n] or None) for n in range(words[0])]
 
 
 def read_lock(folder: Path, uuid: str) -> int | None:

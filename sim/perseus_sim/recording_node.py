@@ -88,15 +88,17 @@ class RecordingNode:
 
     # ------------------------------------------------------------------------------------------- agent
 
-    def start_agent(self, *flags: str, secure: bool = False, wait: bool = True) -> subprocess.Popen[bytes]:
-        """A new agent process on this node."""
+    def start_agent(
+        self, *flags: str, secure: bool = False, wait: bool = True, opener: str = "open_devices"
+    ) -> subprocess.Popen[bytes]:
+        """A new agent process on this node; ``opener`` is a function of ``recording``."""
         ready = self.folder / "run" / "ready"
         ready.unlink(missing_ok=True)
         command = [
             sys.executable,
             "-m",
             "perseus_agent",
-            f"--devices=perseus_sim.recording:open_devices:{self.folder / 'gpu'}",
+            f"--devices=perseus_sim.recording:{opener}:{self.folder / 'gpu'}",
             f"--socket={self.socket}",
             "--grpc-address=127.0.0.1:0",
             "--metrics-address=127.0.0.1:0",

@@ -1,0 +1,349 @@
+"""The agent under load: from a mark to the device call, CPU, plan sets on the wire, a switch everywhere, a day of
+telemetry.
+
+Real: the agent process, the client, the sockets. Doubles: GPUs whose calls cost a microsecond and are noted in shared
+memory, so that only our own time is measured. The peer of the first two is Zeus' way, in the same run and on the same
+marks: a ``multiprocessing`` queue for each GPU to a process that skips what has not changed and calls the device.
+Every instruction asks for another clock than the one before it, the worst plan there can be; at 200 instructions a
+second on each of 8 GPUs.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import json
+import multiprocessing
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from perseus_agent.devices.base import EnergyReading
+from perseus_agent.energy import EnergyMeter
+from perseus_agent.telemetry import IterationSummary, RankIdentity, TelemetryHub
+from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_sim import recording
+from perseus_sim.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
+from perseus_sim.recording_trainer import schedule_of
+
+Result = dict[str, Any]
+
+GPUS = 8
+RATE_PER_GPU = 200
+INSTRUCTIONS = 64
+SECONDS = 8.0
+WARM_UP_S = 2.0
+PATTERN = [recording.CLOCKS_MHZ[index] for index in range(INSTRUCTIONS)]
+"""The clock of each instruction: all different, so that a device call tells which instruction it is for."""
+
+
+def percentile(sorted_values: Sequence[float], share: float) -> float:
+    return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * share))]
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used, all its threads, from the scheduler's nanoseconds."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def pace(mark: Callable[[int, int], int], seconds: float) -> list[list[int]]:
+    """Call ``mark(gpu, instruction)`` for every GPU in turn at the rate; the times (ns) of all marks by GPU."""
+    marks: list[list[int]] = [[] for _ in range(GPUS)]
+    begun_s, number = time.monotonic(), 0
+    while (due_s := begun_s + number / (GPUS * RATE_PER_GPU)) < begun_s + seconds:
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        gpu = number % GPUS
+        marks[gpu].append(mark(gpu, number // GPUS))
+        number += 1
+    return marks
+
+
+def delays_us(marks: list[list[int]], calls: list[list[recording.Call]]) -> list[float]:
+    """From each mark (the end of an instruction) to the device call with the clock of the next one; sorted."""
+    found = []
+    for gpu in range(GPUS):
+        by_clock: dict[int | None, list[int]] = {}
+        for call in calls[gpu]:
+            by_clock.setdefault(call.mhz, []).append(call.time_ns)
+        for number, time_ns in enumerate(marks[gpu]):
+            times = by_clock.get(PATTERN[(number + 1) % INSTRUCTIONS], [])
+            place = bisect_left(times, time_ns)
+            if place < len(times):
+                found.append((times[place] - time_ns) / 1000)
+    return sorted(found[int(len(found) * WARM_UP_S / SECONDS) :])
+
+
+def train(arguments: dict[str, Any]) -> None:
+    """The training side of ours: one process with a session for each GPU of its pod."""
+    import perseus_client
+
+    sys.stdin.readline()
+    schedule = schedule_of(INSTRUCTIONS)
+    sessions = [
+        perseus_client.connect(gpu, 0, schedule=schedule, socket_path=arguments["socket"], gpu_uuid=gpu_uuid(gpu))
+        for gpu in range(GPUS)
+    ]
+    print(min([session.wait_connected(10) for session in sessions]), flush=True)
+    sys.stdin.readline()
+
+    def mark(gpu: int, number: int) -> int:
+        session, index = sessions[gpu], number % INSTRUCTIONS
+        if index == 0:
+            session.step_begin()
+        session.instruction_begin(*schedule[index])
+        time_ns = time.monotonic_ns()
+        session.instruction_end()
+        if index == INSTRUCTIONS - 1:
+            session.step_end()
+        return time_ns
+
+    print(json.dumps(pace(mark, SECONDS)), flush=True)
+    sys.stdin.readline()  # until the CPU time of the agent has been read
+
+
+def ours() -> tuple[list[float], float]:
+    """Delays in µs, and the agent's CPU in percent of a core."""
+    with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), GPUS) as node:
+        agent = node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
+        pod = node.add_pod(0, range(GPUS))
+        command = [sys.executable, "-m", "tests.bench.agent", json.dumps({"socket": node.socket})]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+            assert trainer.stdin
+            assert trainer.stdout
+            node.kubelet.place([trainer.pid], pod.uid)
+            with node.stub() as stub:
+                request = messages.AcquireLeaseRequest(job_uid=JOB, job_name="a/b", epoch=1, ttl_ms=600_000, pods=[pod])
+                stub.AcquireLease(request)
+                plan_set = plan_set_of([[PATTERN]])
+                stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=JOB, epoch=1, plan_set=plan_set))
+                trainer.stdin.write("connect\n")
+                trainer.stdin.flush()
+                assert trainer.stdout.readline() == "True\n"
+                wait_for(lambda: _ranks(stub) == GPUS, "all ranks have joined")
+                pipelines = [messages.Selection(data_parallel_rank=gpu, point=0) for gpu in range(GPUS)]
+                stub.SelectPlan(
+                    messages.SelectPlanRequest(job_uid=JOB, epoch=1, plan_id=plan_set.plan_id, selections=pipelines)
+                )
+            trainer.stdin.write("train\n")
+            trainer.stdin.flush()
+            time.sleep(WARM_UP_S)
+            cpu_before_s, before_s = cpu_s(agent.pid), time.monotonic()
+            time.sleep(SECONDS - WARM_UP_S - 0.5)
+            percent = 100 * (cpu_s(agent.pid) - cpu_before_s) / (time.monotonic() - before_s)
+            marks = json.loads(trainer.stdout.readline())
+            trainer.kill()
+        calls = [recording.read_mapped(Path(folder) / "gpu", gpu_uuid(gpu)) for gpu in range(GPUS)]
+        return delays_us(marks, calls), percent
+
+
+def _ranks(stub: Any) -> int:
+    return sum(bool(rank.gpu_uuid) for rank in stub.DescribeNode(messages.DescribeNodeRequest()).ranks)
+
+
+def zeus_child(queue: Any, folder: str, gpu: int) -> None:
+    """Zeus' process of one GPU: takes the next frequency, and calls the device if it differs."""
+    device = recording.MappedGpu(gpu_uuid(gpu), Path(folder) / f"{gpu_uuid(gpu)}.calls")
+    current = None
+    while (frequency := queue.get()) is not None:
+        if frequency != current:
+            device.lock_clocks(frequency)
+            current = frequency
+
+
+def zeus() -> tuple[list[float], float]:
+    """The same marks, each putting the next frequency into its GPU's queue."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "gpus").write_text(" ".join(map(gpu_uuid, range(GPUS))))
+        recording.open_mapped(folder)
+        queues = [context.Queue() for _ in range(GPUS)]
+        children = [context.Process(target=zeus_child, args=(queues[gpu], folder, gpu)) for gpu in range(GPUS)]
+        for child in children:
+            child.start()
+        time.sleep(1.5)
+
+        def mark(gpu: int, number: int) -> int:
+            time_ns = time.monotonic_ns()
+            queues[gpu].put(PATTERN[(number + 1) % INSTRUCTIONS])
+            return time_ns
+
+        before_s = sum(cpu_s(child.pid or 0) for child in children)
+        marks = pace(mark, SECONDS)
+        percent = 100 * (sum(cpu_s(child.pid or 0) for child in children) - before_s) / SECONDS
+        for queue, child in zip(queues, children, strict=True):
+            queue.put(None)
+            child.join(10)
+            queue.close()
+        calls = [recording.read_mapped(Path(folder), gpu_uuid(gpu)) for gpu in range(GPUS)]
+        return delays_us(marks, calls), percent
+
+
+@functools.cache
+def load() -> tuple[tuple[list[float], float], tuple[list[float], float]]:
+    """Ours and Zeus', under the same load, once for all figures."""
+    return ours(), zeus()
+
+
+def message_to_device() -> Result:
+    """From the end of an instruction to the device call for the next one."""
+    (our_delays, _), (their_delays, _) = load()
+    figures: Result = {}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        value, peer = percentile(our_delays, share), percentile(their_delays, share)
+        figures[f"message_to_device_{name}_us"] = {
+            "value": value,
+            "unit": "µs",
+            "peer": "Zeus: multiprocessing.Queue to a process for each GPU",
+            "peer_value": peer,
+            "ratio": peer / value,
+        }
+    return figures
+
+
+def agent_cpu() -> Result:
+    """All that the agent does for 8 ranks: clocks, timings, energy, reports."""
+    (_, our_cpu), (_, their_cpu) = load()
+    return {
+        "value": our_cpu,
+        "unit": "% core",
+        "peer": "Zeus: its 8 processes, which only set clocks",
+        "peer_value": their_cpu,
+        "ratio": their_cpu / our_cpu,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+
+
+def frontier_like(
+    stages: int, instructions: int, points: int
+) -> tuple[list[StageSchedule], list[PlanPoint], list[Any]]:
+    """A made-up frontier with the statistics of a real one: from point to point a few instructions slow down a step
+    or two, in an order that has nothing to do with their place."""
+    schedules, clocks = [], []
+    for stage in range(stages):
+        kinds = tuple(1 + place % 2 for place in range(instructions))
+        schedules.append(StageSchedule(stage, kinds, tuple(p // 2 for p in range(instructions)), (0,) * instructions))
+        current = [1410 - 15 * ((7 * stage + 3 * (place % 2)) % 20) for place in range(instructions)]
+        rows = []
+        for point in range(points):
+            for number in range(instructions // 16):
+                place = (point * 7919 + number * 104_729 + stage * 31) % instructions
+                current[place] = max(210, current[place] - 15 * (1 + (place + point) % 2))
+            rows.append(list(current))
+        clocks.append(rows)
+    return schedules, [PlanPoint(1_000_000 + 1_000 * point, 9_000_000 - point) for point in range(points)], clocks
+
+
+def plan_set_size() -> Result:
+    """A whole frontier on the wire, once, against sending each plan as JSON when it is chosen (Zeus' server)."""
+    schedules, points, clocks = frontier_like(1, 2_048, 100)
+    begun_s = time.perf_counter()
+    message = encode_plan_set(schedules, points, clocks)
+    encoded_s = time.perf_counter() - begun_s
+    one_plan = sum(
+        len(json.dumps([[kinds, clock] for kinds, clock in zip(schedules[0].kinds, row, strict=True)]))
+        for row in clocks[0]
+    )
+    return {
+        "plan_set_bytes_100x2048": {
+            "value": message.ByteSize(),
+            "unit": "bytes",
+            "peer": "JSON of (instruction, frequency), all points",
+            "peer_value": one_plan,
+            "ratio": one_plan / message.ByteSize(),
+        },
+        "plan_set_encode_100x2048_ms": {"value": encoded_s * 1000, "unit": "ms"},
+    }
+
+
+AGENT_PROCESSES = 8
+JOBS_PER_AGENT = 125
+
+
+def switch_everywhere() -> Result:
+    """One selection to 1,000 agents: 1,000 connections and leases, served by 8 real agent processes; until the last
+    answer."""
+    plan_set = plan_set_of([[[1200, 900]], [[900, 600]]][:1])
+    connections: list[tuple[Any, messages.SelectPlanRequest]] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for process in range(AGENT_PROCESSES):
+            node = stack.enter_context(RecordingNode.open(Path(folder) / str(process), 1))
+            node.start_agent()
+            for job in range(JOBS_PER_AGENT):
+                options = [("grpc.use_local_subchannel_pool", 1)]
+                channel = stack.enter_context(grpc.insecure_channel(node.addresses["grpc"], options))
+                stub, uid = stubs.AgentStub(channel), f"job-{job}"
+                pod = messages.Pod(uid=f"pod-{job}", namespace="a", name=f"pod-{job}")
+                lease = messages.AcquireLeaseRequest(job_uid=uid, job_name=uid, epoch=1, ttl_ms=600_000, pods=[pod])
+                stub.AcquireLease(lease)
+                stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=uid, epoch=1, plan_set=plan_set))
+                selection = messages.SelectPlanRequest(
+                    job_uid=uid,
+                    epoch=1,
+                    plan_id=plan_set.plan_id,
+                    selections=[messages.Selection(data_parallel_rank=0, point=0)],
+                )
+                connections.append((stub, selection))
+        taken_ms = []
+        for _ in range(5):
+            begun_s = time.perf_counter()
+            answers = [stub.SelectPlan.future(selection) for stub, selection in connections]
+            for answer in answers:
+                answer.result(30)
+            taken_ms.append((time.perf_counter() - begun_s) * 1000)
+    return {"value": sorted(taken_ms)[len(taken_ms) // 2], "unit": "ms"}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# telemetry
+
+
+def a_day(_: int = 0) -> float:
+    """Growth of this process in MiB over 24 h of 8 ranks: 3 s and 192 instructions an iteration, the counter read 20
+    times a second, one reader that never reads and one that does."""
+    hub = TelemetryHub(4_096)
+    reader, _asleep = hub.watch("job"), hub.watch("job")
+    ranks = [RankIdentity("job", "pod", gpu_uuid(gpu), 0, gpu, 0, gpu) for gpu in range(GPUS)]
+    meters = [EnergyMeter() for _ in ranks]
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for iteration in range(24 * 3600 // 3):
+        for rank, meter in zip(ranks, meters, strict=True):
+            for sample in range(60):
+                now_us = (iteration * 60 + sample) * 50_000
+                meter.add(EnergyReading(now_us, now_us // 4))
+            durations = tuple(15_000 + iteration % 97 + place for place in range(192))
+            hub.publish("job", IterationSummary(rank, iteration, 3_000_000, 2_900_000, 750_000, "p", 1, durations, 96))
+        reader.take(0)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
+
+
+def telemetry_memory() -> Result:
+    """In a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        return {"value": pool.submit(a_day).result(), "unit": "MiB"}
+
+
+FIGURES: dict[str, Callable[[], Result]] = {
+    "message_to_device": message_to_device,
+    "agent_cpu_percent_8gpus_200ips": agent_cpu,
+    "plan_set": plan_set_size,
+    "plan_switch_1000_agents_ms": switch_everywhere,
+    "telemetry_24h_memory_mib": telemetry_memory,
+}
+
+if __name__ == "__main__":
+    train(json.loads(sys.argv[1]))
