@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from perseus_proto.channel import SLOTS, Faults
@@ -44,8 +44,9 @@ class _Pending:
     begin_us: int
     base: Event
     marks: list[Event | None]
+    last: Event
+    """The base until the step ends."""
     faults: Faults = Faults.NONE
-    last: Event | None = field(default=None)
 
 
 class EventTimer:
@@ -64,7 +65,8 @@ class EventTimer:
         """Record where the iteration begins. While a CUDA graph is captured nothing may be recorded, and nothing is."""
         self._open = None
         if not self._capturing():
-            self._open = _Pending(iteration, now_us, self._record(), [None] * (2 * self._instructions))
+            base = self._record()
+            self._open = _Pending(iteration, now_us, base, [None] * (2 * self._instructions), base)
 
     def begin(self, index: int) -> None:
         """Record on the current stream that an instruction begins."""
@@ -86,14 +88,14 @@ class EventTimer:
 
     def collect(self, now_us: int) -> Iterator[LateRecord]:
         """Past iterations that are complete. The oldest is dropped if the GPU is too far behind."""
+        while self._pending and self._pending[0].last.query():
+            pending = self._pending.popleft()
+            yield self._read(pending, now_us)
+            self._recycle(pending)
         while len(self._pending) > MAX_PENDING:
             self._recycle(self._pending.popleft())
-        while self._pending and self._pending[0].last is not None and self._pending[0].last.query():
-            pending = self._pending.popleft()
-            yield self._read(pending, pending.last or pending.base, now_us)
-            self._recycle(pending)
 
-    def _read(self, pending: _Pending, last: Event, now_us: int) -> LateRecord:
+    def _read(self, pending: _Pending, now_us: int) -> LateRecord:
         begin_us = self._place(pending, now_us)
         marks = [mark for mark in pending.marks if mark is not None]
         if len(marks) == len(pending.marks):
@@ -101,9 +103,8 @@ class EventTimer:
         else:
             times_us = [0] * len(pending.marks)
             pending.faults |= Faults.UNTIMED
-        return LateRecord(
-            pending.iteration, round(begin_us + 1000 * pending.base.elapsed_time(last)), times_us, pending.faults
-        )
+        end_us = round(begin_us + 1000 * pending.base.elapsed_time(pending.last))
+        return LateRecord(pending.iteration, end_us, times_us, pending.faults)
 
     def _place(self, pending: _Pending, now_us: int) -> float:
         """When the base event happened, on the host's clock.

@@ -161,3 +161,13 @@ def test_late_times_arrive_at_the_agent(gpu: Gpu, timer: EventTimer) -> None:
     assert record.complete
     assert record.durations_us == (100,) * N
     reader.close()
+
+
+def test_an_iteration_that_is_complete_at_the_last_moment_is_kept(gpu: Gpu, timer: EventTimer) -> None:
+    gpu.finished_us = 0
+    for iteration in range(MAX_PENDING):
+        gpu.run_iteration(timer, iteration)
+        assert collect(timer, gpu) == []
+    gpu.run_iteration(timer, MAX_PENDING)
+    gpu.finished_us = 10**12
+    assert [record.iteration for record in collect(timer, gpu)] == list(range(MAX_PENDING + 1))
