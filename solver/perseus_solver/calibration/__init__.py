@@ -15,11 +15,12 @@ measured time and ȳ its median,
 δ̄ and γ̄ are common values that are free. Absolute errors make it robust; λ lets a delay differ from its siblings
 only where the data insist; ε settles what only a sum determines in favour of the overhead. ``fit`` minimises,
 ``confidence`` says how sure that is, ``estimate`` judges on plans not used, ``noise`` measures scatter, ``model`` is
-the result and its JSON, ``trace`` the door for files. Plans are not made here.
+the result and its JSON, ``trace`` the door for files and ``recorder`` that for telemetry. Plans are not made here.
 """
 
 from perseus_solver.calibration.estimate import calibrate, predict_s
 from perseus_solver.calibration.model import Calibration
+from perseus_solver.calibration.recorder import Recorder
 from perseus_solver.calibration.trace import Trace, read_trace
 
-__all__ = ["Calibration", "Trace", "calibrate", "predict_s", "read_trace"]
+__all__ = ["Calibration", "Recorder", "Trace", "calibrate", "predict_s", "read_trace"]

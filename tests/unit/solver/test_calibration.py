@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from perseus_solver import cli
-from perseus_solver.calibration import Calibration, Trace, calibrate, predict_s, read_trace
+from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s, read_trace
 from perseus_solver.calibration.estimate import replay_s
 from perseus_solver.errors import InvalidCalibration, InvalidProblem, InvalidSchedule, InvalidTrace
 from perseus_solver.frontier import solve_frontier
@@ -410,6 +411,56 @@ def test_arrays_are_checked_too() -> None:
     ):
         with pytest.raises(InvalidTrace, match=rule):
             dataclasses.replace(good, **change)
+
+
+# ------------------------------------------------------------------------------------------------------ from telemetry
+
+
+def stages_of(row: npt.NDArray[np.float64]) -> list[list[float]]:
+    return [row[a:b].tolist() for a, b in pairwise(SCHEDULE.stage_offset.tolist())]
+
+
+def test_a_job_that_runs_one_plan_can_be_calibrated_from_telemetry() -> None:
+    recorder = Recorder(SCHEDULE)
+    _, duration_s = durations(1, 40, 0.02)
+    for row, time_s in zip(duration_s, truth_s(duration_s), strict=True):
+        recorder.add(plan=7, iteration_time_s=float(time_s), stages=stages_of(row))
+    found = calibrate(recorder.trace())
+    assert found.explains
+    assert found.quality.plans_fitted + found.quality.plans_heldout == 10  # blocks of four
+    assert found.quality.heldout_mape_percent is not None
+    assert found.quality.heldout_mape_percent < 0.1
+    assert found.stage_noise is not None
+
+
+def test_a_recorder_is_bounded_and_cuts_blocks_where_the_plan_changes() -> None:
+    recorder = Recorder(SCHEDULE, most=8)
+    with pytest.raises(InvalidTrace, match="no iteration"):
+        recorder.trace()
+    _, duration_s = durations(1, 11, 0.02)
+    for plan, row in zip((9, 9, 9, 5, 5, 5, 5, 5, 5, 2, 5), duration_s, strict=True):
+        recorder.add(plan=plan, iteration_time_s=2.0, stages=stages_of(row))
+    assert len(recorder) == 8
+    assert recorder.trace().plan.tolist() == [0, 0, 0, 0, 1, 1, 2, 3]
+    assert np.array_equal(recorder.trace().duration_s, duration_s[-8:])
+
+
+@pytest.mark.parametrize("damage", ["short", "stage", "zero", "time"])
+def test_a_recorder_refuses_what_is_not_of_its_schedule(damage: str) -> None:
+    recorder = Recorder(SCHEDULE)
+    _, duration_s = durations(1, 1, 0.0)
+    stages, time_s = stages_of(duration_s[0]), 2.0
+    if damage == "short":
+        stages[1].pop()
+    elif damage == "stage":
+        stages.pop()
+    elif damage == "zero":
+        stages[0][0] = 0.0
+    else:
+        time_s = float("nan")
+    with pytest.raises(InvalidTrace):
+        recorder.add(plan=0, iteration_time_s=time_s, stages=stages)
+    assert len(recorder) == 0
 
 
 # --------------------------------------------------------------------------------------------------- the command line
