@@ -5,12 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e bench lock clean
+.PHONY: help setup demo test verify generate check control-plane e2e bench test-frameworks example lock clean
 
 help: ## List the commands
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv with everything needed to run, test and develop
 
@@ -24,12 +26,24 @@ $(BENCH_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev,bench]"
 	@touch $@
 
+# As in a training image: the frameworks, our client, and nothing else of ours. About 5 GB.
+$(FRAMEWORKS_STAMP): $(STAMP) requirements-frameworks.lock
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-frameworks.lock -e ".[frameworks]"
+	@touch $@
+
 demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv STAGES=n MICROBATCHES=m run it on your own profile
 	@$(BIN)/perseus-sim demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Unit, law, integration and contract tests
-	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench
+	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench --ignore tests/frameworks
+
+test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
+	$(BIN)/pytest tests/frameworks
+
+example: $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs: profiled, planned, and its savings measured
+	@$(BIN)/python examples/torch_pipelining/simulate.py --python $(FRAMEWORKS)/bin/python --output out
 
 control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl for `make e2e`, once, into ~/.cache (needs Go)
 	@$(PYTHON) deploy/control-plane/build.py
@@ -54,7 +68,8 @@ verify: generate check ## Regenerate, lint, type-check, check import rules; fail
 
 lock: ## Pin the versions of all dependencies in requirements.lock
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra bench --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra frameworks --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-frameworks.lock
 
 clean: ## Remove what the other commands made
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,206 @@
+"""What the adapters of training frameworks share: attaching and letting go, version guards, ranks, the exported order.
+
+``torch_pipelining``, ``megatron`` and ``deepspeed`` use it. Nothing here imports a framework, and nothing raises into
+training: whatever is not as expected becomes one line in the log, and training goes on without energy plans.
+
+An adapter exports one row of ``Cell`` for each stage: what the solver reads as CSV (``csv_of``) and what this rank
+tells the agent in its hello (``order_of``) come from the same rows, so nobody declares a schedule twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import perseus_client
+from perseus_client.session import Session
+from perseus_proto.keys import ENV_SOCKET
+
+log = logging.getLogger("perseus_client")
+
+KINDS: Final = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
+"""Letters of ``torch.distributed.pipelining``'s CSV, which all adapters write."""
+
+
+class Unsupported(Exception):
+    """What this process runs cannot be followed; the message says what and why."""
+
+
+class Cell(NamedTuple):
+    """One instruction in the exported order."""
+
+    place: int
+    """Virtual stage: the place of the chunk in the model's chain of layers."""
+    letter: str
+    microbatch: int
+
+
+class Place(NamedTuple):
+    """A rank's coordinates, as ``perseus_client.connect`` takes them."""
+
+    pipeline: int
+    stage: int
+    tensor: int
+
+
+Order = list[tuple[str | int, int, int]]
+
+
+def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
+    """The order of all stages as torch writes it, compute only; ``perseus_solver.schedules.read_order`` reads it."""
+    return "".join(",".join(f"{place}{letter}{mb}" for place, letter, mb in row) + "\n" for row in rows)
+
+
+def order_of(row: Sequence[Cell]) -> Order:
+    """(kind, microbatch, chunk) of one stage's row. Its virtual stages are its chunks, in ascending order."""
+    chunks = {place: chunk for chunk, place in enumerate(sorted({cell.place for cell in row}))}
+    return [(KINDS[letter], microbatch, chunks[place]) for place, letter, microbatch in row]
+
+
+def one_f_one_b_row(stage: int, stages: int, microbatches: int) -> list[Cell]:
+    """The row of one stage in 1F1B: forwards until the first gradient can be there, then one of each in turn."""
+    warm = min(microbatches, stages - stage)
+    row = [Cell(stage, "F", k) for k in range(warm)]
+    for k in range(microbatches - warm):
+        row += [Cell(stage, "B", k), Cell(stage, "F", warm + k)]
+    return row + [Cell(stage, "B", k) for k in range(microbatches - warm, microbatches)]
+
+
+def replica_of(rank: int, groups: Iterable[Sequence[int]]) -> int:
+    """How many ranks below this one stand at the same place in every given group: its number among their replicas.
+
+    Args:
+        rank: global.
+        groups: the rank's own groups (pipeline, tensor), each as its members' global ranks in order.
+
+    Raises:
+        Unsupported: the members of a group are not evenly spaced, so the other groups cannot be told from this one.
+    """
+    strides = []
+    for members in groups:
+        if len(members) < 2:
+            continue
+        stride, size = members[1] - members[0], len(members)
+        if stride < 1 or any(member // stride % size != index for index, member in enumerate(members)):
+            raise Unsupported(f"ranks {list(members)} are not evenly spaced: pass pipeline= and tensor= to attach()")
+        strides.append((stride, size))
+    return sum(
+        all(other // stride % size == rank // stride % size for stride, size in strides) for other in range(rank)
+    )
+
+
+def agent_expected(options: dict[str, Any]) -> bool:
+    """Whether there is an agent to talk to; without one an adapter touches nothing at all."""
+    return bool(options.get("socket_path") or os.environ.get(ENV_SOCKET))
+
+
+def require_version(name: str, version: str, oldest: str, newest_run: str) -> None:
+    """Refuse what is too old; say that what is newer than all our tests is followed on trust.
+
+    Raises:
+        Unsupported: older than ``oldest``.
+    """
+    if _numbers(version) < _numbers(oldest):
+        raise Unsupported(f"{name} {version} is too old: {oldest} or newer is needed")
+    if _numbers(version)[:2] > _numbers(newest_run)[:2]:
+        log.info("perseus_client: %s %s is newer than %s, the newest tested", name, version, newest_run)
+
+
+def require_names(name: str, owner: object, *attributes: str) -> None:
+    """Names that an adapter hooks into; where one has gone, the framework works differently from what we know.
+
+    Raises:
+        Unsupported: one is missing.
+    """
+    for attribute in attributes:
+        if not hasattr(owner, attribute):
+            where = getattr(owner, "__name__", type(owner).__name__)
+            raise Unsupported(f"this version of {name} has no {where}.{attribute}")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
+
+
+class Attachment:
+    """What ``attach`` returns. Keep it only if you want to ``detach`` again, or to look."""
+
+    def __init__(self, framework: str, options: dict[str, Any]) -> None:
+        self.session = Session()
+        """The live session once there is one."""
+        self.active = False
+        """Whether hooks are in place. False without an agent, or if the framework cannot be followed."""
+        self._framework = framework
+        self._options = options
+        self._undo: list[Callable[[], None]] = []
+        self._shape: Hashable = None
+
+    def prepare(self, hook: Callable[[], None]) -> Attachment:
+        """Put the hooks in place by ``hook``, or nothing at all."""
+        if not agent_expected(self._options):
+            return self
+        self.active = True
+        try:
+            hook()
+        except Exception as error:  # noqa: BLE001 - nothing may reach the training code
+            self._refuse(error)
+            self.detach()
+        return self
+
+    def connect(self, place: Place, order: Order) -> None:
+        """Tell the agent what this rank executes from now on; a session before it ends."""
+        self.session.close()
+        self.session = perseus_client.connect(*place, order, **self._options)
+
+    def follow(self, shape: Hashable, describe: Callable[[], tuple[Place, Order]]) -> None:
+        """An iteration of this shape (its number of microbatches, say) begins: connect anew if the last was another."""
+        if shape != self._shape:
+            self._shape = shape
+            try:
+                self.connect(*describe())
+            except Exception as error:  # noqa: BLE001 - nothing may reach the training code
+                self.session.close()
+                self.session = Session()
+                self._refuse(error)
+        self.session.step_begin()
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of an object (not of its class) or of a module, until ``detach``."""
+        absent = object()
+        before = vars(owner).get(name, absent)
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            # Wrapped by somebody else since: taking ours out would take theirs too. Without a session ours is idle.
+            if vars(owner).get(name) is value:
+                if before is absent:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+
+        self._undo.append(undo)
+
+    def on_detach(self, undo: Callable[[], None]) -> None:
+        """Something else to take back."""
+        self._undo.append(undo)
+
+    def detach(self) -> None:
+        """Take the hooks out and leave the agent, which gives the GPU back to its default clocks. Idempotent."""
+        self.active = False
+        while self._undo:
+            with suppress(Exception):  # one that fails must not keep the others in place
+                self._undo.pop()()
+        self.session.close()
+        self.session = Session()
+
+    def _refuse(self, error: Exception) -> None:
+        log.error(
+            "perseus_client: %s: this rank trains without energy plans: %s",
+            self._framework,
+            error,
+            exc_info=None if isinstance(error, Unsupported) else error,
+        )

@@ -1,0 +1,211 @@
+"""One line for Megatron-Core: ``perseus_client.megatron.attach()`` before ``pretrain(...)``.
+
+Five functions of ``megatron.core.pipeline_parallel.schedules`` are rebound in that module, where Megatron looks them
+up: the three that run an iteration, and those that run a microbatch forward and backward. No file of Megatron is
+touched. Iterations without backward (evaluation) are not recorded; communication between stages is outside of every
+window; a backward contains its recomputation. Called by training code; Megatron is imported only inside ``attach``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from perseus_client.framework import (
+    Attachment,
+    Cell,
+    Order,
+    Place,
+    Unsupported,
+    csv_of,
+    one_f_one_b_row,
+    order_of,
+    require_names,
+    require_version,
+)
+
+NAME: Final = "megatron-core"
+OLDEST: Final = "0.12"
+"""The first with ``get_schedule_table``."""
+NEWEST_RUN: Final = "0.16"
+_SCHEDULES: Final = "megatron.core.pipeline_parallel.schedules"
+_ITERATIONS: Final = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
+    "forward_backward_pipelining_with_interleaving",
+)
+_TAG: Final = "_perseus_tag"
+_attachment: Attachment | None = None
+
+
+def attach(**options: Any) -> Attachment:
+    """Follow every training iteration of this process from now on. Again does nothing.
+
+    Call it before ``pretrain``, which asks for the iteration's function once at its begin. Ranks come from Megatron's
+    process groups: a data-parallel rank is a pipeline; tensor and context parallel ranks share a stage.
+
+    Args:
+        options: of ``perseus_client.connect``.
+
+    Returns:
+        An attachment, whose ``detach`` takes everything back. Never raises; without an agent nothing is touched.
+    """
+    global _attachment  # noqa: PLW0603 - there is one module to hook
+    if _attachment is not None and _attachment.active:
+        return _attachment
+    attachment = _attachment = Attachment(NAME, options)
+
+    def hook() -> None:
+        require_version(NAME, importlib.import_module("megatron.core").__version__, OLDEST, NEWEST_RUN)
+        schedules = importlib.import_module(_SCHEDULES)
+        require_names(NAME, schedules, *_ITERATIONS, "forward_step", "backward_step", "get_schedule_table")
+        _Hooks(attachment, schedules)
+
+    return attachment.prepare(hook)
+
+
+def schedule_csv(*, stages: int, microbatches: int, chunks: int = 1, group: int | None = None) -> str:
+    """The order of all stages as CSV, for ``perseus plan --schedule`` and the operator. Needs no process group.
+
+    Args:
+        stages: pipeline-parallel size.
+        microbatches: of one iteration and pipeline.
+        chunks: virtual pipeline size; 1: without interleaving.
+        group: ``microbatch_group_size_per_vp_stage``; None: as many as there are stages.
+    """
+    shape = {"stages": stages, "microbatches": microbatches, "chunks": chunks, "group": group or stages}
+    schedules = importlib.import_module(_SCHEDULES)
+    return csv_of(_row(schedules, stage, **shape) for stage in range(stages))
+
+
+def _row(schedules: Any, stage: int, *, stages: int, microbatches: int, chunks: int, group: int) -> list[Cell]:
+    if chunks == 1:
+        return one_f_one_b_row(stage, stages, microbatches)
+    table = schedules.get_schedule_table(microbatches, chunks, group)
+    forward = [Cell(chunk * stages + stage, "F", microbatch) for microbatch, chunk in table]
+    backward = [Cell((chunks - 1 - chunk) * stages + stage, "B", microbatch) for microbatch, chunk in table]
+    warm = min(2 * (stages - stage - 1) + (chunks - 1) * group, len(table))
+    row = forward[:warm]
+    for k in range(len(table) - warm):
+        row += [forward[warm + k], backward[k]]
+    return row + backward[len(table) - warm :]
+
+
+class _Hooks:
+    """The rebound functions."""
+
+    def __init__(self, attachment: Attachment, schedules: Any) -> None:
+        self._attachment = attachment
+        self._schedules = schedules
+        self._running = False
+        self._forwards: Counter[int] = Counter()
+        for name in _ITERATIONS:
+            attachment.replace(schedules, name, self._wrap_iteration(getattr(schedules, name)))
+        attachment.replace(schedules, "forward_step", self._wrap_forward(schedules.forward_step))
+        attachment.replace(schedules, "backward_step", self._wrap_backward(schedules.backward_step))
+
+    def _wrap_iteration(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def iteration(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("forward_only") or not self._attachment.active:
+                return original(*args, **kwargs)
+            microbatches, model = kwargs.get("num_microbatches"), kwargs.get("model")
+            groups = kwargs.get("pg_collection")
+            self._attachment.follow(microbatches, lambda: self._describe(microbatches, model, groups))
+            self._running = True
+            self._forwards.clear()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._running = False
+                self._attachment.session.step_end()
+
+        return iteration
+
+    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def forward_step(*args: Any, **kwargs: Any) -> Any:
+            if not self._running:  # evaluation
+                return original(*args, **kwargs)
+            chunk = self._chunk(kwargs)
+            microbatch = kwargs.get("current_microbatch")
+            if microbatch is None:
+                microbatch = self._forwards[chunk]
+            self._forwards[chunk] += 1
+            session = self._attachment.session
+            session.instruction_begin("forward", microbatch, chunk)
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                session.instruction_end("forward", microbatch, chunk)
+            _tag(result, (microbatch, chunk))
+            return result
+
+        return forward_step
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward_step(*args: Any, **kwargs: Any) -> Any:
+            if not self._running:
+                return original(*args, **kwargs)
+            output = args[1] if len(args) > 1 else kwargs.get("output_tensor")
+            while isinstance(output, list | tuple) and output:
+                output = output[0]
+            microbatch, chunk = getattr(output, _TAG, (-1, 0))
+            session = self._attachment.session
+            session.instruction_begin("backward", microbatch, chunk)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                session.instruction_end("backward", microbatch, chunk)
+
+        return backward_step
+
+    def _chunk(self, kwargs: dict[str, Any]) -> int:
+        chunk = kwargs.get("vp_stage")
+        if chunk is None:  # core before 0.13 keeps it in a global; without interleaving there is none
+            rank = getattr(self._schedules.parallel_state, "get_virtual_pipeline_model_parallel_rank", None)
+            chunk = rank() if rank is not None else None
+        return int(chunk or 0)
+
+    def _describe(self, microbatches: Any, model: Any, groups: Any) -> tuple[Place, Order]:
+        """What this rank executes in an iteration of so many microbatches.
+
+        Raises:
+            Unsupported: a variant that bypasses the functions we hook.
+        """
+        chunks = len(model) if isinstance(model, list) else 1
+        config = self._schedules.get_model_config(model[0] if isinstance(model, list) else model)
+        for flag in ("overlap_moe_expert_parallel_comm", "hybrid_context_parallel"):
+            if getattr(config, flag, False):
+                raise Unsupported(f"{flag} runs forwards and backwards in one another")
+        place, stages = _place(self._schedules.parallel_state, groups)
+        group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
+        shape = {"stages": stages, "microbatches": int(microbatches), "chunks": chunks, "group": group}
+        return place, order_of(_row(self._schedules, place.stage, **shape))
+
+
+def _tag(result: Any, name: tuple[int, int]) -> None:
+    """The output of a forward is the very object that its backward gets; a backward is told nothing else."""
+    output = result[0] if isinstance(result, tuple) else result
+    for tensor in output if isinstance(output, list) else [output]:
+        if hasattr(tensor, "requires_grad"):
+            setattr(tensor, _TAG, name)
+
+
+def _place(state: Any, groups: Any) -> tuple[Place, int]:
+    """Coordinates and the number of stages: from the groups given to the iteration, else from the global ones."""
+
+    def of(name: str) -> tuple[int, int]:
+        group = getattr(groups, name, None)
+        if group is not None:
+            return int(group.rank()), int(group.size())
+        long = {"pp": "pipeline_model", "tp": "tensor_model", "cp": "context", "dp": "data"}[name]
+        rank, size = (getattr(state, f"get_{long}_parallel_{what}") for what in ("rank", "world_size"))
+        return int(rank()), int(size())
+
+    (stage, stages), (tensor, tensors), (context, _), (pipeline, _) = of("pp"), of("tp"), of("cp"), of("dp")
+    return Place(pipeline, stage, tensor + tensors * context), stages

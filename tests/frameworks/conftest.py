@@ -1,0 +1,195 @@
+"""Real training processes of real frameworks, on simulated GPUs that real agents drive.
+
+Tests run in the project's environment; only the workers (``*_worker.py``) run where the frameworks are installed, as a
+training image does: the client needs nothing of ours there. A worker says in ``<step>.<rank>.ready`` how far it is and
+trains on until ``<step>.done`` appears, so that a test can meanwhile command the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perseus_sim.cluster import SimulatedCluster
+from perseus_sim.live_job import LiveJob, start_live_job, tables_of
+from perseus_sim.model import MODELS
+from perseus_sim.sweep import Hand
+from perseus_solver.schedules import Schedule, read_order
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+A100 = MODELS["a100"]
+CLOCKS_MHZ = (1410, 1200, 990)
+INSTRUCTION_US = 4_000
+PATIENCE_S = 150.0
+PLANNED_ITERATIONS = 2
+Mark = tuple[str, int, int]
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The interpreter that has the frameworks."""
+    found = Path(os.environ.get("PERSEUS_FRAMEWORKS_PYTHON", REPOSITORY / ".venv-frameworks" / "bin" / "python"))
+    if not found.exists():
+        pytest.skip(f"no training frameworks at {found}: make test-frameworks installs them")
+    return found
+
+
+@pytest.fixture(scope="session")
+def run_alone(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Run a worker in one process without an agent; returns what it wrote to the file it was given."""
+
+    def run(worker: str, *arguments: str) -> Any:
+        result = tmp_path_factory.mktemp("alone") / "result.json"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("PERSEUS")}
+        ended = subprocess.run(
+            [str(python), str(HERE / worker), str(result), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+        return json.loads(result.read_text())
+
+    return run
+
+
+@dataclass
+class Followed:
+    """What became of one step of a worker (a schedule, say)."""
+
+    schedule: Schedule
+    said: list[dict[str, Any]]
+    """By rank: what it wrote when it was ready, and what it found at the end."""
+    ranks: list[tuple[int, int, int, str]]
+    """As the agent knows them: pipeline, stage, tensor, GPU."""
+    marks: dict[int, list[list[Mark]]] = field(default_factory=dict)
+    """By stage: instructions of each iteration as marked, in order, from the first that was followed."""
+    clocks_mhz: dict[int, list[list[int]]] = field(default_factory=dict)
+    """By stage: the clocks that they ran at."""
+    plan_mhz: dict[int, list[int]] = field(default_factory=dict)
+    history_mhz: dict[int, list[int]] = field(default_factory=dict)
+    """By stage: what the agent wrote to the GPU while the plan was in force."""
+    complete: dict[int, int] = field(default_factory=dict)
+    """By stage: iterations that the agent reported with every instruction timed."""
+
+    def assert_marked_as_scheduled(self) -> None:
+        """Every iteration of every rank was marked in the order that was exported."""
+        for stage, iterations in self.marks.items():
+            assert len(iterations) > PLANNED_ITERATIONS
+            for marks in iterations:
+                assert marks == self.schedule.of_stage(stage)
+
+    def assert_planned_clocks(self) -> None:
+        """Instructions ran at the planned clocks, and the agent wrote those, in that order, and nothing else."""
+        for stage, plan in self.plan_mhz.items():
+            exact = sum(clocks == plan for clocks in self.clocks_mhz[stage])
+            assert exact >= PLANNED_ITERATIONS, f"{exact} iterations at the planned clocks on stage {stage}"
+            history = self.history_mhz[stage]
+            assert set(history) <= set(CLOCKS_MHZ)
+            wanted = 2 * plan
+            assert any(history[k : k + len(wanted)] == wanted for k in range(len(history)))
+
+
+class Harness:
+    """A cluster of one node, and a job of so many stages that runs a worker."""
+
+    def __init__(self, cluster: SimulatedCluster, python: Path) -> None:
+        self._cluster = cluster
+        self._python = python
+        self._nodes = 0
+
+    def follow(self, worker: str, steps: list[str], *, stages: int = 2, pipelines: int = 1) -> dict[str, Followed]:
+        """Run a worker's steps one after the other; under each, push a plan whose clock changes every instruction."""
+        self._nodes += 1
+        name = f"job-{self._nodes}"
+        cluster = self._cluster
+        node = cluster.add_node(f"node-{self._nodes}", stages * pipelines, A100, clocks_mhz=CLOCKS_MHZ)
+        shared = cluster.folder / f"{name}-shared"
+        shared.mkdir()
+        job = start_live_job(
+            cluster,
+            node,
+            name,
+            [str(HERE / worker), str(shared), *steps],
+            [tables_of(A100, CLOCKS_MHZ, INSTRUCTION_US)] * stages,
+            python=self._python,
+            pipelines=pipelines,
+            await_agent=True,
+        )
+        found: dict[str, Followed] = {}
+        try:
+            for step in steps:
+                files = [shared / f"{step}.{rank}.ready" for rank in range(stages * pipelines)]
+                wait_for(lambda files=files: all(file.exists() for file in files), job)
+                with Hand(cluster, node, job, f"{name}-{step}") as hand:
+                    found[step] = self._command(hand, job, shared, step, stages, pipelines)
+                (shared / f"{step}.done").touch()
+            wait_for(lambda: all(not child.running for child in job.children.values()), job)
+            for step, followed in found.items():
+                for rank, said in enumerate(followed.said):
+                    said.update(json.loads((shared / f"{step}.{rank}.result").read_text()))
+        finally:
+            job.stop()
+        return found
+
+    def _command(self, hand: Hand, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int) -> Followed:
+        said = [json.loads((shared / f"{step}.{rank}.ready").read_text()) for rank in range(stages * pipelines)]
+        schedule = read_order(shared / f"{step}.csv")
+        wait_for(lambda: len(hand.ranks()) == stages * pipelines, job)
+        ranks = sorted(
+            (rank.data_parallel_rank, rank.stage, rank.tensor_parallel_rank, rank.gpu_uuid) for rank in hand.ranks()
+        )
+        followed = Followed(schedule, said, ranks)
+        counts = [b - a for a, b in pairwise(schedule.stage_offset.tolist())]
+        # A cycle of clocks whose last differs from its first, so that every instruction begins with a change.
+        for stage, count in enumerate(counts):
+            plan = [CLOCKS_MHZ[k % 3] for k in range(count)]
+            if plan[-1] == plan[0]:
+                plan[-1] = CLOCKS_MHZ[1] if plan[-2] != CLOCKS_MHZ[1] else CLOCKS_MHZ[2]
+            followed.plan_mhz[stage] = plan
+        hand.push(schedule, [[followed.plan_mhz[stage]] for stage in range(stages)])
+        gpus = {stage: job.gpus[0, stage] for stage in range(stages)}
+        before = {stage: len(gpu.history()) for stage, gpu in gpus.items()}
+        with hand.telemetry() as reports:
+            hand.select(0, pipelines)
+            deadline_s = time.monotonic() + PATIENCE_S
+            while len(followed.complete) < stages or min(followed.complete.values()) <= PLANNED_ITERATIONS:
+                report = next(reports)
+                job.check()
+                assert time.monotonic() < deadline_s, "the plan was not followed in time"
+                if report.planned and report.durations_us:
+                    followed.complete[report.stage] = followed.complete.get(report.stage, 0) + 1
+        for stage, gpu in gpus.items():
+            executed = job.executed(0, stage)[said[stage]["first_iteration"] :]
+            followed.marks[stage] = [[tuple(m[:3]) for m in one["instructions"]] for one in executed]  # type: ignore[misc]
+            followed.clocks_mhz[stage] = [[m[3] for m in one["instructions"]] for one in executed]
+            followed.history_mhz[stage] = [change.mhz for change in gpu.history()[min(before[stage], 511) :]]
+        return followed
+
+
+def wait_for(condition: Callable[[], bool], job: LiveJob) -> None:
+    """Wait; a rank that fails ends the wait with the end of its log."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        job.check()
+        assert time.monotonic() < deadline_s, "\n".join(child.tail() for child in job.children.values())
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def harness(python: Path) -> Iterator[Harness]:
+    """See ``Harness``."""
+    with SimulatedCluster() as cluster:
+        yield Harness(cluster, python)
