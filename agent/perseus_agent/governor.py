@@ -24,6 +24,7 @@ from perseus_agent.errors import (
     DeviceBusy,
     DeviceError,
     DeviceFailed,
+    DriverMismatch,
     InvalidClock,
     JournalError,
     NoPermission,
@@ -123,6 +124,8 @@ class Governor:
         self.drifted = False
         self.foreign = False
         self.lost = False
+        self.driver_replaced = False
+        """The driver is another than the one that the process has opened: only a new process can go on."""
 
     # ------------------------------------------------------------------------------------------------ requests
 
@@ -229,6 +232,11 @@ class Governor:
             message = f"reads {clock_mhz} MHz, {self.applied} MHz is locked, and the GPU gives no reason"
             self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, True, message))
 
+    def fence(self, error: DeviceError) -> None:
+        """An error after which the GPU is not asked again."""
+        self.driver_replaced = self.driver_replaced or isinstance(error, DriverMismatch)
+        self.declare_lost(str(error))
+
     def declare_lost(self, message: str) -> None:
         """The GPU does not answer (told by the watchdog from another thread, or by an error): fenced from now on."""
         if not self.lost:
@@ -318,7 +326,7 @@ class Governor:
                 self.controllability_message = str(error)
             case _:
                 self._unsure = self._held
-                self.declare_lost(str(error))
+                self.fence(error)
         return self._default_rather()
 
     def _default_rather(self) -> float | None:

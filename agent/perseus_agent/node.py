@@ -120,6 +120,11 @@ class Node:
         )
 
     @property
+    def driver_replaced(self) -> bool:
+        """Whether the driver was replaced under the process: it must leave, so that a new one meets the new driver."""
+        return any(worker.governor.driver_replaced for worker in self.workers.values())
+
+    @property
     def draining(self) -> bool:
         """Whether the agent goes down."""
         return self._draining.is_set()

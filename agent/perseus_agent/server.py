@@ -21,7 +21,7 @@ from typing import Any, Final
 import grpc
 
 from perseus_agent.devices.base import DeviceSet, open_device_set
-from perseus_agent.errors import DeviceError, DriverUnavailable, SettingsError
+from perseus_agent.errors import DeviceError, DriverMismatch, DriverUnavailable, SettingsError
 from perseus_agent.governor import GovernorLimits
 from perseus_agent.journal import Journal
 from perseus_agent.local_server import LocalServer
@@ -41,6 +41,7 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 """Largest plan set on the wire; one of 64 stages of 3,072 instructions takes a few MiB."""
 COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
+DRIVER_CHECK_S: Final = 0.5
 PREDECESSOR_WAIT_S: Final = 30.0
 """How long to wait for an agent that is still going down on this node."""
 
@@ -131,8 +132,12 @@ def run(settings: Settings, stop: threading.Event) -> int:
             return 0
         server = Server(settings, devices, journal)
         server.start()
-        stop.wait()
-        return 0 if server.stop() else 1
+        while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
+            pass
+        given_back = server.stop()
+        if server.node.driver_replaced:
+            raise DriverMismatch("the GPU driver is another than at start; start the agent anew")
+        return 0 if given_back else 1
 
 
 class _only_agent:  # noqa: N801  # reads as a statement
@@ -169,6 +174,8 @@ def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:
     while True:
         try:
             return open_device_set(choice)
+        except DriverMismatch:
+            raise
         except DriverUnavailable as error:
             log.warning("no driver yet, retrying in %g s: %s", DRIVER_RETRY_S, error)
             if stop.wait(DRIVER_RETRY_S):

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.energy import EnergyMeter, InstructionEnergies
-from perseus_agent.errors import DeviceError, DeviceLost
+from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
 from perseus_agent.governor import Governor, GovernorLimits, GpuNotice, GpuNoticeKind
 from perseus_agent.journal import Journal
 from perseus_agent.pilot import Finished, Pilot
@@ -244,8 +244,8 @@ class GpuWorker:
         self._sample_s = time.monotonic() + self._limits.sample_interval_s
         try:
             reading = self.device.energy()
-        except DeviceLost as error:
-            self.governor.declare_lost(str(error))
+        except (DeviceLost, DriverMismatch) as error:
+            self.governor.fence(error)
             reading = None
         except DeviceError:
             reading = None
@@ -269,8 +269,8 @@ class GpuWorker:
             self.clock_mhz = self.device.sm_clock_mhz()
             reasons = self.device.event_reasons()
             self.power_mw = self.device.power_mw()
-        except DeviceLost as error:
-            self.governor.declare_lost(str(error))
+        except (DeviceLost, DriverMismatch) as error:
+            self.governor.fence(error)
             return
         except DeviceError as error:
             log.debug("read-back failed: %s", error, extra={"gpu": self.uuid})
@@ -333,11 +333,12 @@ class GpuWorker:
         return round(levels[-1] - levels[0])
 
     def _notify(self, notice: GpuNotice) -> None:
+        restored = notice.kind is GpuNoticeKind.CLOCKS_RESTORED
         log.log(
-            logging.INFO if notice.kind is GpuNoticeKind.CLOCKS_RESTORED else logging.WARNING,
-            "%s %s: %s",
+            logging.INFO if restored else logging.WARNING,
+            "%s%s: %s",
             notice.kind.value,
-            "begins" if notice.active else "ends",
+            "" if restored else " begins" if notice.active else " ends",
             notice.message,
             extra={"gpu": self.uuid, "job": self._job_uid},
         )

@@ -158,3 +158,10 @@ def test_only_one_agent_runs_on_a_node(node: RecordingNode) -> None:
     wait_for(lambda: "another agent holds" in node.log(), "the second one waits")
     second.send_signal(signal.SIGTERM)
     assert second.wait(10) == 0
+
+
+def test_a_driver_replaced_under_the_agent_ends_it_with_a_code_of_its_own(node: RecordingNode) -> None:
+    agent = node.start_agent()
+    (node.folder / "gpu" / f"{gpu_uuid(0)}.fault").write_text("DriverMismatch")
+    assert agent.wait(10) == 3, node.log()
+    assert "driver replaced" in node.log()
