@@ -19,6 +19,9 @@ from typing import Final
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
 from perseus_agent.settings import parse_settings
 
+SWITCH_INTERVAL_S: Final = 0.000_3
+"""How long the thread of a GPU that was woken waits for one that reports an iteration or answers a command, at most."""
+
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -64,6 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     log = logging.getLogger("perseus_agent")
     give_way()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         from perseus_agent.server import run
 

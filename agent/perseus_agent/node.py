@@ -110,7 +110,7 @@ class Node:
         with self._lock:
             for session in list(self._sessions):
                 session.hang_up()
-        return [uuid for uuid, future in stopped.items() if not (future.done() and future.result())]
+        return [uuid for uuid, future in stopped.items() if not _succeeded(future)]
 
     @property
     def progressing(self) -> bool:
@@ -157,7 +157,7 @@ class Node:
             lease = self.leases.release(job_uid, epoch)
             pending = self._end(lease, "the lease was released") if lease else {}
         wait(pending.values(), RELEASE_WAIT_S)
-        return sorted(uuid for uuid, future in pending.items() if future.done() and future.result())
+        return sorted(uuid for uuid, future in pending.items() if _succeeded(future))
 
     def push(self, job_uid: str, epoch: int, plan_set: PlanSet) -> None:
         """Store a plan set: whole or not at all."""
@@ -376,6 +376,10 @@ class Node:
             except Exception:
                 log.exception("keeper failed")
             self._kept_s = time.monotonic()
+
+
+def _succeeded(future: Future[bool]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None and future.result()
 
 
 def _plan_bytes(plan_set: PlanSet | None) -> int:

@@ -4,7 +4,7 @@ It waits on the bell of the rank that drives the GPU, and writes the clock in th
 message never changes threads on its way to the device. In between it samples energy, reads clocks and event reasons
 back, and finishes iteration reports. A driver call that hangs therefore stops this GPU and no other; ``check_hang``,
 called by the node's watchdog, then declares it lost. Other threads ask through ``attach``, ``detach`` and ``stop``,
-which queue a command and return a future: never wait on it unboundedly.
+which queue a command and return a future (cancelled after ``stop``): never wait on it unboundedly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.energy import EnergyMeter, InstructionEnergies
@@ -81,7 +81,9 @@ class GpuWorker:
         self._pump_s: float | None = None
         self._sample_s = self._watch_s = self._due_s = time.monotonic()
         self._awake_since_s: float | None = None
-        self._commands: deque[Callable[[], bool]] = deque()
+        self._commands: deque[tuple[Callable[[], bool], Future[Any]]] = deque()
+        self._door = threading.Lock()
+        self._stopped = False
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -166,8 +168,12 @@ class GpuWorker:
                 future.set_exception(error)
             return last
 
-        self._commands.append(command)
-        os.eventfd_write(self._bell, 1)
+        with self._door:
+            if self._stopped:
+                future.cancel()
+            else:
+                self._commands.append((command, future))
+                os.eventfd_write(self._bell, 1)
         return future
 
     # ------------------------------------------------------------------------------------------- in the thread
@@ -192,8 +198,12 @@ class GpuWorker:
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
                 self._end_pilot("a fault in the agent")
             self._awake_since_s = None
-        self._epoll.close()
-        os.close(self._bell)
+        with self._door:
+            self._stopped = True
+            self._epoll.close()
+            os.close(self._bell)
+        while self._commands:  # that came after the last one
+            self._commands.popleft()[1].cancel()
 
     def _routine(self, now_s: float) -> None:
         """What is due by time: a write that had to wait, a sample, a read-back."""
@@ -214,7 +224,7 @@ class GpuWorker:
             os.eventfd_read(self._bell)
         stopping = False
         while self._commands and not stopping:
-            stopping = self._commands.popleft()()
+            stopping = self._commands.popleft()[0]()
         self._plan_routine()
         return stopping
 

@@ -123,6 +123,7 @@ def test_sigterm_gives_everything_back_before_the_agent_leaves(node: RecordingNo
     assert agent.wait(10) == 0, node.log()
     assert_all_given_back(node)
     assert not Path(node.socket).exists()
+    assert "Traceback" not in node.log()
 
 
 def test_a_drain_that_cannot_finish_ends_in_time_and_the_next_agent_gives_back_what_is_owed(

@@ -259,3 +259,12 @@ def test_an_earlier_life_s_lock_is_given_back(tmp_path: Path) -> None:
     assert rig.journal.locked == frozenset()
     rig.worker.stop("over").result(5)
     rig.channel.close()
+
+
+def test_after_the_end_commands_are_cancelled_and_nothing_is_touched(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    assert rig.worker.stop("over").result(5) is True
+    rig.worker._thread.join(5)
+    assert rig.worker.detach(rig.pilot, "late").cancelled()
+    assert rig.worker.attach(rig.pilot).cancelled()
+    rig.channel.close()
