@@ -1,7 +1,8 @@
 """Regenerate everything in the tree that is generated; `make verify` fails if that changes a file.
 
 proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
-operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml
+operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml, charts/perseus/templates/crd.yaml
+charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from chart import write_chart
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,15 +33,16 @@ def generate_stubs() -> None:
         sys.exit("deploy/generate.py: protoc failed")
 
 
-def generate_crd() -> None:
-    """Write the CustomResourceDefinition from the operator's typed model."""
+def generate_crd_and_chart() -> None:
+    """Write the CRD from the operator's typed model, and what the chart derives from its values."""
     from perseus_operator.crd import crd_yaml
 
     target = ROOT / "deploy" / "crds" / "perseusjobs.yaml"
     target.parent.mkdir(exist_ok=True)
     target.write_text(crd_yaml(), encoding="utf-8")
+    write_chart(crd_yaml())
 
 
 if __name__ == "__main__":
     generate_stubs()
-    generate_crd()
+    generate_crd_and_chart()

@@ -35,7 +35,6 @@ from perseus_sim.shared_gpu import GpuSpec, SharedGpu
 from perseus_solver.problem import Problem
 
 SYSTEM_NAMESPACE = "perseus-system"
-_RIGHTS = Path(__file__).resolve().parents[2] / "deploy" / "rbac" / "operator.yaml"
 _AGENT_FLAGS = ("--min-switch-interval-us", "200", "--sample-interval-ms", "10", "--watch-interval-ms", "100")
 """Simulated time runs faster than the wall clock, and the agent's settings are in wall time."""
 
@@ -139,7 +138,8 @@ class SimulatedCluster:
         """The kubeconfig of the operator: its service account's, or on a server without accounts anybody's."""
         if Feature.RBAC not in self.server.features:
             return self.server.kubeconfig
-        self.apply(_RIGHTS)
+        for document in rbac.operator_manifest(SYSTEM_NAMESPACE):
+            self.apply(document)
         into = self.folder / "operator.kubeconfig"
         return rbac.log_in(self.server.kubeconfig, SYSTEM_NAMESPACE, "perseus-operator", into)
 

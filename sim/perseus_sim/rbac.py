@@ -1,6 +1,6 @@
 """Least privilege, measured: what a manifest grants, what a user asked for, and a login as a service account.
 
-Used by end-to-end tests with the audit log of ``controlplane``. Nothing is granted here.
+Used by end-to-end tests with the audit log of ``controlplane``. The operator's rights are the chart's, from its file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 from kubernetes import client, config
+
+_OPERATOR_RULES = Path(__file__).resolve().parents[2] / "charts" / "perseus" / "files" / "operator-rules.yaml"
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +38,25 @@ class Request:
     code: int
 
 
+def operator_manifest(namespace: str) -> list[dict[str, Any]]:
+    """The operator's service account ``perseus-operator`` with the rules that the chart gives it, in all namespaces."""
+    name, group = "perseus-operator", "rbac.authorization.k8s.io"
+    rules = yaml.safe_load(_OPERATOR_RULES.read_text(encoding="utf-8"))
+    account = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
+    role, kind = {"apiGroup": group, "kind": "ClusterRole", "name": name}, f"{group}/v1"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}},
+        {"apiVersion": kind, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rules},
+        {
+            "apiVersion": kind,
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": role,
+            "subjects": [account],
+        },
+    ]
+
+
 def granted(documents: Iterable[Mapping[str, Any]]) -> set[Permission]:
     """What the Roles and ClusterRoles of a manifest allow."""
     return {
@@ -49,9 +70,14 @@ def granted(documents: Iterable[Mapping[str, Any]]) -> set[Permission]:
     }
 
 
-def requests(audit_log: Path, user: str) -> Iterator[Request]:
-    """What a user asked of resources, from the API server's audit log; discovery and health are everybody's."""
-    with audit_log.open(encoding="utf-8") as lines:
+def requests(audit_log: Path, user: str, *, since: int = 0) -> Iterator[Request]:
+    """What a user asked of resources, from the API server's audit log; discovery and health are everybody's.
+
+    ``since``: an earlier size of the log. An API server that has just started refuses anybody until it has read its
+    roles, so what comes before may be left out.
+    """
+    with audit_log.open("rb") as lines:
+        lines.seek(since)
         for line in lines:
             event = json.loads(line)
             about = event.get("objectRef", {})

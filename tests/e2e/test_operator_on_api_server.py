@@ -1,6 +1,6 @@
 """The operator as a process on an API server, without agents: what users read, and what it needs.
 
-On a server with RBAC it runs under its own service account with deploy/rbac/operator.yaml and nothing more. What it
+On a server with RBAC it runs under its own service account with the chart's rules and nothing more. What it
 tells agents is in tests/integration/test_operator_loop.py.
 """
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.utils import create_from_dict
@@ -26,7 +25,6 @@ from perseus_sim.servers import Feature, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-RIGHTS = Path(__file__).resolve().parents[2] / "deploy" / "rbac" / "operator.yaml"
 SYSTEM = "perseus-system"
 STAGES = 2
 SPEC: dict[str, Any] = {
@@ -47,10 +45,6 @@ def absent(read: Callable[[], Any]) -> bool:
     return False
 
 
-def rights() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(RIGHTS.read_text(encoding="utf-8")))
-
-
 @pytest.fixture(scope="session")
 def operator_kubeconfig(server: Server, api: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the operator logs in with."""
@@ -59,7 +53,7 @@ def operator_kubeconfig(server: Server, api: Any, tmp_path_factory: pytest.TempP
         core.create_namespace({"metadata": {"name": SYSTEM}})
     if Feature.RBAC not in server.features:
         return server.kubeconfig
-    for document in rights():
+    for document in rbac.operator_manifest(SYSTEM):
         create_from_dict(api, document, namespace=SYSTEM, apply=True)
     return rbac.log_in(server.kubeconfig, SYSTEM, "perseus-operator", tmp_path_factory.mktemp("rbac") / "kubeconfig")
 
@@ -281,6 +275,9 @@ def test_an_outage_of_the_control_plane_is_outlived(world: World, server: Server
 @pytest.mark.needs(Feature.RBAC, Feature.FAULTS)
 def test_the_operator_needs_exactly_its_rights(world: World, server: Server) -> None:
     assert server.plane is not None
+    world.stop_operator()
+    since = server.plane.audit_log.stat().st_size
+    world.start_operator()
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
@@ -289,10 +286,11 @@ def test_the_operator_needs_exactly_its_rights(world: World, server: Server) -> 
     world.delete()
     world.until("gone", world.gone)
 
-    asked = list(rbac.requests(server.plane.audit_log, rbac.user_name(SYSTEM, "perseus-operator")))
+    operator = rbac.user_name(SYSTEM, "perseus-operator")
+    asked = list(rbac.requests(server.plane.audit_log, operator, since=since))
     refused = {(str(request.permission), request.path) for request in asked if request.code in (401, 403)}
     assert not refused
-    used, allowed = {request.permission for request in asked}, rbac.granted(rights())
+    used, allowed = {request.permission for request in asked}, rbac.granted(rbac.operator_manifest(SYSTEM))
     assert sorted(map(str, allowed - used)) == [], "granted and never used"
     assert sorted(map(str, used - allowed)) == [], "allowed by something else than our role"
 

@@ -1,0 +1,76 @@
+"""``helm test``: plans a made-up job of two stages, from its manifest to a plan, and takes everything away again.
+
+Runs in the operator's image under a service account of its own. No GPU and no agent is needed: mode Recommend.
+"""
+
+import os
+import sys
+import time
+
+from kubernetes import client, config
+
+from perseus_proto import keys
+from perseus_sim.model import profile_csv
+
+NAMESPACE, RELEASE_NAMESPACE = os.environ["NAMESPACE"], os.environ["RELEASE_NAMESPACE"]
+NAME, AGENTS = os.environ["NAME"], os.environ.get("AGENTS")
+PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
+SPEC = {
+    "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
+    "profile": {"configMapRef": {"name": NAME}, "blockingPowerMilliwatts": 83640},
+    "mode": "Recommend",
+    "points": 20,
+}
+
+
+def delete(core, jobs):
+    for forget in (
+        lambda: jobs.delete_namespaced_custom_object(*PLACE, NAME),
+        lambda: core.delete_namespaced_config_map(NAME, NAMESPACE),
+    ):
+        try:
+            forget()
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+
+
+def planned(jobs, timeout_s):
+    """The job once it is Ready; what it says instead when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        job = jobs.get_namespaced_custom_object(*PLACE, NAME)
+        said = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
+        if said.get("Ready", {}).get("status") == "True":
+            return job
+        if time.monotonic() > deadline:
+            sys.exit(f"FAILED: not Ready after {timeout_s} s. {said or 'The operator has said nothing: see its log.'}")
+        time.sleep(0.5)
+
+
+def main():
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        config.load_kube_config()
+    core, jobs = client.CoreV1Api(), client.CustomObjectsApi()
+    delete(core, jobs)  # what a test that was killed has left
+    try:
+        core.create_namespaced_config_map(NAMESPACE, {"metadata": {"name": NAME}, "data": {"profile.csv": profile_csv(2)}})
+        api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
+        job = {"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": NAME}, "spec": SPEC}
+        jobs.create_namespaced_custom_object(*PLACE, job)
+        frontier = planned(jobs, 90)["status"]["frontier"]
+        print(f"operator: planned a job; its frontier has {frontier['points']} points")
+    finally:
+        delete(core, jobs)
+    if AGENTS:
+        agents = client.AppsV1Api().read_namespaced_daemon_set(AGENTS, RELEASE_NAMESPACE).status
+        print(f"agents: {agents.number_ready or 0} of {agents.desired_number_scheduled or 0} ready")
+        if not agents.desired_number_scheduled:
+            print("agents: no node looks like a GPU node; see agent.affinity")
+        elif (agents.number_ready or 0) < agents.desired_number_scheduled:
+            sys.exit("FAILED: an agent is not ready: kubectl logs it")
+
+
+main()

@@ -1,0 +1,77 @@
+{{- /* Names, labels and fragments shared by the templates. Components: perseus-operator and perseus-agent. */ -}}
+
+{{- define "perseus.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "perseus.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "perseus.labels" -}}
+{{ include "perseus.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: perseus
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "perseus.serviceAccount" -}}
+{{- default (ternary (printf "%s-operator" (include "perseus.fullname" .)) "default" .Values.operator.serviceAccount.create) .Values.operator.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "perseus.image" -}}
+{{- $image := .image -}}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end -}}
+{{ $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default .root.Chart.AppVersion $image.tag }}{{ end -}}
+{{- end -}}
+
+{{- /* A settings map as environment: {leaseTtlS: 60} becomes PERSEUS_OPERATOR_LEASE_TTL_S=60. */ -}}
+{{- define "perseus.settings" -}}
+{{- range $name, $value := .settings }}
+{{- if not (kindIs "invalid" $value) }}
+- name: {{ printf "%s%s" $.prefix ($name | snakecase | upper) }}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "perseus.secret" -}}
+{{- if eq .root.Values.tls.mode "secret" -}}
+{{- required (printf "tls.secret.%s: name the Secret, since tls.mode is secret" .who) (index .root.Values.tls.secret .who) -}}
+{{- else -}}
+{{- printf "%s-%s-tls" (include "perseus.fullname" .root) .who -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "perseus.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "perseus.scrape" -}}
+path: /metrics
+interval: {{ .interval }}
+honorLabels: {{ .honorLabels }}
+{{- with .relabelings }}
+relabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
