@@ -1,6 +1,6 @@
 """Which stage of which pipeline is slow, and how many times: robust statistics with hysteresis.
 
-Called by the operator with telemetry, one pipeline's iteration at a time, and by the rehearsal on recorded runs. Each
+Called by the operator with telemetry, an iteration at a time, and by the rehearsal on recorded runs. Each
 instruction is compared with what its plan promises, and each stage with the same stage of the other pipelines: a
 planned slowdown, a profile that is off by some per cent and a change of clocks look the same everywhere and raise no
 alarm. Slowness outside computations (loading, network) does not show here. What to do about a straggler is not
@@ -112,23 +112,29 @@ class Detector:
         self.thresholds = thresholds
         self._pipelines: dict[int, list[_Stage]] = {}
 
-    def observe(self, pipeline: int, pace: Iterable[float]) -> None:
-        """Take in one iteration of one pipeline, as `stage_pace` has it. O(stages × pipelines).
+    def observe(self, paces: Mapping[int, Iterable[float]]) -> None:
+        """Take in one iteration: of each pipeline, its stages' paces as `stage_pace` has them. O(stages × pipelines).
 
-        Iterations in which ranks ran different plans must be left out.
+        A pipeline that is not reported stays what it was, and a reference for the others. Iterations in which ranks of
+        a pipeline ran different plans must be left out.
 
         Raises:
             ValueError: not one positive, finite number for each stage; nothing is taken in.
         """
-        paces = [float(value) for value in pace]
-        if len(paces) != len(self.thresholds.enter) or not all(0 < value < math.inf for value in paces):
-            raise ValueError(f"pace must be {len(self.thresholds.enter)} positive, finite numbers, one for each stage")
-        own = self._pipelines.setdefault(pipeline, [_Stage() for _ in paces])
-        others = [stages for number, stages in self._pipelines.items() if number != pipeline]
-        for stage, value in enumerate(paces):
-            own[stage].pace = value
-            reference = median_low([value, *(stages[stage].pace for stages in others)])
-            self._judge(own[stage], value / reference, stage)
+        stages = len(self.thresholds.enter)
+        told = {pipeline: [float(value) for value in pace] for pipeline, pace in paces.items()}
+        for pipeline, pace in told.items():
+            if len(pace) != stages or not all(0 < value < math.inf for value in pace):
+                raise ValueError(f"pace of pipeline {pipeline} must be {stages} positive, finite numbers, one a stage")
+        for pipeline, pace in told.items():
+            own = self._pipelines.setdefault(pipeline, [_Stage() for _ in pace])
+            for state, value in zip(own, pace, strict=True):
+                state.pace = value
+        for stage in range(stages):
+            reference = median_low([own[stage].pace for own in self._pipelines.values()])
+            for pipeline in told:
+                state = self._pipelines[pipeline][stage]
+                self._judge(state, state.pace / reference, stage)
 
     def _judge(self, own: _Stage, relative: float, stage: int) -> None:
         if own.slow:

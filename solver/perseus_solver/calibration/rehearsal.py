@@ -93,9 +93,7 @@ class Rehearsal:
         return seen
 
     def _step(self, detector: Detector, k: int, own: Floats) -> tuple[Straggler, ...]:
-        # The slow pipeline reports last, as it does in life.
-        detector.observe(BESIDE, self._beside[k])
-        detector.observe(SLOW, own)
+        detector.observe({SLOW: own, BESIDE: self._beside[k]})
         return detector.stragglers
 
 

@@ -24,8 +24,7 @@ HEALTHY = (1.0, 1.0, 1.0)
 
 def feed(detector: Detector, *iterations: dict[int, tuple[float, ...]]) -> tuple[Straggler, ...]:
     for iteration in iterations:
-        for pipeline, pace in iteration.items():
-            detector.observe(pipeline, pace)
+        detector.observe(iteration)
     return detector.stragglers
 
 
@@ -95,6 +94,14 @@ def test_a_single_pipeline_has_no_stragglers() -> None:
     assert feed(detector, *[{0: HEALTHY}] * 3, *[{0: (9.0, 1.0, 1.0)}] * 9) == ()
 
 
+def test_a_pipeline_that_does_not_report_stays_what_it_was() -> None:
+    detector = Detector(THRESHOLDS)
+    slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
+    feed(detector, slow, slow)
+    assert feed(detector, *[{0: HEALTHY}] * 5) == (Straggler(1, 0, 1.3),)
+    assert feed(detector, *[{1: HEALTHY}] * 2) == ()
+
+
 def test_a_pipeline_that_starts_again_starts_healthy() -> None:
     detector = Detector(THRESHOLDS)
     slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
@@ -113,7 +120,7 @@ def test_a_bad_pace_is_refused_and_changes_nothing(pace: tuple[float, ...]) -> N
     slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
     feed(detector, slow)
     with pytest.raises(ValueError, match="3 positive, finite numbers"):
-        detector.observe(1, pace)
+        detector.observe({0: HEALTHY, 1: pace})
     assert feed(detector, slow) == (Straggler(1, 0, 1.3),)
 
 
