@@ -1,4 +1,4 @@
-"""The only door to OR-Tools: minimum-cost flow on arrays, with its verdict turned into one error.
+"""The door to OR-Tools for flows: minimum-cost flow on arrays, with its verdict turned into one error.
 
 Called by ``relaxation`` and ``steady``. OR-Tools is imported on the first call, so that a command that solves nothing
 starts fast.
