@@ -256,7 +256,7 @@ def test_server_and_operator_agree_on_every_spec(jobs: Jobs, edits: dict[str, An
         if isinstance(place, dict):
             place.pop(last, None)
             if value is not ABSENT:
-                place[last] = value
+                place[last] = copy.deepcopy(value)
     by_server, by_operator = jobs.refusal(spec), parser_refusal(spec)
     assert (by_server is None) == (by_operator is None), f"server: {by_server}; operator: {by_operator}"
 
