@@ -44,23 +44,30 @@ class JobSpec:
     """What the job executes, and how it is simulated."""
 
     problem: Problem
-    """Schedule, times and energies: what the solver plans for is what the trainers execute."""
+    """Schedule, times and energies, delays and overhead: what the solver plans for is what the trainers execute."""
     ranks: tuple[RankSpec, ...]
     speed: float | None = 10.0
     """Virtual over wall seconds; None: as fast as the machine can, without pauses."""
     noise: float = 0.005
     """Relative standard deviation of every duration."""
     seed: int = 1
+    spikes: float = 0.0
+    """Share of instructions that take up to ``trainer.SPIKE`` longer, as some do on real GPUs; not in the problem."""
     delay_us: int = 0
-    """Of every message between stages, on top of its sender's end."""
+    """Of every message between stages, on top of the problem's delay."""
     synchronisation_us: int = 0
-    """From the last rank's end to the next iteration."""
+    """From the last rank's end to the next iteration, on top of the problem's overhead."""
     wait_for_agent_s: float = 0.0
     """How long ranks wait for the agent before their first iteration; training code would not, measurements may."""
 
     @property
     def pipelines(self) -> int:
         return 1 + max(rank.pipeline for rank in self.ranks)
+
+    @property
+    def between_iterations_us(self) -> int:
+        """From the last rank's end to the next iteration."""
+        return self.synchronisation_us + round(self.problem.overhead_s * 1e6)
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,7 @@ class TrainingJob:
                 "wait_for_agent_s": self._spec.wait_for_agent_s,
                 "speed": self._spec.speed,
                 "noise": self._spec.noise,
+                "spikes": self._spec.spikes,
                 "seed": self._spec.seed * 100_003 + number,
                 "delay_us": self._spec.delay_us,
                 "parent": theirs.fileno(),
@@ -204,7 +212,7 @@ class TrainingJob:
             if before:
                 self._measure(before, {p: (r["begin_us"], r["begin_energy_uj"]) for p, r in reports.items()})
             before = reports
-            next_us = max(report["end_us"] for report in reports.values()) + self._spec.synchronisation_us
+            next_us = max(report["end_us"] for report in reports.values()) + self._spec.between_iterations_us
             if self._spec.speed:
                 wall_ns += int((next_us - begin_us) * 1000 / self._spec.speed)
             begin_us = next_us
@@ -300,16 +308,20 @@ def _steps(problem: Problem) -> tuple[list[dict[str, Any]], dict[int, list[dict[
                 "microbatch": microbatch,
                 "chunk": chunk,
                 "table": problem.option_of[offsets[stage] + index].item(),
+                "gap_us": 0.0,
                 "waits": [],
                 "sends": [],
             }
             for index, (kind, microbatch, chunk) in enumerate(schedule.of_stage(stage))
         ]
-    for before, after in zip(problem.edge_from.tolist(), problem.edge_to.tolist(), strict=True):
+    delays_us = (problem.edge_delay_s * 1e6).tolist()
+    for before, after, delay_us in zip(problem.edge_from.tolist(), problem.edge_to.tolist(), delays_us, strict=True):
         source, target = stage_of[before], stage_of[after]
-        if source != target:
-            sender, receiver = before - offsets[source], after - offsets[target]
-            steps[target][receiver]["waits"].append((source, sender))
+        sender, receiver = before - offsets[source], after - offsets[target]
+        if source == target:
+            steps[target][receiver]["gap_us"] = delay_us
+        else:
+            steps[target][receiver]["waits"].append((source, sender, delay_us))
             if target not in steps[source][sender]["sends"]:
                 steps[source][sender]["sends"].append(target)
     return tables, steps

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,32 @@ def test_an_iteration_takes_what_the_solver_simulates(schedule: str, start: Call
         # Times are passed on in whole microseconds, at most one of them lost for each instruction on the way.
         assert sample.time_us / 1e6 == pytest.approx(float(expected.iteration_time_s), rel=1e-4)
         assert sample.energy_mj / 1e3 == pytest.approx(float(expected.energy_j), rel=1e-4)
+
+
+def test_trainers_take_the_delays_gaps_and_overhead_of_the_problem(start: Callable[..., TrainingJob]) -> None:
+    random = np.random.default_rng(3)
+    problem = problem_of()
+    problem = replace(
+        problem, edge_delay_s=random.uniform(0.002, 0.02, size=problem.edge_from.size).round(6), overhead_s=0.25
+    )
+    job = start(problem)
+    samples = take(job, 2)
+    job.stop()
+    expected = Simulator(problem).run(np.zeros(problem.instructions, dtype=np.intp))
+    for sample in samples:
+        assert sample.time_us / 1e6 == pytest.approx(float(expected.iteration_time_s), rel=1e-4)
+        assert (sample.time_us - sample.span_us) / 1e6 == pytest.approx(0.25, abs=1e-5)
+        assert sample.energy_mj / 1e3 == pytest.approx(float(expected.energy_j), rel=1e-4)
+
+
+def test_spikes_make_iterations_longer(start: Callable[..., TrainingJob]) -> None:
+    problem = problem_of()
+    job = start(problem, spikes=0.5)
+    samples = take(job, 5)
+    job.stop()
+    usual_s = float(Simulator(problem).run(np.zeros(problem.instructions, dtype=np.intp)).iteration_time_s)
+    for sample in samples:
+        assert usual_s * 1.005 < sample.span_us / 1e6 < usual_s * 1.1
 
 
 def test_noise_stays_near_its_mean_and_differs_between_ranks(start: Callable[..., TrainingJob]) -> None:
