@@ -4,6 +4,7 @@
     job, trainer   training processes that really run their schedule through the client, in virtual time
     shared_gpu, gpu, model   a GPU as a shared file, the agent's driver for it, and how time and power follow the clock
     kubelet        PodResources and /proc as an agent sees them
+    device_plugin  the GPUs offered to the kubelet of a real node, where the chart simulates them
     apiserver      an embedded Kubernetes API server
     processes      children that never outlive us
 

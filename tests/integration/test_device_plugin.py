@@ -1,0 +1,125 @@
+"""Simulated GPUs offered to a kubelet: over the kubelet's own sockets, with a double of the kubelet's side."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from perseus_agent.podresources import PodResources
+from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
+from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
+from perseus_sim.device_plugin import IN_CONTAINER, DevicePlugin, make_gpus, offer
+from perseus_sim.gpu import ENV_GPUS, open_devices
+from perseus_sim.kubelet import AdmittedPod, KubeletDouble
+from perseus_sim.model import MODELS
+from perseus_sim.shared_gpu import SharedGpu
+
+A100 = MODELS["a100"]
+WAIT_S = 20
+
+
+class Registry(stubs.RegistrationServicer):
+    """The kubelet's side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registered: queue.Queue[messages.RegisterRequest] = queue.Queue()
+        self._socket = folder / "kubelet.sock"
+        self._server: Any = None
+
+    def start(self) -> None:
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        stubs.add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(0).wait()
+
+    def Register(self, request: messages.RegisterRequest, context: Any) -> messages.Empty:
+        self.registered.put(request)
+        return messages.Empty()
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Registry]:
+    registry = Registry(tmp_path)
+    registry.start()
+    yield registry
+    registry.stop()
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> Path:
+    return tmp_path / "gpus"
+
+
+@pytest.fixture
+def uuids(tmp_path: Path, gpus: Path) -> Iterator[list[str]]:
+    uuids, stop = make_gpus(gpus, "node-a", 2, A100), threading.Event()
+    thread = threading.Thread(target=offer, args=(tmp_path, DevicePlugin(uuids, gpus, stop), stop))
+    thread.start()
+    yield uuids
+    stop.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
+    kubelet: Registry, uuids: list[str], gpus: Path, tmp_path: Path
+) -> None:
+    request = kubelet.registered.get(timeout=WAIT_S)
+    assert (request.version, request.resource_name) == ("v1beta1", "nvidia.com/gpu")
+    with grpc.insecure_channel(f"unix:{tmp_path / request.endpoint}") as channel:
+        plugin = stubs.DevicePluginStub(channel)
+        plugin.GetDevicePluginOptions(messages.Empty(), timeout=WAIT_S)
+        stream = plugin.ListAndWatch(messages.Empty(), timeout=WAIT_S)
+        offered = {device.ID: device.health for device in next(stream).devices}
+        stream.cancel()
+        assert offered == dict.fromkeys(uuids, "Healthy")
+        wanted = messages.ContainerAllocateRequest(devices_ids=uuids[:1])
+        answer = plugin.Allocate(messages.AllocateRequest(container_requests=[wanted]), timeout=WAIT_S)
+    [container] = answer.container_responses
+    assert dict(container.envs) == {"NVIDIA_VISIBLE_DEVICES": uuids[0], ENV_GPUS: IN_CONTAINER}
+    [mount] = container.mounts
+    assert (mount.host_path, mount.container_path, mount.read_only) == (str(gpus), IN_CONTAINER, False)
+
+    # The names are such as the agent takes from the kubelet, and its driver knows them.
+    node = KubeletDouble(tmp_path / "node")
+    node.start()
+    try:
+        node.admit(AdmittedPod("uid", "team", "trainer", (uuids[0],)))
+        resources = PodResources(str(node.socket))
+        allocation = resources.allocation("team", "trainer")
+        resources.close()
+    finally:
+        node.stop()
+    assert allocation is not None
+    assert allocation.gpu_uuids == (uuids[0],)
+    assert sorted(device.identity.uuid for device in open_devices(str(gpus)).devices) == sorted(uuids)
+
+
+def test_it_registers_again_with_a_kubelet_that_was_restarted(
+    kubelet: Registry, uuids: list[str], tmp_path: Path
+) -> None:
+    endpoint = kubelet.registered.get(timeout=WAIT_S).endpoint
+    kubelet.stop()
+    (tmp_path / endpoint).unlink()  # as the kubelet does when it starts
+    kubelet.start()
+    assert kubelet.registered.get(timeout=WAIT_S).endpoint == endpoint
+
+
+def test_gpus_keep_their_names_and_state_over_a_restart_and_differ_between_nodes(gpus: Path, tmp_path: Path) -> None:
+    first = make_gpus(gpus, "node-a", 3, A100)
+    held = SharedGpu(gpus / f"{first[0]}.gpu")
+    held.request(1200)
+    assert make_gpus(gpus, "node-a", 2, A100) == first[:2]
+    assert sorted(path.stem for path in gpus.glob("*.gpu")) == sorted(first[:2])
+    assert SharedGpu(gpus / f"{first[0]}.gpu").locked_mhz == 1200
+    assert not set(first) & set(make_gpus(tmp_path / "other", "node-b", 3, A100))
