@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -25,97 +27,129 @@ from perseus_proto.units import hz_from_mhz, j_from_mj, w_from_mw
 
 log = logging.getLogger(__name__)
 
+Sample = tuple[str, tuple[str, ...], float]
+"""Name of the family, its labels after the node's, value."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One family of series, as it is exposed and as the metrics page describes it."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...]
+
+    def family(self) -> Any:
+        """An empty family; ``add_metric(labels, value)`` fills it."""
+        base = self.name.removesuffix("_total").removesuffix("_info")
+        return _FAMILIES[self.kind](base, self.help, labels=self.labels)
+
+
+_FAMILIES: Final = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "info": InfoMetricFamily}
+_NODE: Final = ("node",)
+_GPU: Final = ("node", "gpu")
+# Not "job" and "namespace": Prometheus gives those to the target that it scrapes.
+_JOB: Final = ("node", "job_namespace", "job_name")
+_RANK: Final = (*_GPU, "job_namespace", "job_name", "pipeline", "stage", "tensor")
+
+SERIES: Final = (
+    Series("perseus_agent_build_info", "info", "Version of the agent and of the GPU driver it meets.", _NODE),
+    Series("perseus_gpu_clock_hertz", "gauge", "SM clock read back.", _GPU),
+    Series("perseus_gpu_locked_clock_hertz", "gauge", "SM clock locked by this agent; absent: default clocks.", _GPU),
+    Series("perseus_gpu_power_watts", "gauge", "Power drawn.", _GPU),
+    Series("perseus_gpu_energy_joules_total", "counter", "Energy used, from the GPU's own counter.", _GPU),
+    Series("perseus_gpu_controllability", "gauge", "1 for the state that the GPU is in.", (*_GPU, "state")),
+    Series("perseus_gpu_clock_drift", "gauge", "1 while the GPU runs, without a reason, at another clock.", _GPU),
+    Series("perseus_gpu_rank_info", "gauge", "1: the place in its job of the process that drives the GPU.", _RANK),
+    Series("perseus_agent_clock_switches_total", "counter", "Clock writes to the GPU.", _GPU),
+    Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
+    Series(
+        "perseus_agent_clock_restores_total", "counter", "Times the GPU was given back to its default clocks.", _GPU
+    ),
+    Series("perseus_agent_lease_remaining_seconds", "gauge", "Until the lease runs out.", _JOB),
+    Series("perseus_agent_plan_age_seconds", "gauge", "Since a plan was last selected; absent: none is.", _JOB),
+    Series("perseus_agent_ranks", "gauge", "Processes that drive a GPU.", _JOB),
+    Series("perseus_agent_lease_expiries_total", "counter", "Leases that ran out.", _NODE),
+    Series("perseus_agent_refused_peers_total", "counter", "Processes refused on the local socket.", _NODE),
+    Series("perseus_agent_telemetry_dropped_events_total", "counter", "Telemetry events lost to slow readers.", _NODE),
+)
+"""Everything this agent exposes. At most 15 series for each GPU and 3 for each job on the node."""
+
 
 class NodeCollector(Collector):
     """Reads the node at each scrape."""
 
-    def __init__(self, node: Node, hub: TelemetryHub) -> None:
+    def __init__(self, node: Node, hub: TelemetryHub, node_name: str) -> None:
         self._node = node
         self._hub = hub
+        self._name = node_name
 
     def collect(self) -> Iterable[Metric]:
         """Every series of the agent."""
-        yield InfoMetricFamily(
-            "perseus_agent_build",
-            "Version of the agent and of the GPU driver it meets.",
-            value={"version": __version__, "driver": self._node.driver_version},
-        )
-        yield from self._gpus()
-        yield from self._jobs()
-        yield _counter("perseus_agent_lease_expiries", "Leases that ran out.", self._node.leases.expiries)
-        yield _counter("perseus_agent_refused_peers", "Processes refused on the local socket.", self._node.refusals)
-        yield _counter(
-            "perseus_agent_telemetry_dropped_events", "Telemetry events lost to slow readers.", self._hub.dropped
-        )
+        families = {series.name: series.family() for series in SERIES}
+        build = {"version": __version__, "driver": self._node.driver_version}
+        families["perseus_agent_build_info"].add_metric([self._name], build)
+        for name, labels, value in (*self._gpus(), *self._jobs(), *self._own()):
+            families[name].add_metric([self._name, *labels], value)
+        return families.values()
 
-    def _gpus(self) -> Iterator[Metric]:
-        clock = GaugeMetricFamily("perseus_gpu_clock_hertz", "SM clock read back.", labels=["gpu"])
-        locked = GaugeMetricFamily(
-            "perseus_gpu_locked_clock_hertz", "SM clock locked by this agent; absent: default clocks.", labels=["gpu"]
-        )
-        power = GaugeMetricFamily("perseus_gpu_power_watts", "Power drawn.", labels=["gpu"])
-        energy = CounterMetricFamily(
-            "perseus_gpu_energy_joules", "Energy used, from the GPU's own counter.", labels=["gpu"]
-        )
-        state = GaugeMetricFamily(
-            "perseus_gpu_controllability", "1 for the state that the GPU is in.", labels=["gpu", "state"]
-        )
-        writes = CounterMetricFamily("perseus_agent_clock_switches", "Clock writes to the GPU.", labels=["gpu"])
-        skipped = CounterMetricFamily(
-            "perseus_agent_clock_requests_skipped", "Requests coalesced or without effect.", labels=["gpu"]
-        )
-        restores = CounterMetricFamily(
-            "perseus_agent_clock_restores", "Times the GPU was given back to its default clocks.", labels=["gpu"]
-        )
-        drift = GaugeMetricFamily(
-            "perseus_gpu_clock_drift", "1 while the GPU runs, without a reason, at another clock.", labels=["gpu"]
-        )
+    def _gpus(self) -> Iterator[Sample]:
         for uuid, worker in self._node.workers.items():
-            governor = worker.governor
+            governor, gpu = worker.governor, (uuid,)
             if worker.clock_mhz is not None:
-                clock.add_metric([uuid], hz_from_mhz(worker.clock_mhz))
+                yield "perseus_gpu_clock_hertz", gpu, hz_from_mhz(worker.clock_mhz)
             if governor.applied:
-                locked.add_metric([uuid], hz_from_mhz(governor.applied))
+                yield "perseus_gpu_locked_clock_hertz", gpu, hz_from_mhz(governor.applied)
             if worker.power_mw is not None:
-                power.add_metric([uuid], w_from_mw(worker.power_mw))
+                yield "perseus_gpu_power_watts", gpu, w_from_mw(worker.power_mw)
             total_mj = worker.meter.total_mj
             if total_mj is not None:
-                energy.add_metric([uuid], j_from_mj(total_mj))
+                yield "perseus_gpu_energy_joules_total", gpu, j_from_mj(total_mj)
             for value in Controllability:
-                state.add_metric([uuid, value.name.lower()], float(governor.controllability is value))
-            writes.add_metric([uuid], governor.writes)
-            skipped.add_metric([uuid], governor.skipped)
-            restores.add_metric([uuid], governor.restores)
-            drift.add_metric([uuid], float(governor.drifted or governor.foreign))
-        yield from (clock, locked, power, energy, state, writes, skipped, restores, drift)
+                state = float(governor.controllability is value)
+                yield "perseus_gpu_controllability", (uuid, value.name.lower()), state
+            yield "perseus_gpu_clock_drift", gpu, float(governor.drifted or governor.foreign)
+            yield "perseus_agent_clock_switches_total", gpu, governor.writes
+            yield "perseus_agent_clock_requests_skipped_total", gpu, governor.skipped
+            yield "perseus_agent_clock_restores_total", gpu, governor.restores
 
-    def _jobs(self) -> Iterator[Metric]:
-        remaining = GaugeMetricFamily(
-            "perseus_agent_lease_remaining_seconds", "Until the lease runs out.", labels=["job"]
-        )
-        age = GaugeMetricFamily(
-            "perseus_agent_plan_age_seconds", "Since a plan was last selected; absent: none is.", labels=["job"]
-        )
-        ranks = GaugeMetricFamily("perseus_agent_ranks", "Processes that drive a GPU.", labels=["job"])
+    def _jobs(self) -> Iterator[Sample]:
+        names: dict[str, tuple[str, str]] = {}
         for view in self._node.lease_views():
-            remaining.add_metric([view.job_name], view.remaining_s)
+            job = names[view.job_uid] = _job_labels(view.job_name)
+            yield "perseus_agent_lease_remaining_seconds", job, view.remaining_s
             if view.plan_age_s is not None:
-                age.add_metric([view.job_name], view.plan_age_s)
-            ranks.add_metric([view.job_name], view.ranks)
-        yield from (remaining, age, ranks)
+                yield "perseus_agent_plan_age_seconds", job, view.plan_age_s
+            yield "perseus_agent_ranks", job, view.ranks
+        ranks = [rank for rank, _ in self._node.ranks() if rank.gpu_uuid and rank.job_uid in names]
+        # A set: two processes that say the same must not make one series twice, or Prometheus refuses the whole page.
+        for rank in {(r.gpu_uuid, *names[r.job_uid], str(r.pipeline), str(r.stage), str(r.tensor)) for r in ranks}:
+            yield "perseus_gpu_rank_info", rank, 1
+
+    def _own(self) -> Iterator[Sample]:
+        yield "perseus_agent_lease_expiries_total", (), self._node.leases.expiries
+        yield "perseus_agent_refused_peers_total", (), self._node.refusals
+        yield "perseus_agent_telemetry_dropped_events_total", (), self._hub.dropped
+
+
+def _job_labels(job_name: str) -> tuple[str, str]:
+    """The operator names jobs ``namespace/name``."""
+    namespace, _, name = job_name.rpartition("/")
+    return namespace, name
 
 
 class MetricsServer:
     """A small HTTP server beside the gRPC one."""
 
-    def __init__(self, address: str, node: Node, hub: TelemetryHub, ready: Callable[[], bool]) -> None:
+    def __init__(self, address: str, node: Node, hub: TelemetryHub, ready: Callable[[], bool], node_name: str) -> None:
         """Bind ``host:port``.
 
         Raises:
             OSError: it is taken.
         """
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(NodeCollector(node, hub))
+        registry.register(NodeCollector(node, hub, node_name))
         pages: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
             "/healthz": lambda: _verdict(node.progressing),
@@ -149,12 +183,6 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    family = CounterMetricFamily(name, text)
-    family.add_metric([], value)
-    return family
 
 
 def _verdict(good: bool) -> tuple[int, str, bytes]:

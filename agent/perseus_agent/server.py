@@ -67,7 +67,13 @@ class Server:
         self._local = LocalServer(settings.socket, self.node, Path(settings.proc_root))
         self._grpc, self.grpc_port = _grpc_server(settings, self.node)
         self._metrics = (
-            MetricsServer(settings.metrics_address, self.node, self._hub, lambda: self._serving)
+            MetricsServer(
+                settings.metrics_address,
+                self.node,
+                self._hub,
+                lambda: self._serving,
+                settings.node_name or socket.gethostname(),
+            )
             if settings.metrics_address
             else None
         )

@@ -7,8 +7,9 @@ other module knows prometheus_client.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,7 +20,26 @@ from perseus_operator.history import Measured
 from perseus_operator.state import JobRef
 from perseus_proto.units import j_from_mj, s_from_us
 
-_JOB: Final = ("namespace", "job")
+# Not "namespace" and "job": Prometheus gives those to the target that it scrapes.
+_JOB: Final = ("job_namespace", "job_name")
+MAX_FRONTIER_POINTS: Final = 24
+"""Of each job's frontier that are shown: a curve needs no more, and series are not free."""
+
+
+_JOB_GAUGES: Final = {
+    "ready": "1 if the plan asked for is in force.",
+    "predicted_iteration_seconds": "Iteration time that the plan in force promises.",
+    "predicted_iteration_joules": "Energy per iteration that it promises.",
+    "measured_iteration_seconds": "Median iteration time under the plan in force.",
+    "measured_iteration_joules": "Median energy per iteration under it.",
+    "baseline_iteration_seconds": "Iteration time measured at default clocks.",
+    "baseline_iteration_joules": "Energy per iteration measured at default clocks.",
+    "frontier_points": "Plans on the frontier.",
+    "solve_seconds": "Time the solver took for the frontier in use.",
+    "gap_ratio": "Median certified optimality gap of the frontier, a ratio.",
+    "straggler_pipelines": "Pipelines that are slow now.",
+    "planned_slowdown_ratio": "Slowdown by intent: largest plan time over T_min.",
+}
 
 
 class Metrics:
@@ -27,43 +47,37 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._per_job: list[Gauge] = []
-        self._ready = self._gauge("ready", "1 if the plan asked for is in force.")
-        self._predicted_s = self._gauge(
-            "predicted_iteration_seconds", "Iteration time that the plan in force promises."
+        self.reference: list[tuple[str, str, tuple[str, ...], str]] = []
+        """Name, type, labels and help of every family, for the metrics page."""
+        self._gauges: dict[str, Gauge] = {
+            name: self._new(Gauge, f"perseus_job_{name}", text, _JOB) for name, text in _JOB_GAUGES.items()
+        }
+        self._frontier_s: Gauge = self._new(
+            Gauge, "perseus_job_frontier_seconds", "Iteration time of a plan on the frontier.", (*_JOB, "point")
         )
-        self._predicted_j = self._gauge("predicted_iteration_joules", "Energy per iteration that it promises.")
-        self._measured_s = self._gauge("measured_iteration_seconds", "Median iteration time under the plan in force.")
-        self._measured_j = self._gauge("measured_iteration_joules", "Median energy per iteration under it.")
-        self._baseline_s = self._gauge("baseline_iteration_seconds", "Iteration time measured at default clocks.")
-        self._baseline_j = self._gauge("baseline_iteration_joules", "Energy per iteration measured at default clocks.")
-        self._points = self._gauge("frontier_points", "Plans on the frontier.")
-        self._solve_s = self._gauge("solve_seconds", "Time the solver took for the frontier in use.")
-        self._gap = self._gauge("gap_ratio", "Median certified optimality gap of the frontier, a ratio.")
-        self._straggler = self._gauge("straggler_pipelines", "Pipelines that are slow now.")
-        self._slowdown = self._gauge("planned_slowdown_ratio", "Slowdown by intent: largest plan time over T_min.")
-        self.reconcile_seconds = Histogram(
+        self._frontier_j: Gauge = self._new(
+            Gauge, "perseus_job_frontier_joules", "Energy per iteration of that plan, all GPUs.", (*_JOB, "point")
+        )
+        self._shown: dict[tuple[str, str], tuple[tuple[int, float, float], ...]] = {}
+        build = self._new(Gauge, "perseus_operator_build_info", "1: version of the operator.", ("version",))
+        build.labels(version("perseus-k8s")).set(1)
+        self.reconcile_seconds: Histogram = self._new(
+            Histogram,
             "perseus_operator_reconcile_seconds",
             "Time to think once about one job.",
             buckets=(0.0001, 0.001, 0.01, 0.1, 1.0, 10.0),
-            registry=self.registry,
         )
-        self.solves = Counter("perseus_operator_solves", "Frontiers solved.", ("result",), registry=self.registry)
-        self.restores = Counter("perseus_operator_frontiers_restored", "Frontiers read back.", registry=self.registry)
-        self.agent_calls = Counter(
-            "perseus_operator_agent_calls", "Calls to agents.", ("call", "result"), registry=self.registry
-        )
-        self.late_selections = Counter(
-            "perseus_operator_late_selections",
+        self.solves = self._counter("solves", "Frontiers solved.", "result")
+        self.restores = self._counter("frontiers_restored", "Frontiers read back.")
+        self.agent_calls = self._counter("agent_calls", "Calls to agents.", "call", "result")
+        self.late_selections = self._counter(
+            "late_selections",
             "Selections that reached an agent after their iteration had begun, and took effect at the next one.",
-            registry=self.registry,
         )
-        self.telemetry_dropped = Counter(
-            "perseus_operator_telemetry_dropped",
-            "Batches before which telemetry was lost because this operator was too slow.",
-            registry=self.registry,
+        self.telemetry_dropped = self._counter(
+            "telemetry_dropped", "Batches before which telemetry was lost because this operator was too slow."
         )
-        self.errors = Counter("perseus_operator_errors", "Unexpected errors.", registry=self.registry)
+        self.errors = self._counter("errors", "Unexpected errors.")
 
     def set_job(
         self,
@@ -78,32 +92,60 @@ class Metrics:
         """The series of one job; what is not known is not shown."""
         labels = (job.namespace, job.name)
         frontier, predicted, baseline = figures.frontier, figures.predicted, figures.baseline
-        _set(self._ready, labels, float(ready))
-        _set(self._straggler, labels, float(stragglers))
-        _set(self._slowdown, labels, planned_slowdown)
-        _set(self._predicted_s, labels, s_from_us(predicted.iteration_time_microseconds) if predicted else None)
-        _set(self._predicted_j, labels, _joules(predicted))
-        _set(self._baseline_s, labels, s_from_us(baseline.iteration_time_microseconds) if baseline else None)
-        _set(self._baseline_j, labels, _joules(baseline))
-        _set(self._measured_s, labels, s_from_us(measured.time_us) if measured else None)
-        _set(self._measured_j, labels, j_from_mj(measured.energy_mj) if measured and measured.energy_mj else None)
-        _set(self._points, labels, float(frontier.points) if frontier else None)
-        _set(self._solve_s, labels, frontier.solve_milliseconds / 1000 if frontier else None)
-        _set(self._gap, labels, frontier.median_gap_parts_per_million / 1e6 if frontier else None)
+        values = {
+            "ready": float(ready),
+            "straggler_pipelines": float(stragglers),
+            "planned_slowdown_ratio": planned_slowdown,
+            "predicted_iteration_seconds": s_from_us(predicted.iteration_time_microseconds) if predicted else None,
+            "predicted_iteration_joules": _joules(predicted),
+            "baseline_iteration_seconds": s_from_us(baseline.iteration_time_microseconds) if baseline else None,
+            "baseline_iteration_joules": _joules(baseline),
+            "measured_iteration_seconds": s_from_us(measured.time_us) if measured else None,
+            "measured_iteration_joules": j_from_mj(measured.energy_mj) if measured and measured.energy_mj else None,
+            "frontier_points": float(frontier.points) if frontier else None,
+            "solve_seconds": frontier.solve_milliseconds / 1000 if frontier else None,
+            "gap_ratio": frontier.median_gap_parts_per_million / 1e6 if frontier else None,
+        }
+        for name, value in values.items():
+            _set(self._gauges[name], labels, value)
+
+    def set_frontier(self, job: JobRef, curve: Sequence[tuple[int, int]]) -> None:
+        """The job's frontier, as time and energy of each point (microseconds, millijoules); at most
+        ``MAX_FRONTIER_POINTS`` of them, the ends among them, are shown.
+        """
+        labels, last = (job.namespace, job.name), len(curve) - 1
+        some = min(len(curve), MAX_FRONTIER_POINTS)
+        points = sorted({round(k * last / max(1, some - 1)) for k in range(some)})
+        shown = tuple((point, s_from_us(curve[point][0]), j_from_mj(curve[point][1])) for point in points)
+        before = self._shown.get(labels, ())
+        if before == shown:
+            return
+        for gone in {point for point, _, _ in before} - set(points):
+            self._frontier_s.remove(*labels, str(gone))
+            self._frontier_j.remove(*labels, str(gone))
+        for point, time_s, energy_j in shown:
+            self._frontier_s.labels(*labels, str(point)).set(time_s)
+            self._frontier_j.labels(*labels, str(point)).set(energy_j)
+        self._shown[labels] = shown
 
     def forget_job(self, job: JobRef) -> None:
         """The job has gone."""
-        for gauge in self._per_job:
+        self.set_frontier(job, ())
+        self._shown.pop((job.namespace, job.name), None)
+        for gauge in self._gauges.values():
             _set(gauge, (job.namespace, job.name), None)
 
     def exposition(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _gauge(self, name: str, documentation: str) -> Gauge:
-        gauge = Gauge(f"perseus_job_{name}", documentation, _JOB, registry=self.registry)
-        self._per_job.append(gauge)
-        return gauge
+    def _new(self, kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **further: Any) -> Any:
+        self.reference.append((name, kind.__name__.lower(), labels, text))
+        return kind(name, text, labels, registry=self.registry, **further)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter: Counter = self._new(Counter, f"perseus_operator_{name}_total", text, labels)
+        return counter
 
 
 def _joules(figures: Figures | None) -> float | None:

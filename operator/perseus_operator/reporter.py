@@ -70,6 +70,7 @@ class Reporter:
             stragglers=len(plan.slowdowns),
             ready=ready,
         )
+        self._services.metrics.set_frontier(self._ref, status.curve(state))
         if baseline is not None:
             self._pending.append(status.baseline_event(baseline))
         if plan.applied and plan.wanted != self._announced:

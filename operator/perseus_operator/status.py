@@ -254,6 +254,15 @@ def current(state: JobState, plan: Plan) -> Measured | None:
     return state.history.measured(plan.wanted)
 
 
+def curve(state: JobState) -> list[tuple[int, int]]:
+    """Time (µs) and energy (mJ) of one iteration of the whole job at each point of its frontier."""
+    if state.frontier is None or state.spec is None:
+        return []
+    copies = state.spec.pipeline.data_parallel * state.spec.pipeline.tensor_parallel
+    view = state.frontier
+    return [(time_us, copies * energy_mj) for time_us, energy_mj in zip(view.times_us, view.energies_mj, strict=True)]
+
+
 def in_force(state: JobState) -> bool:
     """Whether some agent follows a plan of ours, wanted now or earlier."""
     return any(node.selected for node in state.nodes.values())

@@ -1,0 +1,53 @@
+"""Series have names that survive scraping, a bounded number, and a reference that names them all."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from perseus_agent.devices.base import Controllability
+from perseus_agent.metrics import SERIES
+from perseus_operator.metrics import MAX_FRONTIER_POINTS, Metrics
+from perseus_operator.state import JobRef
+
+OF_THE_TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "service"}
+"""Labels that Prometheus, or the operator of Prometheus, gives to what it scrapes."""
+
+
+def test_a_frontier_is_shown_by_few_points_with_both_ends_and_replaced_as_a_whole() -> None:
+    metrics, job = Metrics(), JobRef("ns", "a", "u")
+
+    def points() -> dict[int, float]:
+        found = re.findall(r'frontier_seconds{.*point="(\d+)"} (\S+)', metrics.exposition().decode())
+        return {int(point): float(time_s) for point, time_s in found}
+
+    metrics.set_frontier(job, [(1_000_000 + i, 9_000 - i) for i in range(1000)])
+    assert len(points()) == MAX_FRONTIER_POINTS
+    assert {0, 999} < points().keys()
+    assert points()[999] == pytest.approx(1.000999)
+    metrics.set_frontier(job, [(2_000_000, 9_000), (3_000_000, 8_000)])
+    assert points() == {0: 2.0, 1: 3.0}
+
+
+def test_the_reference_names_every_family() -> None:
+    metrics = Metrics()
+    described = {name.removesuffix("_total") for name, *_ in metrics.reference}
+    assert described == {family.name for family in metrics.registry.collect()}
+
+
+ALL = [*Metrics().reference, *((s.name, s.kind, s.labels, s.help) for s in SERIES)]
+
+
+@pytest.mark.parametrize(("name", "kind", "labels", "text"), ALL)
+def test_every_series_follows_the_conventions(name: str, kind: str, labels: tuple[str, ...], text: str) -> None:
+    assert name.startswith("perseus_")
+    assert name.endswith("_total") == (kind == "counter")
+    assert not OF_THE_TARGET & set(labels), "the scraper would rename it to exported_..."
+    assert text.endswith(".")
+    assert not re.search(r"_(ms|us|mj|mw|mhz|percent)(_|$)", name), "base units"
+
+
+def test_series_of_one_gpu_stay_within_their_budget() -> None:
+    per_gpu = [series for series in SERIES if "gpu" in series.labels]
+    assert len(per_gpu) - 1 + len(Controllability) <= 20
