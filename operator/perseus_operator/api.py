@@ -26,10 +26,21 @@ _FIXED = "is immutable: the training processes run this pipeline; create another
 
 
 class ScheduleName(StrEnum):
-    """Pipeline schedules that the solver knows, as their authors write them."""
+    """Pipeline schedules that the solver knows."""
 
     ONE_F_ONE_B = "1F1B"
     GPIPE = "GPipe"
+    INTERLEAVED = "Interleaved1F1B"
+    EARLY_RECOMPUTE = "EarlyRecompute1F1B"
+    ZB_H1 = "ZBH1"
+    ZB_V = "ZBV"
+    DUALPIPE = "DualPipe"
+
+    @property
+    def solver_name(self) -> str:
+        """What ``perseus_solver.schedules`` calls it."""
+        names = {"INTERLEAVED": "interleaved-1f1b", "EARLY_RECOMPUTE": "early-recompute-1f1b"}
+        return names.get(self.name) or self.value.lower().replace("zb", "zb-")
 
 
 class ObjectiveType(StrEnum):
@@ -84,6 +95,13 @@ class Pipeline:
     microbatches: int = integer(
         "Microbatches of each pipeline in one iteration.", minimum=1, maximum=65536, immutable=f"microbatches {_FIXED}"
     )
+    chunks: int | None = integer(
+        "Model chunks (virtual stages) on each stage, for schedule Interleaved1F1B alone.",
+        minimum=2,
+        maximum=64,
+        required=False,
+        immutable=f"chunks {_FIXED}",
+    )
     data_parallel: int = integer("Number of pipelines (data-parallel degree).", minimum=1, maximum=65536, default=1)
     tensor_parallel: int = integer(
         "GPUs that share each stage (tensor-parallel degree); each runs its stage's plan.",
@@ -91,6 +109,13 @@ class Pipeline:
         maximum=1024,
         default=1,
         immutable=f"tensorParallel {_FIXED}",
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"(self.schedule == '{ScheduleName.INTERLEAVED}') == has(self.chunks)",
+            f"chunks must be set if and only if schedule is {ScheduleName.INTERLEAVED}",
+            lambda p: (p.schedule is ScheduleName.INTERLEAVED) == (p.chunks is not None),
+        ),
     )
 
 

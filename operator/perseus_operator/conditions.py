@@ -70,7 +70,6 @@ class Reason(StrEnum):
     STRAGGLERS_IGNORED = "StragglersIgnored"
     # Ready
     READY = "Ready"
-    NOT_READY = "NotReady"
     # Events only
     STRAGGLER_RECOVERED = "StragglerRecovered"
     PLAN_CHANGED = "PlanChanged"

@@ -14,12 +14,13 @@ import numpy as np
 
 from perseus_operator.kube import ConfigMap
 from perseus_operator.objective import FrontierView
+from perseus_operator.solving import SolveRequest, schedule_of
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.units import mj_from_j, mw_from_w, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.errors import SolverError
 from perseus_solver.result import Frontier
-from perseus_solver.schedules import build_schedule
+from perseus_solver.schedules import Schedule
 
 MAX_STORED_BYTES: Final = 700_000
 """Of one frontier in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
@@ -33,16 +34,13 @@ class Solved:
     """A frontier, its view for the planner, and the schedule that it was solved for."""
 
     view: FrontierView
-    schedule: str
-    microbatches: int
+    schedule: Schedule
     frontier: Frontier
     data: bytes
 
 
-def open_frontier(
-    data: bytes, *, digest: str, schedule: str, microbatches: int, solve_ms: int, restored: bool
-) -> Solved:
-    """The frontier of these bytes.
+def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: int, restored: bool) -> Solved:
+    """The frontier of these bytes, solved from this request.
 
     Raises:
         InvalidFrontier: not a frontier, another version, or damaged.
@@ -60,7 +58,7 @@ def open_frontier(
         solve_ms=solve_ms,
         restored=restored,
     )
-    return Solved(view, schedule, microbatches, frontier, data)
+    return Solved(view, schedule_of(request), frontier, data)
 
 
 def to_config_map(name: str, solved: Solved) -> ConfigMap | None:
@@ -71,29 +69,21 @@ def to_config_map(name: str, solved: Solved) -> ConfigMap | None:
     return ConfigMap(name, data, {_BYTES_KEY: solved.data})
 
 
-def from_config_map(kept: ConfigMap, *, digest: str, schedule: str, microbatches: int) -> Solved | None:
+def from_config_map(kept: ConfigMap, request: SolveRequest, *, digest: str) -> Solved | None:
     """The kept frontier; None: it is of other inputs, of another release, or damaged, and must be solved again."""
     data = kept.binary.get(_BYTES_KEY)
     solve_ms = kept.data.get(_SOLVE_KEY, "")
     if data is None or kept.data.get(_DIGEST_KEY) != digest or not solve_ms.isdigit():
         return None
     try:
-        return open_frontier(
-            data,
-            digest=digest,
-            schedule=schedule,
-            microbatches=microbatches,
-            solve_ms=int(solve_ms),
-            restored=True,
-        )
+        return open_frontier(data, request, digest=digest, solve_ms=int(solve_ms), restored=True)
     except SolverError:
         return None
 
 
 def plan_set(solved: Solved, stages: Iterable[int]) -> agent_pb2.PlanSet:
     """The plans of some stages, as the agent wants them."""
-    frontier = solved.frontier
-    order = build_schedule(solved.schedule, stages=frontier.stages, microbatches=solved.microbatches)
+    frontier, order = solved.frontier, solved.schedule
     schedules, clocks = [], []
     for stage in sorted(stages):
         own = slice(int(order.stage_offset[stage]), int(order.stage_offset[stage + 1]))

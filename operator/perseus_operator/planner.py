@@ -127,6 +127,7 @@ def inputs_digest(spec: JobSpec, profile_digest: str) -> str:
         spec.pipeline.schedule.value,
         spec.pipeline.stages,
         spec.pipeline.microbatches,
+        spec.pipeline.chunks,
         spec.profile.blocking_power_milliwatts,
         spec.points,
     )

@@ -237,9 +237,10 @@ class JobRunner:
         assert csv is not None
         return SolveRequest(
             profile_csv=csv.decode(errors="replace"),
-            schedule=spec.pipeline.schedule.value.lower(),
+            schedule=spec.pipeline.schedule.solver_name,
             stages=spec.pipeline.stages,
             microbatches=spec.pipeline.microbatches,
+            chunks=spec.pipeline.chunks,
             blocking_power_mw=spec.profile.blocking_power_milliwatts,
             points=spec.points,
         )
@@ -271,25 +272,13 @@ class JobRunner:
             kept = await self._services.kube.read_config_map(self.ref.namespace, self.ref.frontier_config_map)
         except KubeError:
             return None
-        return await asyncio.to_thread(
-            frontiers.from_config_map,
-            kept,
-            digest=digest,
-            schedule=request.schedule,
-            microbatches=request.microbatches,
-        )
+        return await asyncio.to_thread(frontiers.from_config_map, kept, request, digest=digest)
 
     async def _solve_anew(self, digest: str, request: SolveRequest) -> Solved:
         data, seconds = await self._services.solver.solve(request)
         logger.info("%s: frontier solved in %.3f s", self.ref, seconds)
         return await asyncio.to_thread(
-            frontiers.open_frontier,
-            data,
-            digest=digest,
-            schedule=request.schedule,
-            microbatches=request.microbatches,
-            solve_ms=round(1000 * seconds),
-            restored=False,
+            frontiers.open_frontier, data, request, digest=digest, solve_ms=round(1000 * seconds), restored=False
         )
 
     async def _keep(self, solved: Solved) -> None:

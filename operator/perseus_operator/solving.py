@@ -14,8 +14,13 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
+
+if TYPE_CHECKING:
+    from perseus_solver.profile import Profile
+    from perseus_solver.schedules import Schedule
 
 _REFUSED = 2
 _INVALID_PROFILE = 3
@@ -29,6 +34,7 @@ class SolveRequest:
     schedule: str
     stages: int
     microbatches: int
+    chunks: int | None
     blocking_power_mw: int
     points: int
 
@@ -97,15 +103,29 @@ def check_profile(csv: bytes, stages: int) -> None:
         raise InvalidProfile("ProfileInvalid", str(error)) from error
 
 
+def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedule:
+    """The order of instructions, with the profile's constant-time ones; ``profile``: if it has been read already."""
+    from perseus_solver.profile import read_profile
+    from perseus_solver.schedules import build_schedule
+
+    profile = profile or read_profile(request.profile_csv.encode(), stages=request.stages)
+    return build_schedule(
+        request.schedule,
+        stages=request.stages,
+        microbatches=request.microbatches,
+        chunks=request.chunks,
+        constants=profile.constant_stages,
+    )
+
+
 def solve_here(request: SolveRequest) -> bytes:
     """The solve itself, in this process."""
     from perseus_solver.frontier import solve_frontier
     from perseus_solver.problem import build_problem
     from perseus_solver.profile import read_profile
-    from perseus_solver.schedules import build_schedule
 
     profile = read_profile(request.profile_csv.encode(), stages=request.stages)
-    schedule = build_schedule(request.schedule, stages=request.stages, microbatches=request.microbatches)
+    schedule = schedule_of(request, profile)
     problem = build_problem(profile, schedule, blocking_power_w=request.blocking_power_mw / 1000)
     return solve_frontier(problem, points=request.points).to_bytes()
 

@@ -20,11 +20,13 @@ from perseus_proto.planset import decode_plan_set
 from perseus_sim.model import profile_csv
 from perseus_solver.schedules import build_schedule
 
-REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, blocking_power_mw=83_640, points=10)
+REQUEST = SolveRequest(
+    profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=83_640, points=10
+)
 
 
 def solved(data: bytes, digest: str = "d") -> frontiers.Solved:
-    return frontiers.open_frontier(data, digest=digest, schedule="1f1b", microbatches=3, solve_ms=7, restored=False)
+    return frontiers.open_frontier(data, REQUEST, digest=digest, solve_ms=7, restored=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- settings
@@ -75,12 +77,13 @@ def test_what_is_not_known_is_not_shown_and_a_job_takes_its_series_along() -> No
     energy = Figures(iteration_time_microseconds=2_000_000, energy_millijoules=None)
     show(metrics, StatusFigures(baseline=energy))
     text = metrics.exposition().decode()
-    assert 'perseus_job_baseline_iteration_seconds{job="a",namespace="ns"} 2.0' in text
+    assert 'perseus_job_baseline_iteration_seconds{job_name="a",job_namespace="ns"} 2.0' in text
     assert "perseus_job_baseline_iteration_joules{" not in text
     show(metrics, StatusFigures())
     assert "perseus_job_baseline_iteration_seconds{" not in metrics.exposition().decode()
+    metrics.set_frontier(JobRef("ns", "a", "u"), [(1_000_000, 5_000), (1_500_000, 4_000)])
     metrics.forget_job(JobRef("ns", "a", "u"))
-    assert 'job="a"' not in metrics.exposition().decode()
+    assert 'job_name="a"' not in metrics.exposition().decode()
 
 
 def test_the_probes_tell_progress() -> None:
@@ -144,14 +147,14 @@ def data() -> bytes:
 def test_a_kept_frontier_comes_back_only_for_the_same_inputs(data: bytes) -> None:
     kept = frontiers.to_config_map("job-frontier", solved(data))
     assert kept is not None
-    back = frontiers.from_config_map(kept, digest="d", schedule="1f1b", microbatches=3)
+    back = frontiers.from_config_map(kept, REQUEST, digest="d")
     assert back is not None
     assert back.view == replace(solved(data).view, restored=True)
-    assert frontiers.from_config_map(kept, digest="other", schedule="1f1b", microbatches=3) is None
+    assert frontiers.from_config_map(kept, REQUEST, digest="other") is None
     damaged = replace(kept, binary={key: value[:-9] for key, value in kept.binary.items()})
-    assert frontiers.from_config_map(damaged, digest="d", schedule="1f1b", microbatches=3) is None
+    assert frontiers.from_config_map(damaged, REQUEST, digest="d") is None
     emptied = replace(kept, binary={})
-    assert frontiers.from_config_map(emptied, digest="d", schedule="1f1b", microbatches=3) is None
+    assert frontiers.from_config_map(emptied, REQUEST, digest="d") is None
 
 
 def test_what_does_not_fit_into_a_config_map_is_not_kept(data: bytes) -> None:
@@ -179,3 +182,12 @@ def test_an_agent_gets_exactly_the_clocks_of_its_stages(data: bytes) -> None:
 def test_constant_instructions_keep_the_clock_before_them() -> None:
     clocks = np.array([[0, 900, 0, 0, 1200], [1410, 0, 0, 0, 0]], dtype=np.uint16)
     assert frontiers._fill(clocks).tolist() == [[1200, 900, 900, 900, 1200], [1410] * 5]
+
+
+@pytest.mark.parametrize("schedule", sorted({"interleaved-1f1b", "early-recompute-1f1b", "gpipe"}))
+def test_other_schedules_reach_the_agents_too(schedule: str) -> None:
+    chunks = 2 if schedule == "interleaved-1f1b" else None
+    request = replace(REQUEST, schedule=schedule, chunks=chunks, microbatches=4, points=4)
+    opened = frontiers.open_frontier(solve_here(request), request, digest="d", solve_ms=1, restored=False)
+    plans = decode_plan_set(frontiers.plan_set(opened, {0, 1}))
+    assert sum(map(len, plans.schedules.values())) == opened.frontier.frequencies_mhz.shape[1]

@@ -53,6 +53,7 @@ def test_every_input_of_the_solver_is_in_the_digest(make_job: Any) -> None:
         replace(base, pipeline=replace(pipeline, stages=3)),
         replace(base, pipeline=replace(pipeline, microbatches=5)),
         replace(base, pipeline=replace(pipeline, schedule=ScheduleName.GPIPE)),
+        replace(base, pipeline=replace(pipeline, chunks=2)),
         replace(base, profile=replace(base.profile, blocking_power_milliwatts=1)),
         replace(base, points=7),
     ]

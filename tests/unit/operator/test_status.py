@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,11 @@ def test_percentages_fit_the_schema(ratio: float) -> None:
     import re
 
     assert re.fullmatch(r"-?[0-9]{1,3}(\.[0-9]{1,4})?%", status.percent(ratio))
+
+
+def test_every_reason_is_used() -> None:
+    import perseus_operator
+
+    sources = [path.read_text() for path in Path(perseus_operator.__file__).parent.glob("*.py")]
+    unused = [reason.name for reason in Reason if not any(f"Reason.{reason.name}" in text for text in sources)]
+    assert unused == []
