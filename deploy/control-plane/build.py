@@ -116,7 +116,11 @@ def build(names: Sequence[str], into: Path) -> None:
     """Build what is missing; each binary appears whole or not at all, and two runs at once build once."""
     into.mkdir(parents=True, exist_ok=True)
     with (into.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another build ...", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         for abandoned in into.parent.glob("building-*"):  # by a run that was killed: we hold the lock
             shutil.rmtree(abandoned)
         for name in names:
