@@ -17,7 +17,7 @@ from perseus_solver.engine.curve import Engine, Sample, trace
 from perseus_solver.errors import Infeasible, InvalidProblem
 from perseus_solver.problem import Floats, Problem
 from perseus_solver.result import DEFAULT_GAP, Frontier, Point, verdict
-from perseus_solver.rounding import Curve, Rounder, round_plans
+from perseus_solver.rounding import Curve, Rounder, exchange, improve, round_plans
 from perseus_solver.simulate import Choice, Simulator
 from perseus_solver.switches import clock_changes
 
@@ -27,9 +27,14 @@ Index = npt.NDArray[np.intp]
 _TRACED, _DONE = 60, 100  # progress, percent
 _GOOD_GAP = 1e-3
 """Plans within this of their bound are left as they are; for the others more ways of rounding are tried."""
-_CELLS = 8_000_000
+_CELLS = 2_000_000
 """Instructions × plans rounded at once: a few hundred megabytes of work arrays."""
 _SURPLUS = 1.15
+_SHORTER = np.array([0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04])
+_SMALL, _TRIES, _ROUNDS = 400, 48, 6
+"""Local search is for graphs of at most this many instructions, where whole options weigh most: so many trials a
+round.
+"""
 _NEAR = [(0, 0), (1, 1)]
 _WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
 """Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
@@ -62,10 +67,11 @@ def solve_certified(
     plans = _Plans(engine, samples)
     # Some plans turn out dominated by others: round a few more than wanted.
     deadline = _deadlines(plans, engine, math.ceil(points * _SURPLUS))
+    plans.add_single_clocks(0.0)
     plans.add(deadline, lambda share: tell(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
     frontier = plans.frontier(points)
     tell(_DONE, _DONE)
-    return frontier, tuple(engine.certificate(sample) for sample in plans.samples)
+    return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in plans.proofs)
 
 
 def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | None = None) -> Point:
@@ -87,8 +93,11 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     makespan = math.floor((deadline_s - problem.overhead_s) / engine.tables.tick_s)
     makespan = min(max(makespan, int(engine.fastest)), int(engine.slowest))
     samples = trace(engine, lambda share: tell(int(_TRACED * share), _DONE), only=makespan)
-    plans = _Plans(engine, samples)
-    plans.add(np.array([float(makespan)]), lambda _share: None)
+    plans = _Plans(engine, samples, exact=True)
+    # A plan for a slightly shorter deadline sometimes turns out cheaper.
+    shorter = np.floor(makespan - (makespan - engine.fastest) * _SHORTER)
+    plans.add_single_clocks(makespan)
+    plans.add(np.unique(shorter), lambda _share: None)
     frontier = plans.frontier()
     tell(_DONE, _DONE)
     return frontier[frontier.lookup(deadline_s)]
@@ -107,10 +116,12 @@ def _fastest_s(engine: Engine) -> float:
 class _Plans:
     """Rounded plans, re-simulated; collects candidates and keeps the frontier."""
 
-    def __init__(self, engine: Engine, samples: list[Sample]) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, samples: list[Sample], *, exact: bool = False) -> None:
+        """Prepare; ``exact``: a plan that ends before its deadline has not done well because its own bound is near."""
+        self._engine, self._exact = engine, exact
         self._rounder = Rounder(engine.tables, engine.graph, engine.table_of)
         self._simulator = Simulator(engine.problem)
+        self._columns: list[Index] = []  # kept for `_best_by`, on small graphs only
         self._choice: list[Choice] = []
         self._time_s: list[Floats] = []
         self._energy_j: list[Floats] = []
@@ -118,6 +129,7 @@ class _Plans:
 
     def _learn(self, samples: list[Sample]) -> None:
         self.samples = samples
+        self.proofs = [*samples, *self._engine.mixed(samples)]
         duration, makespan = self._engine.schedules(samples)
         finish = self._engine.graph.finish(duration)[:-1]
         order = np.argsort(makespan, kind="stable")
@@ -126,36 +138,80 @@ class _Plans:
 
     def bound_j(self, time_s: Floats) -> Floats:
         """The best proven bound on iteration energy."""
-        return iteration_bound(self._engine.problem, [s.bound for s in self.samples], time_s)
+        return iteration_bound(self._engine.problem, [s.bound for s in self.proofs], time_s)
 
     def add(self, deadline: Floats, report: Callable[[float], None]) -> None:
         """Round for these deadlines (ticks), a few at a time; where the result is poor, look closer."""
         n = self._engine.graph.n
         size = max(_CELLS // n, 1)
+        large = n * len(deadline) > _CELLS
+        gaps = []
         for begin in range(0, len(deadline), size):
-            self._round(deadline[begin : begin + size], _NEAR)
+            self._round(deadline[begin : begin + size], _NEAR[:1] if large else _NEAR)
+            gaps.append(self._gap(deadline[begin : begin + size]))
             report(min(begin + size, len(deadline)) / len(deadline))
-        if n * len(deadline) > _CELLS:
+        if large:
             return
-        gap = self._gap()
+        gap = np.concatenate(gaps)
         for worst in (_GOOD_GAP, DEFAULT_GAP):
             poor = np.flatnonzero(gap > worst)
             if len(poor):
                 self._learn(self._engine.refine(self.samples, deadline[poor]))
                 self._round(deadline[poor], _WIDE)
-                gap[poor] = np.minimum(gap[poor], self._gap()[-len(poor) :])
+                gap[poor] = np.minimum(gap[poor], self._gap(deadline[poor]))
+        poor = np.flatnonzero(gap > _GOOD_GAP)
+        if len(poor) and n <= _SMALL:
+            size = max(_CELLS // (n * min(n, _TRIES)), 1)
+            best = self._best_by(deadline[poor])
+            for begin in range(0, len(poor), size):
+                part = slice(begin, begin + size)
+                self._keep(exchange(self._rounder, best[:, part], deadline[poor][part], _TRIES, _ROUNDS))
+
+    def add_single_clocks(self, deadline: float) -> None:
+        """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""
+        engine = self._engine
+        clocks = np.unique(np.concatenate([o.frequency_mhz for o in engine.problem.options]))
+        if len(clocks) * engine.graph.n > _CELLS:
+            return
+        tables = engine.tables
+        position = np.empty((len(tables.size), len(clocks)), dtype=np.intp)
+        for k, options in enumerate(engine.problem.options):
+            nearest = np.abs(options.frequency_mhz[:, None] - clocks).argmin(axis=0)
+            efficient_s = tables.time_s[k, : tables.size[k]]
+            position[k] = np.maximum(efficient_s.searchsorted(options.time_s[nearest], side="right") - 1, 0)
+        columns = position[engine.table_of]
+        limit = np.where(self._rounder.makespan(columns) <= deadline, deadline, 0.0)
+        self._keep(improve(self._rounder, columns, limit))
+
+    def _best_by(self, deadline: Floats) -> Index:
+        """The cheapest plan so far for each deadline, as columns."""
+        columns = np.concatenate(self._columns, axis=1)
+        makespan, energy = self._rounder.makespan(columns), self._rounder.energy_j(columns)
+        fits = makespan[:, None] <= deadline
+        return columns[:, np.where(fits, energy[:, None], np.inf).argmin(axis=0)]
 
     def _round(self, deadline: Floats, spans: list[tuple[int, int]]) -> None:
+        self._keep(round_plans(self._rounder, self.curve, deadline, spans))
+
+    def _keep(self, columns: Index) -> None:
         engine = self._engine
-        columns = round_plans(self._rounder, self.curve, deadline, spans)
+        if engine.graph.n <= _SMALL:
+            self._columns.append(columns)
         choice = engine.tables.row[engine.table_of[:, None], columns][engine.graph.rank].T.astype(np.int32)
         time_s, energy_j = self._simulator.totals(choice)
         self._choice.append(choice)
         self._time_s.append(np.atleast_1d(time_s))
         self._energy_j.append(np.atleast_1d(energy_j))
 
-    def _gap(self) -> Floats:
-        gap: Floats = np.concatenate(self._energy_j) / self.bound_j(np.concatenate(self._time_s)) - 1.0
+    def _gap(self, deadline: Floats) -> Floats:
+        """How far the last plans are from the bound at their own time, or at their deadline (``exact``)."""
+        problem = self._engine.problem
+        time_s, energy_j = self._time_s[-1], self._energy_j[-1]
+        if self._exact:
+            end_s = np.maximum(deadline * self._engine.tables.tick_s + problem.overhead_s, time_s)
+            energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
+            time_s = end_s
+        gap: Floats = energy_j / self.bound_j(time_s) - 1.0
         return gap
 
     def frontier(self, points: int | None = None) -> Frontier:

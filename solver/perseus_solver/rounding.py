@@ -85,6 +85,12 @@ class Rounder:
         found: Index = self._prefix_first + corner * self._width
         return found
 
+    def held(self, worth: Index, row: Index) -> Index:
+        """The same worth, except that in each column one row keeps to the fastest corner of its hull."""
+        held = worth.copy()
+        held[row, np.arange(worth.shape[1])] = self._prefix_first[row, 0]
+        return held
+
     def _pick(self, rows: slice, limit: Floats, worth: Index) -> Index:
         """The best option that takes at most ``limit``, unused time being worth its price; the fastest if none does."""
         key = np.minimum(limit, self._stride - 2.0) + self._shift[rows]
@@ -185,6 +191,35 @@ def round_plans(rounder: Rounder, curve: Curve, deadline: Floats, spans: list[tu
         better = energy[winner] < best_j
         best[:, better], best_j[better] = choice[:, winner[better]], energy[winner[better]]
     return best
+
+
+def exchange(rounder: Rounder, choice: Index, deadline: Floats, tries: int, rounds: int) -> Index:
+    """Local search: take its time from one instruction, offer it to all others, and keep the best outcome."""
+    random = np.random.default_rng(0)  # reproducible: the same problem always gets the same plans
+    n, columns = choice.shape
+    tries = min(tries, n)
+    limit = np.repeat(deadline, tries)
+    free = rounder.worth(np.zeros((n, columns * tries)))
+    trial_of = np.arange(columns * tries)
+    for turn in range(rounds):
+        row = np.tile(random.permutation(n)[:tries], columns)
+        trial = np.repeat(choice, tries, axis=1)
+        trial[row, trial_of] = 0
+        rounder.reclaim(trial, limit, rounder.held(free, row), back=bool(turn % 2))
+        rounder.reclaim(trial, limit, free)
+        energy = rounder.energy_j(trial).reshape(columns, tries)
+        best = energy.argmin(axis=1) + np.arange(columns) * tries
+        better = energy.min(axis=1) < rounder.energy_j(choice)
+        choice = np.where(better, trial[:, best], choice)
+    return choice
+
+
+def improve(rounder: Rounder, choices: Index, deadline: Floats) -> Index:
+    """Given plans made no dearer: what they leave unused, up to their own end or a later deadline, is given away."""
+    choice = choices.copy()
+    limit = np.maximum(deadline, rounder.makespan(choice))
+    rounder.reclaim(choice, limit, rounder.worth(np.zeros(choice.shape)))
+    return choice
 
 
 def _mix(curve: Curve, fast: Index, slow: Index, deadline: Floats, *, late: bool) -> tuple[Floats, Floats]:

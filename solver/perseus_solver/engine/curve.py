@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from perseus_solver.certify import Bound, Certificate, prove
 from perseus_solver.engine.graph import Graph, Index, build_graph
@@ -22,12 +23,17 @@ from perseus_solver.engine.steady import NotSteady, Steady
 from perseus_solver.engine.tables import build_tables
 from perseus_solver.problem import Floats, Problem
 
+Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
 SHARPNESS = 2e-5
 """A stretch of the envelope is known well enough once a new line raises it by less than this share of the energy."""
-MOST_PRICES = 48
-"""Enough for steps of a few percent in price over the three decades that profiles span."""
-LEAST_GAIN = 2
-"""Repetition is used when it leaves out this many times what it keeps."""
+MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 48, 9, 72_000
+"""48 prices are enough for steps of a few percent over the three decades that profiles span. A network with many rows
+gets fewer, so that prices × rows stay about constant, and the flows between two prices are mixed instead
+(`Engine.mixed`)."""
+KEEP, LEAST_GAIN = 8, 2
+"""Blocks of a run solved at either end of it: disturbances die out within about so many (eight prove the same as the
+whole to 1e-5 on the published profiles). Repetition is used where it leaves out at least twice as many as it keeps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,32 +41,33 @@ class Sample:
     """A price, the flow that is best at it, and the line that this proves."""
 
     price: int
-    edge: np.ndarray
-    through: np.ndarray
+    edge: Flow
+    through: Flow
     bound: Bound
 
 
 class Engine:
     """One problem, ready to be solved at prices. ``edge`` and ``through`` of samples are numbered as in the problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, repeat: bool = True) -> None:
+        """Prepare; without ``repeat`` the graph is solved as a whole even where it repeats."""
         self.problem = problem
         self.tables = build_tables(problem)
         self.graph: Graph = build_graph(problem, self.tables.tick_s)
         self.table_of: Index = problem.option_of[self.graph.order].astype(np.intp)
-        self.steady = self._find_rhythm()
+        self.steady = self._find_rhythm() if repeat else None
         self._network = None if self.steady else build_network(self.tables, self.graph, self.table_of)
+        rows = self.steady.rows if self.steady else self.graph.n
+        self.most_prices = min(max(PRICED_ROWS // max(rows, 1), LEAST_PRICES), MOST_PRICES)
         ends = np.stack((self.tables.ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
         self.fastest, self.slowest = self.graph.finish(ends).max(axis=0).tolist()
 
     def _find_rhythm(self) -> Steady | None:
-        # Disturbances die out within a few passes through the pipeline; the gap shows where they have not.
-        keep = max(self.problem.stages, 4)
-        runs = find_runs(self.problem, self.graph, (2 + LEAST_GAIN) * keep)
+        runs = find_runs(self.problem, self.graph, (2 + LEAST_GAIN) * KEEP)
         if not runs:
             return None
         try:
-            return Steady(self.problem, self.tables, runs, keep)
+            return Steady(self.problem, self.tables, runs, KEEP)
         except NotSteady:
             return None
 
@@ -75,7 +82,9 @@ class Engine:
                 Dual(d.price, d.edge, d.through[rank])
                 for d in (solve_price(self._network, self.graph, price) for price in prices)
             ]
-        return [Sample(d.price, d.edge, d.through, prove(self.problem, self.certificate(d))) for d in found]
+        return [
+            Sample(d.price, d.edge, d.through, prove(self.problem, self.certificate(d.edge, d.through))) for d in found
+        ]
 
     def refine(self, samples: list[Sample], makespan: Floats) -> list[Sample]:
         """More samples on either side of the lines that are highest at these makespans."""
@@ -87,17 +96,30 @@ class Engine:
         more = self.sample(sorted(middle - set(prices.tolist())))
         return sorted((*samples, *more), key=lambda s: -s.price)
 
-    def certificate(self, flow: Dual | Sample) -> Certificate:
+    def mixed(self, samples: list[Sample]) -> list[Sample]:
+        """Proofs between the samples where these are few: convex combinations of two flows are flows."""
+        if self.most_prices == MOST_PRICES:
+            return []
+        found = []
+        for one, other in pairwise(samples):
+            for share in (0.25, 0.5, 0.75):
+                edge = one.edge * (1 - share) + other.edge * share
+                through = one.through * (1 - share) + other.through * share
+                price = round(one.price * (1 - share) + other.price * share)
+                found.append(Sample(price, edge, through, prove(self.problem, self.certificate(edge, through))))
+        return found
+
+    def certificate(self, edge: Flow, through: Flow) -> Certificate:
         """A flow in watts."""
         unit = self.tables.unit_w
-        return Certificate(flow.edge.astype(np.float64) * unit, flow.through.astype(np.float64) * unit)
+        return Certificate(edge.astype(np.float64) * unit, through.astype(np.float64) * unit)
 
     def schedules(self, samples: list[Sample]) -> tuple[Floats, Floats]:
         """Durations (level order) and makespans, in ticks, of schedules that go with the flows, fast to slow."""
         order = self.graph.order
-        through = np.stack([s.through for s in samples], axis=1)[order]
+        through = np.stack([s.through for s in samples], axis=1)[order].astype(np.int64)
         if not self.steady:
-            duals = [Dual(s.price, s.edge, s.through[order]) for s in samples]
+            duals = [Dual(s.price, s.edge.astype(np.int64), s.through[order].astype(np.int64)) for s in samples]
             return durations(self.tables, self.graph, self.table_of, duals)
         ends = [self.fastest]
         for fast, slow in pairwise(samples):
@@ -129,10 +151,10 @@ def trace(engine: Engine, report: Callable[[float], None], only: float | None = 
     blocking = problem.blocking_power_w * problem.stages
     samples = sorted(engine.sample([0, engine.steepest()]), key=lambda s: -s.price)
     hopes = {(samples[0].price, samples[1].price): math.inf}
-    while len(samples) < MOST_PRICES and hopes:
+    while len(samples) < engine.most_prices and hopes:
         pairs = {(a.price, b.price): (a, b) for a, b in pairwise(samples)}
         wanted = []
-        for key in sorted(hopes, key=hopes.__getitem__, reverse=True)[: MOST_PRICES - len(samples)]:
+        for key in sorted(hopes, key=hopes.__getitem__, reverse=True)[: engine.most_prices - len(samples)]:
             fast, slow = pairs[key]
             price = round(math.sqrt(fast.price * max(slow.price, 1)))
             if slow.price < price < fast.price:
@@ -149,7 +171,7 @@ def trace(engine: Engine, report: Callable[[float], None], only: float | None = 
         samples = sorted((*samples, *new), key=lambda s: -s.price)
         if only is not None:
             hopes = _around(samples, hopes, only * tick_s)
-        report(len(samples) / MOST_PRICES)
+        report(len(samples) / engine.most_prices)
     return samples
 
 

@@ -191,6 +191,11 @@ class Steady:
             ends=number == runs,
         )
 
+    @property
+    def rows(self) -> int:
+        """Instructions that are solved for each price."""
+        return sum(len(piece.rows) for piece in self._pieces)
+
     def solve(self, prices: list[int]) -> list[Dual]:
         """The composed flows at these prices."""
         return [self._solve(price) for price in prices]

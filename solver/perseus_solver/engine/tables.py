@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from perseus_solver.problem import Floats, Options, Problem
 
-TICKS = 2.0**36
-"""Ticks in an upper bound of the longest iteration: rounding one duration errs by at most 1.5e-11 of an iteration,
-and sums of them along any path stay far below 2^53, where a float64 stops counting in ones."""
+TICKS = 2.0**30
+"""Ticks in an upper bound of the longest iteration divided by the stages, so about 2^30 an iteration: rounding a
+duration up costs a billionth of it, and sums along any path stay far below 2^53, where a float64 stops counting in
+ones. Finer ticks make the flow solver slower and nothing better."""
 
 PRICE_UNITS = 2.0**24
 """Units in the steepest hull slope (joules a second): prices are resolved to 6e-8 of it, finer than any measured
@@ -100,7 +101,7 @@ def build_tables(problem: Problem) -> Tables:
     horizon_s = float(
         sum(c * o.time_s.max() for c, o in zip(counts, problem.options, strict=True)) + problem.edge_delay_s.sum()
     )
-    # A pipeline keeps its stages busy at once, hence the division: finer ticks, still exact (2^36 · stages < 2^53).
+    # A pipeline keeps its stages busy at once, hence the division: finer ticks, still exact (2^30 · 2^10 < 2^53).
     tick_s = horizon_s / max(1, min(problem.stages, 2**10)) / TICKS if horizon_s > 0 else 1.0
 
     rows, times, ticks, energies, hulls = [], [], [], [], []

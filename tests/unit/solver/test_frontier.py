@@ -1,0 +1,194 @@
+"""The public door: ends of the frontier, deadlines, odd shapes of problems, promises on real measurements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perseus_solver.certify import check_frontier
+from perseus_solver.engine.curve import Engine
+from perseus_solver.errors import Infeasible, InvalidProblem
+from perseus_solver.frontier import solve_certified, solve_deadline, solve_frontier
+from perseus_solver.problem import Problem, build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.result import Status
+from perseus_solver.schedules import SCHEDULES, build_schedule
+from perseus_solver.simulate import Simulator
+
+BLOCKING_W = {"gpt3-175b_a100-sxm": 83.64, "bloom-176b_a40": 70.38}
+
+
+def synthetic(stages: int, kinds: tuple[str, ...] = ("forward", "backward"), constant: bool = False) -> str:
+    """A profile whose stages differ; power falls with the clock, time rises."""
+    rows = ["stage,instruction,frequency,time,energy"]
+    for stage in range(stages):
+        for work, kind in enumerate(kinds, start=1):
+            for step in range(8):
+                clock = 1400 - 100 * step
+                seconds = 0.01 * (work + 0.1 * (stage % 3)) * (0.4 + 0.6 * 1400 / clock)
+                watts = 90 + 310 * (clock / 1400) ** 2.4
+                rows.append(f"{stage},{kind},{clock},{seconds:.9f},{watts * seconds:.9f}")
+        if constant:
+            rows.append(f"{stage},constant,0,0.004,0.5")
+    return "\n".join(rows) + "\n"
+
+
+def problem_of(name: str = "1f1b", stages: int = 3, microbatches: int = 5, **more: float) -> Problem:
+    kinds = ("forward", "backward", "input_gradient", "weight_gradient")
+    profile = read_profile(synthetic(stages, kinds))
+    chunks = 2 if name.startswith("interleaved") else None
+    schedule = build_schedule(name, stages=stages, microbatches=microbatches, chunks=chunks)
+    return build_problem(profile, schedule, blocking_power_w=80.0, **more)
+
+
+def extremes(problem: Problem) -> tuple[float, float]:
+    """Iteration time with everything at its fastest, and effective energy with everything at its cheapest."""
+    fastest = np.array([o.time_s.argmin() for o in problem.options])[problem.option_of]
+    cheapest = [float((o.energy_j - problem.blocking_power_w * o.time_s).min()) for o in problem.options]
+    return float(Simulator(problem).run(fastest).iteration_time_s), sum(cheapest[k] for k in problem.option_of.tolist())
+
+
+def test_the_ends_are_t_min_and_the_cheapest_plan() -> None:
+    problem = problem_of()
+    frontier = solve_frontier(problem, 40)
+    fastest_s, cheapest_j = extremes(problem)
+    assert frontier.t_min_s == fastest_s
+    assert frontier.effective_energy_j[-1] == pytest.approx(cheapest_j)
+    assert frontier.statuses[-1] is Status.OPTIMAL
+
+
+def test_deadlines_are_met_and_more_time_never_costs_effective_energy() -> None:
+    problem = problem_of(microbatches=6)
+    frontier = solve_frontier(problem, 30)
+    before = np.inf
+    for deadline_s in np.linspace(frontier.t_min_s, 1.1 * frontier.t_star_s, 9):
+        point = solve_deadline(problem, float(deadline_s))
+        assert point.iteration_time_s <= deadline_s
+        effective = point.energy_j - 80.0 * 3 * point.iteration_time_s
+        assert effective <= before + 2e-3 * abs(point.energy_j)
+        before = min(before, effective)
+
+
+def test_too_short_a_deadline_says_what_t_min_is() -> None:
+    problem = problem_of()
+    t_min_s = extremes(problem)[0]
+    assert solve_deadline(problem, t_min_s).iteration_time_s == t_min_s
+    with pytest.raises(Infeasible, match="T_min = ") as refusal:
+        solve_deadline(problem, t_min_s * (1 - 1e-9))
+    assert refusal.value.t_min_s == t_min_s
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_deadline_is_a_positive_number(deadline_s: float) -> None:
+    with pytest.raises(InvalidProblem, match="deadline_s must be a positive finite number"):
+        solve_deadline(problem_of(), deadline_s)
+
+
+def test_points_must_be_positive_and_progress_only_grows() -> None:
+    with pytest.raises(InvalidProblem, match="points must be 1 or more"):
+        solve_frontier(problem_of(), 0)
+    seen: list[tuple[int, int]] = []
+    solve_frontier(problem_of(), 10, progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_is_solved_and_proven(schedule: str) -> None:
+    problem = problem_of(schedule, stages=4, microbatches=8)
+    frontier, proofs = solve_certified(problem, 12)
+    check_frontier(problem, frontier, proofs)
+    assert np.median(frontier.gap) < 1e-2  # eight coarse clocks: most of it is integrality
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of(stages=1, microbatches=1),
+        problem_of(stages=1, microbatches=4),
+        problem_of(stages=4, microbatches=1),
+        problem_of(delay_s=0.003),
+        problem_of(overhead_s=0.5),
+        build_problem(
+            read_profile(synthetic(3, constant=True)),
+            build_schedule("1f1b", stages=3, microbatches=4, constants=[0, 1, 2]),
+            blocking_power_w=80.0,
+        ),
+        replace(problem_of(), edge_from=np.zeros(0, np.int32), edge_to=np.zeros(0, np.int32), edge_delay_s=np.zeros(0)),
+        replace(problem_of(), blocking_power_w=0.0),
+    ],
+    ids=["single", "one-stage", "one-microbatch", "delays", "overhead", "constants", "no-edges", "no-blocking"],
+)
+def test_odd_shapes_are_solved_and_proven(problem: Problem) -> None:
+    frontier, proofs = solve_certified(problem, 10)
+    check_frontier(problem, frontier, proofs)
+    assert frontier.t_min_s == extremes(problem)[0]
+
+
+def test_a_single_choice_gives_a_single_point() -> None:
+    profile = read_profile("stage,instruction,frequency,time,energy\n0,forward,900,1,9\n0,backward,900,2,18\n")
+    problem = build_problem(profile, build_schedule("gpipe", stages=1, microbatches=3), blocking_power_w=1.0)
+    frontier = solve_frontier(problem, 10)
+    assert len(frontier) == 1
+    assert (frontier.t_min_s, frontier.energy_j[0], frontier.statuses[0]) == (9.0, 81.0, Status.OPTIMAL)
+
+
+def test_a_cycle_is_refused() -> None:
+    problem = problem_of()
+    looped = replace(
+        problem,
+        edge_from=np.append(problem.edge_from, problem.edge_to[0]).astype(np.int32),
+        edge_to=np.append(problem.edge_to, problem.edge_from[0]).astype(np.int32),
+        edge_delay_s=np.append(problem.edge_delay_s, 0.0),
+    )
+    with pytest.raises(InvalidProblem, match="wait for each other in a cycle"):
+        solve_frontier(looped, 5)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_repeating_the_steady_state_proves_what_solving_it_all_proves(schedule: str) -> None:
+    problem = problem_of(schedule, stages=3, microbatches=40)
+    quick, slow = Engine(problem), Engine(problem, repeat=False)
+    assert quick.steady is not None
+    assert slow.steady is None
+    prices = [round(watts / quick.tables.unit_w) for watts in (50.0, 300.0, 700.0, 2000.0)]
+    for a, b in zip(quick.sample(prices), slow.sample(prices), strict=True):
+        at_s = quick.fastest * quick.tables.tick_s * 1.1
+        assert a.bound.price_w == pytest.approx(b.bound.price_w, rel=1e-6)
+        # Never above the optimum, and not visibly below it.
+        assert a.bound.at(at_s) <= b.bound.at(at_s) + 1e-6 * abs(b.bound.at(at_s))
+        assert a.bound.at(at_s) == pytest.approx(b.bound.at(at_s), rel=1e-4)
+
+
+@pytest.mark.parametrize("profile", sorted(BLOCKING_W))
+def test_promises_hold_on_real_measurements(sosp24: Path, profile: str) -> None:
+    measured = read_profile(sosp24 / "stage_profile" / f"{profile}.csv", stages=8)
+    schedule = build_schedule("1f1b", stages=8, microbatches=12)
+    problem = build_problem(measured, schedule, blocking_power_w=BLOCKING_W[profile])
+    frontier, proofs = solve_certified(problem, 100)
+    assert len(frontier) == 100
+    assert np.median(frontier.gap) <= 1e-3
+    assert frontier.gap.max() <= 5e-3
+    check_frontier(problem, replace_points(frontier, [0, 37, 99]), proofs)
+    simulator = Simulator(problem)
+    highest = np.array([int(o.frequency_mhz.argmax()) for o in problem.options])[problem.option_of]
+    baseline = simulator.run(highest)
+    assert frontier.t_min_s <= float(baseline.iteration_time_s)
+    saving = 100 * (1 - frontier.energy_j[0] / float(baseline.energy_j))
+    published = {
+        (name, int(count)): float(percent)
+        for name, count, percent, _ in (
+            line.split(",") for line in (sosp24 / "reference" / "table6.csv").read_text().split()[1:]
+        )
+    }
+    assert saving > published[profile, 12]
+
+
+def replace_points(frontier, points):  # type: ignore[no-untyped-def]
+    """Some points of a frontier."""
+    columns = ("time_s", "energy_j", "energy_lower_bound_j", "frequencies_mhz", "clock_changes")
+    picked = {name: getattr(frontier, name)[points] for name in columns}
+    return replace(frontier, statuses=tuple(frontier.statuses[i] for i in points), **picked)
