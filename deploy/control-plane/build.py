@@ -114,6 +114,8 @@ def _link_flags(binary: Binary) -> str:
 
 def build(names: Sequence[str], into: Path) -> None:
     """Build what is missing; each binary appears whole or not at all, and two runs at once build once."""
+    if all((into / name).exists() for name in names):
+        return
     into.mkdir(parents=True, exist_ok=True)
     with (into.parent / "lock").open("w") as lock:
         try:
