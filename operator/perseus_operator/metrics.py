@@ -78,6 +78,12 @@ class Metrics:
             "telemetry_dropped", "Batches before which telemetry was lost because this operator was too slow."
         )
         self.errors = self._counter("errors", "Unexpected errors.")
+        # A counter that appears with its first event has never risen, and alerts on its increase would miss that event.
+        for result in ("solved", "failed"):
+            self.solves.labels(result)
+        for call in ("acquire", "renew", "push", "select", "release"):
+            for result in ("ok", "refused", "unavailable", "fenced"):
+                self.agent_calls.labels(call, result)
 
     def set_job(
         self,
