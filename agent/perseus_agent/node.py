@@ -109,7 +109,7 @@ class Node:
         self._hub.close()
         with self._lock:
             for session in list(self._sessions):
-                session.hang_up()
+                session.dismiss()
         return [uuid for uuid, future in stopped.items() if not _succeeded(future)]
 
     @property
@@ -312,7 +312,7 @@ class Node:
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
             pod = lease.pods[session.pod_uid] if lease else None
-        if pod is None or session.pilot is not None:
+        if pod is None or session.pilot is not None or session.dismissed:
             return
         try:
             allocation = self._kubelet.allocation(pod.namespace, pod.name)
@@ -321,7 +321,8 @@ class Node:
         gpu_uuid = choose_gpu(allocation, session.hello.gpu_hint, self.workers)
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
-            if self.draining or session not in self._sessions or lease is None or lease.pods[session.pod_uid] != pod:
+            gone = self.draining or session.dismissed or session not in self._sessions
+            if gone or session.pilot is not None or lease is None or lease.pods[session.pod_uid] != pod:
                 return  # the world has changed meanwhile: the next event decides
             worker = self.workers[gpu_uuid]
             for other in self._sessions:
@@ -329,7 +330,7 @@ class Node:
                     if other.place != session.place:
                         raise PeerRefused(f"process {other.peer.pid} drives {gpu_uuid} already", Reason.GPU_TAKEN)
                     self._unbind(other, "the process was replaced")
-                    other.hang_up()
+                    other.dismiss()
             hello = session.hello
             if not any(other.hello.pipeline == hello.pipeline for other in self._bound(lease.job_uid)):
                 lease.plans.rebase(hello.pipeline, lease.furthest.pop(hello.pipeline, None))
@@ -361,7 +362,7 @@ class Node:
                 except PeerRefused as error:
                     log.warning("rank refused: %s", error, extra={"pod": session.pod_uid})
                     self.refusals += 1
-                    session.hang_up()
+                    session.dismiss()
                 except Exception:
                     log.exception("binding failed", extra={"pod": session.pod_uid})
 

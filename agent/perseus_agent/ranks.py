@@ -33,8 +33,15 @@ class Session:
     channel: ChannelReader
     hang_up: Callable[[], None]
     """Ends the connection; the process will try again later."""
+    dismissed: bool = False
+    """It was hung up on, and is no rank any more even if its end of the connection is not closed yet."""
     pilot: Pilot | None = None
     worker: GpuWorker | None = None
+
+    def dismiss(self) -> None:
+        """Hang up, for good."""
+        self.dismissed = True
+        self.hang_up()
 
     @property
     def pod_uid(self) -> str:

@@ -1,0 +1,207 @@
+"""The node joins leases, processes and GPUs: in one process, with real memory and threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perseus_agent import node as module
+from perseus_agent.errors import Draining, InvalidRequest, PeerRefused, StaleEpoch, TooMuch
+from perseus_agent.governor import GovernorLimits
+from perseus_agent.identity import Peer, PodProcess
+from perseus_agent.journal import Journal
+from perseus_agent.leases import PodName
+from perseus_agent.node import Node
+from perseus_agent.podresources import Allocation
+from perseus_agent.ranks import MAX_SESSIONS_OF_POD, Session
+from perseus_agent.telemetry import RankChange, TelemetryHub
+from perseus_agent.worker import WorkerLimits
+from perseus_proto.channel import ChannelReader, ChannelWriter
+from perseus_proto.hello import Hello, Reason, Timing, make_schedule
+from perseus_proto.planset import decode_plan_set
+from perseus_sim.recording import RecordingGpu, RecordingSet
+from perseus_sim.recording_node import gpu_uuid, plan_set_of, wait_for
+from perseus_sim.recording_trainer import schedule_of
+
+PLANS = decode_plan_set(plan_set_of([[[1200, 900], [600, 600]]]))
+LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
+
+
+class Rank:
+    """A process of a pod, as the local server would bring it."""
+
+    def __init__(self, pod: str = "pod-0", pipeline: int = 0) -> None:
+        self.hung_up = False
+        self.channel = ChannelReader.create(2)
+        self.writer = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), 2)
+        peer = Peer(os.getpid(), 0, 0, PodProcess(pod, None), None)
+        hello = Hello(pipeline, 0, 0, Timing.HOST, "", make_schedule(schedule_of(2)))
+        self.session = Session(peer, hello, self.channel, self.hang_up)
+
+    def hang_up(self) -> None:
+        self.hung_up = True
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.gpus = [RecordingGpu(gpu_uuid(number)) for number in range(2)]
+        self.journal, _ = Journal.open(folder / "journal", "boot")
+        self.hub = TelemetryHub(64)
+        self.node = Node(RecordingSet(self.gpus), self.journal, self, self.hub, LIMITS)
+        self.node.start()
+
+    def allocation(self, namespace: str, name: str) -> Allocation:
+        """Pod n holds GPU n."""
+        return Allocation((gpu_uuid(int(name.rpartition("-")[2])),), {})
+
+    def lease(self, job: str = "job", pods: tuple[str, ...] = ("pod-0",), epoch: int = 1) -> None:
+        self.node.acquire(job, f"ns/{job}", epoch, 60, [PodName(pod, "ns", pod) for pod in pods])
+
+    def plan(self, point: int = 0, from_iteration: int = 0) -> None:
+        self.node.push("job", 1, PLANS)
+        self.node.select("job", 1, PLANS.plan_id, {0: point}, from_iteration)
+
+    def locked(self, number: int = 0) -> int | None:
+        return self.gpus[number].locked_mhz
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.node.drain(5)
+
+
+def test_a_restarted_process_goes_on_with_the_plan_that_was_in_force(bench: Bench) -> None:
+    bench.lease()
+    first = Rank()
+    bench.node.admit(first.session)
+    bench.plan()
+    first.writer.step_begin(5_000, 1)
+    wait_for(lambda: bench.locked() == 1200, "the plan is followed")
+    bench.plan(point=1, from_iteration=5_001)
+    first.writer.step_begin(5_001, 2)
+    wait_for(lambda: bench.locked() == 600, "the selection is followed")
+    bench.node.leave(first.session)
+    wait_for(lambda: bench.locked() is None, "the GPU is given back")
+    second = Rank()
+    bench.node.admit(second.session)
+    second.writer.step_begin(0, 3)  # counts from zero again
+    wait_for(lambda: bench.locked() == 600, "the same point is in force")
+
+
+def test_a_process_that_says_the_same_again_replaces_the_one_before(bench: Bench) -> None:
+    bench.lease()
+    old, new = Rank(), Rank()
+    bench.node.admit(old.session)
+    bench.node.admit(new.session)
+    assert old.hung_up
+    bench.plan()
+    new.writer.step_begin(0, 1)
+    wait_for(lambda: bench.locked() == 1200, "the new one is followed")
+    bench.node.leave(old.session)
+    assert bench.locked() == 1200
+
+
+def test_a_process_that_came_before_its_lease_joins_when_it_comes(bench: Bench) -> None:
+    rank = Rank()
+    bench.node.admit(rank.session)
+    assert rank.session.pilot is None
+    bench.lease()
+    wait_for(lambda: rank.session.pilot is not None, "the binder makes a rank of it")
+
+
+def test_a_lease_that_ends_keeps_the_connection_and_the_next_one_finds_it(bench: Bench) -> None:
+    bench.lease()
+    rank = Rank()
+    bench.node.admit(rank.session)
+    bench.plan()
+    rank.writer.step_begin(0, 1)
+    wait_for(lambda: bench.locked() == 1200, "the plan is followed")
+    assert bench.node.release("job", 1) == [gpu_uuid(0)]
+    assert bench.locked() is None
+    assert not rank.hung_up
+    bench.lease(epoch=2)
+    wait_for(lambda: rank.session.pilot is not None, "it is a rank again")
+
+
+def test_two_jobs_do_not_touch_each_other(bench: Bench) -> None:
+    bench.lease("job", ("pod-0",))
+    bench.lease("other", ("pod-1",))
+    ranks = [Rank("pod-0"), Rank("pod-1")]
+    watchers = [bench.node.watch(job) for job in ("job", "other")]
+    for rank in ranks:
+        bench.node.admit(rank.session)
+    bench.plan()
+    for rank in ranks:
+        rank.writer.step_begin(0, 1)
+    wait_for(lambda: bench.locked(0) == 1200, "the planned job's GPU is locked")
+    assert bench.gpus[1].calls == []
+    for number, watcher in enumerate(watchers):
+        taken = watcher.take(1)
+        assert taken is not None
+        assert {event.rank.gpu_uuid for event in taken[1] if isinstance(event, RankChange)} == {gpu_uuid(number)}
+    bench.node.release("other", 1)
+    assert bench.locked(0) == 1200
+
+
+def test_plan_sets_are_bounded_over_all_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PLAN_BYTES", 7)
+    bench.lease("job", ("pod-0",))
+    bench.lease("other", ("pod-1",))
+    bench.node.push("job", 1, PLANS)
+    bench.node.push("job", 1, PLANS)  # replaces its own
+    with pytest.raises(TooMuch, match="plan_set"):
+        bench.node.push("other", 1, PLANS)
+
+
+def test_processes_of_one_pod_are_bounded(bench: Bench) -> None:
+    ranks = [Rank("stranger", pipeline) for pipeline in range(MAX_SESSIONS_OF_POD + 1)]
+    for rank in ranks[:-1]:
+        bench.node.admit(rank.session)
+    with pytest.raises(PeerRefused, match="too many") as refusal:
+        bench.node.admit(ranks[-1].session)
+    assert refusal.value.reason is Reason.BUSY
+    bench.node.leave(ranks[0].session)
+    bench.node.admit(ranks[-1].session)
+
+
+def test_an_agent_that_goes_down_takes_no_commands_and_no_processes(bench: Bench) -> None:
+    bench.lease()
+    rank = Rank()
+    bench.node.admit(rank.session)
+    assert bench.node.drain(5) == []
+    assert rank.hung_up
+    for command in (bench.lease, bench.plan, lambda: bench.node.renew("job", 1, 60), lambda: bench.node.watch("job")):
+        with pytest.raises(Draining):
+            command()
+    with pytest.raises(PeerRefused) as refusal:
+        bench.node.admit(Rank().session)
+    assert refusal.value.reason is Reason.DRAINING
+    bench.node.leave(rank.session)
+
+
+def test_health_means_that_the_threads_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench.node.progressing
+    monkeypatch.setattr(bench.node, "_expire", lambda: None)
+    bench.node._lock.acquire()  # the keeper waits for it
+    try:
+        bench.node._kept_s -= 3600
+        assert not bench.node.progressing
+    finally:
+        bench.node._lock.release()
+    wait_for(lambda: bench.node.progressing, "the keeper turns again")
+
+
+def test_refused_commands_change_nothing(bench: Bench) -> None:
+    bench.lease(epoch=5)
+    before = [(view.epoch, view.plan_id, view.selections) for view in bench.node.lease_views()]
+    for command in (lambda: bench.lease(epoch=4), bench.plan, lambda: bench.node.release("job", 4)):
+        with pytest.raises(StaleEpoch):
+            command()
+    with pytest.raises(InvalidRequest):
+        bench.node.push("job", 5, decode_plan_set(plan_set_of([[[1201, 900]]])))
+    assert [(view.epoch, view.plan_id, view.selections) for view in bench.node.lease_views()] == before
