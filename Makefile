@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+DOCS_STAMP := $(VENV)/.installed-docs
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e bench test-frameworks example lock clean
+.PHONY: help setup demo test verify generate check control-plane e2e bench test-frameworks example lock clean docs observability-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,6 +27,10 @@ $(BENCH_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev,bench]"
 	@touch $@
 
+$(DOCS_STAMP): $(STAMP) requirements-docs.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -c requirements-docs.lock -e ".[dev,docs]"
+	@touch $@
+
 # As in a training image: the frameworks, our client, and nothing else of ours. About 5 GB.
 $(FRAMEWORKS_STAMP): $(STAMP) requirements-frameworks.lock
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
@@ -37,7 +42,7 @@ demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv S
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Unit, law, integration and contract tests
-	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench --ignore tests/frameworks
+	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench --ignore tests/frameworks --ignore tests/observability
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks
@@ -54,7 +59,13 @@ e2e: setup ## End-to-end tests against an API server (embedded, until a real one
 bench: $(BENCH_STAMP) ## Benchmarks against the real peers; ONLY=name runs one; writes out/bench.json
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) --output out/bench.json
 
-generate: setup ## Regenerate what is generated: gRPC stubs, CRD
+observability-test: $(DOCS_STAMP) ## Rules by promtool, every query by a real Prometheus, the web page by Chromium
+	$(BIN)/pytest tests/observability
+
+docs: $(DOCS_STAMP) ## Build the documentation's site into out/site; a broken link fails
+	@$(BIN)/mkdocs build --strict --quiet --site-dir out/site
+
+generate: $(DOCS_STAMP) ## Regenerate what is generated: gRPC stubs, CRD, chart files, dashboards, reference pages
 	@$(BIN)/python deploy/generate.py
 
 check: setup
@@ -69,6 +80,7 @@ verify: generate check ## Regenerate, lint, type-check, check import rules; fail
 lock: ## Pin the versions of all dependencies in requirements.lock
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra bench --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra docs -c requirements.lock --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-docs.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra frameworks --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-frameworks.lock
 
 clean: ## Remove what the other commands made

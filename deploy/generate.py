@@ -3,6 +3,7 @@
 proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
 operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml, charts/perseus/templates/crd.yaml
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
+metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from chart import write_chart
 from grpc_tools import protoc
+from observability import write_observability
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -46,3 +48,4 @@ def generate_crd_and_chart() -> None:
 if __name__ == "__main__":
     generate_stubs()
     generate_crd_and_chart()
+    write_observability()

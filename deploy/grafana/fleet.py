@@ -1,0 +1,129 @@
+"""The fleet: how much power flows, how much is saved, which jobs run as asked, and whether the operator is well."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.panels import board, figure, line, listing
+
+_JOB: Final = "max by (job_namespace, job_name)"
+_NAMED: Final = "{{job_namespace}}/{{job_name}}"
+
+
+def of_job(expression: str) -> str:
+    """One series for each job, whichever operator's; ``job`` is its full name, for a table's key."""
+    return f'label_join({_JOB} ({expression}), "perseusjob", "/", "job_namespace", "job_name")'
+
+
+SAVED_W: Final = (
+    f"{_JOB} ((perseus_job_baseline_iteration_joules - perseus_job_measured_iteration_joules)"
+    " / perseus_job_measured_iteration_seconds)"
+)
+SAVED_RATIO: Final = "1 - perseus_job_measured_iteration_joules / perseus_job_baseline_iteration_joules"
+SLOWDOWN: Final = "perseus_job_measured_iteration_seconds / perseus_job_baseline_iteration_seconds - 1"
+
+
+def fleet() -> str:
+    """The dashboard."""
+    now = [
+        figure("GPU power", "watt", "Of all GPUs that an agent sees.", "sum(perseus_gpu_power_watts)"),
+        figure(
+            "Saved now",
+            "watt",
+            "Measured energy per iteration against the measured baseline at default clocks, at the present pace.",
+            f"sum({SAVED_W})",
+        ),
+        figure(
+            "Saved in this time range",
+            "joule",
+            "The same, added up over the dashboard's time range; where nothing was measured nothing is counted.",
+            f"sum_over_time(sum({SAVED_W})[$__range:15s]) * 15",
+        ),
+        figure("Jobs", "none", "PerseusJobs that an operator serves.", f"count({_JOB} (perseus_job_ready))"),
+        figure(
+            "Jobs not ready",
+            "none",
+            "Jobs that do not run the plan asked for.",
+            f"sum(1 - {_JOB} (perseus_job_ready))",
+            bad_from=1,
+        ),
+        figure("Nodes with an agent", "none", "Agents that are scraped.", "count(perseus_agent_build_info)"),
+    ]
+    power = [
+        line(
+            "GPU power by node",
+            "watt",
+            "Power drawn.",
+            ("sum by (node) (perseus_gpu_power_watts)", "{{node}}"),
+            stacked=True,
+        ),
+        line(
+            "Power of the jobs",
+            "watt",
+            "Measured, and what the same iterations would take at default clocks.",
+            (
+                "sum(max by (job_namespace, job_name) (perseus_job_measured_iteration_joules"
+                " / perseus_job_measured_iteration_seconds))",
+                "measured",
+            ),
+            (
+                "sum(max by (job_namespace, job_name) (perseus_job_baseline_iteration_joules"
+                " / perseus_job_measured_iteration_seconds))",
+                "at default clocks",
+            ),
+        ),
+    ]
+    jobs = [
+        listing(
+            "Jobs",
+            "What each job saves and what that costs.",
+            "perseusjob",
+            {
+                "ready": ("bool", of_job("perseus_job_ready")),
+                "energy saved": ("percentunit", of_job(SAVED_RATIO)),
+                "slowdown measured": ("percentunit", of_job(SLOWDOWN)),
+                "slowdown planned": ("percentunit", of_job("perseus_job_planned_slowdown_ratio - 1")),
+                "slow pipelines": ("none", of_job("perseus_job_straggler_pipelines")),
+                "certified gap": ("percentunit", of_job("perseus_job_gap_ratio")),
+            },
+        )
+    ]
+    trends = [
+        line("Power saved by job", "watt", "Against the measured baseline.", (SAVED_W, _NAMED)),
+        line("Slow pipelines", "none", "By job.", (f"{_JOB} (perseus_job_straggler_pipelines)", _NAMED)),
+    ]
+    operator = [
+        line(
+            "Time to think about one job",
+            "s",
+            "99th percentile, and mean.",
+            (
+                "histogram_quantile(0.99, sum by (le) (rate(perseus_operator_reconcile_seconds_bucket"
+                "[$__rate_interval])))",
+                "p99",
+            ),
+            (
+                "sum(rate(perseus_operator_reconcile_seconds_sum[$__rate_interval]))"
+                " / sum(rate(perseus_operator_reconcile_seconds_count[$__rate_interval]))",
+                "mean",
+            ),
+        ),
+        line(
+            "Calls to agents",
+            "reqps",
+            "By result.",
+            ("sum by (result) (rate(perseus_operator_agent_calls_total[$__rate_interval]))", "{{result}}"),
+        ),
+        line(
+            "Frontiers and trouble",
+            "none",
+            "Since the operator started.",
+            ("sum by (result) (perseus_operator_solves_total)", "{{result}}"),
+            ("sum(perseus_operator_frontiers_restored_total)", "read back"),
+            ("sum(perseus_operator_errors_total)", "errors"),
+            ("sum(perseus_operator_telemetry_dropped_total)", "telemetry lost"),
+            ("sum(perseus_operator_late_selections_total)", "late selections"),
+        ),
+    ]
+    rows = [("Now", now), ("Power", power), ("Jobs", jobs), ("Trends", trends), ("Operator", operator)]
+    return board("perseus-fleet", "Perseus / Fleet", "Watts, joules saved, and the jobs that save them.", [], rows)

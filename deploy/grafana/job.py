@@ -1,0 +1,113 @@
+"""One job: its frontier and where on it it runs, promise against measurement, clocks by stage, stragglers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.fleet import SAVED_RATIO, SLOWDOWN
+from grafana.panels import board, curve, figure, label_variable, line
+
+_THIS: Final = '{job_namespace="$job_namespace", job_name="$job_name"}'
+_RANKS: Final = f"max by (node, gpu, pipeline, stage) (perseus_gpu_rank_info{_THIS})"
+
+
+def _of(metric: str) -> str:
+    return f"max({metric}{_THIS})"
+
+
+def _ratio(expression: str) -> str:
+    """The same ratio as on the fleet's dashboard, of this job alone."""
+    return f"max(({expression}) and on (job_namespace, job_name) perseus_job_ready{_THIS})"
+
+
+def _named(metric: str, point: str) -> str:
+    return f'label_replace({_of(metric)}, "point", "{point}", "", "")'
+
+
+def _by(labels: str, metric: str) -> str:
+    return f"avg by ({labels}) (max by (node, gpu) ({metric}) * on (node, gpu) group_right() {_RANKS})"
+
+
+def job() -> str:
+    """The dashboard."""
+    now = [
+        figure("Ready", "bool", "Whether the plan asked for is in force.", _of("perseus_job_ready")),
+        figure("Energy saved", "percentunit", "Measured against the measured baseline.", _ratio(SAVED_RATIO)),
+        figure("Slowdown measured", "percentunit", "Against the measured baseline.", _ratio(SLOWDOWN)),
+        figure(
+            "Slowdown planned",
+            "percentunit",
+            "By intent, against the fastest plan: not a fault.",
+            _of("perseus_job_planned_slowdown_ratio") + " - 1",
+        ),
+        figure("Slow pipelines", "none", "Detected or told.", _of("perseus_job_straggler_pipelines"), bad_from=1),
+        figure("Certified gap", "percentunit", "Median of the frontier.", _of("perseus_job_gap_ratio")),
+    ]
+    sources = {"plan in force": "predicted", "measured": "measured", "default clocks": "baseline"}
+    times = [f"max by (point) (perseus_job_frontier_seconds{_THIS})"]
+    times += [_named(f"perseus_job_{source}_iteration_seconds", point) for point, source in sources.items()]
+    energies = [(f"max by (point) (perseus_job_frontier_joules{_THIS})", "frontier")]
+    energies += [(_named(f"perseus_job_{source}_iteration_joules", point), point) for point, source in sources.items()]
+    frontier = [
+        curve(
+            "Time-energy frontier",
+            "Each point is a plan: iteration time across, energy of one iteration up. Where the job runs, what the plan"
+            " promises, and what default clocks took.",
+            key="point",
+            x=(" or ".join(times), "iteration time"),
+            ys=energies,
+            units=("s", "joule"),
+        )
+    ]
+    promise = [
+        line(
+            f"Iteration {word}",
+            unit,
+            "Promised by the plan in force, measured, and measured at default clocks before it.",
+            *((_of(f"perseus_job_{source}_iteration_{suffix}"), name) for name, source in sources.items()),
+        )
+        for word, unit, suffix in (("time", "s", "seconds"), ("energy", "joule", "joules"))
+    ]
+    stages = [
+        line(
+            "SM clock by stage",
+            "hertz",
+            "Mean over the stage's GPUs.",
+            (_by("stage", "perseus_gpu_clock_hertz"), "stage {{stage}}"),
+        ),
+        line(
+            "GPU power by stage",
+            "watt",
+            "Mean over the stage's GPUs.",
+            (_by("stage", "perseus_gpu_power_watts"), "stage {{stage}}"),
+        ),
+    ]
+    pipelines = [
+        line(
+            "SM clock by pipeline",
+            "hertz",
+            "A throttled pipeline shows here.",
+            (_by("pipeline", "perseus_gpu_clock_hertz"), "pipeline {{pipeline}}"),
+        ),
+        line(
+            "Stragglers and the answer",
+            "none",
+            "Slow pipelines, and the slowdown planned for the others.",
+            (_of("perseus_job_straggler_pipelines"), "slow pipelines"),
+            (_of("perseus_job_planned_slowdown_ratio"), "planned time / T_min"),
+        ),
+    ]
+    variables = [
+        label_variable("job_namespace", "Namespace", "label_values(perseus_job_ready, job_namespace)"),
+        label_variable(
+            "job_name", "PerseusJob", 'label_values(perseus_job_ready{job_namespace="$job_namespace"}, job_name)'
+        ),
+    ]
+    rows = [
+        ("Now", now),
+        ("Frontier", frontier),
+        ("Promise and measurement", promise),
+        ("Stages", stages),
+        ("Pipelines", pipelines),
+    ]
+    return board("perseus-job", "Perseus / Job", "Frontier, plan, clocks and stragglers of one job.", variables, rows)

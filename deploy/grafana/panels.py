@@ -1,0 +1,154 @@
+"""The few kinds of panel that the dashboards are made of; a dashboard is a list of rows of them.
+
+Used by ``fleet``, ``job`` and ``node``. Every query is of Prometheus and of the datasource variable; no namespace, job
+or node is written into one. Expressions need no recording rules, so that a dashboard also works where those are not
+installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries, xychart
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.common import (
+    LegendDisplayMode,
+    LegendPlacement,
+    StackingMode,
+    TooltipDisplayMode,
+    VisibilityMode,
+)
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+DATASOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_WIDTH: Final = 24
+_HIGH, _LOW = 8, 4
+
+Query = tuple[str, str]
+"""Expression and legend."""
+
+
+def line(title: str, unit: str, what: str, *queries: Query, stacked: bool = False) -> Any:
+    """Curves over time."""
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(what)
+        .unit(unit)
+        .datasource(DATASOURCE)
+        .height(_HIGH)
+        .fill_opacity(20 if stacked else 5)
+        .show_points(VisibilityMode.NEVER)
+        .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+        .legend(common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM))
+    )
+    if stacked:
+        panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
+    for number, (expression, legend) in enumerate(queries):
+        panel.with_target(_query(number, expression).range().legend_format(legend))
+    return panel
+
+
+def figure(title: str, unit: str, what: str, expression: str, *, bad_from: float | None = None) -> Any:
+    """One number; red from ``bad_from`` on."""
+    steps = [model.Threshold(value=None, color="text" if bad_from is None else "green")]
+    if bad_from is not None:
+        steps.append(model.Threshold(value=bad_from, color="red"))
+    return (
+        stat.Panel()
+        .title(title)
+        .description(what)
+        .unit(unit)
+        .datasource(DATASOURCE)
+        .height(_LOW)
+        .thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
+        .with_target(_query(0, expression).instant())
+    )
+
+
+def listing(title: str, what: str, key: str, columns: dict[str, tuple[str, str]]) -> Any:
+    """A table of instant queries joined by one label: column → (unit, expression)."""
+    panel = table.Panel().title(title).description(what).datasource(DATASOURCE).height(_HIGH)
+    for number, (_, expression) in enumerate(columns.values()):
+        panel.with_target(_query(number, expression).instant().format(PromQueryFormat.TABLE))
+    panel.with_transformation(_join(key))
+    names = {f"Value #{_ref(number)}": name for number, name in enumerate(columns)}
+    panel.with_transformation(_rename(names))
+    for name, (unit, _) in columns.items():
+        panel.override_by_name(name, [model.DynamicConfigValue(id_val="unit", value=unit)])
+    return panel
+
+
+def curve(title: str, what: str, *, key: str, x: Query, ys: list[Query], units: tuple[str, str]) -> Any:
+    """Points in the plane: instant queries joined by a label, the first gives x; a legend names each."""
+    panel = (
+        xychart.Panel()
+        .title(title)
+        .description(what)
+        .datasource(DATASOURCE)
+        .height(2 * _HIGH)
+        .point_size(xychart.XychartFieldConfigPointSize().fixed(8))
+    )
+    for number, (expression, _) in enumerate([x, *ys]):
+        panel.with_target(_query(number, expression).instant().format(PromQueryFormat.TABLE))
+    panel.with_transformation(_join(key))
+    panel.with_transformation(_rename({f"Value #{_ref(n)}": legend for n, (_, legend) in enumerate([x, *ys])}))
+    panel.override_by_name(x[1], [model.DynamicConfigValue(id_val="unit", value=units[0])])
+    for _, legend in ys:
+        panel.override_by_name(legend, [model.DynamicConfigValue(id_val="unit", value=units[1])])
+    return panel
+
+
+def board(uid: str, title: str, what: str, variables: list[Any], rows: list[tuple[str, list[Any]]]) -> str:
+    """A dashboard as JSON; the panels of a row share its width."""
+    built = (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description(what)
+        .tags(["perseus"])
+        .refresh("30s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+    )
+    for variable in variables:
+        built.with_variable(variable)
+    for name, panels in rows:
+        built.with_row(dashboard.Row(name))
+        for panel in panels:
+            built.with_panel(panel.span(_WIDTH // len(panels)))
+    return str(JSONEncoder(sort_keys=True, indent=1).encode(built.build())) + "\n"
+
+
+def label_variable(name: str, label: str, query: str, *, every: bool = False) -> Any:
+    """A drop-down of a label's values; ``every``: with All."""
+    variable = (
+        dashboard.QueryVariable(name)
+        .label(label)
+        .datasource(DATASOURCE)
+        .query(query)
+        .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(model.VariableSort.ALPHABETICAL_ASC)
+    )
+    return variable.include_all(True).multi(True).all_value(".*") if every else variable
+
+
+def _ref(number: int) -> str:
+    return chr(ord("A") + number)
+
+
+def _query(number: int, expression: str) -> Any:
+    return prometheus.Dataquery().expr(expression).ref_id(_ref(number)).datasource(DATASOURCE)
+
+
+def _join(key: str) -> model.DataTransformerConfig:
+    return model.DataTransformerConfig(id_val="joinByField", options={"byField": key, "mode": "outer"})
+
+
+def _rename(names: dict[str, str]) -> model.DataTransformerConfig:
+    hidden = {name: True for number in range(10) for name in ("Time", f"Time {number + 1}")}
+    return model.DataTransformerConfig(
+        id_val="organize", options={"excludeByName": hidden, "renameByName": names, "indexByName": {}}
+    )
