@@ -147,7 +147,7 @@ class _Plans:
         large = n * len(deadline) > _CELLS
         gaps = []
         for begin in range(0, len(deadline), size):
-            self._round(deadline[begin : begin + size], _NEAR[:1] if large else _NEAR)
+            self._round(deadline[begin : begin + size], _NEAR[:1] if large else _NEAR, quick=large)
             gaps.append(self._gap(deadline[begin : begin + size]))
             report(min(begin + size, len(deadline)) / len(deadline))
         if large:
@@ -190,8 +190,8 @@ class _Plans:
         fits = makespan[:, None] <= deadline
         return columns[:, np.where(fits, energy[:, None], np.inf).argmin(axis=0)]
 
-    def _round(self, deadline: Floats, spans: list[tuple[int, int]]) -> None:
-        self._keep(round_plans(self._rounder, self.curve, deadline, spans))
+    def _round(self, deadline: Floats, spans: list[tuple[int, int]], *, quick: bool = False) -> None:
+        self._keep(round_plans(self._rounder, self.curve, deadline, spans, quick=quick))
 
     def _keep(self, columns: Index) -> None:
         engine = self._engine

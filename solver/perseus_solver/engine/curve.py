@@ -27,7 +27,7 @@ Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 SHARPNESS = 2e-5
 """A stretch of the envelope is known well enough once a new line raises it by less than this share of the energy."""
-MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 48, 9, 72_000
+MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 48, 8, 72_000
 """48 prices are enough for steps of a few percent over the three decades that profiles span. A network with many rows
 gets fewer, so that prices × rows stay about constant, and the flows between two prices are mixed instead
 (`Engine.mixed`)."""

@@ -201,6 +201,8 @@ class Steady:
         return [self._solve(price) for price in prices]
 
     def _solve(self, price: int) -> Dual:
+        if price == 0:
+            return Dual(0, np.zeros(len(self._edge_class), dtype=np.int64), np.zeros(len(self._node), dtype=np.int64))
         parts = [rhythm.at(price) for rhythm in self._rhythms]
         on_edge = np.concatenate([edge for edge, _ in parts])
         on_node = np.concatenate([node for _, node in parts])

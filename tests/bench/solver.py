@@ -1,0 +1,186 @@
+"""The solver against lowtime 0.3.0 in the same run, its certified gaps, and how it grows.
+
+lowtime gets a stated time budget; where it does not finish, its time is that budget and the ratio a lower bound (the
+figure's peer says so). Scale figures run in a process of their own, so that peak memory is theirs alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perseus_solver import lowtime_peer
+from perseus_solver.frontier import solve_deadline, solve_frontier
+from perseus_solver.problem import Problem, build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.result import Frontier
+from perseus_solver.schedules import build_schedule
+from perseus_solver.simulate import Simulator
+
+DATA = Path(os.environ.get("PERSEUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "sosp24"
+PROFILES = {"gpt3-175b_a100-sxm": (83.64, 1e-3), "bloom-176b_a40": (70.38, 1e-4)}
+"""Blocking power in watts, and the time grid that lowtime's authors use on that GPU."""
+MICROBATCHES = (12, 24, 48, 96)
+LOWTIME_BUDGET_S = {12: 120.0, 24: 180.0, 48: 240.0, 96: 300.0}
+COMPARED = 20
+Result = dict[str, Any]
+
+
+def figure(value: float, unit: str, peer: str | None = None, peer_value: float | None = None) -> Result:
+    """One result; the ratio is how many times the peer's value ours is smaller."""
+    ratio = None if peer_value is None or value == 0 else peer_value / value
+    return {"value": value, "unit": unit, "peer": peer, "peer_value": peer_value, "ratio": ratio}
+
+
+def problem_of(profile: str, microbatches: int) -> Problem:
+    """1F1B on eight stages."""
+    measured = read_profile(DATA / "stage_profile" / f"{profile}.csv", stages=8)
+    schedule = build_schedule("1f1b", stages=8, microbatches=microbatches)
+    return build_problem(measured, schedule, blocking_power_w=PROFILES[profile][0])
+
+
+@cache
+def solved(profile: str, microbatches: int) -> tuple[Frontier, float]:
+    """Our frontier and the seconds it took."""
+    problem = problem_of(profile, microbatches)
+    begun = time.perf_counter()
+    frontier = solve_frontier(problem, 100)
+    return frontier, time.perf_counter() - begun
+
+
+def against_lowtime(profile: str, microbatches: int) -> dict[str, Result]:
+    """Speed, and energy at the times of lowtime's own plans."""
+    problem = problem_of(profile, microbatches)
+    _, ours_s = solved(profile, microbatches)
+    budget_s = LOWTIME_BUDGET_S[microbatches]
+    begun = time.perf_counter()
+    plans, finished = [], True
+    for plan in lowtime_peer.lowtime_plans(problem, unit_time_s=PROFILES[profile][1]):
+        plans.append(plan)
+        if time.perf_counter() - begun > budget_s:
+            finished = False
+            break
+    theirs_s = time.perf_counter() - begun
+    peer = "lowtime 0.3.0" if finished else f"lowtime 0.3.0, stopped after {budget_s:.0f} s"
+    name = f"{profile}_{microbatches}"
+    results = {f"solver_speedup_vs_lowtime_{name}": figure(ours_s, "s", peer, theirs_s)}
+    if plans:
+        chosen = np.array([plans[i] for i in np.unique(np.linspace(0, len(plans) - 1, COMPARED).astype(int))])
+        time_s, energy_j = Simulator(problem).totals(chosen)
+        blocking_w = problem.blocking_power_w * problem.stages
+        excess = []
+        for t, e in zip(time_s.tolist(), energy_j.tolist(), strict=True):
+            point = solve_deadline(problem, t)
+            excess.append((point.energy_j + blocking_w * (t - point.iteration_time_s)) / e - 1.0)
+        results[f"solver_worst_energy_vs_lowtime_percent_{name}"] = figure(100 * max(excess), "%", peer)
+    return results
+
+
+def gaps(profile: str, microbatches: int) -> dict[str, Result]:
+    """Certified gap, and the saving at no slowdown next to the published one."""
+    frontier, _ = solved(profile, microbatches)
+    problem = problem_of(profile, microbatches)
+    name = f"{profile}_{microbatches}"
+    highest = np.array([int(o.frequency_mhz.argmax()) for o in problem.options])[problem.option_of]
+    baseline_j = float(Simulator(problem).run(highest).energy_j)
+    rows = (line.split(",") for line in (DATA / "reference" / "table6.csv").read_text().split()[1:])
+    published = next(float(r[2]) for r in rows if (r[0], int(r[1])) == (profile, microbatches))
+    saving = 100 * (1 - float(frontier.energy_j[0]) / baseline_j)
+    return {
+        f"solver_gap_median_percent_{name}": figure(100 * float(np.median(frontier.gap)), "%"),
+        f"solver_gap_max_percent_{name}": figure(100 * float(frontier.gap.max()), "%"),
+        f"solver_saving_at_t_min_percent_{name}": figure(saving, "%", "SOSP'24 table 6", published),
+    }
+
+
+_SCALE = """
+import json, resource, sys, time
+import numpy as np
+from tests.bench.solver import wide
+from perseus_solver.frontier import solve_frontier
+problem = wide(int(sys.argv[1]), int(sys.argv[2]))
+begun = time.perf_counter()
+frontier = solve_frontier(problem, 100)
+print(json.dumps({"s": time.perf_counter() - begun, "gap": float(np.median(frontier.gap)),
+                  "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+"""
+
+
+def wide(stages: int, microbatches: int) -> Problem:
+    """1F1B on any number of stages: the eight measured ones over and over."""
+    lines = (DATA / "stage_profile" / "gpt3-175b_a100-sxm.csv").read_text().split()
+    measured = [line.split(",", 1) for line in lines[1:]]
+    repeated = [f"{stage},{rest}" for stage in range(stages) for own, rest in measured if int(own) == stage % 8]
+    profile = read_profile("\n".join([lines[0], *repeated]) + "\n")
+    schedule = build_schedule("1f1b", stages=stages, microbatches=microbatches)
+    return build_problem(profile, schedule, blocking_power_w=PROFILES["gpt3-175b_a100-sxm"][0])
+
+
+@cache
+def scaled(stages: int, microbatches: int) -> dict[str, float]:
+    """Seconds, peak memory and median gap of one solve in its own process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCALE, str(stages), str(microbatches)], capture_output=True, text=True, check=True
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def largest() -> dict[str, Result]:
+    """64 stages × 1,536 microbatches: 196,608 instructions."""
+    found = scaled(64, 1536)
+    return {
+        "solver_scale_64x1536_s": figure(found["s"], "s"),
+        "solver_scale_64x1536_mib": figure(found["mib"], "MiB"),
+        "solver_scale_64x1536_gap_median_percent": figure(100 * found["gap"], "%"),
+    }
+
+
+def growth() -> dict[str, Result]:
+    """Seconds and memory against microbatches at 8 stages, and against stages at 64 microbatches."""
+    sizes = [(8, m) for m in (12, 48, 192, 768, 1536)] + [(s, 64) for s in (4, 16, 32)]
+    results = {}
+    for stages, microbatches in sizes:
+        found = scaled(stages, microbatches)
+        name = f"solver_growth_{stages}x{microbatches}"
+        results[f"{name}_s"] = figure(found["s"], "s")
+        results[f"{name}_us_per_instruction"] = figure(1e6 * found["s"] / (2 * stages * microbatches), "us")
+        results[f"{name}_mib"] = figure(found["mib"], "MiB")
+    return results
+
+
+def plan_command() -> Result:
+    """`perseus plan` for one deadline, 8 × 96, from the start of the process to its end."""
+    output = Path(os.environ.get("TMPDIR", "/tmp")) / f"perseus-bench-plan-{os.getpid()}.json"
+    command = [sys.executable, "-m", "perseus_solver.cli", "plan", "--schedule", "1f1b", "--stages", "8"]
+    command += ["--profile", str(DATA / "stage_profile" / "gpt3-175b_a100-sxm.csv"), "--microbatches", "96"]
+    command += ["--blocking-power", "83.64", "--max-slowdown", "3%", "--output", str(output)]
+    begun = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    seconds = time.perf_counter() - begun
+    output.unlink()
+    return figure(seconds, "s")
+
+
+def _all() -> dict[str, Callable[[], Result]]:
+    figures: dict[str, Callable[[], Result]] = {"solver_plan_cli_s": plan_command}
+    for profile in PROFILES:
+        for count in MICROBATCHES:
+            name = f"{profile}_{count}"
+            figures[f"solver_gap_{name}"] = lambda p=profile, c=count: gaps(p, c)  # type: ignore[misc]
+            figures[f"solver_speedup_vs_lowtime_{name}"] = lambda p=profile, c=count: against_lowtime(p, c)  # type: ignore[misc]
+    figures["solver_scale_64x1536"] = largest
+    figures["solver_growth"] = growth
+    return figures
+
+
+FIGURES: dict[str, Callable[[], Result]] = _all()
