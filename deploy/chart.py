@@ -101,8 +101,8 @@ def _section(node: yaml.MappingNode, lines: list[str], path: str, values: list[V
         values.append(Value(name, default, schema))
         if program:
             values += [Value(f"{name}.{field}", None, of) for field, of in schema["properties"].items()]
-        # Null takes a key away. What has an empty form may go; templates rely on the rest.
-        if default not in ("", [], {}) and not isinstance(default, list | dict):
+        # Null takes a key away. What may be empty may go; templates rely on the rest.
+        if "minItems" in schema or not (isinstance(default, list | dict) or default == ""):
             required.append(key.value)
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
 

@@ -1,0 +1,104 @@
+"""The chart under a real Helm: what it renders, and a real API server to install it on.
+
+Without Helm every test here is skipped and says so; without the binaries of a control plane those that install are.
+Helm comes from ``make chart-test``, which builds it where Go is, or from the PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.config import new_client_from_config
+
+from perseus_sim.controlplane import NoControlPlane, find_assets
+from perseus_sim.servers import Server, real_server
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
+NAMESPACE = "perseus-system"
+Objects = dict[tuple[str, str], dict[str, Any]]
+"""By kind and name; the name of one in another namespace has that before it."""
+
+
+class HelmFailed(RuntimeError):
+    """What Helm said on standard error."""
+
+
+class Helm:
+    """The helm command, away from the user's own configuration."""
+
+    def __init__(self, binary: str, home: Path) -> None:
+        self._binary = binary
+        places = {f"HELM_{kind}_HOME": str(home / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+        self.environment = {**os.environ, **places, "PATH": f"{Path(binary).parent}:{os.environ['PATH']}"}
+
+    def __call__(self, *arguments: str, stdin: str = "", kubeconfig: Path | None = None) -> str:
+        login = {"KUBECONFIG": str(kubeconfig) if kubeconfig else os.devnull}
+        done = subprocess.run(
+            [self._binary, *arguments],
+            input=stdin,
+            env=self.environment | login,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=90,
+        )
+        if done.returncode != 0:
+            raise HelmFailed(done.stderr + done.stdout)
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    try:
+        built = find_assets() / "helm"
+        problem = f"no helm in {built.parent} nor on the PATH: run `make chart-test`"
+    except NoControlPlane as missing:
+        built, problem = Path("/nonexistent"), f"no helm on the PATH, and {missing}"
+    binary = str(built) if os.access(built, os.X_OK) else shutil.which("helm")
+    if binary is None:
+        pytest.skip(f"the chart is not tested: {problem}")
+    return Helm(binary, tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def render(helm: Helm) -> Callable[..., Objects]:
+    """Objects of the chart with values as a mapping, as flags, or both."""
+
+    def rendered(values: dict[str, Any] | None = None, *flags: str, chart: Path = CHART) -> Objects:
+        arguments = ["template", "perseus", str(chart), "--namespace", NAMESPACE, "--values", "-", *flags]
+        documents = yaml.safe_load_all(helm(*arguments, stdin=yaml.safe_dump(values or {})))
+        objects: Objects = {}
+        for document in filter(None, documents):
+            place = document["metadata"].get("namespace", NAMESPACE)
+            name = document["metadata"]["name"]
+            key = document["kind"], name if place == NAMESPACE else f"{place}/{name}"
+            assert key not in objects, f"rendered twice: {key}"
+            objects[key] = document
+        return objects
+
+    return rendered
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real API server."""
+    try:
+        with real_server(tmp_path_factory.mktemp("server")) as running:
+            yield running
+    except NoControlPlane as missing:
+        pytest.skip(f"the chart is not installed: {missing}")
+
+
+@pytest.fixture(scope="session")
+def api(server: Server) -> Iterator[Any]:
+    """The administrator's connection."""
+    connect: Any = new_client_from_config
+    with connect(str(server.kubeconfig)) as connection:
+        yield connection

@@ -1,0 +1,321 @@
+"""A release on a real API server: installed, used, upgraded, rolled back, uninstalled, by a real Helm.
+
+The pods are run as processes by ``perseus_sim.process_node``, from the manifests as they stand in the API: arguments,
+environment, Secrets, probes, service account. So the certificates must be right and the rights enough.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from kubernetes import client, dynamic
+
+from perseus_proto import keys
+from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
+from perseus_sim import rbac
+from perseus_sim.process_node import ProcessNode
+from perseus_sim.servers import Feature, Server
+
+pytestmark = pytest.mark.timeout(300)
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART, NAMESPACE = ROOT / "charts" / "perseus", "perseus-system"
+PROGRAMS = {
+    "perseus-operator": [sys.executable, "-m", "perseus_operator"],
+    "perseus-agent": [sys.executable, "-m", "perseus_agent"],
+}
+CRD = "perseusjobs.perseus.energy"
+# Made by controllers, or by the cluster for itself.
+CHURN = {"Event", "Lease", "EndpointSlice", "Endpoints", "ControllerRevision", "APIService", "Node", "ComponentStatus"}
+Helm = Callable[..., str]
+
+
+def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, f"{what}: not after {timeout_s:g} s"
+        time.sleep(0.2)
+
+
+def everything(api: Any, folder: Path) -> set[tuple[str, str, str]]:
+    """Kind, namespace and name of every object of the cluster."""
+    connect: Any = dynamic.DynamicClient
+    found = set()
+    kinds = connect(api, cache_file=str(folder / f"{time.monotonic_ns()}.json"))
+    for resource in kinds.resources.search():
+        if "list" not in (getattr(resource, "verbs", None) or ()) or resource.kind in CHURN or "/" in resource.name:
+            continue
+        for item in resource.get().to_dict()["items"] or ():
+            found.add((resource.kind, item["metadata"].get("namespace") or "", item["metadata"]["name"]))
+    return found
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name leaves room for sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="pn") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def namespace(api: Any) -> Iterator[str]:
+    """The namespace of the install page, gone afterwards with all that is in it."""
+    core = client.CoreV1Api(api)
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    core.create_namespace({"metadata": {"name": NAMESPACE, "labels": labels}})
+    until("the service account is there", lambda: core.list_namespaced_service_account(NAMESPACE).items)
+    yield NAMESPACE
+    core.delete_namespace(NAMESPACE)
+
+    def gone() -> bool:
+        return NAMESPACE not in {item.metadata.name for item in core.list_namespace().items}
+
+    until("the namespace is gone", gone)
+
+
+@pytest.fixture
+def node(api: Any, server: Server, short: Path) -> Iterator[ProcessNode]:
+    if server.plane is None or Feature.CONTROLLERS not in server.features:
+        pytest.skip(f"the {server.name} is not ours to put a node into, or has no controllers")
+    with ProcessNode(api, server.kubeconfig, short, PROGRAMS) as node:
+        yield node
+
+
+@pytest.fixture
+def on_server(helm: Helm, server: Server) -> Helm:
+    def run(*arguments: str) -> str:
+        return helm(*arguments, "--namespace", NAMESPACE, kubeconfig=server.kubeconfig)
+
+    return run
+
+
+def secrets(api: Any) -> dict[str, dict[str, str]]:
+    found = client.CoreV1Api(api).list_namespaced_secret(NAMESPACE, label_selector="app.kubernetes.io/instance=perseus")
+    return {secret.metadata.name: secret.data for secret in found.items}
+
+
+def lease_ttl(api: Any) -> str | None:
+    deployment = client.AppsV1Api(api).read_namespaced_deployment("perseus-operator", NAMESPACE)
+    variables = {v.name: v.value for v in deployment.spec.template.spec.containers[0].env}
+    return variables.get("PERSEUS_OPERATOR_LEASE_TTL_S")
+
+
+def ready(api: Any, node: ProcessNode) -> None:
+    apps = client.AppsV1Api(api)
+
+    def all_ready() -> bool:
+        operator = apps.read_namespaced_deployment("perseus-operator", NAMESPACE)
+        agents = apps.read_namespaced_daemon_set("perseus-agent", NAMESPACE)
+        current = operator.status.observed_generation == operator.metadata.generation
+        current &= agents.status.observed_generation == agents.metadata.generation
+        current &= (operator.status.updated_replicas, agents.status.updated_number_scheduled) == (1, 1)
+        return bool(current and operator.status.ready_replicas == 1 and agents.status.number_ready == 1)
+
+    try:
+        until("operator and agent are ready", all_ready, 90)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{node.failures}\n{node.log_of('perseus')[-6000:]}") from None
+
+
+def test_from_install_to_uninstall(
+    on_server: Helm, api: Any, server: Server, node: ProcessNode, namespace: str, tmp_path: Path
+) -> None:
+    before = everything(api, tmp_path)
+
+    # Install an older chart, whose CRD lacks a column, so that an upgrade has something to upgrade.
+    old = tmp_path / "old"
+    subprocess.run(["cp", "-r", str(CHART), str(old)], check=True)
+    template = old / "templates" / "crd.yaml"
+    text = template.read_text(encoding="utf-8")
+    template.write_text(re.sub(r"    - name: Slowdown\n(      .*\n)+", "", text), encoding="utf-8")
+    on_server("install", "perseus", str(old), "--set", "simulatedGpus.enabled=true,simulatedGpus.count=2")
+    definitions = client.ApiextensionsV1Api(api)
+
+    def columns() -> set[str]:
+        found = definitions.read_custom_resource_definition(CRD)
+        return {column.name for column in found.spec.versions[0].additional_printer_columns}
+
+    assert "Slowdown" not in columns()
+    ready(api, node)
+    certificates = secrets(api)
+    assert set(certificates) == {"perseus-operator-tls", "perseus-agent-tls"}
+
+    # Its own test proves it, and says so.
+    said = on_server("test", "perseus", "--timeout", "120s")
+    assert re.search(r"Phase:\s+Succeeded", said), said + node.log_of("perseus-test")
+    log = node.log_of("perseus-test")
+    assert "operator: planned a job" in log
+    assert "agents: 1 of 1 ready" in log
+    for attempt in ("no certificate", "another authority", "the operator's"):
+        assert may_command(node, certificates, attempt) is (attempt == "the operator's")
+
+    # Upgrade: settings arrive, the CRD too, certificates stay.
+    on_server("upgrade", "perseus", str(CHART), "--reuse-values", "--set", "operator.settings.leaseTtlS=77")
+    assert lease_ttl(api) == "77"
+    assert "Slowdown" in columns()
+    assert secrets(api) == certificates
+    ready(api, node)
+    kept = make_job(api)
+
+    on_server("rollback", "perseus", "1")
+    assert lease_ttl(api) is None
+    assert secrets(api) == certificates
+    ready(api, node)
+
+    # With a job there: the finalizer is the operator's, who answers for it until it is uninstalled.
+    jobs = client.CustomObjectsApi(api)
+    jobs.delete_namespaced_custom_object(*kept)
+    until("the job is gone", lambda: not jobs.list_namespaced_custom_object(*kept[:-1])["items"])
+    rights_are_exact(api, server)
+
+    on_server("uninstall", "perseus")
+    expected = {
+        ("CustomResourceDefinition", "", CRD),
+        ("ConfigMap", NAMESPACE, "perseus-epoch"),  # the operator's: a lower epoch later would be refused by agents
+    }
+    until("nothing else is left", lambda: everything(api, tmp_path) - before <= expected)
+    assert before <= everything(api, tmp_path)
+
+    # A CRD that was kept does not stand in the way, and certificates are new.
+    on_server("install", "perseus", str(CHART), "--set", "simulatedGpus.enabled=true")
+    assert secrets(api) != certificates
+    on_server("uninstall", "perseus")
+    definitions.delete_custom_resource_definition(CRD)
+
+
+def make_job(api: Any) -> tuple[str, str, str, str, str]:
+    place = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
+    spec = {
+        "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
+        "profile": {"configMapRef": {"name": "nobody"}, "blockingPowerMilliwatts": 83640},
+        "mode": "Recommend",
+    }
+    api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
+    body = {"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": "kept"}, "spec": spec}
+    jobs = client.CustomObjectsApi(api)
+    jobs.create_namespaced_custom_object(*place, body)
+
+    def seen() -> bool:
+        found = jobs.get_namespaced_custom_object(*place, "kept")
+        return bool(found["metadata"].get("finalizers")) and "status" in found
+
+    until("the operator has seen the job", seen)
+    return (*place, "kept")
+
+
+def may_command(node: ProcessNode, certificates: dict[str, dict[str, str]], who: str) -> bool:
+    """Whether the agent answers a caller who shows this."""
+    from base64 import b64decode
+
+    from perseus_sim.pki import Authority
+
+    pem = {key: b64decode(data) for key, data in certificates["perseus-operator-tls"].items()}
+    if who == "no certificate":
+        credentials = grpc.ssl_channel_credentials(pem["ca.crt"])
+    elif who == "another authority":
+        pair = Authority("other").issue("perseus-operator", hosts=("perseus-operator",), client=True)
+        credentials = grpc.ssl_channel_credentials(pem["ca.crt"], pair.key, pair.certificate)
+    else:
+        credentials = grpc.ssl_channel_credentials(pem["ca.crt"], pem["tls.key"], pem["tls.crt"])
+    address = f"{node.address_of('perseus-agent')}:{keys.DEFAULT_GRPC_PORT}"
+    options = [("grpc.ssl_target_name_override", "perseus-agent")]
+    with grpc.secure_channel(address, credentials, options) as channel:
+        try:
+            described = agent_pb2_grpc.AgentStub(channel).DescribeNode(agent_pb2.DescribeNodeRequest(), timeout=10)
+        except grpc.RpcError as error:
+            if not isinstance(error, grpc.Call) or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return False
+    assert len(described.gpus) == 2, "as many simulated GPUs as asked for"
+    return True
+
+
+def rights_are_exact(api: Any, server: Server) -> None:
+    """Every rule of the operator's role was used, and nothing was refused."""
+    assert server.plane is not None
+    asked = list(rbac.requests(server.plane.audit_log, rbac.user_name(NAMESPACE, "perseus-operator")))
+    refused = {(str(request.permission), request.path) for request in asked if request.code in (401, 403)}
+    assert not refused
+    role = client.RbacAuthorizationV1Api(api).read_cluster_role("perseus-system-perseus-operator")
+    allowed = rbac.granted([{"kind": "ClusterRole", **api.sanitize_for_serialization(role)}])
+    used = {request.permission for request in asked}
+    assert sorted(map(str, allowed - used)) == [], "granted and never used"
+    assert sorted(map(str, used - allowed)) == [], "allowed by something else than the chart's role"
+
+
+@pytest.mark.parametrize(
+    ("level", "who", "violations"),
+    [
+        ("restricted", "operator", set()),
+        ("restricted", "test", set()),
+        (
+            "restricted",
+            "agent",
+            {"host namespaces", "unrestricted capabilities", "restricted volume types", "runAsNonRoot != true",
+             "hostPath volumes", "non-default capabilities", "runAsUser=0"},
+        ),
+        ("baseline", "agent", {"host namespaces", "hostPath volumes", "non-default capabilities"}),
+    ],
+)  # fmt: skip
+def test_pod_security_admits_what_the_security_page_says(
+    render: Callable[..., Any], api: Any, level: str, who: str, violations: set[str]
+) -> None:
+    objects = render()
+    manifest = {
+        "operator": lambda: objects["Deployment", "perseus-operator"]["spec"]["template"],
+        "agent": lambda: objects["DaemonSet", "perseus-agent"]["spec"]["template"],
+        "test": lambda: objects["Pod", "perseus-test"],
+    }[who]()
+    core = client.CoreV1Api(api)
+    name = f"pod-security-{level}-{who}"
+    core.create_namespace({"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}}})
+    try:
+        spec = {**manifest["spec"], "serviceAccountName": "default", "automountServiceAccountToken": False}
+        until("the service account is there", lambda: core.list_namespaced_service_account(name).items)
+        try:
+            core.create_namespaced_pod(name, {"metadata": {"name": "pod"}, "spec": spec}, dry_run="All")
+            said: set[str] = set()
+        except client.ApiException as error:
+            message = json.loads(error.body)["message"]
+            assert f'violates PodSecurity "{level}' in message
+            said = {part.partition(" (")[0] for part in re.split(r"\), ", message.partition(": ")[2])}
+        assert said == violations
+    finally:
+        core.delete_namespace(name)
+
+
+def commands(page: Path) -> list[str]:
+    """The shell blocks of a page, in order."""
+    return re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_the_commands_of_the_install_page(
+    helm: Any, api: Any, server: Server, node: ProcessNode, tmp_path: Path
+) -> None:
+    assert server.plane is not None
+    path = f"{server.plane.assets}:{helm.environment['PATH']}"
+    environment = helm.environment | {"PATH": path, "KUBECONFIG": str(server.kubeconfig)}
+    blocks = commands(ROOT / "docs" / "install.md")
+    assert len(blocks) >= 4
+    for block in blocks:
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=180,
+        )  # fmt: skip
+        log = node.log_of("perseus")[-4000:] if ran.returncode else ""
+        assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}\n{node.failures}\n{log}"
+    # The page ends by taking everything away.
+    names = {item.metadata.name for item in client.CoreV1Api(api).list_namespace().items}
+    assert NAMESPACE not in names
+    assert not yaml.safe_load(json.dumps(client.ApiextensionsV1Api(api).list_custom_resource_definition().items or []))

@@ -1,0 +1,377 @@
+"""What the chart renders: toggles on and off, zero and null, and the promises that can be read from a manifest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perseus_agent.settings import parse_settings as agent_settings
+from perseus_operator.settings import parse_settings as operator_settings
+from perseus_proto import keys
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
+OPERATOR, AGENT = ("Deployment", "perseus-operator"), ("DaemonSet", "perseus-agent")
+Objects = dict[tuple[str, str], dict[str, Any]]
+Render = Callable[..., Objects]
+
+
+def pod(objects: Objects, key: tuple[str, str]) -> Any:
+    return objects[key]["spec"]["template"]["spec"]
+
+
+def container(objects: Objects, key: tuple[str, str]) -> Any:
+    return pod(objects, key)["containers"][0]
+
+
+def environment(container: Any) -> dict[str, str]:
+    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
+
+
+def kinds(objects: Objects) -> set[str]:
+    return {kind for kind, _ in objects}
+
+
+def pods(objects: Objects) -> Iterator[Any]:
+    for (kind, _), body in objects.items():
+        if kind in ("Deployment", "DaemonSet"):
+            yield body["spec"]["template"]["spec"]
+        elif kind == "Pod":
+            yield body["spec"]
+
+
+def test_everything_is_labelled_and_in_the_namespace(render: Render) -> None:
+    everything = {
+        "commonLabels": {"team": "energy"},
+        "metrics": {"podMonitor": {"enabled": True}, "dashboards": {"enabled": True}},
+        "simulatedGpus": {"enabled": True},
+    }
+    for (kind, name), body in render(everything).items():
+        labels = body["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "perseus", (kind, name)
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert labels["team"] == "energy"
+        cluster_wide = kind in ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
+        assert body["metadata"].get("namespace") == (None if cluster_wide else "perseus-system"), (kind, name)
+
+
+def test_the_programs_accept_what_the_chart_gives_them(render: Render) -> None:
+    values = {
+        "operator": {
+            "settings": {"leaseTtlS": 90, "solveMemoryMib": 16777216, "logLevel": "DEBUG"},
+            "metricsPort": 1234,
+        },
+        "agent": {"settings": {"minSwitchIntervalUs": 2500000, "drainTimeoutS": 12.5}, "grpcPort": 5678},
+    }
+    objects = render(values)
+    main = container(objects, OPERATOR)
+    settings = operator_settings(main["args"], environment(main))
+    assert (settings.lease_ttl_s, settings.solve_memory_mib, settings.log_level) == (90, 16777216, "DEBUG")
+    assert settings.agent_namespace == "perseus-system"
+    assert not settings.insecure
+    assert settings.metrics_address.endswith(":1234")
+    assert main["ports"] == [{"name": "metrics", "containerPort": 1234}]
+
+    main = container(objects, AGENT)
+    given = agent_settings(main["args"], environment(main))
+    assert (given.min_switch_interval_us, given.drain_timeout_s) == (2500000, 12.5)
+    assert not given.insecure
+    assert {port["name"]: port["containerPort"] for port in main["ports"]}[keys.AGENT_GRPC_PORT_NAME] == 5678
+    assert given.grpc_address.endswith(":5678")
+    mounts = {mount["mountPath"]: mount for mount in main["volumeMounts"]}
+    for path in (given.socket, given.journal, given.pod_resources_socket, given.tls_key):
+        assert str(Path(path).parent) in mounts, path
+    assert mounts["/var/lib/kubelet/pod-resources"]["readOnly"]
+    assert not any("subPath" in mount for mount in mounts.values()), "renewed certificates would never arrive"
+    assert agent_settings([], {"PERSEUS_AGENT_INSECURE": "true"}).socket == given.socket, "the clients' default"
+
+
+def test_the_operator_finds_the_agents(render: Render) -> None:
+    objects = render()
+    labels = objects[AGENT]["spec"]["template"]["metadata"]["labels"]
+    assert labels[keys.LABEL_COMPONENT] == keys.COMPONENT_AGENT
+    assert objects[AGENT]["metadata"]["namespace"] == "perseus-system"
+
+
+def test_one_operator_at_a_time_and_probes_on_progress(render: Render) -> None:
+    objects = render()
+    spec = objects[OPERATOR]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    for key in (OPERATOR, AGENT):
+        main = container(objects, key)
+        assert main["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        assert main["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_images(render: Render) -> None:
+    app_version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    objects = render()
+    assert container(objects, OPERATOR)["image"] == f"perseus-operator:{app_version}"
+    assert container(objects, AGENT)["image"] == f"perseus-agent:{app_version}"
+    digest = f"sha256:{'a' * 64}"
+    image = {"repository": "team/agent", "tag": "7", "digest": digest}
+    objects = render({"image": {"registry": "registry.example:5000"}, "agent": {"image": image}})
+    assert container(objects, AGENT)["image"] == f"registry.example:5000/team/agent@{digest}"
+
+
+def test_the_operator_is_restricted(render: Render) -> None:
+    objects = render()
+    operator = pod(objects, OPERATOR)
+    assert operator["securityContext"]["runAsNonRoot"]
+    assert operator["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for main in operator["containers"]:
+        assert main["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert not main["securityContext"]["allowPrivilegeEscalation"]
+        assert main["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_agent_has_these_exceptions_and_no_others(render: Render) -> None:
+    objects = render()
+    agent = pod(objects, AGENT)
+    assert agent["hostPID"]
+    assert not agent["automountServiceAccountToken"]
+    assert not {"hostNetwork", "hostIPC"} & set(agent)
+    security = agent["containers"][0]["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert not security["allowPrivilegeEscalation"]
+    assert security["readOnlyRootFilesystem"]
+    assert "privileged" not in security
+    assert {v["hostPath"]["path"] for v in agent["volumes"] if "hostPath" in v} == {
+        "/run/perseus",
+        "/var/lib/perseus",
+        "/var/lib/kubelet/pod-resources",
+    }
+    privileged = container(render({"agent": {"privileged": True}}), AGENT)["securityContext"]
+    assert privileged["privileged"]
+    assert not {"capabilities", "allowPrivilegeEscalation"} & set(privileged), "the API server refuses both together"
+
+
+def test_the_agent_never_takes_a_gpu(render: Render) -> None:
+    for simulated in (False, True):
+        for spec in pods(render({"simulatedGpus": {"enabled": simulated}})):
+            assert "nvidia.com/gpu" not in json.dumps([c.get("resources") for c in spec["containers"]])
+
+
+def test_the_agent_has_time_to_give_clocks_back(render: Render) -> None:
+    grace = pod(render(), AGENT)["terminationGracePeriodSeconds"]
+    assert grace > agent_settings([], {"PERSEUS_AGENT_INSECURE": "true"}).drain_timeout_s
+
+
+def node_matches(agent: Any, labels: dict[str, str]) -> bool:
+    """As the scheduler would: terms are ORed, expressions ANDed, and the node selector besides."""
+    holds = {
+        "In": lambda e: labels.get(e["key"]) in e["values"],
+        "DoesNotExist": lambda e: e["key"] not in labels,
+    }
+    affinity = agent.get("affinity")
+    if affinity:
+        required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        terms = [term["matchExpressions"] for term in required["nodeSelectorTerms"]]
+        if not any(all(holds[e["operator"]](e) for e in term) for term in terms):
+            return False
+    return all(labels.get(key) == value for key, value in agent.get("nodeSelector", {}).items())
+
+
+GPU_LABELS = [
+    {"feature.node.kubernetes.io/pci-10de.present": "true"},
+    {"feature.node.kubernetes.io/cpu-model.vendor_id": "NVIDIA"},
+    {"nvidia.com/gpu.present": "true"},
+]
+
+
+@pytest.mark.parametrize("gpu", GPU_LABELS)
+@pytest.mark.parametrize(
+    ("mode", "runs_where_client_is"),
+    [
+        ("affinity", {None: True, "true": True, "paused-for-mig-change": False, "paused-for-driver-upgrade": False}),
+        ("nodeSelector", {None: False, "true": True, "paused-for-mig-change": False}),
+        ("ignore", {None: True, "true": True, "paused-for-driver-upgrade": True}),
+    ],
+)
+def test_agents_run_on_gpu_nodes_and_make_way_for_the_driver(
+    render: Render, gpu: dict[str, str], mode: str, runs_where_client_is: dict[str | None, bool]
+) -> None:
+    agent = pod(render({"agent": {"driverUpgradeLabel": mode}}), AGENT)
+    for client, runs in runs_where_client_is.items():
+        label = {} if client is None else {"nvidia.com/gpu.deploy.client": client}
+        assert node_matches(agent, gpu | label) is runs, (client, mode)
+    assert not node_matches(agent, {"nvidia.com/gpu.deploy.client": "true"})
+
+
+def test_simulated_gpus_need_no_gpu_node_and_no_privilege(render: Render) -> None:
+    objects = render({"simulatedGpus": {"enabled": True, "count": 4}, "agent": {"runtimeClassName": "nvidia"}})
+    agent = pod(objects, AGENT)
+    assert node_matches(agent, {})
+    assert "runtimeClassName" not in agent
+    main, plugin = agent["containers"][0], agent["initContainers"][0]
+    assert not any(name.startswith("NVIDIA") for name in environment(main))
+    for each in (main, plugin):
+        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert each["image"] == main["image"]
+    devices = agent_settings(main["args"], environment(main)).devices
+    assert devices == "perseus_sim.gpu:open_devices:/var/lib/perseus/gpus"
+    assert {"--count=4", "--gpus=/var/lib/perseus/gpus"} <= set(plugin["args"])
+    assert plugin["restartPolicy"] == "Always"
+    assert pod(render({"agent": {"runtimeClassName": "nvidia"}}), AGENT)["runtimeClassName"] == "nvidia"
+
+
+def test_without_agents_nothing_of_them_is_left(render: Render) -> None:
+    values = {"agent": {"enabled": False}, "metrics": {"serviceMonitor": {"enabled": True}}}
+    objects = render(values)
+    assert AGENT not in objects
+    assert ("NetworkPolicy", "perseus-agent") not in objects
+    assert not [key for key in objects if key[0] in ("Service", "ServiceMonitor") and "agent" in key[1]]
+
+
+def test_toggles_off_leave_the_operator_alone(render: Render) -> None:
+    off = {
+        "crds": {"enabled": False},
+        "rbac": {"create": False, "aggregateUserRoles": False},
+        "operator": {"serviceAccount": {"create": False, "name": "mine"}},
+        "agent": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "tls": {"mode": "secret", "secret": {"operator": "mine-tls", "agent": "theirs"}},
+    }
+    objects = render(off, "--no-hooks")
+    assert set(objects) == {OPERATOR}
+    operator = pod(objects, OPERATOR)
+    assert operator["serviceAccountName"] == "mine"
+    assert [v["secret"]["secretName"] for v in operator["volumes"] if "secret" in v] == ["mine-tls"]
+
+
+def test_the_crd_stays_unless_told_otherwise(render: Render) -> None:
+    key = ("CustomResourceDefinition", "perseusjobs.perseus.energy")
+    crd = render()[key]
+    assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "annotations" not in render({"crds": {"keep": False}})[key]["metadata"]
+    plain = yaml.safe_load((CHART.parents[1] / "deploy" / "crds" / "perseusjobs.yaml").read_text(encoding="utf-8"))
+    assert crd["spec"] == plain["spec"]
+
+
+def test_given_namespaces_the_operator_has_rights_there_alone(render: Render) -> None:
+    name = "perseus-system-perseus-operator"
+    everywhere = render()
+    assert ("ClusterRoleBinding", name) in everywhere
+    assert "RoleBinding" not in kinds(render({}, "--no-hooks"))
+    objects = render({"operator": {"namespaces": ["team-a", "team-b"]}})
+    assert "ClusterRoleBinding" not in kinds(objects)
+    places = {name, f"team-a/{name}", f"team-b/{name}"}
+    assert {name for kind, name in objects if kind == "RoleBinding" and "operator" in name} == places
+    main = container(objects, OPERATOR)
+    assert operator_settings(main["args"], environment(main)).namespace_list == ("team-a", "team-b")
+    own = container(everywhere, OPERATOR)
+    assert operator_settings(own["args"], environment(own)).namespace_list == ()
+
+
+def test_who_may_do_what_with_jobs(render: Render) -> None:
+    objects = render()
+    view = objects["ClusterRole", "perseus-system-perseus-view"]
+    edit = objects["ClusterRole", "perseus-system-perseus-edit"]
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert {resource for rule in edit["rules"] for resource in rule["resources"]} == {"perseusjobs"}, "never status"
+
+
+def test_network_policies(render: Render) -> None:
+    objects = render({"networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}]}, "agent": {"grpcPort": 5678}})
+    agent = objects["NetworkPolicy", "perseus-agent"]["spec"]
+    assert agent["policyTypes"] == ["Ingress", "Egress"]
+    assert not agent.get("egress"), "an agent calls nobody"
+    commands = next(rule for rule in agent["ingress"] if rule["ports"][0]["port"] == "grpc")
+    [peer] = commands["from"]
+    assert peer["podSelector"]["matchLabels"][keys.LABEL_COMPONENT] == "perseus-operator"
+    operator = objects["NetworkPolicy", "perseus-operator"]["spec"]
+    assert [rule["ports"][0]["port"] for rule in operator["egress"] if "to" in rule] == [5678]
+    assert all(
+        rule["from"] == [{"namespaceSelector": {}}]
+        for spec in (agent, operator)
+        for rule in spec["ingress"]
+        if rule["ports"][0]["port"] == "metrics"
+    )
+
+
+def test_certificates_of_one_authority_name_who_they_are_for(render: Render) -> None:
+    from base64 import b64decode
+
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    objects = render()
+    secrets = {who: objects["Secret", f"perseus-{who}-tls"]["data"] for who in ("operator", "agent")}
+    authority = x509.load_pem_x509_certificate(b64decode(secrets["operator"]["ca.crt"]))
+    for who, data in secrets.items():
+        assert data["ca.crt"] == secrets["operator"]["ca.crt"]
+        assert set(data) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is thrown away"
+        certificate = x509.load_pem_x509_certificate(b64decode(data["tls.crt"]))
+        certificate.verify_directly_issued_by(authority)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.DNSName) == [f"perseus-{who}"]
+        usages = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+        assert usages >= {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+def test_certificates_by_cert_manager(render: Render) -> None:
+    own = render({"tls": {"mode": "certManager"}})
+    assert {name for kind, name in own if kind == "Issuer"} == {"perseus-bootstrap", "perseus-ca"}
+    assert not {name for kind, name in own if kind == "Secret"}
+    agent = own["Certificate", "perseus-agent-tls"]["spec"]
+    assert agent["dnsNames"] == ["perseus-agent"]
+    assert agent["usages"] == ["server auth", "client auth"]
+    assert agent["issuerRef"]["name"] == "perseus-ca"
+    issuer = {"name": "corporate", "kind": "ClusterIssuer"}
+    theirs = render({"tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}})
+    assert not {name for kind, name in theirs if kind == "Issuer"}
+    assert theirs["Certificate", "perseus-operator-tls"]["spec"]["issuerRef"] == issuer
+
+
+def test_monitors(render: Render) -> None:
+    assert not {"PodMonitor", "ServiceMonitor", "PrometheusRule", "Service", "ConfigMap"} & kinds(render())
+    scrape = {"enabled": True, "labels": {"release": "prometheus"}, "honorLabels": True, "interval": "5s"}
+    monitor = render({"metrics": {"podMonitor": scrape}})["PodMonitor", "perseus"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "5s", "honorLabels": True}
+    objects = render({"metrics": {"serviceMonitor": scrape}})
+    for who, port in (("operator", keys.DEFAULT_OPERATOR_METRICS_PORT), ("agent", keys.DEFAULT_AGENT_METRICS_PORT)):
+        service = objects["Service", f"perseus-{who}-metrics"]
+        assert service["spec"]["ports"][0]["port"] == port
+        selector = objects["ServiceMonitor", f"perseus-{who}"]["spec"]["selector"]["matchLabels"]
+        assert selector.items() <= service["metadata"]["labels"].items()
+        key = OPERATOR if who == "operator" else AGENT
+        assert service["spec"]["selector"].items() <= objects[key]["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_rules_and_dashboards_are_whatever_files_there_are(render: Render, tmp_path: Path) -> None:
+    chart = tmp_path / "perseus"
+    shutil.copytree(CHART, chart)
+    for folder in ("rules", "dashboards"):
+        shutil.rmtree(chart / "files" / folder, ignore_errors=True)
+    values = {
+        "metrics": {
+            "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboards": {"enabled": True, "annotations": {"folder": "Energy"}},
+        }
+    }
+    assert not {"PrometheusRule", "ConfigMap"} & kinds(render(values, chart=chart)), "none of either is no error"
+
+    alert = {"alert": "Locked", "expr": "up == 0", "annotations": {"summary": "{{ $labels.node }} is locked"}}
+    groups = {"groups": [{"name": "perseus", "rules": [alert]}]}
+    (chart / "files" / "rules").mkdir(exist_ok=True)
+    (chart / "files" / "rules" / "alerts.yaml").write_text("# says why\n" + yaml.safe_dump(groups))
+    (chart / "files" / "dashboards").mkdir(exist_ok=True)
+    board = {"title": "Fleet", "panels": [{"legendFormat": "{{node}}"}]}
+    (chart / "files" / "dashboards" / "fleet.json").write_text(json.dumps(board, indent=2))
+    objects = render(values, chart=chart)
+    rule = objects["PrometheusRule", "perseus-alerts"]
+    assert rule["spec"] == groups
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    shown = objects["ConfigMap", "perseus-dashboard-fleet"]
+    assert json.loads(shown["data"]["fleet.json"]) == board
+    assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert shown["metadata"]["annotations"] == {"folder": "Energy"}
