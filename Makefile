@@ -10,7 +10,7 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e bench test-frameworks example lock clean docs observability-test
+.PHONY: help setup demo test verify generate check control-plane e2e chart-test bench test-frameworks example lock clean docs observability-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,7 +42,7 @@ demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv S
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Unit, law, integration and contract tests
-	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench --ignore tests/frameworks --ignore tests/observability
+	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench --ignore tests/chart --ignore tests/frameworks --ignore tests/observability
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks
@@ -55,6 +55,11 @@ control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl f
 
 e2e: setup ## End-to-end tests against an API server (embedded, until a real one is given)
 	$(BIN)/pytest tests/e2e
+
+chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)
+	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm >/dev/null; \
+		else echo "make chart-test: Go is not installed: no Helm and no API server are built; what needs them is skipped unless it is found" >&2; fi
+	$(BIN)/pytest tests/chart
 
 bench: $(BENCH_STAMP) ## Benchmarks against the real peers; ONLY=name runs one; writes out/bench.json
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) --output out/bench.json
