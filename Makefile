@@ -53,7 +53,7 @@ example: $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs: profile
 control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl for `make e2e`, once, into ~/.cache (needs Go)
 	@$(PYTHON) deploy/control-plane/build.py
 
-e2e: setup ## End-to-end tests against an API server (embedded, until a real one is given)
+e2e: setup ## End-to-end tests on the embedded API server, and on a real one: of `make control-plane`, KUBEBUILDER_ASSETS or KUBECONFIG_E2E
 	$(BIN)/pytest tests/e2e
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)
