@@ -16,12 +16,14 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import perseus_client
 from perseus_client.session import Session
 from perseus_sim.shared_gpu import Physics, SharedGpu
 from perseus_sim.trainer import Engine, Table
+
+_LOOK_S: Final = 0.001
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,18 @@ def monotonic_us() -> int:
     return time.monotonic_ns() // 1000
 
 
+class WallEngine(Engine):
+    """An engine whose virtual time is the wall clock, and which therefore cannot find out afterwards that a clock had
+    changed while it slept: it looks every so often."""
+
+    def _sleep_through(self, until_us: float) -> float:
+        while (now_us := monotonic_us()) < until_us:
+            if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)) and self._pending:
+                return min(until_us, self._pending[0])
+            time.sleep(min(_LOOK_S, (until_us - now_us) / 1e6))
+        return until_us
+
+
 class LiveGpu:
     """The GPU of this process, and the log of what ran on it."""
 
@@ -55,7 +69,7 @@ class LiveGpu:
         before = gpu.physics()
         gpu.advance(Physics(max(begin_us, before.now_us), before.energy_uj, gpu.spec.blocking_power_mw))
         self.uuid = gpu.spec.uuid
-        self.engine = Engine(gpu, speed=1.0, noise=0.0, seed=0)
+        self.engine = WallEngine(gpu, speed=1.0, noise=0.0, seed=0)
         self.engine.pace_from(begin_us, 1000 * begin_us)
         self.await_agent = spec.await_agent
         self._gpu = gpu

@@ -1,0 +1,209 @@
+"""``make example``: train.py for real, on simulated GPUs; profiled while it runs, planned by the operator, measured.
+
+An embedded API server, the operator, an agent and four simulated A100s run on this machine. The four training
+processes are real PyTorch, exchange real tensors and learn; after each instruction they sleep for as long as the
+simulated GPU would still compute at its clock. Figures are those of the simulated GPUs' own counters. Ends with 0 only
+if the plan was applied, in the order of instructions, and saved energy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import yaml
+from kubernetes import client
+
+from perseus_proto import keys
+from perseus_sim.cluster import SimulatedCluster
+from perseus_sim.live_job import LiveIteration, LiveJob, start_live_job, tables_of
+from perseus_sim.model import MODELS, stage_weights
+from perseus_sim.sweep import Hand, measure_profile
+from perseus_solver.schedules import Schedule, build_schedule, read_order
+
+HERE = Path(__file__).resolve().parent
+CRD = HERE.parents[1] / "deploy" / "crds" / "perseusjobs.yaml"
+MANIFEST = HERE / "perseusjob.yaml"
+GPU = MODELS["a100"]
+CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[::5][:9]
+FORWARD_US = 20_000
+IMBALANCE = 1.2
+MEASURED_ITERATIONS = 8
+PATIENCE_S = 120.0
+T = TypeVar("T")
+
+
+class NotSeen(Exception):
+    """Something did not happen, or not as promised."""
+
+
+class Example:
+    """One run."""
+
+    def __init__(self, python: Path, output: Path) -> None:
+        self._python = python
+        self._output = output
+        self._manifest: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
+        self._name: str = self._manifest["metadata"]["name"]
+        self._stages: int = self._manifest["spec"]["pipeline"]["stages"]
+        self._microbatches: int = self._manifest["spec"]["pipeline"]["microbatches"]
+        self._started_s = time.monotonic()
+
+    def run(self) -> dict[str, float]:
+        """Tell it, and return the figures.
+
+        Raises:
+            NotSeen: see there.
+        """
+        self._output.mkdir(parents=True, exist_ok=True)
+        order = self._output / "schedule.csv"
+        order.unlink(missing_ok=True)
+        with SimulatedCluster() as cluster:
+            cluster.apply(CRD)
+            cluster.start_operator()
+            node = cluster.add_node("node-0", self._stages, GPU, clocks_mhz=CLOCKS_MHZ)
+            job = start_live_job(
+                cluster,
+                node,
+                self._name,
+                [
+                    str(HERE / "train.py"),
+                    *("--schedule", "1F1B", "--microbatches", str(self._microbatches)),
+                    *("--steps", "1000000", "--export-schedule", str(order)),
+                ],
+                [tables_of(GPU, CLOCKS_MHZ, FORWARD_US, weight) for weight in stage_weights(self._stages, IMBALANCE)],
+                python=self._python,
+            )
+            self._say(f"{self._stages} PyTorch processes train on as many simulated GPUs; the operator runs")
+            try:
+                return self._tell(cluster, job, order, lambda uid: Hand(cluster, node, job, uid))
+            finally:
+                job.stop()
+
+    def _tell(
+        self, cluster: SimulatedCluster, job: LiveJob, order: Path, take: Callable[[str], Hand]
+    ) -> dict[str, float]:
+        baseline = self._measure(job, 3, "at default clocks")
+        schedule = read_order(order)
+        declared = build_schedule("1f1b", stages=self._stages, microbatches=self._microbatches)
+        self._require(_same(schedule, declared), "the exported schedule is not the manifest's")
+        self._say(f"schedule exported by the training process: {order}, {schedule.instructions} instructions")
+
+        self._say(f"profiling while it trains: {len(CLOCKS_MHZ)} clocks")
+        with take("profiling") as hand:
+            profile = measure_profile(hand, schedule, CLOCKS_MHZ)
+        (self._output / "profile.csv").write_text(profile)
+        self._say(f"profile measured: {self._output / 'profile.csv'}, {len(profile.splitlines()) - 1} rows")
+
+        reference = self._manifest["spec"]["profile"]["configMapRef"]
+        cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": reference["name"]},
+                "data": {reference.get("key", keys.PROFILE_KEY): profile},
+            }
+        )
+        cluster.apply(self._manifest)
+        self._say(f"applied {MANIFEST.name} and its ConfigMap")
+        api = client.CustomObjectsApi(cluster.api)
+        status = self._await(lambda: self._planned(api, job), "a plan")
+        self._say(f"plan applied: point {status['plan']['point']} of {status['frontier']['points']}")
+        planned = self._measure(job, len(job.iterations(0)) + 1, "under the plan")
+        self._require_order(job, schedule)
+
+        saved = 1 - planned.energy_j / baseline.energy_j
+        slower = planned.time_s / baseline.time_s - 1
+        self._say(f"measured: energy {-saved:+.1%}, iteration time {slower:+.1%}")
+        self._require(saved > 0, "the plan saved no energy")
+        savings = self._await(lambda: self._planned(api, job).get("savings"), "savings in the PerseusJob's status")
+        self._say(f"the PerseusJob's status says: energy saved {savings['energy']}, slowdown {savings['slowdown']}")
+        figures = {
+            "baseline_time_s": baseline.time_s,
+            "baseline_energy_j": baseline.energy_j,
+            "planned_time_s": planned.time_s,
+            "planned_energy_j": planned.energy_j,
+            "energy_saved": saved,
+            "slowdown": slower,
+        }
+        (self._output / "example.json").write_text(json.dumps(figures, indent=2) + "\n")
+        return figures
+
+    def _measure(self, job: LiveJob, first: int, what: str) -> LiveIteration:
+        """Medians over the next iterations: this machine has other things to do."""
+        enough = first + MEASURED_ITERATIONS
+        chosen = self._await(
+            lambda: (found := job.iterations(0))[enough:] and found[first:enough], f"iterations {what}"
+        )
+        usual = LiveIteration(median(one.time_s for one in chosen), median(one.energy_j for one in chosen))
+        self._say(f"{what}: {usual.time_s:.3f} s and {usual.energy_j:.0f} J an iteration")
+        return usual
+
+    def _require_order(self, job: LiveJob, schedule: Schedule) -> None:
+        """Every rank executed what it exported, and under the plan its GPU ran at several clocks."""
+        clocks = set()
+        for stage in range(self._stages):
+            for one in job.executed(0, stage)[-MEASURED_ITERATIONS:]:
+                executed = [tuple(mark[:3]) for mark in one["instructions"]]
+                self._require(executed == schedule.of_stage(stage), f"stage {stage} left the exported order")
+                clocks |= {mark[3] for mark in one["instructions"]}
+        self._require(len(clocks) > 1, "every instruction ran at the same clock")
+        self._say(f"instructions ran in the exported order, at {len(clocks)} different clocks")
+
+    def _planned(self, api: client.CustomObjectsApi, job: LiveJob) -> dict[str, Any]:
+        """The PerseusJob's status once its plan is applied."""
+        job.check()
+        found: Any = api.get_namespaced_custom_object(
+            keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL, self._name
+        )
+        status: dict[str, Any] = found.get("status", {})
+        for condition in status.get("conditions", ()):
+            if condition["type"] == "PlanApplied" and condition["status"] == "True":
+                return status
+        return {}
+
+    def _await(self, seen: Callable[[], T | None], what: str) -> T:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            found = seen()
+            if found:
+                return found
+            time.sleep(0.1)
+        raise NotSeen(f"waited {PATIENCE_S:g} s for {what}")
+
+    def _require(self, true: bool, otherwise: str) -> None:
+        if not true:
+            raise NotSeen(otherwise)
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._started_s:5.1f} s  {text}", flush=True)
+
+
+def _same(one: Schedule, other: Schedule) -> bool:
+    return one.stages == other.stages and all(
+        one.of_stage(stage) == other.of_stage(stage) for stage in range(one.stages)
+    )
+
+
+def main() -> int:
+    """0: everything was seen."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", type=Path, required=True, help="interpreter that has PyTorch and perseus_client")
+    parser.add_argument("--output", type=Path, default=Path("out"), help="folder of profile, schedule and figures")
+    arguments = parser.parse_args()
+    try:
+        Example(arguments.python.absolute(), arguments.output.absolute()).run()
+    except NotSeen as error:
+        print(f"NOT SEEN: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
