@@ -1,0 +1,33 @@
+# The agent: gRPC and NVIDIA's NVML bindings; neither solver nor kopf nor Kubernetes client. The driver's library is not in the
+# image, the node's runtime class brings it. Built from the root of the repository by build.sh.
+# BASE must hold a Python that can make virtual environments, at the same place in both stages; releases pin it by digest.
+ARG BASE=python:3.11.14-slim-bookworm
+
+FROM ${BASE} AS build
+# For builders without a package index: --no-index --find-links of a folder mounted into the build.
+ARG PIP_OPTIONS=""
+WORKDIR /src
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY proto proto
+COPY solver solver
+COPY agent agent
+COPY client client
+COPY operator operator
+COPY sim sim
+COPY deploy/images/sbom.py ./
+RUN python3 -m venv /opt/perseus \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock ".[agent]" \
+ && /opt/perseus/bin/python sbom.py perseus-agent > /opt/perseus/sbom.cdx.json \
+ && /opt/perseus/bin/pip uninstall --yes pip
+
+FROM ${BASE}
+COPY --from=build /opt/perseus /opt/perseus
+COPY LICENSE /licenses/LICENSE
+ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Root: the kubelet's socket and the node's directories are root's. What else it may do is said by the chart.
+USER 0:0
+EXPOSE 50071 9471
+# For engines without probes of their own; Kubernetes uses the chart's.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9471/healthz', timeout=4)"]
+ENTRYPOINT ["perseus-agent"]

@@ -1,0 +1,31 @@
+# The operator: kopf, the solver and the Kubernetes client. Built from the root of the repository by build.sh.
+# BASE must hold a Python that can make virtual environments, at the same place in both stages; releases pin it by digest.
+ARG BASE=python:3.11.14-slim-bookworm
+
+FROM ${BASE} AS build
+# For builders without a package index: --no-index --find-links of a folder mounted into the build.
+ARG PIP_OPTIONS=""
+WORKDIR /src
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY proto proto
+COPY solver solver
+COPY agent agent
+COPY client client
+COPY operator operator
+COPY sim sim
+COPY deploy/images/sbom.py ./
+RUN python3 -m venv /opt/perseus \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock ".[operator]" \
+ && /opt/perseus/bin/python sbom.py perseus-operator > /opt/perseus/sbom.cdx.json \
+ && /opt/perseus/bin/pip uninstall --yes pip
+
+FROM ${BASE}
+COPY --from=build /opt/perseus /opt/perseus
+COPY LICENSE /licenses/LICENSE
+ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+EXPOSE 9472
+# For engines without probes of their own; Kubernetes uses the chart's.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9472/healthz', timeout=4)"]
+ENTRYPOINT ["perseus-operator"]
