@@ -31,7 +31,7 @@ from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)
 
-KEEPER_INTERVAL_S: Final = 0.05
+KEEPER_INTERVAL_S: Final = 0.1
 BINDER_RETRY_S: Final = 1.0
 RELEASE_WAIT_S: Final = 2.0
 """How long a release waits for the GPUs before it answers; the giving back itself has no end."""
@@ -115,7 +115,7 @@ class Node:
     @property
     def progressing(self) -> bool:
         """Whether the node's threads turn; a GPU that is known to be lost does not count against it."""
-        return time.monotonic() - self._kept_s < 100 * KEEPER_INTERVAL_S and all(
+        return time.monotonic() - self._kept_s < 50 * KEEPER_INTERVAL_S and all(
             worker.progressing for worker in self.workers.values()
         )
 

@@ -170,7 +170,7 @@ class GpuWorker:
 
         with self._door:
             if self._stopped:
-                future.cancel()
+                _refuse(future)
             else:
                 self._commands.append((command, future))
                 os.eventfd_write(self._bell, 1)
@@ -203,7 +203,7 @@ class GpuWorker:
             self._epoll.close()
             os.close(self._bell)
         while self._commands:  # that came after the last one
-            self._commands.popleft()[1].cancel()
+            _refuse(self._commands.popleft()[1])
 
     def _routine(self, now_s: float) -> None:
         """What is due by time: a write that had to wait, a sample, a read-back."""
@@ -354,3 +354,9 @@ class GpuWorker:
         )
         if self._job_uid:
             self._publish(self._job_uid, notice)
+
+
+def _refuse(future: Future[Any]) -> None:
+    """Cancel, and tell those who wait already."""
+    future.cancel()
+    future.set_running_or_notify_cancel()
