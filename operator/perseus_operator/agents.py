@@ -8,6 +8,7 @@ is decided.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,5 +306,6 @@ def _event(event: agent_pb2.TelemetryEvent) -> Event | None:
             compute_span_us=report.compute_span_us,
             energy_mj=report.energy_mj if report.has_energy else None,
             point=report.point if report.planned else None,
+            durations_us=array("I", report.durations_us),
         )
     return None

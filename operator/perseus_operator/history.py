@@ -7,9 +7,10 @@ slow.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 _OPEN_ITERATIONS = 32
@@ -30,6 +31,8 @@ class Report:
     compute_span_us: int
     energy_mj: int | None
     point: int | None
+    durations_us: Sequence[int] = ()
+    """Of each instruction in schedule order; empty if the process did not follow its schedule."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class _PipelineIteration:
     energy_mj: int | None
     point: int | None
     mixed: bool
+    stages_us: tuple[Sequence[int], ...]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,13 @@ class JobIteration:
     points: Mapping[int, int | None]
     mixed: bool
     """Ranks of one pipeline ran different plans: a transition, evidence of nothing."""
+    stages_us: Mapping[int, tuple[Sequence[int], ...]] = field(default_factory=dict)
+    """Durations of instructions, stage by stage, of the pipelines in which every rank told them."""
+
+    @property
+    def slowest(self) -> int:
+        """The pipeline that the others waited for."""
+        return max(self.spans_us, key=self.spans_us.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -100,9 +111,10 @@ class History:
         """The latest complete iteration of any pipeline; −1 before the first."""
         return max(self._last.values(), default=-1)
 
-    def measured(self, points: Mapping[int, int]) -> Measured | None:
-        """Medians of the recent iterations that ran exactly these plans; None if there was none."""
-        return summarise([i for i in self.recent if not i.mixed and i.points == points])
+    def measured(self, points: Mapping[int, int], *, since: int = 0) -> Measured | None:
+        """Medians of the recent iterations that ran exactly these plans, selected from iteration ``since`` on; None if
+        there was none."""
+        return summarise([i for i in self.recent if not i.mixed and i.points == points and i.iteration >= since])
 
     def _finish(self, iteration: int) -> JobIteration:
         parts = self._complete.pop(iteration)
@@ -114,11 +126,13 @@ class History:
             energy_mj=None if None in energies else sum(e for e in energies if e is not None),
             points={pipeline: part.point for pipeline, part in parts.items()},
             mixed=any(part.mixed for part in parts.values()),
+            stages_us={pipeline: part.stages_us for pipeline, part in parts.items() if part.stages_us},
         )
+        kept = replace(job, stages_us={})  # single instructions are too many to keep
         unplanned = not job.mixed and all(point is None for point in job.points.values())
         if unplanned and iteration > 0 and len(self.unplanned) < _UNPLANNED:
-            self.unplanned.append(job)
-        self.recent.append(job)
+            self.unplanned.append(kept)
+        self.recent.append(kept)
         return job
 
     def _forget_before(self, iteration: int) -> None:
@@ -149,4 +163,16 @@ def _combine(reports: Iterable[Report]) -> _PipelineIteration:
         energy_mj=None if None in energies else sum(e for e in energies if e is not None),
         point=ranks[0].point,
         mixed=len({rank.point for rank in ranks}) > 1,
+        stages_us=_stages(ranks),
     )
+
+
+def _stages(reports: Iterable[Report]) -> tuple[Sequence[int], ...]:
+    """Durations by stage, of tensor ranks the longest; empty unless all ranks told all of them."""
+    stages: dict[int, Sequence[int]] = {}
+    for report in reports:
+        own, before = report.durations_us, stages.get(report.stage)
+        if not own or min(own) <= 0 or (before is not None and len(before) != len(own)):
+            return ()
+        stages[report.stage] = own if before is None else array("I", map(max, before, own))
+    return tuple(stages[stage] for stage in sorted(stages))

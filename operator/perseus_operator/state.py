@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from perseus_operator.api import JobSpec
 from perseus_operator.conditions import Reason
-from perseus_operator.history import History, Measured, Report, summarise
+from perseus_operator.history import History, JobIteration, Measured, Report, summarise
 from perseus_operator.objective import FrontierView
-from perseus_operator.stragglers import Detector, Told
+from perseus_operator.stragglers import Detector, Promises, Told
+
+EVIDENCE: Final = frozenset({"THERMAL_SLOWDOWN", "POWER_BRAKE", "HARDWARE_SLOWDOWN"})
+"""Kinds of GPU events that explain a slow iteration. A power cap is none: on many GPUs it is always active."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,8 @@ class JobState:
     profile_read_at_s: float | None = None
     reading: bool = False
     frontier: FrontierView | None = None
+    promises: Promises | None = None
+    """What its plans promise of single instructions."""
     solving: str | None = None
     """Digest of the inputs being solved."""
     solve_fault: tuple[str, Fault] | None = None
@@ -196,12 +202,12 @@ class JobState:
         if known is not None and known.identity == rank.identity:
             del node.ranks[rank.place]
 
-    def reported(self, node: Node, report: Report) -> None:
-        """A rank has finished an iteration."""
+    def reported(self, node: Node, report: Report) -> JobIteration | None:
+        """A rank has finished an iteration; the job's iteration if this completed it."""
         place = (report.pipeline, report.stage, report.tensor)
         rank = node.ranks.get(place)
         if rank is None or self.history is None or self.spec is None:
-            return
+            return None
         if report.iteration >= rank.iteration:
             # The report says that the next iteration has begun.
             node.ranks[place] = Rank(
@@ -209,11 +215,19 @@ class JobState:
             )
         iteration = self.history.add(report)
         if iteration is None or self.frontier is None:
-            return
+            return iteration
         # At default clocks a pipeline runs like the fastest plan.
         times_us = self.frontier.times_us
         promised_us = {p: times_us[min(point or 0, len(times_us) - 1)] for p, point in iteration.points.items()}
-        self.detector.observe(iteration, promised_us, self.spec.straggler)
+        self.detector.observe(
+            iteration, promised_us, self.spec.straggler, promises=self.promises, evident=self._evident()
+        )
+        return iteration
+
+    def _evident(self) -> set[int]:
+        """Pipelines of which a GPU says that something slows it."""
+        slowed = {gpu for node in self.nodes.values() for gpu, kind in node.gpu_events if kind in EVIDENCE}
+        return {rank.pipeline for rank in self.ranks if rank.gpu_uuid in slowed} if slowed else set()
 
     def measure_baseline(self) -> Measured | None:
         """Fix the baseline once enough iterations at default clocks have been seen; the new one, if so."""

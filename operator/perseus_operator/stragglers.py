@@ -1,105 +1,141 @@
 """Which pipelines are slow, and by how much: told by an annotation, or seen in telemetry.
 
-Fed by ``JobState`` with complete iterations; read by the planner. A pipeline is compared with what its own
-plan promises, and that with how the other pipelines keep their promises, so neither a planned slowdown nor a profile
-that is off by some per cent looks like a straggler. Decisions about plans do not belong here.
+Fed by ``JobState`` with complete iterations; read by the planner. The statistics are the solver's; what is compared is
+chosen here. A pipeline is compared with what its own plan promises, and that with how the other pipelines keep their
+promises, so neither a planned slowdown nor a profile that is off by some per cent looks like a straggler. Decisions
+about plans do not belong here.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median, median_low
+from typing import Protocol
 
 from perseus_operator.api import Straggler
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.history import JobIteration
 from perseus_proto import keys
+from perseus_solver.stragglers import SIGMAS, Thresholds
+from perseus_solver.stragglers import Detector as Statistics
 
 _WINDOW = 15
-_LATEST = 5
 _ENOUGH = 5
 """Iterations of a pipeline before its spread says anything."""
 _RESOLUTION = 0.01
-"""A change of a known slowdown below this is not worth a new plan."""
-_SIGMAS = 4.0
+"""A change of a known slowdown below this is not worth a new plan; a slowdown below it is none."""
 _SIGMA_PER_MAD = 1.4826
+_LEAST = 1e-4
+"""Of a threshold: the statistics want a number above 1, though the user may ask for 0%."""
 
 
-@dataclass
-class _Pipeline:
-    relative: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    """How many times slower than the reference it was, while it was no straggler."""
-    agreeing: int = 0
-    """Consecutive iterations that speak for a change of ``slowdown`` between none and some."""
-    since_onset: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    slowdown: float = 1.0
+class Promises(Protocol):
+    """What the plans in force promise of single instructions."""
+
+    def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
+        """How many times slower than promised each stage of each pipeline was, where it is known."""
+        ...
+
+    def slowdown(self, degrees: Mapping[int, float]) -> float:
+        """How many times slower an iteration is whose stages are slower by these degrees."""
+        ...
 
 
-@dataclass
 class Detector:
     """Detection with hysteresis: a threshold to enter, a lower one to leave, and a number of iterations that must
-    agree.
+    agree; a single one if the GPU itself says that something slows it.
 
-    Pipelines are compared within one iteration, so what slows all of them alike is nobody's fault. The reference is the
-    low median: with two pipelines the faster, with many robust against less than half being slow. Nothing is lost by
-    waiting for all: the straggler reports last. The threshold to enter is never below four standard deviations (from
-    the median absolute deviation) of what healthy pipelines show.
+    One statistic on two things: the span of whole pipelines, which shows whatever slows them, and the pace of every
+    stage, which tells where, and how slow when half of the first slow iteration was not. Nothing is lost by waiting
+    for all: the straggler reports last. A threshold to enter is never below four standard deviations of what healthy
+    pipelines show.
     """
 
-    _pipelines: dict[int, _Pipeline] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.slowdowns: dict[int, float] = {}
+        """Slow pipelines and how many times slower than the others they are."""
+        self.stages: dict[int, dict[int, float]] = {}
+        """Their slow stages, where single ones can be told."""
+        self._spans: Statistics | None = None
+        self._paces: Statistics | None = None
+        self._healthy: dict[int, deque[float]] = {}
+        """How many times slower than the reference each pipeline was while it was no straggler."""
 
-    def observe(self, iteration: JobIteration, promised_us: Mapping[int, int], spec: Straggler) -> None:
-        """Take one complete iteration in; ``promised_us`` is the time of each pipeline's own plan. O(pipelines)."""
+    def observe(
+        self,
+        iteration: JobIteration,
+        promised_us: Mapping[int, int],
+        spec: Straggler,
+        *,
+        promises: Promises | None = None,
+        stage_noise: Sequence[float] | None = None,
+        evident: Collection[int] = (),
+    ) -> None:
+        """Take one complete iteration in. O(pipelines × instructions).
+
+        Args:
+            iteration: of all pipelines.
+            promised_us: the time of each pipeline's own plan.
+            spec: the thresholds that the user wants.
+            promises: of single instructions, if known.
+            stage_noise: standard deviation of each stage's pace, if the job is calibrated.
+            evident: pipelines of which a GPU says that something slows it.
+        """
         if iteration.mixed:
             return
         ratios = {p: span_us / promised_us[p] for p, span_us in iteration.spans_us.items()}
+        self._spans = _fed(self._spans, _thresholds(spec, [SIGMAS * self._noise()]))
+        self._spans.observe({p: (ratio,) for p, ratio in ratios.items()}, evident=evident)
+        slowdowns = {found.pipeline: found.degree for found in self._spans.stragglers}
         reference = median_low(ratios.values())
-        enter = 1 + max(spec.slowdown_ratio, _SIGMAS * self._noise())
-        for pipeline, ratio in ratios.items():
-            own = self._pipelines.setdefault(pipeline, _Pipeline())
-            if own.slowdown == 1.0:
-                _await_onset(own, ratio / reference, enter, spec.confirm_iterations)
-            else:
-                _await_recovery(own, ratio / reference, 1 + spec.recovery_ratio, spec.confirm_iterations)
+        for p, ratio in ratios.items():
+            if p not in slowdowns and ratio / reference < self._spans.thresholds.enter[0]:
+                self._healthy.setdefault(p, deque(maxlen=_WINDOW)).append(ratio / reference)
 
-    @property
-    def slowdowns(self) -> dict[int, float]:
-        """Slow pipelines and how many times slower than the others they are."""
-        return {p: state.slowdown for p, state in self._pipelines.items() if state.slowdown > 1.0}
+        self.stages = {}
+        paces = promises.paces(iteration) if promises else {}
+        if promises is not None and paces:
+            stages = len(next(iter(paces.values())))
+            margins = Thresholds.from_noise(stage_noise).enter if stage_noise else (1.0,) * stages
+            self._paces = _fed(self._paces, _thresholds(spec, [margin - 1 for margin in margins]))
+            self._paces.observe(paces, evident=evident)
+        for found in self._paces.stragglers if self._paces else ():
+            self.stages.setdefault(found.pipeline, {})[found.stage] = found.degree
+        if promises is not None:
+            for p, degrees in self.stages.items():
+                slowdowns[p] = max(slowdowns.get(p, 1.0), promises.slowdown(degrees))
+        self._publish(slowdowns)
+
+    def _publish(self, slowdowns: Mapping[int, float]) -> None:
+        known = self.slowdowns
+        self.slowdowns = {
+            p: known[p] if p in known and abs(slowdown / known[p] - 1) <= _RESOLUTION else slowdown
+            for p, slowdown in slowdowns.items()
+            if slowdown > 1 + _RESOLUTION or p in known
+        }
 
     def _noise(self) -> float:
         """Standard deviation of healthy pipelines' iterations."""
-        healthy = [own for own in self._pipelines.values() if own.slowdown == 1.0 and len(own.relative) >= _ENOUGH]
-        spread = [
-            abs(value / middle - 1) for own in healthy for middle in [median(own.relative)] for value in own.relative
-        ]
+        healthy = [own for p, own in self._healthy.items() if p not in self.slowdowns and len(own) >= _ENOUGH]
+        spread = [abs(value / middle - 1) for own in healthy for middle in [median(own)] for value in own]
         return _SIGMA_PER_MAD * median(spread) if spread else 0.0
 
 
-def _await_onset(own: _Pipeline, relative: float, enter: float, confirm: int) -> None:
-    if relative < enter:
-        own.relative.append(relative)
-        own.agreeing = 0
-        own.since_onset.clear()
-        return
-    own.agreeing += 1
-    own.since_onset.append(relative)
-    if own.agreeing >= confirm:
-        own.slowdown, own.agreeing = median(own.since_onset), 0
+def _fed(statistics: Statistics | None, thresholds: Thresholds) -> Statistics:
+    """The statistics so far, under thresholds that may have changed."""
+    statistics = statistics or Statistics(thresholds)
+    statistics.thresholds = thresholds
+    return statistics
 
 
-def _await_recovery(own: _Pipeline, relative: float, leave: float, confirm: int) -> None:
-    own.since_onset.append(relative)
-    own.agreeing = own.agreeing + 1 if relative <= leave else 0
-    now = median(own.since_onset)
-    if own.agreeing >= confirm:
-        own.slowdown, own.agreeing = 1.0, 0
-        own.since_onset.clear()
-    elif own.agreeing == 0 and abs(now / own.slowdown - 1) > _RESOLUTION:
-        own.slowdown = max(leave, now)
+def _thresholds(spec: Straggler, margins: Sequence[float]) -> Thresholds:
+    """As the user wants, but never within the margins that noise needs, of which half is hysteresis."""
+    leave = [1 + max(spec.recovery_ratio, margin / 2, _LEAST) for margin in margins]
+    enter = [max(low, 1 + spec.slowdown_ratio, 1 + margin) for low, margin in zip(leave, margins, strict=True)]
+    return Thresholds(tuple(enter), tuple(leave), spec.confirm_iterations)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, median_low
@@ -112,11 +112,12 @@ class Detector:
         self.thresholds = thresholds
         self._pipelines: dict[int, list[_Stage]] = {}
 
-    def observe(self, paces: Mapping[int, Iterable[float]]) -> None:
+    def observe(self, paces: Mapping[int, Iterable[float]], *, evident: Collection[int] = ()) -> None:
         """Take in one iteration: of each pipeline, its stages' paces as `stage_pace` has them. O(stages × pipelines).
 
         A pipeline that is not reported stays what it was, and a reference for the others. Iterations in which ranks of
-        a pipeline ran different plans must be left out.
+        a pipeline ran different plans must be left out. ``evident``: pipelines whose hardware itself says that it is
+        slowed: one slow iteration is enough for them.
 
         Raises:
             ValueError: not one positive, finite number for each stage; nothing is taken in.
@@ -134,9 +135,10 @@ class Detector:
             reference = median_low([own[stage].pace for own in self._pipelines.values()])
             for pipeline in told:
                 state = self._pipelines[pipeline][stage]
-                self._judge(state, state.pace / reference, stage)
+                confirm = 1 if pipeline in evident and not state.slow else self.thresholds.confirm
+                self._judge(state, state.pace / reference, stage, confirm)
 
-    def _judge(self, own: _Stage, relative: float, stage: int) -> None:
+    def _judge(self, own: _Stage, relative: float, stage: int, confirm: int) -> None:
         if own.slow:
             own.agreeing = own.agreeing + 1 if relative <= self.thresholds.leave[stage] else 0
         else:
@@ -147,7 +149,7 @@ class Detector:
         # An iteration that speaks for recovery says nothing about how slow the stage is.
         if not own.slow or own.agreeing == 0:
             own.since_onset.append(relative)
-        if own.agreeing >= self.thresholds.confirm:
+        if own.agreeing >= confirm:
             own.slow, own.agreeing = not own.slow, 0
             if not own.slow:
                 own.since_onset.clear()

@@ -231,6 +231,17 @@ def test_detected_only_where_asked_for(make_job: Any) -> None:
         assert bool(job.plan().slowdowns) is seen, mode
 
 
+@pytest.mark.parametrize(("kind", "seen"), [("THERMAL_SLOWDOWN", True), ("POWER_CAP", False), ("DRIFT", False)])
+def test_a_gpu_that_says_it_is_slowed_is_believed_after_one_iteration(job: Any, kind: str, seen: bool) -> None:
+    job.run()
+    job.train(0)
+    job.nodes[1].gpu_events["GPU-1-1", kind] = "active"
+    job.train(1, (1.0, 1.2))
+    assert bool(job.plan().slowdowns) is seen
+    selects = [action for action in job.plan().actions if isinstance(action, Select)]
+    assert {action.from_iteration for action in selects} == ({3} if seen else set()), "exactly one more iteration"
+
+
 def test_the_baseline_comes_first_unless_a_plan_is_in_force_already(make_job: Any) -> None:
     job = make_job(baselineIterations=2)
     made = job.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,18 +13,27 @@ from perseus_operator.api import Straggler
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.history import JobIteration
 from perseus_operator.schema import parse
-from perseus_operator.stragglers import Detector, Told, parse_annotation, told_slowdowns
+from perseus_operator.stragglers import Detector, Promises, Told, parse_annotation, told_slowdowns
 
 SPEC = parse(Straggler, {}, "straggler")
 PROMISED_US = 1_000_000
 
 
-def watch(detector: Detector, iteration: int, ratios: list[float], *, mixed: bool = False) -> dict[int, float]:
+def watch(
+    detector: Detector,
+    iteration: int,
+    ratios: list[float],
+    *,
+    mixed: bool = False,
+    evident: frozenset[int] = frozenset(),
+    promises: Promises | None = None,
+) -> dict[int, float]:
     """One iteration, every pipeline measured at a ratio of its promise."""
     spans_us = {pipeline: max(1, round(PROMISED_US * ratio)) for pipeline, ratio in enumerate(ratios)}
     points = dict.fromkeys(spans_us, 0)
     record = JobIteration(iteration, spans_us, max(spans_us.values()), None, points, mixed)
-    detector.observe(record, dict.fromkeys(spans_us, PROMISED_US), SPEC)
+    promised_us = dict.fromkeys(spans_us, PROMISED_US)
+    detector.observe(record, promised_us, SPEC, evident=evident, promises=promises)
     return detector.slowdowns
 
 
@@ -59,6 +69,40 @@ def test_one_slow_iteration_alone_is_no_straggler() -> None:
     detector = Detector()
     for i in range(30):
         assert watch(detector, i, [1.0, 1.5 if i % 5 == 0 else 1.0]) == {}
+
+
+def test_one_slow_iteration_is_enough_where_the_gpu_itself_says_so() -> None:
+    detector, hot = Detector(), frozenset({1})
+    for i in range(5):
+        assert watch(detector, i, [1.0, 1.0], evident=hot) == {}, "hot but not slow is no straggler"
+    assert watch(detector, 5, [1.2, 1.0], evident=hot) == {}, "another pipeline than the hot one"
+    assert watch(detector, 6, [1.0, 1.2], evident=hot) == {1: pytest.approx(1.2)}
+    assert set(watch(detector, 7, [1.0, 1.0], evident=hot)) == {1}, "recovery is confirmed as always"
+    assert watch(detector, 8, [1.0, 1.0]) == {}
+
+
+class SlowStage:
+    """Stage 2 of pipeline 1 is slower by 20 %, which costs the iteration 12 %."""
+
+    def __init__(self, pace: float) -> None:
+        self.pace = pace
+
+    def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
+        return {p: (1.0, 1.0, self.pace if p == 1 else 1.0) for p in iteration.spans_us}
+
+    def slowdown(self, degrees: Mapping[int, float]) -> float:
+        return 1 + 0.6 * (degrees[2] - 1)
+
+
+def test_a_slow_stage_is_named_and_says_what_the_iteration_will_take() -> None:
+    detector = Detector()
+    for i in range(4):
+        found = watch(detector, i, [1.0, 1.06], promises=SlowStage(1.2))  # the span as if it had begun midway
+    assert found == {1: pytest.approx(1.12)}
+    assert detector.stages == {1: {2: pytest.approx(1.2)}}
+    for i in range(4, 6):
+        found = watch(detector, i, [1.0, 1.0], promises=SlowStage(1.0))
+    assert (found, detector.stages) == ({}, {})
 
 
 def test_hysteresis_between_the_thresholds() -> None:
