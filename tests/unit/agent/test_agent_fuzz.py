@@ -1,6 +1,6 @@
 """Hellos, plan sets and journals that nobody meant: no crash, no clock write, and the agent goes on.
 
-A few hundred inputs each by default; PERSEUS_FUZZ_INPUTS=100000 runs the long loop.
+Some inputs each by default; PERSEUS_FUZZ_INPUTS=100000 runs the long loop.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from perseus_sim.recording import RecordingGpu, RecordingSet
 from perseus_sim.recording_node import gpu_uuid, plan_set_of, pod_uid
 from perseus_sim.recording_trainer import schedule_of
 
-INPUTS = int(os.environ.get("PERSEUS_FUZZ_INPUTS", "300"))
+INPUTS = int(os.environ.get("PERSEUS_FUZZ_INPUTS", "150"))
 FUZZ = settings(
     max_examples=INPUTS,
     deadline=None,
     suppress_health_check=list(HealthCheck),
-    derandomize=INPUTS <= 300,
+    derandomize=INPUTS <= 150,
     database=None,
 )
 
