@@ -42,11 +42,16 @@ class Series:
 
     def family(self) -> Any:
         """An empty family; ``add_metric(labels, value)`` fills it."""
-        base = self.name.removesuffix("_total").removesuffix("_info")
-        return _FAMILIES[self.kind](base, self.help, labels=self.labels)
+        family, suffix = _FAMILIES[self.kind]
+        return family(self.name.removesuffix(suffix), self.help, labels=self.labels)
 
 
-_FAMILIES: Final = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "info": InfoMetricFamily}
+_FAMILIES: Final[dict[str, tuple[Any, str]]] = {
+    "gauge": (GaugeMetricFamily, ""),
+    "counter": (CounterMetricFamily, "_total"),
+    "info": (InfoMetricFamily, "_info"),
+}
+"""With the suffix that the library adds to the name by itself."""
 _NODE: Final = ("node",)
 _GPU: Final = ("node", "gpu")
 # Not "job" and "namespace": Prometheus gives those to the target that it scrapes.

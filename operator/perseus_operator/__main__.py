@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from perseus_operator import handlers
 from perseus_operator.agents import AgentPool, Credentials
@@ -19,8 +19,12 @@ from perseus_operator.metrics import Metrics, MetricsServer
 from perseus_operator.services import Services
 from perseus_operator.settings import Settings, settings_or_exit
 from perseus_operator.solving import SolverPool
+from perseus_operator.web.server import WebServer
+from perseus_operator.web.view import JobView
 
 logger = logging.getLogger("perseus_operator")
+
+_PAGE_PATIENCE_S: Final = 5.0
 
 
 class _JsonFormatter(logging.Formatter):
@@ -49,6 +53,7 @@ class Process:
         self._metrics = Metrics()
         self._operator: Operator | None = None
         self._server: MetricsServer | None = None
+        self._web: WebServer | None = None
 
     async def start(self) -> Operator:
         """Begin to serve."""
@@ -80,18 +85,35 @@ class Process:
             self._server = MetricsServer(
                 settings.metrics_address, self._metrics, healthy=operator.unhealthy, ready=lambda: True
             )
+        self._web = _web_server(settings.web_address, operator)
         address = self._server.address if self._server else ""
-        logger.info("serving with epoch %d, metrics on %s", epoch, address or "no address")
+        web = self._web.address if self._web else ""
+        logger.info("serving with epoch %d, metrics on %s, page on %s", epoch, address or "none", web or "none")
         if settings.ready_file:
-            Path(settings.ready_file).write_text(json.dumps({"epoch": epoch, "metrics": address}))
+            Path(settings.ready_file).write_text(json.dumps({"epoch": epoch, "metrics": address, "web": web}))
         return operator
 
     async def stop(self) -> None:
         """Take everything down. Leases stay, for the next operator."""
-        if self._server is not None:
-            await asyncio.to_thread(self._server.close)
+        for server in (self._web, self._server):
+            if server is not None:
+                await asyncio.to_thread(server.close)
         if self._operator is not None:
             await self._operator.close()
+
+
+def _web_server(address: str, operator: Operator) -> WebServer | None:
+    """The page is a comfort: an address that is taken must not keep the operator from its work."""
+    loop = asyncio.get_running_loop()
+
+    def views() -> list[JobView]:
+        return asyncio.run_coroutine_threadsafe(operator.views(), loop).result(timeout=_PAGE_PATIENCE_S)
+
+    try:
+        return WebServer(address, views) if address else None
+    except OSError as error:
+        logger.warning("no page: --web-address %s: %s", address, error)
+        return None
 
 
 async def _draw_epoch(namespace: str) -> int:

@@ -19,6 +19,7 @@ from perseus_operator.runner import JobRunner
 from perseus_operator.services import Services
 from perseus_operator.settings import Settings
 from perseus_operator.state import JobRef, Pod
+from perseus_operator.web.view import JobView
 
 JobKey = tuple[str, str]
 """Namespace and name of a PerseusJob."""
@@ -117,6 +118,10 @@ class Operator:
         for runner in self._runners.values():
             if (runner.ref.namespace, runner.ref.name) in affected:
                 self._place(runner)
+
+    async def views(self) -> list[JobView]:
+        """Every job as the web page may see it; a coroutine, so that threads must ask on the event loop."""
+        return [runner.view() for runner in self._runners.values()]
 
     def unhealthy(self) -> str | None:
         """What does not make progress; None: all well."""

@@ -31,9 +31,10 @@ _SOLVE_KEY: Final = "solveMilliseconds"
 
 @dataclass(frozen=True)
 class Solved:
-    """A frontier, its view for the planner, and the schedule that it was solved for."""
+    """A frontier, its view for the planner, and the request and schedule that it was solved for."""
 
     view: FrontierView
+    request: SolveRequest
     schedule: Schedule
     frontier: Frontier
     data: bytes
@@ -58,7 +59,7 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         solve_ms=solve_ms,
         restored=restored,
     )
-    return Solved(view, schedule_of(request), frontier, data)
+    return Solved(view, request, schedule_of(request), frontier, data)
 
 
 def to_config_map(name: str, solved: Solved) -> ConfigMap | None:

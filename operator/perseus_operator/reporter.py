@@ -46,6 +46,11 @@ class Reporter:
         self._failures = 0
         self._writing = False
 
+    @property
+    def written(self) -> Json:
+        """The status as stored, as far as we know."""
+        return self._status
+
     def recall(self, written: Json, annotations: Mapping[str, str]) -> None:
         """What an operator before this one has written."""
         self._status = dict(written)

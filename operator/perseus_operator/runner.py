@@ -39,6 +39,7 @@ from perseus_operator.services import BACKOFF_S, Services
 from perseus_operator.solving import SolveRequest, check_profile
 from perseus_operator.state import Fault, JobRef, JobState, Node, Pod
 from perseus_operator.stragglers import parse_annotation
+from perseus_operator.web.view import JobView
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,10 @@ class JobRunner:
         own = [pod for pod in pods if all(pod.labels.get(name) == value for name, value in selector.items())]
         self.state.place(own, agents)
         self._wake.set()
+
+    def view(self) -> JobView:
+        """What the web page may see."""
+        return JobView(self.ref, self.state.spec, self._reporter.written, self._solved)
 
     def _recall(self, written: Json, annotations: Mapping[str, str]) -> None:
         """What an operator before this one has written: the baseline outlives a restart."""

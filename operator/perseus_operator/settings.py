@@ -88,8 +88,13 @@ class Settings:
         f"0.0.0.0:{keys.DEFAULT_OPERATOR_METRICS_PORT}",
         "host:port of /metrics, /healthz and /readyz. Port 0: any free one. Empty: none of them is served.",
     )
+    web_address: str = _setting(
+        f"127.0.0.1:{keys.DEFAULT_WEB_PORT}",
+        "host:port of the read-only page that shows each job's frontier. It has no login: on loopback, only who may"
+        " port-forward to the pod reaches it. Port 0: any free one. Empty: not served.",
+    )
     ready_file: str = _setting(
-        "", "Written once the operator serves: JSON with epoch and the metrics address really bound. Empty: none."
+        "", "Written once the operator serves: JSON with epoch and the addresses really bound. Empty: none."
     )
     log_level: str = _setting("INFO", "DEBUG, INFO, WARNING or ERROR.")
     log_format: str = _setting("json", "json: one object a line with the PerseusJob it is about. text: for people.")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
 
 if TYPE_CHECKING:
+    from perseus_solver.problem import Problem
     from perseus_solver.profile import Profile
     from perseus_solver.schedules import Schedule
 
@@ -121,13 +122,18 @@ def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedu
 def solve_here(request: SolveRequest) -> bytes:
     """The solve itself, in this process."""
     from perseus_solver.frontier import solve_frontier
+
+    return solve_frontier(problem_of(request), points=request.points).to_bytes()
+
+
+def problem_of(request: SolveRequest) -> Problem:
+    """What is solved."""
     from perseus_solver.problem import build_problem
     from perseus_solver.profile import read_profile
 
     profile = read_profile(request.profile_csv.encode(), stages=request.stages)
     schedule = schedule_of(request, profile)
-    problem = build_problem(profile, schedule, blocking_power_w=request.blocking_power_mw / 1000)
-    return solve_frontier(problem, points=request.points).to_bytes()
+    return build_problem(profile, schedule, blocking_power_w=request.blocking_power_mw / 1000)
 
 
 def main() -> int:

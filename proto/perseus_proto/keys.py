@@ -33,6 +33,7 @@ DEFAULT_SOCKET_PATH: Final = "/run/perseus/agent.sock"
 DEFAULT_GRPC_PORT: Final = 50071
 DEFAULT_AGENT_METRICS_PORT: Final = 9471
 DEFAULT_OPERATOR_METRICS_PORT: Final = 9472
+DEFAULT_WEB_PORT: Final = 9473
 
 PROFILE_KEY: Final = "profile.csv"
 """Default key of the profile inside its ConfigMap."""

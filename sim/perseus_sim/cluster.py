@@ -164,7 +164,7 @@ class SimulatedCluster:
             [
                 *(sys.executable, "-m", "perseus_operator", *self._tls_flags("perseus-operator")),
                 *("--agent-namespace", SYSTEM_NAMESPACE, "--agent-poll-s", "0.5"),
-                *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
+                *("--metrics-address", "127.0.0.1:0", "--web-address", "127.0.0.1:0", "--ready-file", str(ready)),
                 *arguments,
             ],
             environment={"KUBECONFIG": str(self._operator_login())},

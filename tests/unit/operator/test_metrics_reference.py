@@ -48,6 +48,13 @@ def test_every_series_follows_the_conventions(name: str, kind: str, labels: tupl
     assert not re.search(r"_(ms|us|mj|mw|mhz|percent)(_|$)", name), "base units"
 
 
+def test_what_the_agent_describes_is_what_it_exposes() -> None:
+    for series in SERIES:
+        family = series.family()
+        family.add_metric(["x"] * len(series.labels), {} if series.kind == "info" else 1)
+        assert family.samples[0].name == series.name
+
+
 def test_series_of_one_gpu_stay_within_their_budget() -> None:
     per_gpu = [series for series in SERIES if "gpu" in series.labels]
     assert len(per_gpu) - 1 + len(Controllability) <= 20

@@ -1,0 +1,174 @@
+// Which job and point is in the address (#namespace/name/point), so that a view can be passed on. Reads only.
+
+import { drawFrontier, drawLegend, drawPipeline, element } from "./charts.js";
+
+const REFRESH_MS = 3000;
+const byId = (id) => document.getElementById(id);
+const plans = new Map(); // of the frontier shown; the slider asks for the same ones again and again
+let shown = null; // the job document on the page
+let asked = 0; // answers that come late are dropped
+
+function address() {
+  const [namespace, name, point] = decodeURIComponent(location.hash.slice(1)).split("/");
+  return { namespace, name, point: point === undefined || point === "" ? null : Number(point) };
+}
+
+async function get(path) {
+  const answer = await fetch(path);
+  const document = await answer.json();
+  if (!answer.ok) throw new Error(document.error);
+  return document;
+}
+
+function percent(ratio) {
+  const text = (100 * ratio).toFixed(2);
+  return `${text === "-0.00" ? "0.00" : text} %`;
+}
+
+function rows(body, lines) {
+  body.replaceChildren();
+  for (const cells of lines) {
+    const row = element(body, "tr");
+    for (const cell of cells) {
+      const at = element(row, "td", cell.bad ? { class: "bad" } : {});
+      if (cell.href) element(at, "a", { href: cell.href }, cell.text);
+      else at.textContent = cell.text ?? cell;
+    }
+  }
+}
+
+function showJobs({ jobs }) {
+  rows(document.querySelector("#jobs tbody"), jobs.map((job) => [
+    { text: `${job.namespace}/${job.name}`, href: `#${job.namespace}/${job.name}` },
+    { text: job.ready === "True" ? "yes" : job.reason || "unknown", bad: job.ready === "False" },
+    job.objective,
+    job.savings?.energy ?? "not measured",
+    job.savings?.slowdown ?? "not measured",
+    { text: String(job.stragglerCount), bad: job.stragglerCount > 0 },
+  ]));
+  byId("none").hidden = jobs.length > 0;
+}
+
+function tile(parent, name, value, bad = false) {
+  const made = element(parent, "div", { class: "tile" });
+  element(made, "span", {}, name);
+  element(made, "b", bad ? { class: "bad" } : {}, value);
+}
+
+function showState(job) {
+  const state = byId("state");
+  state.replaceChildren();
+  const tiles = element(state, "div", { class: "tiles" });
+  tile(tiles, "ready", job.ready === "True" ? "yes" : job.reason || "unknown", job.ready === "False");
+  tile(tiles, "objective", job.objective || "–");
+  tile(tiles, "plan in force", job.plan ? `point ${job.plan.point}` : "none");
+  tile(tiles, "slowdown by intent", job.plan?.plannedSlowdown ?? "–");
+  tile(tiles, "energy saved, measured", job.savings?.energy ?? "not measured");
+  tile(tiles, "slowdown, measured", job.savings?.slowdown ?? "not measured");
+  const said = byId("stragglers");
+  said.replaceChildren();
+  element(said, "h2", {}, "Stragglers");
+  if (job.stragglers.length === 0) element(said, "p", {}, "No pipeline is slower than the others.");
+  for (const one of job.stragglers) {
+    element(said, "p", { class: "bad" }, `Pipeline ${one.dataParallelRank} is ${one.slowdown} slower`
+      + ` (${one.source.toLowerCase()}); it runs point ${one.point} itself.`);
+  }
+  rows(document.querySelector("#conditions tbody"), job.conditions.map((c) => [
+    c.type, { text: c.status, bad: c.type === "Ready" && c.status === "False" }, c.reason, c.message,
+  ]));
+}
+
+function figure(list, name, value, title = "") {
+  const made = element(list, "div", title ? { title } : {});
+  element(made, "dt", {}, name);
+  element(made, "dd", {}, value);
+}
+
+function showPoint(job, point) {
+  const { seconds, joules, gaps, highestClocks, gpus } = job.frontier;
+  byId("point").max = seconds.length - 1;
+  byId("point").value = point;
+  byId("time").textContent = `${seconds[point].toPrecision(4)} s`;
+  const list = byId("answer"), days = 86400 / seconds[point];
+  list.replaceChildren();
+  figure(list, "slower than T_min", percent(seconds[point] / seconds[0] - 1));
+  figure(list, "energy saved", percent(1 - joules[point] / highestClocks.joules), "against every GPU at its highest clock, predicted");
+  figure(list, "of one iteration", `${joules[point].toPrecision(5)} J`);
+  figure(list, `mean power of ${gpus} GPUs`, `${(joules[point] / seconds[point]).toFixed(0)} W`);
+  figure(list, "saved in a day of iterations", `${(((highestClocks.joules - joules[point]) * days) / 3.6e6).toPrecision(3)} kWh`);
+  figure(list, "certified to the optimum within", percent(gaps[point]));
+  const marks = [{ label: "highest clocks", colour: "#6b7785", ...highestClocks }];
+  for (const [key, label, colour] of [["baseline", "default clocks, measured", "#1c2530"], ["measured", "measured now", "#a3260f"]]) {
+    const found = job[key];
+    if (found?.energyMillijoules) {
+      const at = { seconds: found.iterationTimeMicroseconds / 1e6, joules: found.energyMillijoules / 1e3 };
+      marks.push({ label, colour, below: key === "baseline", ...at });
+    }
+  }
+  drawFrontier(byId("frontier"), seconds.map((s, k) => [s, joules[k]]), marks, point);
+}
+
+async function showPlan(job, point) {
+  const turn = ++asked, key = `${job.frontier.digest}/${point}`;
+  try {
+    if (!plans.has(key)) plans.set(key, await get(`api/jobs/${job.namespace}/${job.name}/plans/${point}`));
+    if (turn !== asked) return;
+    const plan = plans.get(key);
+    const [low, high] = drawPipeline(byId("pipeline"), plan, job.frontier.seconds.at(-1));
+    drawLegend(byId("legend"), low, high);
+    byId("pipeline").dataset.point = String(plan.point);
+  } catch (error) {
+    if (turn === asked) {
+      byId("pipeline").replaceChildren();
+      byId("legend").textContent = error.message;
+    }
+  }
+}
+
+function inForce(job) {
+  return Math.min(job.plan?.point ?? 0, job.frontier.seconds.length - 1);
+}
+
+function showJob(job) {
+  if (job.frontier && shown?.frontier?.digest !== job.frontier.digest) plans.clear();
+  shown = job;
+  showState(job);
+  byId("solved").hidden = !job.frontier;
+  byId("waiting").hidden = Boolean(job.frontier);
+  byId("waiting").textContent = "The frontier is not computed yet; the conditions say what is waited for.";
+  if (!job.frontier) return;
+  const wanted = address().point;
+  const point = Number.isInteger(wanted) ? Math.min(Math.max(0, wanted), job.frontier.seconds.length - 1) : inForce(job);
+  showPoint(job, point);
+  showPlan(job, point);
+}
+
+async function refresh() {
+  const { namespace, name } = address();
+  try {
+    if (name) showJob(await get(`api/jobs/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`));
+    else showJobs(await get("api/jobs"));
+    byId("trouble").hidden = true;
+  } catch (error) {
+    byId("trouble").textContent = `What is shown may be old: ${error.message}`;
+    byId("trouble").hidden = false;
+  }
+  byId("where").textContent = name ? `${namespace}/${name}` : "";
+  byId("jobs").hidden = Boolean(name);
+  byId("job").hidden = !name;
+}
+
+function choose(point) {
+  const { namespace, name } = address();
+  history.replaceState(null, "", `#${namespace}/${name}/${point}`);
+  if (shown?.frontier) {
+    showPoint(shown, point);
+    showPlan(shown, point);
+  }
+}
+
+byId("point").addEventListener("input", (event) => choose(Number(event.target.value)));
+byId("current").addEventListener("click", () => shown?.frontier && choose(inForce(shown)));
+addEventListener("hashchange", refresh);
+setInterval(() => document.hidden || refresh(), REFRESH_MS);
+refresh();

@@ -1,0 +1,115 @@
+"""A real Prometheus scrapes a running system and answers, with data, every query of every panel, rule and page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from tests.observability.conftest import JOB, NAMESPACE, ROOT, RULES, Prometheus, World, await_true
+
+BOARDS = sorted((ROOT / "charts" / "perseus" / "files" / "dashboards").glob("*.json"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+_VALUES = {
+    "$__rate_interval": "5s",
+    "$__range": "20s",
+    "$job_namespace": NAMESPACE,
+    "$job_name": JOB,
+    "$node": ".*",
+}
+_COMPARISON = re.compile(r"\s(?:==|<=|>=|>|<)\s")
+
+
+def filled(expression: str) -> str:
+    for name, value in _VALUES.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression
+    return expression
+
+
+def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for panel in board["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def panel_queries() -> Iterator[tuple[str, str]]:
+    for path in BOARDS:
+        for panel in panels(json.loads(path.read_text())):
+            for target in panel.get("targets", ()):
+                yield f"{path.stem}: {panel['title']} {target['refId']}", filled(target["expr"])
+
+
+def page_queries() -> Iterator[tuple[str, str]]:
+    for path in PAGES:
+        for block in re.findall(r"^```promql\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
+            for line in filter(None, block.splitlines()):
+                yield path.name, filled(line)
+
+
+def test_every_panel_and_page_has_data(prometheus: Prometheus) -> None:
+    queries = [*panel_queries(), *page_queries()]
+    assert len(queries) > 50
+    empty = [f"{where}: {query}" for where, query in queries if not prometheus.values(query)]
+    assert not empty, "\n".join(empty)
+
+
+def test_every_drop_down_has_values(prometheus: Prometheus) -> None:
+    for path in BOARDS:
+        for variable in json.loads(path.read_text())["templating"]["list"]:
+            if variable["type"] == "query":
+                asked = re.fullmatch(r"label_values\((.*), (\w+)\)", filled(variable["query"]))
+                assert asked, variable
+                series = prometheus.get("/api/v1/series", **{"match[]": asked[1]})
+                assert all(asked[2] in labels for labels in series), variable
+                assert series, variable
+
+
+def test_every_panel_asks_the_chosen_datasource() -> None:
+    for path in BOARDS:
+        for panel in panels(json.loads(path.read_text())):
+            if panel["type"] != "row":
+                assert panel["description"], panel["title"]
+                for target in panel["targets"]:
+                    assert target["datasource"]["uid"] == "${datasource}"
+
+
+def test_every_rule_is_evaluated_and_rests_on_data(prometheus: Prometheus) -> None:
+    groups = prometheus.get("/api/v1/rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    written = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    assert len(rules) == len(written) == len([rule for rule in rules if rule["health"] == "ok"])
+    for rule in written:
+        # An alert is silent when all is well; what it compares must be there nevertheless.
+        measured = _COMPARISON.split(rule["expr"].partition(" unless ")[0])[0]
+        if measured.startswith("absent("):
+            measured = measured.removeprefix("absent(").removesuffix(")")
+        assert prometheus.values(measured), rule["expr"]
+
+
+def test_no_alert_of_trouble_fires_on_a_system_that_is_well(prometheus: Prometheus) -> None:
+    alerts = prometheus.get("/api/v1/alerts")["alerts"]
+    assert [alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"] == []
+
+
+def test_scraping_renames_no_label(prometheus: Prometheus) -> None:
+    assert [name for name in prometheus.get("/api/v1/labels") if name.startswith("exported_")] == []
+
+
+def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> None:
+    (saved,) = prometheus.values("job:perseus_saved_ratio:baseline")
+    assert saved == pytest.approx(float(world.status()["savings"]["energy"].rstrip("%")) / 100, abs=0.02)
+    assert prometheus.values("sum(perseus_gpu_rank_info)") == [6.0]
+    power = "sum(rate(perseus_gpu_energy_joules_total[5s]))"
+    assert prometheus.values(power)[0] > 0
+
+
+def test_a_deleted_job_takes_its_series_along(prometheus: Prometheus, world: World) -> None:
+    world.apply_job("short", mode="Recommend")
+    ready = 'perseus_job_ready{job_name="short"}'
+    await_true("the job is shown", lambda: prometheus.values(ready))
+    world.custom.delete_namespaced_custom_object("perseus.energy", "v1alpha1", NAMESPACE, "perseusjobs", "short")
+    await_true("its series are gone", lambda: not prometheus.values(ready))

@@ -1,0 +1,196 @@
+"""The page: what it says of a job agrees with the solver, and nobody can change or borrow anything through it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from perseus_operator import frontiers
+from perseus_operator.api import parse_spec
+from perseus_operator.frontiers import Solved
+from perseus_operator.solving import SolveRequest, solve_here
+from perseus_operator.state import JobRef
+from perseus_operator.web import documents
+from perseus_operator.web.documents import MAX_DRAWN, NotThere, job_document, overview, plan_document
+from perseus_operator.web.server import WebServer
+from perseus_operator.web.view import JobView
+from perseus_sim.model import profile_csv
+
+STAGES, MICROBATCHES = 2, 4
+REQUEST = SolveRequest(
+    profile_csv(STAGES), "1f1b", stages=STAGES, microbatches=MICROBATCHES, chunks=None, blocking_power_mw=83_640,
+    points=8,
+)  # fmt: skip
+SPEC = parse_spec(
+    {
+        "pipeline": {
+            "schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES, "dataParallel": 3, "tensorParallel": 2
+        },
+        "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 83_640},
+    }
+)  # fmt: skip
+STATUS = {
+    "conditions": [{"type": "Ready", "status": "False", "reason": "NoPods", "message": "<script>alert(1)</script>"}],
+    "stragglers": [{"dataParallelRank": 1, "slowdown": "9.00%", "source": "Told", "point": 0}],
+}
+
+
+@pytest.fixture(scope="module")
+def solved() -> Solved:
+    return frontiers.open_frontier(solve_here(REQUEST), REQUEST, digest="d", solve_ms=1, restored=False)
+
+
+@pytest.fixture(scope="module")
+def view(solved: Solved) -> JobView:
+    return JobView(JobRef("ns", "job", "uid"), SPEC, STATUS, solved)
+
+
+def test_the_list_says_what_is_wrong() -> None:
+    bare = JobView(JobRef("ns", "job", "uid"), None, {}, None)
+    other = JobView(JobRef("a", "z", "uid"), SPEC, STATUS, None)
+    lines = overview([bare, other])["jobs"]
+    assert [(line["name"], line["ready"], line["reason"]) for line in lines] == [
+        ("z", "False", "NoPods"), ("job", "Unknown", "")
+    ]  # fmt: skip
+    assert lines[0]["stragglerCount"] == 1
+
+
+def test_a_frontier_is_that_of_the_whole_job(view: JobView, solved: Solved) -> None:
+    shown = job_document(view)["frontier"]
+    assert shown["seconds"] == solved.frontier.time_s.tolist()
+    assert shown["joules"] == pytest.approx(6 * solved.frontier.energy_j)
+    assert shown["gpus"] == 6 * STAGES
+    # No plan is faster than every GPU at its highest clock, and the fastest plan takes no more energy than that.
+    assert shown["highestClocks"]["seconds"] == pytest.approx(shown["seconds"][0], rel=1e-6)
+    assert shown["highestClocks"]["joules"] >= shown["joules"][0]
+
+
+def test_a_timetable_is_feasible_and_adds_up(view: JobView, solved: Solved) -> None:
+    for point in range(len(solved.frontier)):
+        plan = plan_document(view, point)
+        assert plan["iterationSeconds"] == pytest.approx(solved.frontier.time_s[point])
+        busy_j = busy_s = 0.0
+        for stage in plan["stages"]:
+            assert len(stage) == 2 * MICROBATCHES
+            for before, after in pairwise(stage):
+                assert after[3] >= before[3] + before[4] - 1e-9
+            busy_j += sum(i[4] * i[6] for i in stage)
+            busy_s += sum(i[4] for i in stage)
+        waiting_j = plan["blockingWatts"] * (STAGES * plan["iterationSeconds"] - busy_s)
+        assert busy_j + waiting_j == pytest.approx(solved.frontier.energy_j[point], rel=1e-6)
+
+
+def test_what_cannot_be_drawn_is_said(view: JobView, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotThere, match="points 0 to"):
+        plan_document(view, 10_000)
+    with pytest.raises(NotThere, match="no frontier yet"):
+        plan_document(replace(view, solved=None), 0)
+    monkeypatch.setattr(documents, "MAX_DRAWN", 15)
+    with pytest.raises(NotThere, match="16 instructions is not drawn; at most 15 are"):
+        plan_document(view, 0)
+    assert MAX_DRAWN >= 8 * 96 * 2 * 2
+
+
+class Page:
+    """A server, and what it answers."""
+
+    def __init__(self, views: Sequence[JobView]) -> None:
+        self.views = list(views)
+        self.busy = False
+        self.server = WebServer("127.0.0.1:0", self._views)
+
+    def _views(self) -> Sequence[JobView]:
+        if self.busy:
+            raise TimeoutError
+        return self.views
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.server.address, timeout=5)
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        found = (answer.status, dict(answer.getheaders()), answer.read())
+        connection.close()
+        return found
+
+    def json(self, path: str) -> Any:
+        status, _, body = self.ask(path)
+        assert status == 200, body
+        return json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def page(view: JobView) -> Iterator[Page]:
+    served = Page([view])
+    yield served
+    served.server.close()
+
+
+def test_three_documents_and_the_files_are_served(page: Page) -> None:
+    assert page.json("/api/jobs")["jobs"][0]["name"] == "job"
+    assert page.json("/api/jobs/ns/job")["stragglers"][0]["slowdown"] == "9.00%"
+    assert page.json("/api/jobs/ns/job/plans/3?x=1")["point"] == 3
+    for path in ("/", "/static/app.js", "/static/charts.js", "/static/app.css"):
+        status, _, body = page.ask(path)
+        assert (status, len(body) > 500) == (200, True)
+        assert page.ask(path, "HEAD")[2] == b""
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/x", "/static/../server.py", "/static/%2e%2e/server.py", "//etc/passwd", "/api/jobs/ns/other",
+     "/api/jobs/ns/job/plans/-1", "/api/jobs/ns/job/plans/999999", "/api/jobs/<b>/job"],
+)  # fmt: skip
+def test_nothing_else_is_and_what_was_asked_is_not_repeated(page: Page, path: str) -> None:
+    status, headers, body = page.ask(path)
+    assert status == 404
+    assert headers["Content-Type"] == "application/json"
+    assert b"<" not in body
+    assert b"import" not in body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_it_is_read_only(page: Page, method: str) -> None:
+    assert page.ask("/api/jobs/ns/job", method)[0] == 501
+
+
+def test_scripts_from_elsewhere_are_refused_and_it_cannot_be_framed(page: Page) -> None:
+    for path in ("/", "/api/jobs", "/nothing"):
+        _, headers, _ = page.ask(path)
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in headers
+        assert "Python" not in headers["Server"]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9473", "localhost.evil.example", ""])
+def test_a_name_that_was_pointed_at_loopback_is_refused(page: Page, host: str) -> None:
+    assert page.ask("/api/jobs", Host=host)[0] == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1234", "127.0.0.1:9473", "[::1]:9473"])
+def test_a_forwarded_port_is_served(page: Page, host: str) -> None:
+    assert page.ask("/api/jobs", Host=host)[0] == 200
+
+
+def test_a_busy_operator_is_said_to_be_busy(page: Page) -> None:
+    page.busy = True
+    assert page.ask("/api/jobs")[0] == 503
+    page.busy = False
+    assert page.ask("/api/jobs")[0] == 200
+
+
+def test_a_document_that_cannot_be_made_is_an_answer(page: Page, caplog: pytest.LogCaptureFixture) -> None:
+    page.views.append(None)  # type: ignore[arg-type]
+    assert page.ask("/api/jobs")[0] == 500
+    page.views.pop()
+    assert "could not be answered" in caplog.text
