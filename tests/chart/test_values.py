@@ -27,6 +27,12 @@ def leaves(values: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
     return found
 
 
+def test_lint(helm: Callable[..., str]) -> None:
+    said = helm("lint", "--strict", str(CHART))
+    assert "0 chart(s) failed" in said
+    assert "WARNING" not in said
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
