@@ -52,6 +52,23 @@ def give_way() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+def stop_on_signals(stop: threading.Event) -> None:
+    """Set the event on SIGTERM or SIGINT, from a thread that does nothing else.
+
+    Not from a handler: that runs in the main thread, perhaps while it holds the event's own lock to wait for it, and a
+    second signal at that moment would hang the agent with clocks locked. Threads made later inherit the mask.
+    """
+    numbers = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def wait() -> None:
+        while True:
+            signal.sigwait(numbers)
+            stop.set()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the agent until SIGTERM or SIGINT."""
     try:
@@ -63,8 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on_signals(stop)
     log = logging.getLogger("perseus_agent")
     give_way()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
