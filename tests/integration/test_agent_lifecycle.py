@@ -127,6 +127,26 @@ def test_sigterm_gives_everything_back_before_the_agent_leaves(node: RecordingNo
     assert "Traceback" not in node.log()
 
 
+def test_a_burst_of_signals_stops_the_agent_like_one(tmp_path: Path) -> None:
+    # A killed parent sends one signal for each of its threads. In a process of its own: the moment in which a second
+    # signal, handled by the thread that sets the event, would wait for itself.
+    script = """
+import os, signal, sys, threading
+from perseus_agent.__main__ import stop_on_signals
+class Slow(threading.Condition):
+    def notify_all(self):
+        for _ in range(50):
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().notify_all()
+stop = threading.Event()
+stop._cond = Slow(threading.Lock())
+stop_on_signals(stop)
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(0 if stop.wait(10) else 3)
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=20, cwd=tmp_path, check=False).returncode == 0
+
+
 def test_a_drain_that_cannot_finish_ends_in_time_and_the_next_agent_gives_back_what_is_owed(
     node: RecordingNode,
 ) -> None:
