@@ -176,7 +176,7 @@ class Demo:
             f"new plan on the other pipeline: point {point} ({frontier.time_s[point]:.4g} s) from iteration {begins}; "
             f"the first slow iteration was {first}"
         )
-        self._require(begins - first <= 3, f"the new plan came {begins - first} iterations after the first slow one")
+        self._require(begins - first <= 2, f"the new plan came {begins - first} iterations after the first slow one")
         under = self._measure(job, lambda i: i > begins, _STRAGGLER_ITERATIONS, "training beside the straggler")
         self._say(f"beside the straggler: {under}")
         self._require(
