@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-MODULES = ("tests.bench.solver", "tests.bench.calibration", "tests.bench.client", "tests.bench.agent")
+MODULES = (
+    "tests.bench.solver",
+    "tests.bench.calibration",
+    "tests.bench.client",
+    "tests.bench.agent",
+    "tests.bench.frameworks",
+)
 Result = dict[str, Any]
 KEYS = ("value", "unit", "peer", "peer_value", "ratio")
 

@@ -1,0 +1,72 @@
+"""What the client costs a step of real PyTorch pipeline training; needs the environment of ``make test-frameworks``.
+
+Two ranks train in processes of their own; the agent's end of each is a process that is woken before every instruction.
+The value is the CPU time that the training thread spends inside the client as a share of a step; the peer is the same
+loop without the client, in turn with it, whose median difference drowns in noise unless the machine is idle.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.bench.client import follow
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = Path(os.environ.get("PERSEUS_FRAMEWORKS_PYTHON", ROOT / ".venv-frameworks" / "bin" / "python"))
+WORKER = ROOT / "tests" / "frameworks" / "overhead_worker.py"
+RANKS = 2
+
+
+def step_overhead() -> dict[str, Any]:
+    """The slowest rank's figures."""
+    if not PYTHON.exists():
+        print(f"no training frameworks at {PYTHON}: make test-frameworks installs them", file=sys.stderr)
+        return {"value": None, "unit": "%", "peer": None, "peer_value": None, "ratio": None}
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+        probe.close()
+        agents = [
+            multiprocessing.Process(target=follow, args=(f"{folder}/{rank}.sock", True), daemon=True)
+            for rank in range(RANKS)
+        ]
+        for agent in agents:
+            agent.start()
+        world = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks = [
+            subprocess.Popen(
+                [str(PYTHON), str(WORKER), f"{folder}/result"],
+                env=os.environ | world | {"RANK": str(rank), "PERSEUS_SOCKET": f"{folder}/{rank}.sock"},
+            )
+            for rank in range(RANKS)
+        ]
+        try:
+            for rank in ranks:
+                if rank.wait(300):
+                    raise RuntimeError(f"a training process ended with code {rank.returncode}")
+        finally:
+            for rank in ranks:
+                rank.kill()
+            for agent in agents:
+                agent.kill()
+        found = [json.loads(Path(f"{folder}/result.{rank}").read_text()) for rank in range(RANKS)]
+    worst = max(found, key=lambda one: float(one["inside_percent"]))
+    print(f"step of {worst['step_ms']:.0f} ms with {worst['instructions']} instructions", file=sys.stderr)
+    return {
+        "value": worst["inside_percent"],
+        "unit": "%",
+        "peer": "difference to steps without the client, %",
+        "peer_value": worst["difference_percent"],
+        "ratio": None,
+    }
+
+
+FIGURES = {"framework_step_overhead_percent": step_overhead}
