@@ -50,7 +50,7 @@ class World:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster
         self.custom = client.CustomObjectsApi(cluster.api)
-        csv = profile_csv(STAGES)
+        csv = profile_csv(STAGES, imbalance=1.3)
         cluster.apply(ROOT / "deploy" / "crds" / "perseusjobs.yaml")
         cluster.start_operator("--status-interval-s", "0.2", "--log-format", "text")
         for number in range(PIPELINES):

@@ -82,6 +82,8 @@ def plan_document(view: JobView, point: int) -> Json:
         "point": point,
         "iterationSeconds": float(run.iteration_time_s),
         "blockingWatts": problem.blocking_power_w,
+        # The same for every plan of the job, so that colours can be compared.
+        "highestWatts": max(float((table.energy_j / table.time_s).max()) for table in problem.options),
         "stages": [rows[first:last] for first, last in pairwise(offsets)],
     }
 

@@ -76,6 +76,7 @@ def test_a_timetable_is_feasible_and_adds_up(view: JobView, solved: Solved) -> N
         plan = plan_document(view, point)
         assert plan["iterationSeconds"] == pytest.approx(solved.frontier.time_s[point])
         busy_j = busy_s = 0.0
+        assert max(i[6] for stage in plan["stages"] for i in stage) <= plan["highestWatts"] + 1e-9
         for stage in plan["stages"]:
             assert len(stage) == 2 * MICROBATCHES
             for before, after in pairwise(stage):

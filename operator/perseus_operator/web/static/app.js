@@ -102,7 +102,7 @@ function showPoint(job, point) {
     const found = job[key];
     if (found?.energyMillijoules) {
       const at = { seconds: found.iterationTimeMicroseconds / 1e6, joules: found.energyMillijoules / 1e3 };
-      marks.push({ label, colour, below: key === "baseline", ...at });
+      marks.push({ label, colour, below: true, ...at });
     }
   }
   drawFrontier(byId("frontier"), seconds.map((s, k) => [s, joules[k]]), marks, point);

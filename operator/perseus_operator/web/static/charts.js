@@ -20,9 +20,9 @@ export function shade(share) {
   return `rgb(${mixed.join(",")})`;
 }
 
-// Round values inside [low, high], about five of them.
+// Round values inside [low, high], five to ten of them.
 export function ticks(low, high) {
-  const rough = (high - low) / 5 || 1;
+  const rough = (high - low) / 10 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
   const found = [];
@@ -72,7 +72,7 @@ export function drawFrontier(svg, points, marks, chosen) {
       x: at.x - 5, y: at.y - 5, width: 10, height: 10, fill: mark.colour, stroke: "#fff",
       transform: `rotate(45 ${at.x} ${at.y})`,
     });
-    element(svg, "text", { x: at.x + 12, y: at.y + (mark.below ? 16 : -4) }, mark.label);
+    element(svg, "text", { x: at.x + 12, y: at.y + (mark.below ? 18 : -4) }, mark.label);
   }
 }
 
@@ -82,8 +82,7 @@ export function drawPipeline(svg, plan, slowest) {
   const height = plan.stages.length * (row + gap) + 34;
   svg.replaceChildren();
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const watts = plan.stages.flat().map((i) => i[6]);
-  const low = plan.blockingWatts, high = watts.reduce((a, b) => Math.max(a, b), low + 1);
+  const low = plan.blockingWatts, high = Math.max(low + 1, plan.highestWatts);
   const x = (s) => left + (s / slowest) * (width - left - right);
   for (const [stage, instructions] of plan.stages.entries()) {
     const top = stage * (row + gap);

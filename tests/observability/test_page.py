@@ -1,0 +1,178 @@
+"""The operator's page in a real browser: what a person does with it, and that nothing of it breaks its own policy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, ROOT, STAGES, World, await_true
+
+from perseus_proto import keys
+
+PICTURES = ROOT / "out" / "observability"
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1240,1500",
+)
+
+
+class Browser:
+    """Chromium at the operator's page."""
+
+    def __init__(self, driver: webdriver.Chrome, base: str) -> None:
+        self.driver = driver
+        self.base = base
+
+    def open(self, fragment: str = "") -> None:
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.base}/#{fragment}")
+
+    def text(self, selector: str) -> str:
+        return self.driver.find_element(By.CSS_SELECTOR, selector).text
+
+    def count(self, selector: str) -> int:
+        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def picture(self, name: str) -> None:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
+
+    def complaints(self) -> list[str]:
+        """What the browser's console has: errors of scripts and breaches of the page's policy."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="module")
+def browser(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    profile: Path = tmp_path_factory.mktemp("chromium")
+    for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    try:
+        yield Browser(driver, f"http://{world.addresses()['web']}")
+    finally:
+        driver.quit()
+
+
+@pytest.fixture
+def slow_pipeline(world: World) -> Iterator[None]:
+    """Somebody says that a pipeline is slow."""
+
+    def tell(text: str | None) -> None:
+        patch = {"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: text}}}
+        api = client.CustomObjectsApi(world.cluster.api)
+        api.patch_namespaced_custom_object(*PLACE, JOB, patch, _content_type="application/merge-patch+json")
+
+    tell("1:0:1.12")
+    await_true("the straggler is taken in", lambda: world.status().get("stragglers"))
+    yield
+    tell(None)
+    await_true("the straggler is forgotten", lambda: not world.status().get("stragglers"))
+
+
+def test_the_list_leads_to_the_job(browser: Browser) -> None:
+    browser.open()
+    await_true("the list is drawn", lambda: browser.count("#jobs tbody tr") == 1)
+    row = browser.text("#jobs tbody tr")
+    assert f"{NAMESPACE}/{JOB} yes MinEnergy" in row
+    assert "%" in row
+    browser.picture("jobs")
+    browser.driver.find_element(By.CSS_SELECTOR, "#jobs tbody a").click()
+    await_true("the job is drawn", lambda: browser.count("#pipeline .instruction") > 0)
+    assert browser.text("#where") == f"{NAMESPACE}/{JOB}"
+
+
+def test_the_slider_says_what_a_deadline_costs_and_saves(browser: Browser, world: World) -> None:
+    browser.open(f"{NAMESPACE}/{JOB}")
+    slider = await_true("the slider is there", lambda: browser.driver.find_elements(By.ID, "point"))[0]
+    await_true(
+        "the plan in force is chosen", lambda: slider.get_attribute("value") == str(world.status()["plan"]["point"])
+    )
+    await_true("its pipeline is drawn", lambda: browser.count("#pipeline .instruction") == STAGES * 12)
+    browser.picture("plan-in-force")
+    seen, shades = {}, {}
+    for key in (Keys.HOME, Keys.END):
+        slider.send_keys(key)
+        point = slider.get_attribute("value")
+        await_true(
+            "the plan is drawn",
+            lambda p=point: browser.driver.find_element(By.ID, "pipeline").get_dom_attribute("data-point") == p,
+        )
+        figures = browser.text("#answer").splitlines()
+        seen[key] = dict(zip(figures[::2], figures[1::2], strict=True))
+        colours = {box.get_attribute("fill") for box in browser.driver.find_elements(By.CSS_SELECTOR, ".instruction")}
+        shades[key] = colours
+        browser.picture("fastest" if key == Keys.HOME else "slowest")
+    assert len(shades[Keys.HOME]) > 1, "slack is filled even where nothing may be slower"
+    assert shades[Keys.HOME] != shades[Keys.END]
+    fastest, slowest = seen[Keys.HOME], seen[Keys.END]
+    assert fastest["slower than T_min"] == "0.00 %"
+    assert float(slowest["slower than T_min"].rstrip(" %")) > 3
+    assert float(slowest["energy saved"].rstrip(" %")) > float(fastest["energy saved"].rstrip(" %")) > 0
+    assert browser.driver.current_url.endswith(f"#{NAMESPACE}/{JOB}/{slider.get_attribute('value')}")
+
+
+def test_an_address_brings_back_the_same_view(browser: Browser) -> None:
+    browser.open(f"{NAMESPACE}/{JOB}/3")
+    await_true(
+        "the point is chosen",
+        lambda: browser.driver.find_element(By.ID, "pipeline").get_dom_attribute("data-point") == "3",
+    )
+    browser.driver.find_element(By.ID, "current").click()
+    await_true("the plan in force is chosen", lambda: not browser.driver.current_url.endswith("/3"))
+
+
+@pytest.mark.usefixtures("slow_pipeline")
+def test_a_straggler_is_said(browser: Browser) -> None:
+    browser.open(f"{NAMESPACE}/{JOB}")
+    await_true("it is said", lambda: f"Pipeline {PIPELINES - 1} is 12.00% slower (told)" in browser.text("#stragglers"))
+    await_true("the pipeline is drawn", lambda: browser.count("#pipeline .instruction") > 0)
+    browser.picture("straggler")
+
+
+def test_a_job_that_waits_says_for_what(browser: Browser, world: World) -> None:
+    name = "hostile"
+    world.apply_job(name, profile={"configMapRef": {"name": "absent"}, "blockingPowerMilliwatts": 1})
+    try:
+        await_true("it is refused", lambda: "conditions" in world.status(name))
+        browser.open(f"{NAMESPACE}/{name}")
+        await_true("the reason is shown", lambda: "ConfigMapNotFound" in browser.text("#conditions"))
+        assert "conditions say what is waited for" in browser.text("#waiting")
+        assert not browser.driver.find_element(By.ID, "solved").is_displayed()
+    finally:
+        world.custom.delete_namespaced_custom_object(*PLACE, name)
+
+
+def test_an_unknown_job_and_hostile_addresses_are_only_text(browser: Browser) -> None:
+    for fragment in ("default/none", "<img src=x onerror=alert(1)>/<b>x</b>"):
+        browser.open(fragment)
+        await_true("it is said", lambda: "What is shown may be old" in browser.text("#trouble"))
+        assert browser.count("#where img, #where b, #trouble img") == 0
+    assert all("404" in line for line in browser.complaints() if "/api/jobs/" in line)
+
+
+def test_the_page_breaks_no_policy_of_its_own(browser: Browser) -> None:
+    browser.complaints()
+    browser.open(f"{NAMESPACE}/{JOB}")
+    await_true("the pipeline is drawn", lambda: browser.count("#pipeline .instruction") > 0)
+    assert browser.complaints() == []
