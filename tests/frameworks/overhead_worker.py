@@ -4,7 +4,8 @@ instruction (the worst case).
 ``python overhead_worker.py RESULT.json`` with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and PERSEUS_SOCKET. Steps
 with and without hooks alternate. Two figures: the CPU time that the training thread spends inside the client's calls
 (the clock's own cost counted in; what the thread loses when others take its CPU is not), and the median difference of
-neighbouring steps, which counts everything and drowns in noise unless the machine is idle. Started by ``tests.bench.frameworks``.
+neighbouring steps, which counts everything and drowns in noise unless the machine is idle. Started by
+``tests.bench.frameworks``.
 """
 
 from __future__ import annotations
