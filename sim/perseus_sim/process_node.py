@@ -1,9 +1,10 @@
 """A node whose containers are processes of this machine: pods of a real API server, run without images or isolation.
 
-For the tests of the chart: its pods' commands, arguments, environment, Secrets, probes and service accounts are taken
-as they stand in the API, and what a kubelet would report is reported. Programs stand for images by repository; every
-pod has a loopback address of its own; mounts become folders, and their paths are rewritten in arguments. There is no
-scheduler: this is the only node, and takes every pod. Nothing about Perseus belongs here.
+For the tests of the chart: commands, arguments, environment, volumes, probes and service accounts of its pods are taken
+as they stand in the API, device plugins are asked for devices, and what a kubelet would report is reported. Programs
+stand for images by repository; every pod has a loopback address of its own; mounts become folders, and their paths are
+rewritten in arguments and environment. There is no scheduler: this is the only node, and takes every pod. Nothing about
+Perseus belongs here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kubernetes import client
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
 from perseus_sim import rbac
-from perseus_sim.kubelet import KubeletDouble
+from perseus_sim.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.processes import Child, Processes, StartFailed
 
 log = logging.getLogger(__name__)
@@ -41,11 +42,42 @@ _HEARTBEAT_S = 10.0
 """The node controller gives a node up after 40 s."""
 
 
-class _Registry(stubs.RegistrationServicer):
-    """Takes every device plugin, and gives out none of its devices."""
+class _DeviceManager(stubs.RegistrationServicer):
+    """Device plugins that have registered, and which of their devices are taken."""
 
-    def Register(self, request: Any, context: Any) -> messages.Empty:  # noqa: N802, ARG002
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._endpoints: dict[str, str] = {}
+        self._taken: dict[str, str] = {}
+        """Pod UID by device."""
+
+    def Register(self, request: messages.RegisterRequest, context: Any) -> messages.Empty:  # noqa: N802, ARG002
+        self._endpoints[request.resource_name] = request.endpoint
         return messages.Empty()
+
+    def allocate(self, uid: str, resource: str, count: int) -> tuple[list[str], messages.ContainerAllocateResponse]:
+        """Devices for a container, and what it gets with them.
+
+        Raises:
+            LookupError: no plugin offers the resource, or too few devices are free.
+        """
+        if resource not in self._endpoints:
+            raise LookupError(f"no device plugin offers {resource}")
+        with grpc.insecure_channel(f"unix:{self._folder / self._endpoints[resource]}") as channel:
+            plugin = stubs.DevicePluginStub(channel)
+            stream = plugin.ListAndWatch(messages.Empty())
+            free = [device.ID for device in next(stream).devices if device.ID not in self._taken]
+            stream.cancel()
+            if len(free) < count:
+                raise LookupError(f"{count} {resource} are asked for, {len(free)} are free")
+            wanted = messages.ContainerAllocateRequest(devices_ids=free[:count])
+            answer = plugin.Allocate(messages.AllocateRequest(container_requests=[wanted]))
+        self._taken.update(dict.fromkeys(free[:count], uid))
+        return free[:count], answer.container_responses[0]
+
+    def free(self, uid: str) -> None:
+        """The pod has gone."""
+        self._taken = {device: holder for device, holder in self._taken.items() if holder != uid}
 
 
 @dataclass
@@ -58,6 +90,9 @@ class _Pod:
     address: str
     folder: Path
     volumes: dict[str, Path] = field(default_factory=dict)
+    devices: messages.ContainerAllocateResponse = field(default_factory=messages.ContainerAllocateResponse)
+    placed: set[int] = field(default_factory=set)
+    """Processes that the kubelet's double knows to be in this pod."""
     children: dict[str, Child] = field(default_factory=dict)
     reported: tuple[str, bool] | None = None
 
@@ -66,9 +101,26 @@ class ProcessNode:
     """Use as a context; ``failures`` holds what could not be run."""
 
     def __init__(
-        self, api: Any, kubeconfig: Path, folder: Path, programs: Mapping[str, Sequence[str]], name: str = "node-a"
+        self,
+        api: Any,
+        kubeconfig: Path,
+        folder: Path,
+        programs: Mapping[str, Sequence[str]],
+        *,
+        proc_root_variable: str,
+        name: str = "node-a",
     ) -> None:
-        """``folder``: a short path, since sockets lie below it. ``programs``: entry point by image repository."""
+        """A node that is not in the API yet.
+
+        Args:
+            api: the administrator's connection.
+            kubeconfig: of the same server.
+            folder: a short path, since sockets lie below it.
+            programs: entry point by image repository.
+            proc_root_variable: environment variable by which a program is told where the node's /proc is: processes
+                here are in no pod's control group, so it is a double.
+            name: of the node.
+        """
         self.name = name
         self.failures: list[str] = []
         self._core: Any = client.CoreV1Api(api)
@@ -83,8 +135,10 @@ class ProcessNode:
         kubelet = self.host("/var/lib/kubelet")
         (kubelet / "device-plugins").mkdir(parents=True)
         self._kubelet = KubeletDouble(kubelet / "pod-resources")
+        self._environment = {proc_root_variable: str(self._kubelet.proc_root)}
+        self._devices = _DeviceManager(kubelet / "device-plugins")
         self._registry = grpc.server(ThreadPoolExecutor(max_workers=1))
-        stubs.add_RegistrationServicer_to_server(_Registry(), self._registry)
+        stubs.add_RegistrationServicer_to_server(self._devices, self._registry)
         self._registry.add_insecure_port(f"unix:{kubelet / 'device-plugins' / 'kubelet.sock'}")
 
     def host(self, path: str) -> Path:
@@ -133,15 +187,16 @@ class ProcessNode:
                     self._beat()
                 listed = {pod.metadata.uid: pod for pod in self._core.list_pod_for_all_namespaces().items}
                 for uid in set(self._pods) - set(listed):
-                    self._end(self._pods.pop(uid))
+                    self._end(uid)
                 for uid, body in listed.items():
                     if body.metadata.deletion_timestamp:
                         self._remove(uid, body)
                     elif uid not in self._pods:
                         self._start(uid, body)
                     else:
+                        self._place(uid, self._pods[uid])
                         self._report(self._pods[uid])
-            except (client.ApiException, OSError, StartFailed, KeyError) as problem:
+            except (client.ApiException, grpc.RpcError, OSError, StartFailed, LookupError) as problem:
                 log.warning("node: %s", problem)
                 self.failures.append(str(problem))
 
@@ -168,8 +223,10 @@ class ProcessNode:
             account = spec.get("serviceAccountName", "default")
             into = pod.folder / "kubeconfig"
             login["KUBECONFIG"] = str(rbac.log_in(self._kubeconfig, meta.namespace, account, into))
+        login |= self._environment
         for volume in spec.get("volumes", ()):
             self._mount(pod, volume)
+        self._allocate(uid, pod)
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             command, environment = self._command(pod, container)
             child = self._processes.start(f"{meta.name}-{container['name']}", command, environment=environment | login)
@@ -181,13 +238,38 @@ class ProcessNode:
 
     def _remove(self, uid: str, body: Any) -> None:
         if uid in self._pods:
-            self._end(self._pods.pop(uid))
+            self._end(uid)
         with contextlib.suppress(client.ApiException):
             self._core.delete_namespaced_pod(body.metadata.name, body.metadata.namespace, grace_period_seconds=0)
 
-    def _end(self, pod: _Pod) -> None:
+    def _end(self, uid: str) -> None:
+        pod = self._pods.pop(uid)
         for child in reversed(pod.children.values()):
             child.stop()
+        self._kubelet.remove(uid)
+        self._devices.free(uid)
+
+    def _allocate(self, uid: str, pod: _Pod) -> None:
+        """Devices for the pod's one container that asks for any."""
+        for container in pod.spec["containers"]:
+            for resource, count in container.get("resources", {}).get("limits", {}).items():
+                if "/" in resource:
+                    names, pod.devices = self._devices.allocate(uid, resource, int(count))
+                    self._kubelet.admit(AdmittedPod(uid, pod.namespace, pod.name, tuple(names)))
+
+    def _place(self, uid: str, pod: _Pod) -> None:
+        """Say which processes are in the pod, if that matters to anybody."""
+        if not pod.devices.envs:
+            return
+        parents = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        inside = {child.pid for child in pod.children.values()}
+        while more := {pid for pid, parent in parents.items() if parent in inside} - inside:
+            inside |= more
+        self._kubelet.place(sorted(inside - pod.placed), uid)
+        pod.placed = inside
 
     def _report(self, pod: _Pod) -> None:
         containers = pod.spec["containers"]
@@ -243,6 +325,10 @@ class ProcessNode:
         place = self.host(volume["hostPath"]["path"]) if "hostPath" in volume else pod.folder / name
         place.mkdir(parents=True, exist_ok=True)
         pod.volumes[name] = place
+        if "configMap" in volume:
+            config_map = self._core.read_namespaced_config_map(volume["configMap"]["name"], pod.namespace)
+            for key, text in (config_map.data or {}).items():
+                (place / key).write_text(text)
         if "secret" in volume:
             secret = self._core.read_namespaced_secret(volume["secret"]["secretName"], pod.namespace)
             for key, data in secret.data.items():
@@ -252,7 +338,10 @@ class ProcessNode:
         environment = {}
         for variable in container.get("env", ()):
             path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-            environment[variable["name"]] = self.name if path == "spec.nodeName" else variable.get("value", "")
+            value = self.name if path == "spec.nodeName" else variable.get("value", "")
+            environment[variable["name"]] = self._rewrite(pod, container, value)
+        if any("/" in resource for resource in container.get("resources", {}).get("limits", {})):
+            environment |= {name: self._rewrite(pod, container, value) for name, value in pod.devices.envs.items()}
         repository = re.sub(r"(@.*|:[^:/]*)$", "", container["image"]).rpartition("/")[2]
         command = container.get("command") or self._programs[repository]
         words = [self._rewrite(pod, container, word) for word in [*command, *container.get("args", ())]]
@@ -261,6 +350,7 @@ class ProcessNode:
 
     def _rewrite(self, pod: _Pod, container: Mapping[str, Any], word: str) -> str:
         places = {mount["mountPath"]: pod.volumes[mount["name"]] for mount in container.get("volumeMounts", ())}
+        places |= {mount.container_path: Path(mount.host_path) for mount in pod.devices.mounts}
         if places:
             longest_first = sorted(places, key=len, reverse=True)
             word = re.sub(

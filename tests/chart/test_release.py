@@ -88,7 +88,8 @@ def namespace(api: Any) -> Iterator[str]:
 def node(api: Any, server: Server, short: Path) -> Iterator[ProcessNode]:
     if server.plane is None or Feature.CONTROLLERS not in server.features:
         pytest.skip(f"the {server.name} is not ours to put a node into, or has no controllers")
-    with ProcessNode(api, server.kubeconfig, short, PROGRAMS) as node:
+    proc_root = "PERSEUS_AGENT_PROC_ROOT"
+    with ProcessNode(api, server.kubeconfig, short, PROGRAMS, proc_root_variable=proc_root) as node:
         yield node
 
 
@@ -322,6 +323,7 @@ def test_the_commands_of_the_install_page(
         )  # fmt: skip
         log = node.log_of("perseus")[-4000:] if ran.returncode else ""
         assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}\n{node.failures}\n{log}"
+        print(f"{block}{ran.stdout}")
     # The page ends by taking everything away.
     names = {item.metadata.name for item in client.CoreV1Api(api).list_namespace().items}
     assert NAMESPACE not in names
