@@ -347,6 +347,9 @@ class StragglerStatus:
 
     data_parallel_rank: int = integer("Which pipeline.", minimum=0, maximum=65535)
     slowdown: str = text("How much slower than the others.", rule=_PERCENT_RULE, max_length=9, pattern=PERCENT)
+    stage: int | None = integer(
+        "Its slowest stage, where single stages can be told.", minimum=0, maximum=1023, required=False
+    )
     source: str = text("Detected (from telemetry) or Told (by annotation).", rule="Detected or Told", max_length=16)
     point: int = integer("Index on the frontier that it runs itself.", minimum=0, maximum=100_000)
 
@@ -370,6 +373,30 @@ class Savings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CalibrationStatus:
+    """How well predicted iteration times come true, judged on iterations that nothing was fitted to."""
+
+    verdict: str = text("Explains or DoesNotExplain.", rule="Explains or DoesNotExplain", max_length=16)
+    held_out_error: str | None = text(
+        "Mean error of predicted iteration times, on iterations not used for fitting.",
+        rule=_PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        required=False,
+    )
+    uncalibrated_error: str = text(
+        "The same without calibration: computations alone.", rule=_PERCENT_RULE, max_length=9, pattern=PERCENT
+    )
+    allowance: str = text(
+        "Bounds are planned shorter by this, so that nearly all iterations keep within them.",
+        rule=_PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+    )
+    iterations: int = integer("Iterations that were learnt from and judged on.", minimum=0, maximum=2**31 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatusFigures:
     """Everything in status but conditions and observedGeneration."""
 
@@ -377,6 +404,9 @@ class StatusFigures:
     plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)
     predicted: Figures | None = nested("What the plan in force should take.", Figures, required=False)
     measured: Figures | None = nested("What iterations take now: median of the latest.", Figures, required=False)
+    calibration: CalibrationStatus | None = nested(
+        "How well the model explains the run.", CalibrationStatus, required=False
+    )
     baseline: Figures | None = nested(
         "What iterations took at default clocks, before the plan.", Figures, required=False
     )

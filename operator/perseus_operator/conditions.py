@@ -23,6 +23,8 @@ class ConditionType(StrEnum):
     """Every pod of the job runs on a node whose agent holds a lease for us, and every GPU may be driven."""
     PLAN_APPLIED = "PlanApplied"
     STRAGGLER_DETECTED = "StragglerDetected"
+    MODEL_EXPLAINS = "ModelExplains"
+    """The model of the pipeline, calibrated on measured iterations, predicts those it has not seen."""
     READY = "Ready"
 
 
@@ -68,6 +70,12 @@ class Reason(StrEnum):
     STRAGGLER_DETECTED = "StragglerDetected"
     STRAGGLER_TOLD = "StragglerTold"
     STRAGGLERS_IGNORED = "StragglersIgnored"
+    # ModelExplains
+    MODEL_EXPLAINS = "ModelExplains"
+    MODEL_DOES_NOT_EXPLAIN = "ModelDoesNotExplain"
+    CALIBRATING = "Calibrating"
+    CALIBRATION_INVALID = "CalibrationInvalid"
+    CALIBRATION_FAILED = "CalibrationFailed"
     # Ready
     READY = "Ready"
     # Events only

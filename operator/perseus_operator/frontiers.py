@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from perseus_operator.calibrating import Promises, open_calibration, simulator_of
 from perseus_operator.kube import ConfigMap
 from perseus_operator.objective import FrontierView
-from perseus_operator.solving import SolveRequest, schedule_of
+from perseus_operator.solving import SolveRequest
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.units import mj_from_j, mw_from_w, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2
@@ -37,6 +38,7 @@ class Solved:
     request: SolveRequest
     schedule: Schedule
     frontier: Frontier
+    promises: Promises
     data: bytes
 
 
@@ -58,8 +60,10 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         maximum_gap_ppm=round(float(gaps_ppm.max())),
         solve_ms=solve_ms,
         restored=restored,
+        allowance=open_calibration(request.calibration).verdict.allowance if request.calibration else 0.0,
     )
-    return Solved(view, request, schedule_of(request), frontier, data)
+    promises = Promises(simulator_of(request), frontier)
+    return Solved(view, request, promises.schedule, frontier, promises, data)
 
 
 def to_config_map(name: str, solved: Solved) -> ConfigMap | None:

@@ -31,6 +31,7 @@ from perseus_proto import keys
 Json = dict[str, Any]
 _config: Any = k8s_config  # its functions carry no types
 FIELD_MANAGER: Final = "perseus-operator"
+_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 EPOCH_CONFIG_MAP: Final = "perseus-epoch"
 _EPOCH_KEY: Final = "epoch"
 _TIMEOUT_S: Final = 15.0
@@ -45,6 +46,8 @@ class ConfigMap:
     name: str
     data: Mapping[str, str]
     binary: Mapping[str, bytes]
+    uid: str = ""
+    """Of the object that was read."""
 
 
 class Kube(Protocol):
@@ -56,6 +59,13 @@ class Kube(Protocol):
 
     async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
         """Create or replace; garbage-collected with its PerseusJob."""
+        ...
+
+    async def write_beside(self, namespace: str, owner: ConfigMap, config_map: ConfigMap) -> None:
+        """Create, or add the keys to what is there; garbage-collected with the ConfigMap ``owner``.
+
+        Raises KubeConflict: somebody else's object has the name, or somebody wrote in between.
+        """
         ...
 
     async def patch_status(self, job: JobRef, status: Json) -> None:
@@ -115,7 +125,7 @@ class KubeClient:
             binary = {key: base64.b64decode(text, validate=True) for key, text in (found.binary_data or {}).items()}
         except binascii.Error as error:
             raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
-        return ConfigMap(name, found.data or {}, binary)
+        return ConfigMap(name, found.data or {}, binary, found.metadata.uid)
 
     async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
         """See ``Kube``."""
@@ -125,7 +135,7 @@ class KubeClient:
             "metadata": {
                 "name": config_map.name,
                 "namespace": owner.namespace,
-                "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER, keys.LABEL_JOB: owner.name},
+                "labels": {_MANAGED_BY: FIELD_MANAGER, keys.LABEL_JOB: owner.name},
                 "ownerReferences": [
                     {
                         "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
@@ -152,6 +162,29 @@ class KubeClient:
                     config_map.name, owner.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
                 )
             )
+
+    async def write_beside(self, namespace: str, owner: ConfigMap, config_map: ConfigMap) -> None:
+        """See ``Kube``."""
+        metadata = {
+            "name": config_map.name,
+            "namespace": namespace,
+            "labels": {_MANAGED_BY: FIELD_MANAGER},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": owner.name, "uid": owner.uid}],
+        }
+        body: Any = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(config_map.data)}
+        about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
+        try:
+            await _ask(self._core.create_namespaced_config_map(namespace, body, **about))
+        except KubeConflict:
+            there = await _ask(
+                self._core.read_namespaced_config_map(config_map.name, namespace, _request_timeout=_TIMEOUT_S)
+            )
+            if (there.metadata.labels or {}).get(_MANAGED_BY) != FIELD_MANAGER:
+                raise KubeConflict(f"ConfigMap {namespace}/{config_map.name} is not the operator's") from None
+            # The resourceVersion that was read: a write in between is a conflict.
+            body["metadata"]["resourceVersion"] = there.metadata.resource_version
+            body["data"] = {**(there.data or {}), **config_map.data}
+            await _ask(self._core.replace_namespaced_config_map(config_map.name, namespace, body, **about))
 
     async def patch_status(self, job: JobRef, status: Json) -> None:
         """See ``Kube``. The UID guards against an object of the same name that came after."""

@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from perseus_operator.api import Figures, StatusFigures
 from perseus_operator.history import Measured
-from perseus_operator.state import JobRef
+from perseus_operator.state import JobRef, Verdict
 from perseus_proto.units import j_from_mj, s_from_us
 
 # Not "namespace" and "job": Prometheus gives those to the target that it scrapes.
@@ -37,6 +37,9 @@ _JOB_GAUGES: Final = {
     "frontier_points": "Plans on the frontier.",
     "solve_seconds": "Time the solver took for the frontier in use.",
     "gap_ratio": "Median certified optimality gap of the frontier, a ratio.",
+    "prediction_error_ratio": "Measured over predicted iteration time of the plan in force, less 1.",
+    "model_explains": "1 if the calibrated model predicts iterations that it has not seen, 0 if it does not.",
+    "calibration_error_ratio": "Mean error of predicted iteration times, on iterations not used for calibration.",
     "straggler_pipelines": "Pipelines that are slow now.",
     "planned_slowdown_ratio": "Slowdown by intent: largest plan time over T_min.",
 }
@@ -94,6 +97,7 @@ class Metrics:
         planned_slowdown: float,
         stragglers: int,
         ready: bool,
+        verdict: Verdict | None = None,
     ) -> None:
         """The series of one job; what is not known is not shown."""
         labels = (job.namespace, job.name)
@@ -108,6 +112,9 @@ class Metrics:
             "baseline_iteration_joules": _joules(baseline),
             "measured_iteration_seconds": s_from_us(measured.time_us) if measured else None,
             "measured_iteration_joules": j_from_mj(measured.energy_mj) if measured and measured.energy_mj else None,
+            "prediction_error_ratio": _prediction_error(predicted, measured),
+            "model_explains": float(verdict.explains) if verdict else None,
+            "calibration_error_ratio": verdict.heldout_error if verdict else None,
             "frontier_points": float(frontier.points) if frontier else None,
             "solve_seconds": frontier.solve_milliseconds / 1000 if frontier else None,
             "gap_ratio": frontier.median_gap_parts_per_million / 1e6 if frontier else None,
@@ -152,6 +159,12 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         counter: Counter = self._new(Counter, f"perseus_operator_{name}_total", text, labels)
         return counter
+
+
+def _prediction_error(predicted: Figures | None, measured: Measured | None) -> float | None:
+    if predicted is None or measured is None or not predicted.iteration_time_microseconds:
+        return None
+    return measured.time_us / predicted.iteration_time_microseconds - 1
 
 
 def _joules(figures: Figures | None) -> float | None:

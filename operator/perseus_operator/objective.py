@@ -33,6 +33,9 @@ class FrontierView:
     solve_ms: int
     restored: bool
     """Read back from its ConfigMap instead of solved by this process."""
+    allowance: float = 0.0
+    """Share by which nearly all iterations stay within these times, if they are calibrated: a plan exactly at a bound
+    would break it in half of the iterations."""
 
     @property
     def t_min_us(self) -> int:
@@ -92,7 +95,8 @@ def target(
         return _power_cap(objective.power_cap_watts, frontier, gpus_per_stage)
     allowed: Target | Infeasible = Target(frontier.t_min_us)
     if objective.max_slowdown_ratio is not None:
-        allowed = Target(frontier.t_min_us * (1 + objective.max_slowdown_ratio))
+        bound_us = frontier.t_min_us * (1 + objective.max_slowdown_ratio)
+        allowed = Target(max(frontier.t_min_us, bound_us / (1 + frontier.allowance)))
     if objective.deadline is not None:
         allowed = _deadline(objective.deadline, frontier, iterations_done, remaining_s)
     if isinstance(allowed, Target) and allowed.time_us > frontier.least_energy_us:
@@ -122,11 +126,11 @@ def _deadline(
                 f"spec.objective.deadline.iterationTimeMicroseconds: {deadline.iteration_time_microseconds} is shorter"
                 f" than the fastest possible iteration, T_min = {t_min_us} microseconds"
             )
-        return Target(deadline.iteration_time_microseconds)
+        return Target(max(t_min_us, deadline.iteration_time_microseconds / (1 + frontier.allowance)))
     assert deadline.iterations is not None
     assert remaining_s is not None
     left = max(1, deadline.iterations - iterations_done)
-    allowed_us = 1e6 * remaining_s / left
+    allowed_us = 1e6 * remaining_s / left / (1 + frontier.allowance)
     if allowed_us < t_min_us:
         # Too late already, but a run is under way: as fast as possible is the least bad answer.
         return Target(

@@ -36,6 +36,10 @@ class Limits:
     """How soon to look again for a profile that is missing or wrong."""
     profile_refresh_s: float = 60.0
     """How soon to look whether a good profile has changed."""
+    calibrate_after: int = 40
+    """Iterations to have seen before the first calibration."""
+    calibrate_again: int = 100
+    """Further ones before the next."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Solve:
     """Get the frontier of these inputs: from its ConfigMap, or by solving."""
 
     digest: str
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Learn from the iterations seen so far how long iterations really take."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Select:
     from_iteration: int
 
 
-Action = ReadProfile | Solve | Acquire | Renew | Release | Push | Select
+Action = ReadProfile | Solve | Calibrate | Acquire | Renew | Release | Push | Select
 NodeAction = Acquire | Renew | Release | Push | Select
 
 
@@ -119,7 +128,7 @@ class Plan:
     wake_at_s: float
 
 
-def inputs_digest(spec: JobSpec, profile_digest: str) -> str:
+def inputs_digest(spec: JobSpec, profile_digest: str, calibration_digest: str = "") -> str:
     """SHA-256 over everything that the frontier depends on; the leading word changes with the solver's format."""
     parts = (
         "perseus.frontier.1",
@@ -130,6 +139,7 @@ def inputs_digest(spec: JobSpec, profile_digest: str) -> str:
         spec.pipeline.chunks,
         spec.profile.blocking_power_milliwatts,
         spec.points,
+        calibration_digest,
     )
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
@@ -149,9 +159,12 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
     elif not state.reading:
         wake.append(due_s)
 
-    digest = inputs_digest(spec, state.profile_digest) if state.profile_digest is not None else None
-    if digest is not None and _solve_due(state, digest):
-        actions.append(Solve(digest))
+    if state.profile_digest is not None:
+        digest = inputs_digest(spec, state.profile_digest, state.learning.in_use)
+        if _solve_due(state, digest):
+            actions.append(Solve(digest))
+        elif _calibrate_due(state, limits):
+            actions.append(Calibrate())
 
     slowdowns, told = _slowdowns(state, spec, now)
     wake.extend(
@@ -198,6 +211,13 @@ def _solve_due(state: JobState, digest: str) -> bool:
     have = state.frontier is not None and state.frontier.digest == digest
     refused = state.solve_fault is not None and state.solve_fault[0] == digest
     return not have and not refused and state.solving is None
+
+
+def _calibrate_due(state: JobState, limits: Limits) -> bool:
+    learning = state.learning
+    if learning.running or state.solving is not None or state.frontier is None:
+        return False
+    return learning.kept >= limits.calibrate_after and (not learning.begun or learning.since >= limits.calibrate_again)
 
 
 def _slowdowns(state: JobState, spec: JobSpec, now: Now) -> tuple[dict[int, float], frozenset[int]]:

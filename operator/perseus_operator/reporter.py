@@ -74,6 +74,7 @@ class Reporter:
             planned_slowdown=slowdown,
             stragglers=len(plan.slowdowns),
             ready=ready,
+            verdict=state.learning.verdict,
         )
         self._services.metrics.set_frontier(self._ref, status.curve(state))
         if baseline is not None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from perseus_operator import frontiers, planner
 from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left, Opened
-from perseus_operator.api import parse_spec
+from perseus_operator.api import Profile, parse_spec
 from perseus_operator.conditions import Reason
 from perseus_operator.errors import (
     AgentError,
@@ -32,8 +32,9 @@ from perseus_operator.errors import (
 )
 from perseus_operator.frontiers import Solved
 from perseus_operator.history import Measured, Report
-from perseus_operator.kube import Json
-from perseus_operator.planner import Acquire, NodeAction, Now, Push, ReadProfile, Release, Renew, Solve
+from perseus_operator.kube import ConfigMap, Json
+from perseus_operator.learner import Learner
+from perseus_operator.planner import Acquire, Calibrate, NodeAction, Now, Push, ReadProfile, Release, Renew, Solve
 from perseus_operator.reporter import Reporter
 from perseus_operator.services import BACKOFF_S, Services
 from perseus_operator.solving import SolveRequest, check_profile
@@ -66,6 +67,10 @@ class JobRunner:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._solved: Solved | None = None
         self._profile_csv: bytes | None = None
+        self._profile_map: ConfigMap | None = None
+        self._recalled: Profile | None = None
+        """The profile beside which a calibration was looked for."""
+        self._learner = Learner(self.state, services)
         self._reporter = Reporter(ref, services, self._spawn)
         self._raw_spec: Any = None
         self._raw_annotation: str | None = None
@@ -169,6 +174,10 @@ class JobRunner:
         elif isinstance(action, Solve):
             self.state.solving = action.digest
             self._spawn(self._solve(action.digest, self._solve_request()))
+        elif isinstance(action, Calibrate):
+            learning = self.state.learning
+            learning.running, learning.begun, learning.since = True, True, 0
+            self._spawn(self._learner.calibrate(self._solve_request(), self._profile_map))
         else:
             node = self.state.nodes[action.node]
             node.busy = True
@@ -207,6 +216,9 @@ class JobRunner:
             digest = hashlib.sha256(csv).hexdigest()
             if digest != state.profile_digest:
                 await asyncio.to_thread(check_profile, csv, stages)
+            if self._recalled != asked and self._profile_map is not None:
+                await self._learner.recall(self._profile_map, self._solve_request(csv))
+                self._recalled = asked
         except InvalidProfile as error:
             fault = Fault(Reason(error.reason), str(error))
         except KubeError as error:
@@ -227,6 +239,7 @@ class JobRunner:
         except KubeNotFound as error:
             message = f"{field_name}.name: ConfigMap {name} does not exist in namespace {self.ref.namespace}."
             raise InvalidProfile(Reason.CONFIG_MAP_NOT_FOUND, message) from error
+        self._profile_map = found
         if key in found.data:
             return found.data[key].encode()
         if key in found.binary:
@@ -235,9 +248,9 @@ class JobRunner:
         message = f"{field_name}.key: ConfigMap {name} has no key {key}; its keys: {there}."
         raise InvalidProfile(Reason.KEY_NOT_FOUND, message)
 
-    def _solve_request(self) -> SolveRequest:
+    def _solve_request(self, csv: bytes | None = None) -> SolveRequest:
         """The inputs as they are now, which the digest was made from: while a solve waits or runs they may change."""
-        spec, csv = self.state.spec, self._profile_csv
+        spec, csv = self.state.spec, self._profile_csv if csv is None else csv
         assert spec is not None
         assert csv is not None
         return SolveRequest(
@@ -248,6 +261,7 @@ class JobRunner:
             chunks=spec.pipeline.chunks,
             blocking_power_mw=spec.profile.blocking_power_milliwatts,
             points=spec.points,
+            calibration=self._learner.calibration,
         )
 
     async def _solve(self, digest: str, request: SolveRequest) -> None:
@@ -269,6 +283,7 @@ class JobRunner:
             state.solve_fault = digest, Fault(Reason.SOLVE_TIMEOUT if timeout else Reason.SOLVE_FAILED, str(error))
         else:
             self._solved, state.frontier, state.solve_fault = solved, solved.view, None
+            state.promises = solved.promises
         finally:
             state.solving = None
 
@@ -430,7 +445,9 @@ class JobRunner:
     def _take(self, node: Node, event: Event) -> None:
         uids = {pod.uid for pod in node.pods}
         if isinstance(event, Report):
-            self.state.reported(node, event)
+            iteration = self.state.reported(node, event)
+            if iteration is not None:
+                self._learner.take(iteration, self._solved)
         elif isinstance(event, Opened):
             node.renew_at_s = 0.0  # a renewal asks for the ranks too: who came while nobody listened is not missed
         elif isinstance(event, Joined):

@@ -1,8 +1,8 @@
-"""Solving, away from the event loop: one worker process for each solve, a bounded number of them, each with a deadline
-and a bound on its memory.
+"""Solving, away from the event loop: one worker process for each solve or calibration, a bounded number of them, each
+with a deadline and a bound on its memory.
 
-``SolverPool.solve`` is called by the job's runner. The worker is ``python -m perseus_operator.solving``: the request
-comes as JSON on stdin, the frontier goes as bytes to stdout, a refusal as one line to stderr. A process of its own can
+``SolverPool`` is called by the job's runner. The worker is ``python -m perseus_operator.solving``: the request comes on
+stdin, the frontier or calibration goes as bytes to stdout, a refusal as one line to stderr. A process of its own can
 be killed at its deadline, and takes nobody along when it dies.
 """
 
@@ -38,6 +38,8 @@ class SolveRequest:
     chunks: int | None
     blocking_power_mw: int
     points: int
+    calibration: str = ""
+    """JSON of the calibration to plan with; empty: none."""
 
 
 class SolverPool:
@@ -58,6 +60,13 @@ class SolverPool:
             SolveTimeout: it took longer than allowed and was stopped.
             SolveFailed: profile, schedule and parameters do not fit, or the worker died.
         """
+        return await self._work("solve", json.dumps(asdict(request)).encode())
+
+    async def calibrate(self, request: bytes) -> bytes:
+        """What ``calibrating.calibrate_here`` makes of a request. Raises like ``solve``."""
+        return (await self._work("calibrate", request))[0]
+
+    async def _work(self, task: str, request: bytes) -> tuple[bytes, float]:
         async with self._slots:
             self.solves += 1
             started_s = time.monotonic()
@@ -66,13 +75,14 @@ class SolverPool:
                 "-m",
                 __name__,
                 str(self._memory_mib),
+                task,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    frontier, errors = await worker.communicate(json.dumps(asdict(request)).encode())
+                    answer, errors = await worker.communicate(request)
             except TimeoutError:
                 raise SolveTimeout(f"the solver was stopped after {self._timeout_s:g} s") from None
             finally:
@@ -86,7 +96,7 @@ class SolverPool:
             raise SolveFailed(last_line)
         if worker.returncode != 0:
             raise SolveFailed(f"the solver process ended with exit code {worker.returncode}: {last_line}")
-        return frontier, time.monotonic() - started_s
+        return answer, time.monotonic() - started_s
 
 
 def check_profile(csv: bytes, stages: int) -> None:
@@ -128,12 +138,15 @@ def solve_here(request: SolveRequest) -> bytes:
 
 def problem_of(request: SolveRequest) -> Problem:
     """What is solved."""
+    from perseus_solver.calibration import Calibration
     from perseus_solver.problem import build_problem
     from perseus_solver.profile import read_profile
 
     profile = read_profile(request.profile_csv.encode(), stages=request.stages)
     schedule = schedule_of(request, profile)
-    return build_problem(profile, schedule, blocking_power_w=request.blocking_power_mw / 1000)
+    calibration = Calibration.from_json(request.calibration) if request.calibration else None
+    power_w = request.blocking_power_mw / 1000
+    return build_problem(profile, schedule, blocking_power_w=power_w, calibration=calibration)
 
 
 def main() -> int:
@@ -143,13 +156,18 @@ def main() -> int:
 
     memory_bytes = int(sys.argv[1]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    request = SolveRequest(**json.loads(sys.stdin.buffer.read()))
+    task, data = sys.argv[2], sys.stdin.buffer.read()
     try:
-        frontier = solve_here(request)
+        if task == "calibrate":
+            from perseus_operator.calibrating import CalibrateRequest, calibrate_here
+
+            answer = calibrate_here(CalibrateRequest.from_bytes(data))
+        else:
+            answer = solve_here(SolveRequest(**json.loads(data)))
     except SolverError as error:
         sys.stderr.write(f"{error}\n")
         return _INVALID_PROFILE if isinstance(error, BadProfile) else _REFUSED
-    sys.stdout.buffer.write(frontier)
+    sys.stdout.buffer.write(answer)
     return 0
 
 

@@ -80,6 +80,41 @@ class Fault:
     message: str
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a calibration: whether the model explains the run, and how well. Shares, not per cents.
+
+    ``heldout_error`` is the mean over iterations not used for fitting, ``uncalibrated_error`` that of the bare model.
+    ``allowance`` is by how much nearly all iterations stay within what is planned.
+    """
+
+    digest: str
+    explains: bool
+    reason: str
+    heldout_error: float | None
+    uncalibrated_error: float
+    iterations: int
+    allowance: float
+    stage_noise: tuple[float, ...] | None
+
+
+@dataclass
+class Learning:
+    """How far the calibration of the job has got."""
+
+    kept: int = 0
+    """Iterations to calibrate from."""
+    since: int = 0
+    """Iterations added since a calibration was last begun."""
+    begun: bool = False
+    running: bool = False
+    verdict: Verdict | None = None
+    """The latest."""
+    in_use: str = ""
+    """Digest of the calibration to plan with; empty: none."""
+    fault: Fault | None = None
+
+
 @dataclass
 class Node:
     """One node that runs pods of the job, and how far its agent has got."""
@@ -151,6 +186,7 @@ class JobState:
     nodes: dict[str, Node] = field(default_factory=dict)
     history: History | None = None
     detector: Detector = field(default_factory=Detector)
+    learning: Learning = field(default_factory=Learning)
     baseline: Measured | None = None
     fenced: Fault | None = None
 
@@ -220,9 +256,20 @@ class JobState:
         times_us = self.frontier.times_us
         promised_us = {p: times_us[min(point or 0, len(times_us) - 1)] for p, point in iteration.points.items()}
         self.detector.observe(
-            iteration, promised_us, self.spec.straggler, promises=self.promises, evident=self._evident()
+            iteration,
+            promised_us,
+            self.spec.straggler,
+            promises=self.promises,
+            stage_noise=self.learning.verdict.stage_noise if self.learning.verdict else None,
+            evident=self._evident(),
         )
         return iteration
+
+    def is_typical(self, iteration: JobIteration) -> bool:
+        """Whether an iteration shows how the job runs: no start, no transition, no straggler."""
+        planned = any(point is not None for point in iteration.points.values())
+        since = self.plan_since if planned else 1
+        return not iteration.mixed and iteration.iteration >= max(1, since) and not self.detector.slowdowns
 
     def _evident(self) -> set[int]:
         """Pipelines of which a GPU says that something slows it."""
@@ -241,6 +288,11 @@ class JobState:
     def ranks(self) -> list[Rank]:
         """All ranks on all nodes."""
         return [rank for node in self.nodes.values() for rank in node.ranks.values()]
+
+    @property
+    def plan_since(self) -> int:
+        """First iteration that runs the points selected last."""
+        return max((node.from_iteration for node in self.nodes.values() if node.ranks), default=0)
 
     @property
     def furthest_iteration(self) -> int:

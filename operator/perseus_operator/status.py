@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from perseus_operator.api import (
+    CalibrationStatus,
     Figures,
     FrontierStatus,
     JobSpec,
@@ -27,7 +28,7 @@ from perseus_operator.history import Measured
 from perseus_operator.objective import predict
 from perseus_operator.planner import Plan, common_point, first_fault
 from perseus_operator.schema import dump
-from perseus_operator.state import JobState
+from perseus_operator.state import JobState, Verdict
 
 _SHOWN_STRAGGLERS = 32
 
@@ -50,6 +51,9 @@ WARNINGS = frozenset(
         Reason.OBJECTIVE_INFEASIBLE,
         Reason.STRAGGLER_DETECTED,
         Reason.STRAGGLER_TOLD,
+        Reason.MODEL_DOES_NOT_EXPLAIN,
+        Reason.CALIBRATION_INVALID,
+        Reason.CALIBRATION_FAILED,
     }
 )
 """Reasons whose event is a Warning."""
@@ -74,7 +78,8 @@ def conditions(state: JobState, plan: Plan) -> list[Condition]:
     spec = state.spec
     if spec is not None:
         applied = _plan_applied(state, plan, spec)
-        said += [_profile(state), _frontier(state), _agents(state), applied, _straggler(state, plan, spec)]
+        said += [_profile(state), _frontier(state), _agents(state), applied]
+        said += [_straggler(state, plan, spec), _model(state)]
     return [*said, _ready(said, spec)]
 
 
@@ -169,7 +174,9 @@ def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
     pipeline, slowdown = max(plan.slowdowns.items(), key=lambda item: item[1])
     reason = Reason.STRAGGLER_TOLD if pipeline in plan.told else Reason.STRAGGLER_DETECTED
     more = f", and {len(plan.slowdowns) - 1} more" if len(plan.slowdowns) > 1 else ""
-    message = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{more}."
+    stage = _slowest_stage(state, pipeline)
+    where = "" if stage is None else f" at stage {stage}"
+    message = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{where}{more}."
     message = f"{message} Evidence: {_evidence(state, pipeline)}."
     return Condition(kind, True, reason, message)
 
@@ -183,6 +190,27 @@ def _evidence(state: JobState, pipeline: int) -> str:
         if any(rank.gpu_uuid == gpu and rank.pipeline == pipeline for rank in node.ranks.values())
     ]
     return "; ".join(said[:4]) or "timing alone, cause unknown"
+
+
+def _model(state: JobState) -> Condition:
+    kind, learning = ConditionType.MODEL_EXPLAINS, state.learning
+    if learning.fault is not None:
+        return Condition(kind, False, learning.fault.reason, learning.fault.message)
+    verdict = learning.verdict
+    if verdict is None:
+        said = f"{learning.kept} iterations seen so far."
+        return Condition(kind, None, Reason.CALIBRATING, f"The model is not calibrated yet; {said}")
+    if not verdict.explains:
+        kept = "The calibration used before stays." if learning.in_use else "Plans count computations alone."
+        return Condition(kind, False, Reason.MODEL_DOES_NOT_EXPLAIN, f"{verdict.reason}. {kept}")
+    error = verdict.heldout_error
+    judged = "Iterations" if error is None else f"With a mean error of {_fine(error)}, iterations"
+    return Condition(
+        kind,
+        True,
+        Reason.MODEL_EXPLAINS,
+        f"{judged} take as long as predicted; {_fine(verdict.uncalibrated_error)} without calibration.",
+    )
 
 
 def _ready(said: Iterable[Condition], spec: JobSpec | None) -> Condition:
@@ -206,7 +234,7 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
     """The figures of the status."""
     view, spec = state.frontier, state.spec
     if view is None or spec is None:
-        return StatusFigures(baseline=_figures(state.baseline))
+        return StatusFigures(baseline=_figures(state.baseline), calibration=_calibration(state.learning.verdict))
     measured = current(state, plan)
     predicted, following = None, None
     if plan.applied:
@@ -214,7 +242,7 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
         predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
         following = PlanStatus(
             point=common_point(plan.wanted, plan.slowdowns),
-            from_iteration=max((node.from_iteration for node in state.nodes.values() if node.ranks), default=0),
+            from_iteration=state.plan_since,
             planned_slowdown=percent(planned_slowdown(state, plan) - 1),
         )
     slowest = sorted(plan.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
@@ -233,12 +261,14 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
         plan=following,
         predicted=predicted,
         measured=_figures(measured),
+        calibration=_calibration(state.learning.verdict),
         baseline=_figures(state.baseline),
         savings=savings(state.baseline, measured),
         stragglers=tuple(
             StragglerStatus(
                 data_parallel_rank=pipeline,
                 slowdown=percent(slowdown - 1),
+                stage=_slowest_stage(state, pipeline),
                 source="Told" if pipeline in plan.told else "Detected",
                 point=plan.wanted.get(pipeline, 0),
             )
@@ -251,7 +281,7 @@ def current(state: JobState, plan: Plan) -> Measured | None:
     """What iterations under the plan in force take; None: not measured yet."""
     if not plan.applied or state.history is None:
         return None
-    return state.history.measured(plan.wanted)
+    return state.history.measured(plan.wanted, since=state.plan_since)
 
 
 def curve(state: JobState) -> list[tuple[int, int]]:
@@ -289,6 +319,28 @@ def percent(ratio: float) -> str:
     """0.0312 as ``3.12%``."""
     bounded = min(max(100 * ratio, -999.0), 999.0)
     return f"{bounded + 0.0:.2f}%".replace("-0.00%", "0.00%")
+
+
+def _fine(share: float) -> str:
+    """As ``percent``, for small errors."""
+    return f"{min(100 * share, 999.0):.3f}%"
+
+
+def _slowest_stage(state: JobState, pipeline: int) -> int | None:
+    degrees = state.detector.stages.get(pipeline)
+    return max(degrees, key=degrees.__getitem__) if degrees else None
+
+
+def _calibration(verdict: Verdict | None) -> CalibrationStatus | None:
+    if verdict is None:
+        return None
+    return CalibrationStatus(
+        verdict="Explains" if verdict.explains else "DoesNotExplain",
+        held_out_error=None if verdict.heldout_error is None else _fine(verdict.heldout_error),
+        uncalibrated_error=_fine(verdict.uncalibrated_error),
+        allowance=_fine(verdict.allowance),
+        iterations=verdict.iterations,
+    )
 
 
 def _figures(measured: Measured | None) -> Figures | None:
@@ -363,8 +415,7 @@ def plan_event(state: JobState, plan: Plan) -> Event:
     assert state.frontier is not None
     times, counts = state.frontier.times_us, Counter(plan.wanted.values())
     parts = [f"point {point} ({times[point]} microseconds) on {n} pipelines" for point, n in counts.most_common(4)]
-    begins = max((node.from_iteration for node in state.nodes.values() if node.ranks), default=0)
-    return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {begins}.")
+    return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}.")
 
 
 _UNEVENTFUL = frozenset(

@@ -22,6 +22,7 @@ import grpc.aio
 import kubernetes
 import kubernetes.aio.client as k8s
 import kubernetes.aio.config as k8s_config
+import numpy as np
 import pytest
 import yaml
 
@@ -32,6 +33,10 @@ from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim.model import profile_csv
 from perseus_sim.processes import Processes
 from perseus_sim.servers import embedded_server
+from perseus_solver.problem import build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+from perseus_solver.simulate import Simulator
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STAGES, PIPELINES = 2, 2
@@ -39,6 +44,15 @@ NUMBERS, TAKEN, OWN = itertools.count(), itertools.count(), itertools.count()
 SHARED_NAMESPACES = [f"shared-{n}" for n in range(8)]
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
+MEASURED = read_profile(profile_csv(STAGES), stages=STAGES)
+MODEL = Simulator(
+    build_problem(MEASURED, build_schedule("1f1b", stages=STAGES, microbatches=4), blocking_power_w=83.64)
+)
+TIMES_US = {
+    (table.stage, int(table.kind), clock): round(1e6 * time_s)
+    for table in MODEL.problem.options
+    for clock, time_s in zip(table.frequency_mhz.tolist(), table.time_s.tolist(), strict=True)
+}
 
 
 class FakeAgent(stubs.AgentServicer):
@@ -139,10 +153,17 @@ class FakeAgent(stubs.AgentServicer):
     @property
     def time_us(self) -> int:
         """What the plan in force makes of an iteration; at default clocks as its fastest plan."""
-        plan_set = next(iter(self.plan_sets.values()), None)
-        if plan_set is None:
+        if not self.plan_id:
             return 500_000
-        return plan_set.points[self.point or 0].iteration_time_us
+        duration_s = np.concatenate([self.durations_us(stage) for stage in range(STAGES)]) / 1e6
+        return round(1e6 * float(MODEL.end_s(duration_s).max()))
+
+    def durations_us(self, stage: int) -> list[int]:
+        """What each instruction takes at the clocks of the plan in force, by the measurements of ``profile_csv``."""
+        plan_set = self.plan_sets[self.plan_id]
+        kinds = plan_set.schedules[stage].kinds
+        clocks = plan_set.stage_clocks_mhz(stage, self.point or 0)
+        return [TIMES_US[stage, kind, clock] for kind, clock in zip(kinds, clocks, strict=True)]
 
     def report(self, iteration: int, *, span_us: int, time_us: int) -> None:
         """Every rank tells of an iteration that has ended; the next has begun."""
@@ -161,6 +182,7 @@ class FakeAgent(stubs.AgentServicer):
                     has_energy=True,
                     planned=planned,
                     point=self.point or 0,
+                    durations_us=self.durations_us(rank.stage) if self.plan_id else [],
                 )
             )
             for reader in self.readers:
@@ -181,6 +203,7 @@ class Operator:
             *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
             *("--agent-poll-s", "0.3", "--profile-retry-s", "0.2", "--profile-refresh-s", "1"),
             *("--lease-ttl-s", "6", "--agent-timeout-s", "2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
+            *("--calibrate-after", "28"),
         ]
         self.child = processes.start(f"operator-{number}", command, environment={"KUBECONFIG": str(kubeconfig)})
         self.child.wait_until(lambda: ready.exists() and ready.read_text() != "")
@@ -204,6 +227,8 @@ class World:
         self.namespace, self.system, self.kubeconfig = namespace, system, kubeconfig
         self.agents = [FakeAgent(f"{namespace}-{p}", p) for p in range(PIPELINES)]
         self.slowdowns = [1.0] * PIPELINES
+        self.overhead_us = 0
+        """Of every iteration: what no model of the pipeline knows."""
         self.iteration = 0
         self.operators: list[Operator] = []
         self.start: Callable[[], None] = lambda: None
@@ -241,7 +266,7 @@ class World:
     async def profile(self, data: dict[str, str]) -> None:
         await self.core.create_namespaced_config_map(self.namespace, {"metadata": {"name": "profile"}, "data": data})
 
-    async def apply(self, **changes: Any) -> None:
+    async def apply(self, name: str = "gpt3", **changes: Any) -> None:
         spec = {
             "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4, "dataParallel": PIPELINES},
             "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83640},
@@ -252,7 +277,7 @@ class World:
         body = {
             "apiVersion": "/".join(GROUP),
             "kind": keys.KIND,
-            "metadata": {"name": "gpt3", "namespace": self.namespace},
+            "metadata": {"name": name, "namespace": self.namespace},
             "spec": spec,
         }
         await self.custom.create_namespaced_custom_object(*GROUP, self.namespace, keys.PLURAL, body)
@@ -262,8 +287,8 @@ class World:
             *GROUP, self.namespace, keys.PLURAL, "gpt3", body, _content_type="application/merge-patch+json"
         )
 
-    async def job(self) -> Any:
-        return await self.custom.get_namespaced_custom_object(*GROUP, self.namespace, keys.PLURAL, "gpt3")
+    async def job(self, name: str = "gpt3") -> Any:
+        return await self.custom.get_namespaced_custom_object(*GROUP, self.namespace, keys.PLURAL, name)
 
     async def condition(self, kind: str) -> tuple[str, str, str]:
         said = (await self.job()).get("status", {}).get("conditions", [])
@@ -279,7 +304,7 @@ class World:
         for _ in range(iterations):
             spans = [round(a.time_us * s) for a, s in zip(self.agents, self.slowdowns, strict=True)]
             for agent, span in zip(self.agents, spans, strict=True):
-                agent.report(self.iteration, span_us=span, time_us=max(spans))
+                agent.report(self.iteration, span_us=span, time_us=max(spans) + self.overhead_us)
             self.iteration += 1
             await asyncio.sleep(0.03)
 
@@ -517,6 +542,52 @@ async def test_bad_input_is_named_and_changes_nothing(world: World) -> None:
         return named <= set(await world.reasons())
 
     await world.until("said as events", said)
+
+
+async def test_a_running_job_is_calibrated_and_the_next_one_begins_with_it(world: World) -> None:
+    world.overhead_us = 15_000
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(baselineIterations=0)
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    assert (await world.condition("ModelExplains"))[0] == "Unknown"
+    before = (await world.job())["status"]["predicted"]["iterationTimeMicroseconds"]
+    await world.step(31)
+    message = await world.until_condition("ModelExplains", "True", "ModelExplains")
+    assert "without calibration" in message
+
+    async def planned_anew() -> bool:
+        status = (await world.job())["status"]
+        return bool(status.get("predicted", {}).get("iterationTimeMicroseconds", before) > before)
+
+    await world.until("plans in real time", planned_anew)
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    await world.step(3)
+
+    async def measured() -> bool:
+        return "measured" in (await world.job())["status"]
+
+    await world.until("measured under the new plans", measured)
+    status = (await world.job())["status"]
+    assert status["calibration"]["verdict"] == "Explains"
+    assert float(status["calibration"]["heldOutError"].rstrip("%")) < 0.1
+    assert float(status["calibration"]["uncalibratedError"].rstrip("%")) > 1
+    times = [status[name]["iterationTimeMicroseconds"] for name in ("predicted", "measured")]
+    assert times[0] == pytest.approx(times[1], rel=0.002)
+    assert world.operators[0].metric("perseus_job_model_explains") == 1
+
+    kept = await world.core.read_namespaced_config_map("profile-calibration", world.namespace)
+    assert list(kept.data) == ["calibration-1f1b-2x4.json"]
+    assert [owner.name for owner in kept.metadata.owner_references] == ["profile"], "goes with the profile"
+    profile = await world.core.read_namespaced_config_map("profile", world.namespace)
+    assert list(profile.data) == ["profile.csv"], "the user's object is not touched"
+
+    await world.apply("heir")
+
+    async def inherited() -> bool:
+        job = await world.job("heir")
+        return job.get("status", {}).get("frontier", {}).get("minimumTimeMicroseconds", 0) > before
+
+    await world.until("calibrated from the start", inherited)
 
 
 async def test_a_straggler_that_is_told_and_a_mode_that_only_recommends(world: World) -> None:

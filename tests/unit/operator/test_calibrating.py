@@ -1,0 +1,283 @@
+"""Learning while a job runs: iterations that are made up with known delays must be predicted with them afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perseus_operator import calibrating, frontiers
+from perseus_operator.api import Objective
+from perseus_operator.conditions import ConditionType, Reason
+from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound, KubeUnavailable, SolveFailed
+from perseus_operator.history import JobIteration
+from perseus_operator.kube import ConfigMap
+from perseus_operator.learner import Learner
+from perseus_operator.objective import Target, target
+from perseus_operator.planner import Calibrate, Solve, inputs_digest
+from perseus_operator.schema import parse
+from perseus_operator.solving import SolveRequest, SolverPool, solve_here
+from perseus_operator.state import JobRef, JobState
+from perseus_operator.status import conditions, figures
+from perseus_sim.model import profile_csv
+
+INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
+OVERHEAD_S, DELAY_S = 0.02, 0.003
+PROFILE = ConfigMap("profile", {}, {}, uid="u-1")
+
+
+def solved(inputs: SolveRequest = INPUTS) -> frontiers.Solved:
+    return frontiers.open_frontier(solve_here(inputs), inputs, digest="d", solve_ms=1, restored=False)
+
+
+@pytest.fixture(scope="module")
+def plain() -> frontiers.Solved:
+    return solved()
+
+
+class Truth:
+    """A job whose messages take time and whose optimizer does: what the model does not know."""
+
+    def __init__(self, plain: frontiers.Solved) -> None:
+        problem = calibrating.simulator_of(INPUTS).problem
+        stage = problem.schedule.stage
+        across = stage[problem.edge_from] != stage[problem.edge_to]
+        real = replace(problem, edge_delay_s=np.where(across, DELAY_S, 0.0), overhead_s=OVERHEAD_S)
+        self._simulator = calibrating.Simulator(real)
+        self._plain = plain
+        self._random = np.random.default_rng(5)
+
+    def iteration(self, number: int, point: int, *, scatter: float = 0.003) -> JobIteration:
+        """Two pipelines; the second is a little slower."""
+        promised_s = self._plain.promises.durations_s(point)
+        duration_s = promised_s * np.exp(self._random.normal(0, scatter, promised_s.size))
+        span_s = float(self._simulator.end_s(duration_s).max())
+        offsets = self._plain.schedule.stage_offset.tolist()
+        us = [max(1, round(1e6 * d)) for d in duration_s.tolist()]
+        stages = tuple(us[a:b] for a, b in pairwise(offsets))
+        spans = {0: round(1e6 * span_s) - 50, 1: round(1e6 * span_s)}
+        time_us = round(1e6 * (span_s + OVERHEAD_S))
+        return JobIteration(number, spans, time_us, None, {0: point, 1: point}, mixed=False, stages_us={1: stages})
+
+
+def record_of(plain: frontiers.Solved, iterations: int = 40) -> calibrating.Record:
+    truth, record = Truth(plain), calibrating.Record(plain.schedule)
+    for k in range(iterations):
+        assert record.add(truth.iteration(k, point=(k // 10) % 2), plain.promises)
+    return record
+
+
+async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontiers.Solved) -> None:
+    pool = SolverPool(workers=1, timeout_s=120, memory_mib=8192)
+    answer = await pool.calibrate(record_of(plain).request(INPUTS).to_bytes())
+    learnt = calibrating.open_learnt(answer)
+    assert learnt.verdict.explains
+    assert learnt.verdict.heldout_error is not None
+    assert learnt.verdict.heldout_error < 0.003 < 0.03 < learnt.verdict.uncalibrated_error
+    assert learnt.change is not None
+    assert learnt.change > calibrating.MIN_CHANGE
+    assert learnt.is_worth_using("")
+
+    calibrated = solved(replace(INPUTS, calibration=learnt.text))
+    real_s = np.median([Truth(plain).iteration(k, 0).time_us for k in range(9)]) / 1e6
+    assert calibrated.view.t_min_us / 1e6 == pytest.approx(real_s, rel=0.01)
+    assert plain.view.t_min_us / 1e6 < 0.97 * real_s
+    assert calibrated.view.allowance == learnt.verdict.allowance > 0
+
+    again = calibrating.calibrate_here(record_of(plain).request(replace(INPUTS, calibration=learnt.text)))
+    repeated = calibrating.open_learnt(again)
+    assert repeated.change == pytest.approx(0.0, abs=1e-9)
+    assert not repeated.is_worth_using(learnt.verdict.digest), "new plans for nothing"
+
+
+def test_iterations_that_do_not_fit_are_left_out(plain: frontiers.Solved) -> None:
+    record, whole = calibrating.Record(plain.schedule), Truth(plain).iteration(1, 0)
+    stages = whole.stages_us[1]
+    for broken in ({}, {0: stages}, {1: stages[:1]}, {1: (stages[0][:-1], stages[1])}, {1: ([0] * 8, [0] * 8)}):
+        assert not record.add(replace(whole, stages_us=broken), plain.promises)
+    assert len(record) == 0
+    assert record.add(whole, plain.promises)
+
+
+def test_stage_paces_and_what_a_slow_stage_costs(plain: frontiers.Solved) -> None:
+    whole = Truth(plain).iteration(1, 0, scatter=0.0)
+    slow = replace(whole, stages_us={1: (whole.stages_us[1][0], [round(1.3 * us) for us in whole.stages_us[1][1]])})
+    assert plain.promises.paces(slow)[1] == pytest.approx([1.0, 1.3], rel=1e-3)
+    assert 1.05 < plain.promises.slowdown({1: 1.3}) <= 1.3
+    assert plain.promises.slowdown({}) == pytest.approx(1.0)
+    assert plain.promises.paces(replace(whole, stages_us={1: ([1], [1])})) == {}
+
+
+# ------------------------------------------------------------------------------------------- when, and what follows
+
+
+def test_the_planner_calibrates_after_enough_iterations_and_again_later(job: Any) -> None:
+    job.run()
+    learning = job.state.learning
+    learning.kept = learning.since = 39
+    assert Calibrate() not in job.plan().actions
+    learning.kept = learning.since = 40
+    assert Calibrate() in job.plan().actions
+    learning.running = True
+    assert Calibrate() not in job.plan().actions
+    learning.running, learning.begun, learning.since = False, True, 99
+    assert Calibrate() not in job.plan().actions
+    learning.since = 100
+    assert Calibrate() in job.plan().actions
+
+
+def test_a_calibration_in_use_means_a_new_frontier(job: Any) -> None:
+    job.run()
+    job.state.learning.in_use = "abc"
+    made = job.plan()
+    assert Solve(inputs_digest(job.spec, "csv", "abc")) in made.actions
+    assert made.applied, "the plan in force stays meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("objective", "allowed_us"),
+    [
+        ({"type": "MaxSlowdown", "maxSlowdown": "10%"}, 1_100_000 / 1.02),
+        ({"type": "MaxSlowdown", "maxSlowdown": "1%"}, 1_000_000),
+        ({"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_300_000}}, 1_300_000 / 1.02),
+        ({"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_000_500}}, 1_000_000),
+    ],
+)
+def test_bounds_leave_room_for_noise(job: Any, objective: dict[str, Any], allowed_us: float) -> None:
+    job.run()
+    view = replace(job.state.frontier, allowance=0.02)
+    found = target(parse(Objective, objective, "o"), view, gpus_per_stage=2, iterations_done=0, remaining_s=None)
+    assert found == Target(pytest.approx(allowed_us))
+
+
+def test_stragglers_starts_and_transitions_are_not_learnt_from(job: Any) -> None:
+    job.run()
+    job.train(0)
+    job.train(1)
+    first, second = job.state.history.recent
+    for node in job.nodes:
+        node.from_iteration = 1
+    assert not job.state.is_typical(first)
+    assert job.state.is_typical(second)
+    assert not job.state.is_typical(replace(second, mixed=True))
+    job.train(2, (1.0, 1.3))
+    job.train(3, (1.0, 1.3))
+    assert not job.state.is_typical(job.state.history.recent[-1])
+
+
+# ------------------------------------------------------------------------------------------------------- remembering
+
+
+class Cluster:
+    """ConfigMaps, and the worker's answers."""
+
+    def __init__(self, answer: Mapping[str, Any] | Exception | None = None) -> None:
+        self.maps: dict[str, ConfigMap] = {}
+        self.answer = answer
+        self.failing: KubeError | None = None
+        self.kube = self.solver = self
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
+        if self.failing:
+            raise self.failing
+        if name not in self.maps:
+            raise KubeNotFound(name)
+        return self.maps[name]
+
+    async def write_beside(self, namespace: str, owner: ConfigMap, config_map: ConfigMap) -> None:
+        if self.failing:
+            raise self.failing
+        assert owner is PROFILE
+        self.maps[config_map.name] = config_map
+
+    async def calibrate(self, request: bytes) -> bytes:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return (
+            json.dumps(self.answer).encode()
+            if self.answer
+            else calibrating.calibrate_here(calibrating.CalibrateRequest.from_bytes(request))
+        )
+
+
+def learner_of(cluster: Any, plain: frontiers.Solved) -> tuple[Learner, JobState]:
+    state = JobState(JobRef("ns", "job", "uid"))
+    learner = Learner(state, cluster)
+    truth = Truth(plain)
+    for k in range(1, 41):
+        learner.take(truth.iteration(k, point=(k // 10) % 2), plain)
+    return learner, state
+
+
+async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(plain: frontiers.Solved) -> None:
+    cluster: Any = Cluster()
+    learner, state = learner_of(cluster, plain)
+    assert state.learning.kept == 40
+    await learner.calibrate(INPUTS, PROFILE)
+    assert state.learning.in_use
+    assert set(cluster.maps) == {"profile-calibration"}, "not in the user's object"
+
+    following = JobState(JobRef("ns", "next", "uid-2"))
+    heir = Learner(following, cluster)
+    await heir.recall(PROFILE, INPUTS)
+    assert (heir.calibration, following.learning.in_use) == (learner.calibration, state.learning.in_use)
+
+    stranger = Learner(JobState(JobRef("ns", "other", "uid-3")), cluster)
+    await stranger.recall(PROFILE, replace(INPUTS, microbatches=5))
+    assert stranger.calibration == "", "another pipeline has other delays"
+
+    kept = cluster.maps["profile-calibration"]
+    (key,) = kept.data
+    cluster.maps["profile-calibration"] = replace(
+        kept, data={key: kept.data[key].replace('"stages": 2', '"stages": 0')}
+    )
+    damaged = JobState(JobRef("ns", "late", "uid-4"))
+    await Learner(damaged, cluster).recall(PROFILE, INPUTS)
+    assert damaged.learning.fault is not None
+    assert damaged.learning.fault.reason is Reason.CALIBRATION_INVALID
+    assert "stages must be at least 1" in damaged.learning.fault.message
+    assert not damaged.learning.in_use
+
+    cluster.failing = KubeUnavailable("dark")
+    with pytest.raises(KubeUnavailable):  # unknown is not empty: the runner asks again
+        await Learner(following, cluster).recall(PROFILE, INPUTS)
+
+
+async def test_what_cannot_be_kept_is_used_all_the_same(plain: frontiers.Solved) -> None:
+    cluster: Any = Cluster()
+    learner, state = learner_of(cluster, plain)
+    cluster.failing = KubeConflict("not the operator's")
+    await learner.calibrate(INPUTS, PROFILE)
+    assert state.learning.in_use
+    assert not state.learning.running
+
+
+async def test_a_worker_that_fails_is_said_and_changes_nothing(plain: frontiers.Solved) -> None:
+    learner, state = learner_of(Cluster(SolveFailed("stopped")), plain)
+    await learner.calibrate(INPUTS, PROFILE)
+    assert state.learning.fault is not None
+    assert state.learning.fault.reason is Reason.CALIBRATION_FAILED
+    assert (learner.calibration, state.learning.in_use) == ("", "")
+
+
+async def test_a_model_that_does_not_explain_the_run_is_said_and_not_used(plain: frontiers.Solved, job: Any) -> None:
+    truth, cluster = Truth(plain), Cluster()
+    job.run()
+    learner: Any = Learner(job.state, cluster)  # type: ignore[arg-type]
+    shakes = np.random.default_rng(1).uniform(1.0, 1.4, 40)
+    for k in range(40):  # a network that others use, too
+        one = truth.iteration(k + 1, point=0)
+        learner.take(replace(one, time_us=round(one.time_us * shakes[k])), plain)
+    await learner.calibrate(INPUTS, PROFILE)
+    said = {c.type: c for c in conditions(job.state, job.plan())}[ConditionType.MODEL_EXPLAINS]
+    assert (said.status, said.reason) == (False, Reason.MODEL_DOES_NOT_EXPLAIN)
+    assert "nine of ten iterations lie within" in said.message
+    assert job.state.learning.in_use == ""
+    shown = figures(job.state, job.plan()).calibration
+    assert shown is not None
+    assert shown.verdict == "DoesNotExplain"
