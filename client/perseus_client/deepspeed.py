@@ -61,7 +61,7 @@ def attach(engine: Any, **options: Any) -> Attachment:
 
 
 def schedule_csv(*, stages: int, microbatches: int) -> str:
-    """The order of all stages as CSV, for ``perseus plan --schedule`` and the operator. Needs no process group.
+    """The order of all stages as CSV, for ``perseus plan --order``. Needs no process group.
 
     Args:
         stages: of the pipeline.

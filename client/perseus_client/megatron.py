@@ -68,7 +68,7 @@ def attach(**options: Any) -> Attachment:
 
 
 def schedule_csv(*, stages: int, microbatches: int, chunks: int = 1, group: int | None = None) -> str:
-    """The order of all stages as CSV, for ``perseus plan --schedule`` and the operator. Needs no process group.
+    """The order of all stages as CSV, for ``perseus plan --order``. Needs no process group.
 
     Args:
         stages: pipeline-parallel size.

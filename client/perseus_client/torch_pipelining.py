@@ -69,7 +69,7 @@ def attach(schedule: Any, *, pipeline: int | None = None, tensor: int | None = N
 
 
 def schedule_csv(schedule: Any) -> str:
-    """The order of all ranks as CSV, for ``perseus plan --schedule`` and the operator. Needs no agent.
+    """The order of all ranks as CSV, for ``perseus plan --order``. Needs no agent.
 
     Raises:
         Unsupported: a schedule class whose order torch does not declare.

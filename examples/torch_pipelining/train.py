@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 4 train.py --schedule 1F1B --microbatches 8 --steps 50
 
-Without a Perseus agent (the variable PERSEUS_SOCKET, which the chart sets in labelled pods) the line does nothing.
+Without a Perseus agent (the environment variable PERSEUS_SOCKET, see training-job.yaml) the line does nothing.
 """
 
 from __future__ import annotations
