@@ -197,7 +197,15 @@ def test_from_install_to_uninstall(
 
     # A CRD that was kept does not stand in the way, and certificates are new.
     on_server("install", "perseus", str(CHART), "--set", "simulatedGpus.enabled=true")
-    assert secrets(api) != certificates
+    renewed = secrets(api)
+    assert renewed != certificates
+
+    # One of a pair is of no use: both are made anew.
+    client.CoreV1Api(api).delete_namespaced_secret("perseus-agent-tls", NAMESPACE)
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values")
+    pair = secrets(api)
+    assert pair["perseus-operator-tls"]["ca.crt"] == pair["perseus-agent-tls"]["ca.crt"]
+    assert pair["perseus-operator-tls"] != renewed["perseus-operator-tls"]
     on_server("uninstall", "perseus")
     definitions.delete_custom_resource_definition(CRD)
 

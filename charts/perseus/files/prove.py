@@ -3,6 +3,8 @@
 Runs in the operator's image under a service account of its own. No GPU and no agent is needed: mode Recommend.
 """
 
+# ruff: noqa: T201  # what it prints is what `helm test --logs` shows
+
 import os
 import sys
 import time
@@ -56,7 +58,8 @@ def main():
     core, jobs = client.CoreV1Api(), client.CustomObjectsApi()
     delete(core, jobs)  # what a test that was killed has left
     try:
-        core.create_namespaced_config_map(NAMESPACE, {"metadata": {"name": NAME}, "data": {"profile.csv": profile_csv(2)}})
+        profile = {"metadata": {"name": NAME}, "data": {keys.PROFILE_KEY: profile_csv(stages=2)}}
+        core.create_namespaced_config_map(NAMESPACE, profile)
         api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
         job = {"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": NAME}, "spec": SPEC}
         jobs.create_namespaced_custom_object(*PLACE, job)
