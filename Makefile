@@ -68,7 +68,7 @@ observability-test: $(DOCS_STAMP) ## Rules by promtool, every query by a real Pr
 	$(BIN)/pytest tests/observability
 
 docs: $(DOCS_STAMP) ## Build the documentation's site into out/site; a broken link fails
-	@$(BIN)/mkdocs build --strict --quiet --site-dir out/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir out/site
 
 generate: $(DOCS_STAMP) ## Regenerate what is generated: gRPC stubs, CRD, chart files, dashboards, reference pages
 	@$(BIN)/python deploy/generate.py

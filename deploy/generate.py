@@ -4,6 +4,7 @@ proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
 operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml, charts/perseus/templates/crd.yaml
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
+the CRD → docs/perseusjob.md (``deploy/reference.py``)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from chart import write_chart
 from grpc_tools import protoc
 from observability import write_observability
+from reference import write_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -49,3 +51,4 @@ if __name__ == "__main__":
     generate_stubs()
     generate_crd_and_chart()
     write_observability()
+    write_reference()

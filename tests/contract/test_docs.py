@@ -1,0 +1,76 @@
+"""Pages do not lag behind the code: every reason is explained, every field is on its page, every link leads on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perseus_operator.api import JobSpec, ObjectiveType, StragglerMode
+from perseus_operator.conditions import ConditionType, Reason
+from perseus_operator.schema import openapi_of
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """Without code."""
+    fenced = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return "\n".join(
+        line if line.startswith("#") else re.sub(r"`[^`]*`(?!\])", "", line) for line in fenced.splitlines()
+    )
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub and MkDocs make them of headings."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_troubleshooting_explains_every_reason_and_no_other() -> None:
+    explained = re.findall(r"^\| `([A-Z]\w+)` \|", text_of("troubleshooting.md"), re.MULTILINE)
+    assert set(explained) == {reason.value for reason in Reason}
+    assert len(explained) == len(set(explained))
+
+
+def test_troubleshooting_has_a_section_for_every_condition() -> None:
+    sections = re.findall(r"^### (.+)$", text_of("troubleshooting.md"), re.MULTILINE)
+    assert set(sections) == {kind.value for kind in ConditionType} | {"Events only"}
+
+
+@pytest.mark.parametrize(("page", "words"), [("objectives.md", ObjectiveType), ("stragglers.md", StragglerMode)])
+def test_every_choice_has_a_section(page: str, words: type[ObjectiveType] | type[StragglerMode]) -> None:
+    assert {word.value for word in words} <= set(re.findall(r"^## (\w+)$", text_of(page), re.MULTILINE))
+
+
+def test_the_reference_has_every_field() -> None:
+    page = text_of("perseusjob.md")
+
+    def walk(path: str, schema: dict[str, object]) -> None:
+        for name, field in schema["properties"].items():  # type: ignore[attr-defined]
+            section = re.search(rf"^### {re.escape(path)}$(.*?)(?=^##)", page + "\n##", re.MULTILINE | re.DOTALL)
+            assert section, path
+            assert f"| `{name}` |" in section[1]
+            if "properties" in field:
+                walk(f"{path}.{name}", field)
+
+    walk("spec", openapi_of(JobSpec))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{target} does not exist"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there), f"{target}: no such heading"
