@@ -98,6 +98,17 @@ def test_the_operator_finds_the_agents(render: Render) -> None:
     assert objects[AGENT]["metadata"]["namespace"] == "perseus-system"
 
 
+def test_a_new_chart_of_the_same_programs_restarts_nothing(render: Render, tmp_path: Path) -> None:
+    chart = tmp_path / "perseus"
+    shutil.copytree(CHART, chart)
+    about = chart / "Chart.yaml"
+    about.write_text(about.read_text().replace("version: 0.1.0\n", "version: 9.9.9\n", 1))
+    before, after = render(), render(chart=chart)
+    for key in (OPERATOR, AGENT):
+        assert after[key]["metadata"]["labels"]["helm.sh/chart"] == "perseus-9.9.9"
+        assert after[key]["spec"]["template"] == before[key]["spec"]["template"]
+
+
 def test_one_operator_at_a_time_and_probes_on_progress(render: Render) -> None:
     objects = render()
     spec = objects[OPERATOR]["spec"]
