@@ -25,6 +25,8 @@ class ConditionType(StrEnum):
     STRAGGLER_DETECTED = "StragglerDetected"
     MODEL_EXPLAINS = "ModelExplains"
     """The model of the pipeline, calibrated on measured iterations, predicts those it has not seen."""
+    BOUND_KEPT = "BoundKept"
+    """Measured iterations keep the time that the objective allows."""
     READY = "Ready"
 
 
@@ -76,10 +78,15 @@ class Reason(StrEnum):
     CALIBRATING = "Calibrating"
     CALIBRATION_INVALID = "CalibrationInvalid"
     CALIBRATION_FAILED = "CalibrationFailed"
+    # BoundKept
+    BOUND_KEPT = "BoundKept"
+    BOUND_EXCEEDED = "BoundExceeded"
+    NO_BOUND = "NoBound"
     # Ready
     READY = "Ready"
     # Events only
     STRAGGLER_RECOVERED = "StragglerRecovered"
+    PLAN_RETRIED = "PlanRetried"
     PLAN_CHANGED = "PlanChanged"
     BASELINE_MEASURED = "BaselineMeasured"
     CLOCKS_RELEASED = "ClocksReleased"

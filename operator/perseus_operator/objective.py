@@ -104,6 +104,17 @@ def target(
     return allowed
 
 
+def bound_us(objective: Objective, fastest_us: int | None) -> float | None:
+    """What a measured iteration may take at most, where ``fastest_us`` is one without any slowdown; None: no bound, or
+    none known. A deadline by date follows what is measured by itself.
+    """
+    if objective.deadline is not None and objective.deadline.iteration_time_microseconds is not None:
+        return objective.deadline.iteration_time_microseconds
+    if fastest_us is None or objective.type not in {ObjectiveType.MAX_THROUGHPUT, ObjectiveType.MAX_SLOWDOWN}:
+        return None
+    return fastest_us * (1 + (objective.max_slowdown_ratio or 0.0))
+
+
 def _power_cap(cap_w: int, frontier: FrontierView, gpus_per_stage: int) -> Target | Infeasible:
     # mJ / µs = kW
     powers_w = [1000 * gpus_per_stage * e / t for e, t in zip(frontier.energies_mj, frontier.times_us, strict=True)]

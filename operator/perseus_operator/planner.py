@@ -8,13 +8,16 @@ one action per node is planned, and none for a node that is busy: a slow agent h
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from perseus_operator.api import JobSpec, Mode, StragglerMode
 from perseus_operator.conditions import Reason
-from perseus_operator.objective import FrontierView, Infeasible, Target, selections, target
+from perseus_operator.guard import CONFIRM, Guard, Hold, judge
+from perseus_operator.objective import FrontierView, Infeasible, Target, bound_us, selections, target
 from perseus_operator.state import Fault, JobState, Node
 from perseus_operator.stragglers import told_slowdowns
 
@@ -114,6 +117,7 @@ class Plan:
         told: which of them were told.
         note: what the objective could not have, though a plan exists.
         advised_point: what the objective asks for, enforced or not; None: no frontier, or no point of it will do.
+        guard: whether the objective's bound is kept, to be remembered.
         wake_at_s: monotonic.
     """
 
@@ -125,6 +129,7 @@ class Plan:
     told: frozenset[int]
     note: str
     advised_point: int | None
+    guard: Guard
     wake_at_s: float
 
 
@@ -148,7 +153,8 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
     """Decide. See the module's docstring."""
     if state.spec is None or state.fenced is not None:
         # Nothing accepted yet, or a newer operator is in command: hands off. Leases that we hold run out by themselves.
-        return Plan((), {}, state.fenced or state.spec_fault, False, {}, frozenset(), "", None, now.monotonic_s + 3600)
+        fault, wake_at_s = state.fenced or state.spec_fault, now.monotonic_s + 3600
+        return Plan((), {}, fault, False, {}, frozenset(), "", None, state.guard, wake_at_s)
     spec = state.spec
     actions: list[Action] = []
     wake = [now.monotonic_s + limits.profile_refresh_s]
@@ -171,10 +177,34 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
         state.told_seen_s + entry.delay_s for entry in state.told if state.told_seen_s + entry.delay_s > now.monotonic_s
     )
 
+    guard = _guard(state, spec, slowdowns, now)
+    if guard.hold is not Hold.NOTHING or guard.trips:
+        wake.append(guard.until_s if guard.hold else guard.until_s + guard.pause_s)
     asked = goal(state, spec, now)
+    if guard.hold is Hold.FASTEST_PLAN and state.frontier is not None and isinstance(asked, Target):
+        asked = Target(state.frontier.t_min_us, asked.note)
     note = asked.note if isinstance(asked, Target) else ""
     advised = state.frontier.lookup(asked.time_us) if state.frontier and isinstance(asked, Target) else None
     wanted, waiting = _wanted(state, spec, asked, slowdowns)
+    drive = spec.mode is Mode.ENFORCE
+    if wanted and guard.hold is Hold.DEFAULT_CLOCKS:
+        drive, wanted = False, {}
+        waiting = Fault(Reason.BOUND_EXCEEDED, "The bound was exceeded: default clocks until the next attempt.")
+    for action, wake_at_s in _on_nodes(state, wanted, drive=drive, now=now):
+        if action is not None:
+            actions.append(action)
+        wake.append(wake_at_s)
+
+    applied = bool(wanted) and all(_selected(node, wanted) for node in state.nodes.values() if node.ranks)
+    if wanted and not applied and waiting is None:
+        waiting = first_fault(state) or Fault(Reason.APPLYING, "Agents are being told.")
+    return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, guard, min(wake))
+
+
+def _on_nodes(
+    state: JobState, wanted: dict[int, int], *, drive: bool, now: Now
+) -> Iterator[tuple[NodeAction | None, float]]:
+    """At most one action for every node, and when to look at it again. ``drive``: whether clocks may be touched."""
     may_select = bool(wanted) and all(
         _holds(node, state.frontier) or (node.fault is not None and node.selected)
         for node in state.nodes.values()
@@ -185,20 +215,13 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
         if node.busy or node.address is None:
             continue
         if node.retry_at_s > now.monotonic_s:
-            wake.append(node.retry_at_s)
+            yield None, node.retry_at_s
             continue
         action = _node_action(
-            node, spec.mode, state.frontier, wanted if may_select else {}, from_iteration=from_iteration, now=now
+            node, drive, state.frontier, wanted if may_select else {}, from_iteration=from_iteration, now=now
         )
-        if action is not None:
-            actions.append(action)
-        elif node.leased_pods is not None:
-            wake.append(node.renew_at_s)
-
-    applied = bool(wanted) and all(_selected(node, wanted) for node in state.nodes.values() if node.ranks)
-    if wanted and not applied and waiting is None:
-        waiting = first_fault(state) or Fault(Reason.APPLYING, "Agents are being told.")
-    return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, min(wake))
+        leased = action is None and node.leased_pods is not None
+        yield action, node.renew_at_s if leased else math.inf
 
 
 def _profile_due_s(state: JobState, limits: Limits) -> float:
@@ -234,6 +257,36 @@ def _slowdowns(state: JobState, spec: JobSpec, now: Now) -> tuple[dict[int, floa
     detected = state.detector.slowdowns if spec.straggler.mode is StragglerMode.AUTOMATIC else {}
     merged = {p: max(told.get(p, 1.0), detected.get(p, 1.0)) for p in told.keys() | detected.keys()}
     return merged, frozenset(told)
+
+
+def _guard(state: JobState, spec: JobSpec, slowdowns: dict[int, float], now: Now) -> Guard:
+    """Whether measured iterations keep the bound, stragglers allowed for."""
+    if state.frontier is None or state.history is None:
+        return state.guard
+    about = state.frontier.digest, spec.objective
+    guard = state.guard if state.guard.about == about else Guard(about)
+    fastest_us = fastest(state, guard)
+    bound = bound_us(spec.objective, fastest_us)
+    slowest = max([*slowdowns.values(), *state.detector.slowdowns.values()], default=1.0)
+    if bound is not None:
+        bound = max(bound, slowest * (fastest_us or state.frontier.t_min_us))
+    return judge(
+        guard,
+        [i for i in state.history.recent if i.iteration >= state.plan_since],
+        bound_us=bound,
+        confirm=min(max(CONFIRM, spec.straggler.confirm_iterations + 1), state.history.recent.maxlen or CONFIRM),
+        furthest=state.furthest_iteration,
+        now_s=now.monotonic_s,
+    )
+
+
+def fastest(state: JobState, guard: Guard) -> int | None:
+    """What an iteration takes without any slowdown, as measured; None: not known."""
+    if guard.reference_us is not None:
+        return guard.reference_us
+    if state.baseline is not None:
+        return state.baseline.time_us
+    return state.frontier.t_min_us if state.frontier is not None and state.learning.in_use else None
 
 
 def _wanted(
@@ -339,16 +392,16 @@ def _selected(node: Node, wanted: dict[int, int]) -> bool:
 
 
 def _node_action(
-    node: Node, mode: Mode, frontier: FrontierView | None, wanted: dict[int, int], *, from_iteration: int, now: Now
+    node: Node, drive: bool, frontier: FrontierView | None, wanted: dict[int, int], *, from_iteration: int, now: Now
 ) -> NodeAction | None:
     """The one thing to do next on a node. Keeping the lease goes first: without it nothing else lasts."""
-    if not node.pods or (mode is Mode.RECOMMEND and node.selected):
+    if not node.pods or (not drive and node.selected):
         return Release(node.name)
     if node.leased_pods != node.pods or node.expires_at_s <= now.monotonic_s:
         return Acquire(node.name)
     if node.renew_at_s <= now.monotonic_s:
         return Renew(node.name)
-    if mode is Mode.ENFORCE and frontier is not None and node.ranks and not _holds(node, frontier):
+    if drive and frontier is not None and node.ranks and not _holds(node, frontier):
         return Push(node.name, node.stages)
     if wanted and node.ranks and not _selected(node, wanted):
         points = tuple((pipeline, wanted[pipeline]) for pipeline in sorted(node.pipelines))

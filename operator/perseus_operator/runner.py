@@ -161,6 +161,7 @@ class JobRunner:
         now = Now(services.monotonic_s(), services.wall_s())
         with services.metrics.reconcile_seconds.time():
             plan = planner.plan(self.state, now, services.limits)
+            self.state.guard = plan.guard
             for action in plan.actions:
                 self._start(action)
             retry_s = self._reporter.tell(self.state, plan, now)

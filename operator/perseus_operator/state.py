@@ -12,6 +12,7 @@ from typing import Final
 
 from perseus_operator.api import JobSpec
 from perseus_operator.conditions import Reason
+from perseus_operator.guard import Guard
 from perseus_operator.history import History, JobIteration, Measured, Report, summarise
 from perseus_operator.objective import FrontierView
 from perseus_operator.stragglers import Detector, Promises, Told
@@ -187,6 +188,7 @@ class JobState:
     history: History | None = None
     detector: Detector = field(default_factory=Detector)
     learning: Learning = field(default_factory=Learning)
+    guard: Guard = field(default_factory=Guard)
     baseline: Measured | None = None
     fenced: Fault | None = None
 

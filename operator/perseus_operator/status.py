@@ -24,9 +24,10 @@ from perseus_operator.api import (
     StragglerStatus,
 )
 from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
+from perseus_operator.guard import Hold
 from perseus_operator.history import Measured
-from perseus_operator.objective import predict
-from perseus_operator.planner import Plan, common_point, first_fault
+from perseus_operator.objective import bound_us, predict
+from perseus_operator.planner import Plan, common_point, fastest, first_fault
 from perseus_operator.schema import dump
 from perseus_operator.state import JobState, Verdict
 
@@ -51,6 +52,7 @@ WARNINGS = frozenset(
         Reason.OBJECTIVE_INFEASIBLE,
         Reason.STRAGGLER_DETECTED,
         Reason.STRAGGLER_TOLD,
+        Reason.BOUND_EXCEEDED,
         Reason.MODEL_DOES_NOT_EXPLAIN,
         Reason.CALIBRATION_INVALID,
         Reason.CALIBRATION_FAILED,
@@ -79,7 +81,7 @@ def conditions(state: JobState, plan: Plan) -> list[Condition]:
     if spec is not None:
         applied = _plan_applied(state, plan, spec)
         said += [_profile(state), _frontier(state), _agents(state), applied]
-        said += [_straggler(state, plan, spec), _model(state)]
+        said += [_straggler(state, plan, spec), _model(state), _bound(state, plan, spec)]
     return [*said, _ready(said, spec)]
 
 
@@ -213,6 +215,23 @@ def _model(state: JobState) -> Condition:
     )
 
 
+def _bound(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
+    kind, guard = ConditionType.BOUND_KEPT, plan.guard
+    if guard.hold is not Hold.NOTHING:
+        at = "T_min" if guard.hold is Hold.FASTEST_PLAN else "default clocks"
+        return Condition(
+            kind,
+            False,
+            Reason.BOUND_EXCEEDED,
+            f"Iterations took {seconds(guard.measured_us)} where {spec.objective.type.value} allows"
+            f" {seconds(guard.bound_us)}: held at {at}, to be tried again after {guard.pause_s:.0f} s.",
+        )
+    bound = bound_us(spec.objective, fastest(state, guard))
+    if bound is None:
+        return Condition(kind, True, Reason.NO_BOUND, "No bound on iteration time is asked for, or known yet.")
+    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}.")
+
+
 def _ready(said: Iterable[Condition], spec: JobSpec | None) -> Condition:
     """The first thing that is not as it should be, in the order in which things depend on each other."""
     needed = {
@@ -315,6 +334,16 @@ def savings(baseline: Measured | None, measured: Measured | None) -> Savings | N
     )
 
 
+def seconds(time_us: float) -> str:
+    """1687043 as ``1.687 s``: four significant digits, for people."""
+    return f"{time_us / 1e6:.4g} s"
+
+
+def joules(energy_mj: float) -> str:
+    """5057312 as ``5057 J``."""
+    return f"{energy_mj / 1000:.4g} J" if energy_mj < 1e7 else f"{energy_mj / 1000:.0f} J"
+
+
 def percent(ratio: float) -> str:
     """0.0312 as ``3.12%``."""
     bounded = min(max(100 * ratio, -999.0), 999.0)
@@ -395,6 +424,9 @@ def events(written: Mapping[str, Any], after: Iterable[Condition]) -> list[Event
         if condition.reason is Reason.NO_STRAGGLER:
             if before[0] == "True":
                 told.append(Event(Reason.STRAGGLER_RECOVERED, condition.message))
+        elif condition.reason is Reason.BOUND_KEPT:
+            if before[0] == "False":
+                told.append(Event(Reason.PLAN_RETRIED, condition.message))
         elif condition.reason not in _UNEVENTFUL:
             told.append(Event(condition.reason, condition.message))
     return told
@@ -424,6 +456,7 @@ _UNEVENTFUL = frozenset(
         Reason.APPLYING,
         Reason.PLAN_IN_FORCE,  # PlanChanged says more
         Reason.STRAGGLERS_IGNORED,
+        Reason.NO_BOUND,
         Reason.WAITING_FOR_FRONTIER,
     }
 )

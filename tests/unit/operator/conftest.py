@@ -91,6 +91,7 @@ class Job:
     def act(self) -> Plan:
         """Plan once and let every agent do as it is told."""
         made = self.plan()
+        self.state.guard = made.guard
         for action in made.actions:
             if isinstance(action, ReadProfile):
                 self.state.profile_read_at_s = self.now_s

@@ -1,0 +1,166 @@
+"""The slowdown bound holds: what is measured beyond it takes the plan away, and brings it back carefully."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perseus_operator import status
+from perseus_operator.conditions import ConditionType, Reason
+from perseus_operator.guard import CONFIRM, Hold
+from perseus_operator.history import Measured
+from perseus_operator.planner import Release
+
+FASTEST_US = 1_000_000
+
+
+def settled(make_job: Any, **changes: Any) -> Any:
+    job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"}, **changes)
+    job.state.baseline = Measured(FASTEST_US, 1000, 5)
+    job.run()
+    return job
+
+
+def train(job: Any, first: int, count: int, factor: float) -> int:
+    """Iterations in which every pipeline takes ``factor`` times what its plan says; then the operator thinks."""
+    for iteration in range(first, first + count):
+        job.train(iteration, (factor, factor))
+        job.act()
+    job.settle()
+    return first + count
+
+
+def points(job: Any) -> set[int]:
+    return {point for node in job.nodes for point in node.selected.values()}
+
+
+def said(job: Any) -> tuple[bool | None, Reason, str]:
+    found = next(c for c in status.conditions(job.state, job.plan()) if c.type is ConditionType.BOUND_KEPT)
+    return found.status, found.reason, found.message
+
+
+def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks(make_job: Any) -> None:
+    job = settled(make_job)
+    assert points(job) == {2}
+    assert said(job)[:2] == (True, Reason.BOUND_KEPT)
+    at = train(job, 1, CONFIRM - 1, 1.06)  # 1.1 s planned, 1.166 s measured
+    assert points(job) == {2}, "a few iterations say nothing"
+    at = train(job, at, 1, 1.06)
+    assert points(job) == {0}
+    assert said(job)[:2] == (False, Reason.BOUND_EXCEEDED)
+    assert "took 1.166 s where MaxSlowdown allows 1.1 s: held at T_min" in said(job)[2]
+    at = train(job, at + 1, 10, 1.06)
+    assert points(job) == {0}, "1.06 s is within the bound"
+    train(job, at, CONFIRM + 1, 1.2)
+    assert points(job) == set(), "not even the fastest plan keeps it"
+    made = job.plan()
+    assert made.waiting is not None
+    assert made.waiting.reason is Reason.BOUND_EXCEEDED
+    assert "default clocks" in said(job)[2]
+    assert all(node.leased_pods for node in job.nodes), "still leased, for telemetry"
+
+
+def test_without_the_guard_the_plan_would_have_stayed(make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perseus_operator.planner.judge", lambda guard, *_, **__: guard)
+    job = settled(make_job)
+    train(job, 1, 3 * CONFIRM, 1.06)
+    assert points(job) == {2}
+
+
+def test_the_plan_is_tried_again_after_pauses_that_double_until_it_holds(make_job: Any) -> None:
+    job, at, pauses = settled(make_job), 1, []
+    for _ in range(4):
+        at = train(job, at, CONFIRM, 1.06)
+        assert points(job) == {0}
+        assert job.plan().wake_at_s <= job.state.guard.until_s
+        pauses.append(job.state.guard.until_s - job.now_s)
+        job.now_s = job.state.guard.until_s - 0.1
+        job.settle()
+        assert points(job) == {0}
+        job.now_s += 0.1
+        job.settle()
+        assert points(job) == {2}
+        at += 1
+    assert pauses == [60, 120, 240, 480]
+    at = train(job, at, CONFIRM, 1.0)
+    job.now_s += 480
+    job.settle()
+    assert job.state.guard.trips == 0, "it held for as long as it was away"
+
+
+def test_a_job_that_is_slower_by_itself_gets_its_plan_back_with_a_bound_that_fits(make_job: Any) -> None:
+    job = make_job(objective={"type": "MaxThroughput"})
+    job.state.baseline = Measured(FASTEST_US, 1000, 5)
+    job.run()
+    at = train(job, 1, CONFIRM, 1.05)
+    assert job.state.guard.hold is Hold.DEFAULT_CLOCKS
+    assert not any(node.selected for node in job.nodes)
+    at = train(job, at, CONFIRM + 2, 1.05)  # at default clocks as well
+    job.now_s = job.state.guard.until_s
+    job.settle()
+    assert points(job) == {0}
+    train(job, at, 3 * CONFIRM, 1.05)
+    assert points(job) == {0}, "the bound counts from what default clocks took"
+    assert "1.05 s" in said(job)[2]
+
+
+def test_noise_checkpoints_and_stragglers_do_not_trip_it(make_job: Any) -> None:
+    job = settled(make_job)
+    at = train(job, 1, 10, 1.009)
+    for _ in range(4):
+        at = train(job, at, 1, 1.0)
+        at = train(job, at, CONFIRM - 1, 1.5)
+    assert points(job) == {2}
+    at = train(job, at, 2, 1.0)
+    for iteration in range(at, at + 20):
+        job.train(iteration, (1.0, 1.4))
+        job.act()
+    assert job.state.guard.hold is Hold.NOTHING, "a straggler is waited for, whatever the plan"
+
+
+@pytest.mark.parametrize("objective", [{"type": "MinEnergy"}, {"type": "PowerCap", "powerCapWatts": 1_700}])
+def test_objectives_without_a_bound_have_no_guard(make_job: Any, objective: dict[str, Any]) -> None:
+    job = make_job(objective=objective)
+    job.state.baseline = Measured(FASTEST_US, 1000, 5)
+    job.run()
+    before = points(job)
+    train(job, 1, 3 * CONFIRM, 1.5)
+    assert points(job) == before
+    assert said(job)[1] is Reason.NO_BOUND
+
+
+def test_without_anything_measured_only_an_absolute_bound_is_known(make_job: Any) -> None:
+    job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
+    job.run()
+    train(job, 1, 3 * CONFIRM, 1.5)
+    assert points(job) == {2}, "a prediction that nobody has confirmed is no bound"
+    absolute = make_job(objective={"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_300_000}})
+    absolute.run()
+    train(absolute, 1, CONFIRM, 1.05)
+    assert points(absolute) == {0}
+
+
+def test_an_edited_objective_begins_anew(make_job: Any) -> None:
+    job = settled(make_job)
+    train(job, 1, CONFIRM, 1.06)
+    assert points(job) == {0}
+    job.state.accept(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
+    job.settle()
+    assert points(job) == {6}
+    job.state.accept(make_job(objective={"type": "MaxThroughput"}, mode="Recommend").spec)
+    assert {type(a) for a in job.plan().actions} == {Release}
+
+
+def test_it_comes_and_goes_as_events(make_job: Any) -> None:
+    job = settled(make_job)
+    kept = status.conditions(job.state, job.plan())
+    stored = status.document(kept, status.figures(job.state, job.plan()), {}, generation=1, wall_s=0.0)
+    train(job, 1, CONFIRM, 1.06)
+    broken = status.conditions(job.state, job.plan())
+    (went,) = [e for e in status.events(stored, broken) if e.reason is Reason.BOUND_EXCEEDED]
+    assert went.kind == "Warning"
+    stored = status.document(broken, status.figures(job.state, job.plan()), {}, generation=1, wall_s=0.0)
+    (came,) = [e for e in status.events(stored, kept) if e.reason is Reason.PLAN_RETRIED]
+    assert came.kind == "Normal"
+    assert Reason.BOUND_KEPT not in {e.reason for e in status.events({}, kept)}
