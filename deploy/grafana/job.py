@@ -68,6 +68,15 @@ def job() -> str:
         )
         for word, unit, suffix in (("time", "s", "seconds"), ("energy", "joule", "joules"))
     ]
+    promise.append(
+        line(
+            "How well time is predicted",
+            "percentunit",
+            "Measured over predicted time less 1, and the calibrated model's error on iterations it has not seen.",
+            (_of("perseus_job_prediction_error_ratio"), "measured over predicted"),
+            (_of("perseus_job_calibration_error_ratio"), "error of the calibrated model"),
+        )
+    )
     stages = [
         line(
             "SM clock by stage",

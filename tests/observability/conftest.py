@@ -52,7 +52,7 @@ class World:
         self.custom = client.CustomObjectsApi(cluster.api)
         csv = profile_csv(STAGES, imbalance=1.3)
         cluster.apply(ROOT / "deploy" / "crds" / "perseusjobs.yaml")
-        cluster.start_operator("--status-interval-s", "0.2", "--log-format", "text")
+        cluster.start_operator("--status-interval-s", "0.2", "--log-format", "text", "--calibrate-after", "28")
         for number in range(PIPELINES):
             cluster.add_node(f"node-{number}", STAGES, A100)
         schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
@@ -64,6 +64,7 @@ class World:
         cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "profile"}, "data": data})
         self.apply_job(JOB)
         await_true("savings are measured", lambda: "savings" in self.status())
+        await_true("the model is judged", lambda: "calibration" in self.status(), 90)
 
     def apply_job(self, name: str, **changes: Any) -> None:
         pipeline = {
