@@ -147,7 +147,8 @@ class Harness:
     def _command(self, hand: Hand, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int) -> Followed:
         said = [json.loads((shared / f"{step}.{rank}.ready").read_text()) for rank in range(stages * pipelines)]
         schedule = read_order(shared / f"{step}.csv")
-        wait_for(lambda: len(hand.ranks()) == stages * pipelines, job)
+        # A process that has said hello is known at once, with its GPU only after the kubelet has been asked.
+        wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in hand.ranks()) == stages * pipelines, job)
         ranks = sorted(
             (rank.data_parallel_rank, rank.stage, rank.tensor_parallel_rank, rank.gpu_uuid) for rank in hand.ranks()
         )
