@@ -113,6 +113,8 @@ class Governor:
         self._history: deque[tuple[float, int | None]] = deque([(clock(), None)], maxlen=HISTORY)
         self.applied: int | None = None
         """The clock locked by us; None: the default clocks; UNKNOWN: locked by an earlier life."""
+        self.asked = False
+        """Whether the device has said so far if it may be driven; until then ``controllability`` is a guess."""
         self.controllability = Controllability.NOT_SUPPORTED
         self.controllability_message = "not asked yet"
         self.writes = 0
@@ -344,7 +346,7 @@ class Governor:
         return self._next_write_s
 
     def _controllable(self, state: Controllability, message: str) -> None:
-        self.controllability, self.controllability_message = state, message
+        self.asked, self.controllability, self.controllability_message = True, state, message
 
     def _tolerance(self, mhz: int) -> int:
         """One step of the GPU's clock grid around ``mhz``: what is read back may lie a step beside what was asked

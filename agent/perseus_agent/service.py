@@ -201,7 +201,7 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
         supported_clocks_mhz=identity.supported_clocks_mhz,
         current_clock_mhz=worker.clock_mhz or 0,
         locked_clock_mhz=governor.applied or 0,
-        controllability=f"CONTROLLABILITY_{governor.controllability.value}",
+        controllability=f"CONTROLLABILITY_{governor.controllability.value if governor.asked else 'UNSPECIFIED'}",
         controllability_message=governor.controllability_message,
         energy_mj=energy_mj or 0,
         has_energy_counter=energy_mj is not None,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perseus_operator.api import Deadline, Objective, ObjectiveType
+from perseus_operator.words import seconds
 
 _GRID = 1.01
 """A deadline by date moves with every iteration. Targets are taken from a geometric grid of 1 %, so that plans do
@@ -135,7 +136,7 @@ def _deadline(
         if deadline.iteration_time_microseconds < t_min_us:
             return Infeasible(
                 f"spec.objective.deadline.iterationTimeMicroseconds: {deadline.iteration_time_microseconds} is shorter"
-                f" than the fastest possible iteration, T_min = {t_min_us} microseconds"
+                f" than the fastest possible iteration, T_min = {seconds(t_min_us)} ({t_min_us} microseconds)"
             )
         return Target(max(t_min_us, deadline.iteration_time_microseconds / (1 + frontier.allowance)))
     assert deadline.iterations is not None
@@ -147,7 +148,7 @@ def _deadline(
         return Target(
             t_min_us,
             f"spec.objective.deadline.finishBy: {left} iterations take at least {left * t_min_us / 1e6:.0f} s, T_min ="
-            f" {t_min_us} microseconds each, but {max(0.0, remaining_s):.0f} s are left; running at T_min",
+            f" {seconds(t_min_us)} each, but {max(0.0, remaining_s):.0f} s are left; running at T_min",
         )
     return Target(t_min_us * _GRID ** math.floor(math.log(allowed_us / t_min_us, _GRID)))
 

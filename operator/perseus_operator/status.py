@@ -30,6 +30,7 @@ from perseus_operator.objective import bound_us, predict
 from perseus_operator.planner import Plan, common_point, fastest, first_fault
 from perseus_operator.schema import dump
 from perseus_operator.state import JobState, Verdict
+from perseus_operator.words import joules, seconds, small_percent
 
 _SHOWN_STRAGGLERS = 32
 
@@ -113,8 +114,9 @@ def _frontier(state: JobState) -> Condition:
         return Condition(kind, None, Reason.SOLVING, "There is no profile to solve yet.")
     view = state.frontier
     figures = (
-        f"{len(view.times_us)} points from T_min = {view.t_min_us} to T* = {view.t_star_us} microseconds,"
-        f" certified gap median {view.median_gap_ppm} and at most {view.maximum_gap_ppm} parts per million"
+        f"{len(view.times_us)} points from T_min = {seconds(view.t_min_us)} to T* = {seconds(view.t_star_us)},"
+        f" certified gap median {small_percent(view.median_gap_ppm / 1e6)},"
+        f" at most {small_percent(view.maximum_gap_ppm / 1e6)}"
     )
     if view.restored:
         said = f"{figures}; read back from ConfigMap {state.ref.frontier_config_map}."
@@ -164,7 +166,7 @@ def _advice(state: JobState, plan: Plan) -> str:
     times, point = state.frontier.times_us, plan.advised_point
     if point is None:
         return ""
-    return f"It would run point {point} of {len(times)}, {times[point]} microseconds an iteration."
+    return f"It would run point {point} of {len(times)}, {seconds(times[point])} an iteration."
 
 
 def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
@@ -177,7 +179,7 @@ def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
     reason = Reason.STRAGGLER_TOLD if pipeline in plan.told else Reason.STRAGGLER_DETECTED
     more = f", and {len(plan.slowdowns) - 1} more" if len(plan.slowdowns) > 1 else ""
     stage = _slowest_stage(state, pipeline)
-    where = "" if stage is None else f" at stage {stage}"
+    where = "" if stage is None else f", its stage {stage} first of all"
     message = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{where}{more}."
     message = f"{message} Evidence: {_evidence(state, pipeline)}."
     return Condition(kind, True, reason, message)
@@ -334,16 +336,6 @@ def savings(baseline: Measured | None, measured: Measured | None) -> Savings | N
     )
 
 
-def seconds(time_us: float) -> str:
-    """1687043 as ``1.687 s``: four significant digits, for people."""
-    return f"{time_us / 1e6:.4g} s"
-
-
-def joules(energy_mj: float) -> str:
-    """5057312 as ``5057 J``."""
-    return f"{energy_mj / 1000:.4g} J" if energy_mj < 1e7 else f"{energy_mj / 1000:.0f} J"
-
-
 def percent(ratio: float) -> str:
     """0.0312 as ``3.12%``."""
     bounded = min(max(100 * ratio, -999.0), 999.0)
@@ -434,10 +426,10 @@ def events(written: Mapping[str, Any], after: Iterable[Condition]) -> list[Event
 
 def baseline_event(baseline: Measured) -> Event:
     """The baseline is known."""
-    energy = "no energy counter" if baseline.energy_mj is None else f"{baseline.energy_mj} millijoules"
+    energy = "no energy counter" if baseline.energy_mj is None else joules(baseline.energy_mj)
     return Event(
         Reason.BASELINE_MEASURED,
-        f"At default clocks an iteration takes {baseline.time_us} microseconds and {energy}"
+        f"At default clocks an iteration takes {seconds(baseline.time_us)} and {energy}"
         f" (median of {baseline.iterations}).",
     )
 
@@ -446,7 +438,7 @@ def plan_event(state: JobState, plan: Plan) -> Event:
     """Which plans are in force now, and from when."""
     assert state.frontier is not None
     times, counts = state.frontier.times_us, Counter(plan.wanted.values())
-    parts = [f"point {point} ({times[point]} microseconds) on {n} pipelines" for point, n in counts.most_common(4)]
+    parts = [f"point {point} ({seconds(times[point])}) on {n} pipelines" for point, n in counts.most_common(4)]
     return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}.")
 
 

@@ -88,6 +88,7 @@ def test_the_node_describes_itself(stub: Any) -> None:
     gpu = node.gpus[0]
     assert list(gpu.supported_clocks_mhz) == sorted(gpu.supported_clocks_mhz)
     assert (gpu.locked_clock_mhz, gpu.has_energy_counter) == (0, True)
+    assert gpu.controllability == messages.CONTROLLABILITY_UNSPECIFIED, "no rank, so the GPU has not been asked"
 
 
 def test_commands_without_a_lease_or_with_an_old_epoch_change_nothing(stub: Any, node: RecordingNode) -> None:

@@ -155,13 +155,16 @@ def test_a_deadline_by_date_follows_what_is_left(make_job: Any) -> None:
     job.wall_s += 100
     made = job.plan()
     assert made.wanted == {0: 0, 1: 0}, "too late: as fast as possible"
-    assert "T_min = 1000000 microseconds" in made.note
+    assert "take at least 1000 s, T_min = 1 s each" in made.note
 
 
 @pytest.mark.parametrize(
     ("objective", "said"),
     [
-        ({"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 999_999}}, "T_min = 1000000 microseconds"),
+        (
+            {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 999_999}},
+            "T_min = 1 s (1000000 microseconds)",
+        ),
         ({"type": "PowerCap", "powerCapWatts": 10}, "powerCapWatts: 10 is less than the 1227 W"),
     ],
 )

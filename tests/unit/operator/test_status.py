@@ -13,6 +13,7 @@ from perseus_operator import status
 from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
 from perseus_operator.history import Measured
 from perseus_operator.state import Fault
+from perseus_operator.words import seconds
 
 
 def said(job: Any) -> dict[str, Condition]:
@@ -141,6 +142,26 @@ def test_percentages_fit_the_schema(ratio: float) -> None:
     import re
 
     assert re.fullmatch(r"-?[0-9]{1,3}(\.[0-9]{1,4})?%", status.percent(ratio))
+
+
+def test_people_read_seconds_and_joules(job: Any) -> None:
+    made = job.run()
+    assert status.plan_event(job.state, made).message == "point 0 (1 s) on 2 pipelines, from iteration 1."
+    said_of_baseline = status.baseline_event(Measured(1_687_043, 5_057_312, 3)).message
+    assert said_of_baseline == "At default clocks an iteration takes 1.687 s and 5057 J (median of 3)."
+    frontier = said(job)["FrontierReady"].message
+    assert frontier.startswith(
+        "11 points from T_min = 1 s to T* = 1.5 s, certified gap median 0.001 %, at most 0.002 %"
+    )
+    texts = [condition.message for condition in said(job).values()]
+    assert not [text for text in texts if "microseconds" in text or "millijoules" in text]
+
+
+@pytest.mark.parametrize(
+    ("time_us", "text"), [(1_687_043, "1.687 s"), (40_123, "0.04012 s"), (12_345_678_900, "12346 s"), (1e6, "1 s")]
+)
+def test_as_many_digits_as_mean_something(time_us: float, text: str) -> None:
+    assert seconds(time_us) == text
 
 
 def test_every_reason_is_used() -> None:

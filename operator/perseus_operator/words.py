@@ -1,0 +1,24 @@
+"""Quantities in messages for people: seconds, joules and per cents with as many digits as mean something. Nothing
+parses them; fields for programs are integers with their unit in the name.
+"""
+
+from __future__ import annotations
+
+
+def seconds(time_us: float) -> str:
+    """1687043 as ``1.687 s``."""
+    return f"{_digits(time_us / 1e6)} s"
+
+
+def joules(energy_mj: float) -> str:
+    """5057312 as ``5057 J``."""
+    return f"{_digits(energy_mj / 1e3)} J"
+
+
+def small_percent(share: float) -> str:
+    """0.0003 as ``0.03 %``."""
+    return f"{100 * share:.2g} %"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
