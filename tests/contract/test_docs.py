@@ -64,6 +64,14 @@ def test_the_reference_has_every_field() -> None:
     walk("spec", openapi_of(JobSpec))
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    named = set(re.findall(r": ([\w./-]+)$", navigation, re.MULTILINE))
+    for page in DOCS.rglob("*.md"):
+        path = page.relative_to(DOCS)
+        assert str(path) in named or f"{path.parent}/" in named, f"{path} is not in mkdocs.yml"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
