@@ -144,6 +144,23 @@ class Harness:
             job.stop()
         return found
 
+    def places(self, script: str, *arguments: str, stages: int, pipelines: int) -> dict[str, list[Any]]:
+        """Run a script without a plan, until the agent knows all its ranks: who is on which GPU, and who should be."""
+        self._nodes += 1
+        name = f"job-{self._nodes}"
+        node = self._cluster.add_node(f"node-{self._nodes}", stages * pipelines, A100, clocks_mhz=CLOCKS_MHZ)
+        tables = [tables_of(A100, CLOCKS_MHZ, INSTRUCTION_US)] * stages
+        command = [str(HERE / script), *arguments]
+        job = start_live_job(self._cluster, node, name, command, tables, python=self._python, pipelines=pipelines)
+        try:
+            with Hand(self._cluster, node, job, name) as hand:
+                wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in hand.ranks()) == stages * pipelines, job)
+                wait_for(lambda: min(rank.iteration for rank in hand.ranks()) > 1, job)
+                found = [(r.data_parallel_rank, r.stage, r.tensor_parallel_rank, r.gpu_uuid) for r in hand.ranks()]
+        finally:
+            job.stop()
+        return {"found": sorted(found), "expected": [(*p, 0, gpu.spec.uuid) for p, gpu in sorted(job.gpus.items())]}
+
     def _command(self, hand: Hand, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int) -> Followed:
         said = [json.loads((shared / f"{step}.{rank}.ready").read_text()) for rank in range(stages * pipelines)]
         schedule = read_order(shared / f"{step}.csv")
