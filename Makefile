@@ -10,7 +10,7 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e chart-test bench test-frameworks example lock clean docs observability-test
+.PHONY: help setup demo test verify generate check control-plane e2e chart-test images bench test-frameworks example lock clean docs observability-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ chart-test: setup ## The Helm chart under a real Helm, and installed on a real A
 	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm >/dev/null; \
 		else echo "make chart-test: Go is not installed: no Helm and no API server are built; what needs them is skipped unless it is found" >&2; fi
 	$(BIN)/pytest tests/chart
+
+images: ## Build the images of operator and agent, with docker, podman or buildah
+	@deploy/images/build.sh
 
 bench: $(BENCH_STAMP) ## Benchmarks against the real peers; ONLY=name runs one; writes out/bench.json
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) --output out/bench.json

@@ -17,8 +17,8 @@ COPY sim sim
 COPY deploy/images/sbom.py ./
 RUN python3 -m venv /opt/perseus \
  && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock ".[agent]" \
- && /opt/perseus/bin/python sbom.py perseus-agent > /opt/perseus/sbom.cdx.json \
- && /opt/perseus/bin/pip uninstall --yes pip
+ && /opt/perseus/bin/pip uninstall --yes pip \
+ && /opt/perseus/bin/python sbom.py perseus-agent > /opt/perseus/sbom.cdx.json
 
 FROM ${BASE}
 COPY --from=build /opt/perseus /opt/perseus
