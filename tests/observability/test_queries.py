@@ -99,6 +99,20 @@ def test_scraping_renames_no_label(prometheus: Prometheus) -> None:
     assert [name for name in prometheus.get("/api/v1/labels") if name.startswith("exported_")] == []
 
 
+def test_series_stay_within_the_budget_that_the_metrics_page_states(prometheus: Prometheus) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    budget = re.search(r"(\d+) for each PerseusJob, (\d+) for each GPU, (\d+) for each job on a\s+node", page)
+    assert budget
+    counted = (
+        f'count({{__name__=~"perseus_.+", job_name="{JOB}", node=""}})',
+        'max(count by (gpu) ({__name__=~"perseus_.+", gpu!=""}))',
+        f'max(count by (node) ({{__name__=~"perseus_.+", job_name="{JOB}", node!="", gpu=""}}))',
+    )
+    for query, most in zip(counted, budget.groups(), strict=True):
+        (series,) = prometheus.values(query)
+        assert 0 < series <= int(most), query
+
+
 def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> None:
     (saved,) = prometheus.values("job:perseus_saved_ratio:baseline")
     assert saved == pytest.approx(float(world.status()["savings"]["energy"].rstrip("%")) / 100, abs=0.02)
