@@ -210,6 +210,39 @@ def test_from_install_to_uninstall(
     definitions.delete_custom_resource_definition(CRD)
 
 
+def test_one_team_is_served_without_rights_in_other_namespaces(
+    on_server: Helm, api: Any, server: Server, node: ProcessNode, namespace: str
+) -> None:
+    assert server.plane is not None
+    core, team = client.CoreV1Api(api), "team-a"
+    core.create_namespace({"metadata": {"name": team}})
+    flags = ["--set", f"operator.namespaces={{{team}}},agent.enabled=false"]
+    # Serving named namespaces, kopf does not wait for the CRD: it relies on Helm's order, in which that comes first.
+    on_server("install", "perseus", str(CHART), *flags)
+    apps = client.AppsV1Api(api)
+    deployment = lambda: apps.read_namespaced_deployment("perseus-operator", NAMESPACE)  # noqa: E731
+    until("the operator is ready", lambda: deployment().status.ready_replicas == 1)
+    assert re.search(r"Phase:\s+Succeeded", on_server("test", "perseus", "--timeout", "120s"))
+    assert "planned a job" in node.log_of("perseus-test")
+    asked = list(rbac.requests(server.plane.audit_log, rbac.user_name(NAMESPACE, "perseus-operator")))
+    assert [request for request in asked if request.code in (401, 403)] == []
+
+    review: Any = {
+        "spec": {
+            "user": rbac.user_name(NAMESPACE, "perseus-operator"),
+            "resourceAttributes": {"verb": "get", "resource": "configmaps", "namespace": "default"},
+        }
+    }
+    reviews = client.AuthorizationV1Api(api)
+    assert not reviews.create_subject_access_review(review).status.allowed
+    review["spec"]["resourceAttributes"]["namespace"] = team
+    assert reviews.create_subject_access_review(review).status.allowed
+
+    on_server("uninstall", "perseus")
+    core.delete_namespace(team)
+    client.ApiextensionsV1Api(api).delete_custom_resource_definition(CRD)
+
+
 def make_job(api: Any) -> tuple[str, str, str, str, str]:
     place = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
     spec = {
