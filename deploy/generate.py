@@ -5,6 +5,7 @@ operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml, charts/perseu
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
 the CRD → docs/perseusjob.md (``deploy/reference.py``)
+agent.proto → docs/agent-api.md (``deploy/wire_reference.py``)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from chart import write_chart
 from grpc_tools import protoc
 from observability import write_observability
 from reference import write_reference
+from wire_reference import write_wire_reference
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = ROOT / "proto"
@@ -52,3 +54,4 @@ if __name__ == "__main__":
     generate_crd_and_chart()
     write_observability()
     write_reference()
+    write_wire_reference()

@@ -1,6 +1,6 @@
 """Writes what the chart ships for Prometheus and Grafana, and the metrics page; called by ``generate.py``.
 
-deploy/prometheus/rules.yaml → charts/perseus/files/rules/perseus.yaml
+deploy/prometheus/rules.yaml → charts/perseus/files/rules/rules.yaml
 deploy/grafana/*.py → charts/perseus/files/dashboards/*.json
 perseus_operator.metrics, perseus_agent.metrics, rules.yaml → docs/metrics.md
 """
@@ -40,7 +40,7 @@ measured and baseline are two series, and their difference is a query.
 
 def write_observability() -> None:
     """All of it."""
-    _write(CHART_FILES / "rules" / "perseus.yaml", RULES.read_text(encoding="utf-8"))
+    _write(CHART_FILES / "rules" / "rules.yaml", RULES.read_text(encoding="utf-8"))
     for name, board in (("fleet", fleet()), ("job", job()), ("node", node())):
         _write(CHART_FILES / "dashboards" / f"perseus-{name}.json", board)
     _write(ROOT / "docs" / "metrics.md", metrics_page())
