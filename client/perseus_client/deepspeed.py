@@ -26,7 +26,7 @@ from perseus_client.framework import (
 )
 
 NAME: Final = "deepspeed"
-OLDEST: Final = "0.14"
+OLDEST: Final = "0.16"
 NEWEST_RUN: Final = "0.19"
 _SCHEDULE: Final = "deepspeed.runtime.pipe.schedule"
 _MARK: Final = "_perseus_attachment"
