@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from perseus_solver.problem import Problem
     from perseus_solver.result import Point
     from perseus_solver.simulate import Simulator
+    from perseus_solver.switches import Switching
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # as a shell reports SIGINT
 _DEFAULT_POINTS = 100
 _MAX_POINTS = 10_000
+_IDEAS = 50  # plans of the frontier that a calm plan for one deadline may borrow from
 _DEFAULT_LOWTIME_UNIT_S = 1e-3  # what the paper used
 
 _EPILOG = """\
@@ -89,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="plans to compute, evenly spread (default: 100)",
     )
+    _add_switching(frontier)
     _add_files(frontier, output=True)
 
     plan = commands.add_parser(
@@ -96,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_problem(plan)
     _add_deadline(plan)
+    _add_switching(plan)
     _add_files(plan, output=True)
 
     compare = commands.add_parser("compare", help="our plans beside other methods' on the same profile, as a table")
@@ -189,6 +193,28 @@ def _add_deadline(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_switching(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "changes of clock", "Given any of these, plans change clocks as rarely as the permitted loss allows."
+    )
+    group.add_argument(
+        "--switch-latency-s",
+        type=_not_negative,
+        metavar="S",
+        help="how long a new clock takes to settle, where waiting does not hide it, in seconds; measure it on your GPU "
+        "model (default: 0)",
+    )
+    group.add_argument(
+        "--switch-cost-j", type=_not_negative, metavar="J", help="energy of one change in joules (default: 0)"
+    )
+    group.add_argument(
+        "--max-switch-loss",
+        type=_percent,
+        metavar="P%",
+        help="energy that may be given up for fewer changes, such as 0.5%% (default: 0.2%%)",
+    )
+
+
 def _add_files(parser: argparse.ArgumentParser, *, output: bool) -> None:
     group = parser.add_argument_group("files")
     group.add_argument("--output", required=output, metavar="F.json", help="where to write JSON; - for standard output")
@@ -260,6 +286,10 @@ def _frontier(options: argparse.Namespace, outputs: Outputs) -> None:
     with ProgressBar("solving") as progress:
         begin = time.perf_counter()
         frontier = solve_frontier(problem, points=options.points, progress=progress)
+        if _wants_calm(options):
+            from perseus_solver.switches import calm
+
+            frontier = calm(problem, frontier, _switching(options), loss=_switch_loss(options))
         solve_seconds = time.perf_counter() - begin
     write(
         frontier_document(
@@ -297,7 +327,19 @@ def _plan(options: argparse.Namespace, outputs: Outputs) -> None:
     baseline = simulator.run(all_maximum(problem))
     base_s, base_j = float(baseline.iteration_time_s), float(baseline.energy_j)
     with ProgressBar("solving") as progress:
-        point = solve_deadline(problem, _deadline_s(options, base_s), progress=progress)
+        deadline_s = _deadline_s(options, base_s)
+        point = solve_deadline(problem, deadline_s, progress=progress)
+        if _wants_calm(options):
+            from perseus_solver.switches import calm_point
+
+            ideas = solve_frontier(problem, points=_IDEAS)
+            point = calm_point(problem, ideas, point, deadline_s, _switching(options), loss=_switch_loss(options))
+            if point.iteration_time_s > deadline_s * (1 + 1e-9):
+                print(
+                    f"perseus plan: note: no plan found keeps {deadline_s:.4f} s with this switch latency; "
+                    f"the fastest takes {point.iteration_time_s:.4f} s",
+                    file=sys.stderr,
+                )
     write(plan_document(problem, point))
     if plot:
         from perseus_solver.plots import frontier_png
@@ -333,6 +375,23 @@ def _compare(options: argparse.Namespace, outputs: Outputs) -> None:
 
 def _calibrate(options: argparse.Namespace, outputs: Outputs) -> None:
     _say(options, *calibrate_command.run(options, outputs))
+
+
+def _wants_calm(options: argparse.Namespace) -> bool:
+    given = (options.switch_latency_s, options.switch_cost_j, options.max_switch_loss)
+    return any(value is not None for value in given)
+
+
+def _switching(options: argparse.Namespace) -> Switching:
+    from perseus_solver.switches import Switching
+
+    return Switching(cost_j=options.switch_cost_j or 0.0, latency_s=options.switch_latency_s or 0.0)
+
+
+def _switch_loss(options: argparse.Namespace) -> float:
+    from perseus_solver.switches import DEFAULT_LOSS
+
+    return DEFAULT_LOSS if options.max_switch_loss is None else float(options.max_switch_loss)
 
 
 def _deadline_s(options: argparse.Namespace, baseline_time_s: float) -> float:

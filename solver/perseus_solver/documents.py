@@ -45,6 +45,7 @@ class PlanWriter:
             "energy_lower_bound_j": point.energy_lower_bound_j,
             "gap": point.gap,
             "status": str(point.status),
+            "clock_changes": point.clock_changes,
         }
         return f'{json.dumps(figures)[:-1]}, "stages": {self.stages(point.frequencies_mhz)}}}'
 

@@ -63,6 +63,10 @@ class Simulator:
         bounds = np.concatenate([[0], np.cumsum(np.bincount(level))])
         ends = (problem.edge_from, problem.edge_to)
         self._forward = self._sweep(*ends, bounds)
+        # Rank of the instruction before on the same stage; n stands for none.
+        self._previous = np.full(n, n, dtype=np.intp)
+        inner = np.setdiff1d(np.arange(n), problem.stage_offset)
+        self._previous[self._rank[inner]] = self._rank[inner - 1]
         self._backward = self._sweep(*ends[::-1], bounds)[::-1]
 
     def _sweep(self, before: Ints, after: Ints, bounds: npt.NDArray[np.integer]) -> list[_Level]:
@@ -114,12 +118,17 @@ class Simulator:
         """Energy of each instruction under a plan."""
         return self._energy_j[self._first + choice]
 
-    def end_s(self, duration_s: Floats) -> Floats:
-        """Earliest end of each instruction for given durations, [n] or [plans, n]."""
+    def end_s(self, duration_s: Floats, pause_s: Floats | None = None) -> Floats:
+        """Earliest end of each instruction for given durations, [n] or [plans, n].
+
+        ``pause_s``: how long the stage itself needs before each instruction starts, after the one before has ended;
+        waiting for other stages, or in a gap, counts.
+        """
         n = self.problem.instructions
         one = duration_s.ndim == 1
         columns = duration_s[self._order, None] if one else duration_s.T[self._order]
-        ends = _longest(columns, self._forward, n)[self._rank]
+        pause = None if pause_s is None else (self._previous, np.atleast_2d(pause_s).T[self._order])
+        ends = _longest(columns, self._forward, n, pause)[self._rank]
         return ends[:, 0] if one else ends.T
 
     def slack_s(self, duration_s: Floats, deadline_s: float | None = None) -> Floats:
@@ -168,10 +177,12 @@ class Simulator:
 _Level = tuple[int, int, tuple[npt.NDArray[np.intp], ...], tuple[Floats, ...] | None]
 
 
-def _longest(duration_s: Floats, levels: list[_Level], n: int) -> Floats:
+def _longest(
+    duration_s: Floats, levels: list[_Level], n: int, pause: tuple[npt.NDArray[np.intp], Floats] | None = None
+) -> Floats:
     """Longest path up to and including each instruction; rows in level order, one column a plan.
 
-    Row n, always 0, is 'nothing'.
+    Row n, always 0, is 'nothing'. ``pause``: one more neighbour of each row, and the time to it in each plan.
     """
     ends = np.zeros((n + 1, duration_s.shape[1]))
     for low, high, looks, waits in levels:
@@ -183,5 +194,7 @@ def _longest(duration_s: Floats, levels: list[_Level], n: int) -> Floats:
             ready += waits[0]
             for look, wait in zip(looks[1:], waits[1:], strict=True):
                 np.maximum(ready, ends.take(look, axis=0) + wait, out=ready)
+        if pause is not None:
+            np.maximum(ready, ends.take(pause[0][low:high], axis=0) + pause[1][low:high], out=ready)
         np.add(ready, duration_s[low:high], out=ends[low:high])
     return ends[:n]

@@ -1,9 +1,13 @@
-"""Changes of clock in a plan, and plans that need fewer of them.
+"""Changes of clock in a plan, and plans that need fewer of them for a bounded amount of energy.
 
 A GPU keeps its clock until told otherwise; iterations follow each other, so the last instruction's clock meets the
-first's. Constant-time instructions (frequency 0) leave the clock as it is. `calm` trades a bounded amount of energy
-for fewer changes; it never makes an instruction slower than planned, so no plan gets later. Called by ``frontier``,
-the CLI and the operator.
+first's. Constant-time instructions (frequency 0) leave the clock as it is. A change is asked for when the instruction
+before has ended, so waiting hides its latency; what is not hidden delays the instruction.
+
+`calm` searches in three steps. Plans whose stages run long at one clock (``runs``) end when they please; two plans that
+end before and after a deadline are spliced into one that meets it (``splice``); what is left of the permitted loss
+goes into smoothing (``smoothing``). All are re-simulated with their latencies. Called by the CLI and the operator;
+``frontier`` counts changes here.
 """
 
 from __future__ import annotations
@@ -11,21 +15,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.problem import Floats, Ints, Problem
-from perseus_solver.result import Frequencies, Frontier, verdict
+from perseus_solver.result import DEFAULT_GAP, Frequencies, Frontier, Point, verdict
+from perseus_solver.runs import PARTS, Clocks, Index, Runs
 from perseus_solver.simulate import Simulator
-
-Index = npt.NDArray[np.intp]
+from perseus_solver.smoothing import Smoother
+from perseus_solver.splice import HAIR, Candidates, Deadlines, join
 
 DEFAULT_LOSS = 2e-3
-"""Share of the iteration energy that `calm` may give up."""
-_CELLS = 100_000_000
-"""Positions × stages × clocks × plans walked at once, a byte each."""
-_HALVINGS = 12
-"""Bisection steps on the price of a change: finds it to 2^-12 of its range, far finer than plans differ."""
+"""Share of the iteration energy that may be given up for fewer changes."""
+_CELLS = 20_000_000
+"""Instructions × plans held at once: some 500 MiB."""
+_BASES, _RATIOS, _SHARES = 5, 80, 8
+"""Plans that are stretched, to so many lengths each; in how many steps the runs of all others are merged."""
+_HALVINGS = 6
+"""Bisection steps, on a scale of powers of two, on the price of a change in the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +40,12 @@ class Switching:
 
     Attributes:
         cost_j: energy of the change itself, joules.
-        latency_s: how long the clock takes to settle, seconds; the GPU is taken to wait meanwhile, at blocking power.
+        latency_s: how long the clock takes to settle, seconds; what waiting does not hide of it delays the next
+            instruction, at blocking power.
     """
 
     cost_j: float = 0.0
     latency_s: float = 0.0
-
-    def price_j(self, blocking_power_w: float) -> float:
-        """Joules a change."""
-        return self.cost_j + blocking_power_w * self.latency_s
 
 
 def clock_changes(frequencies_mhz: Frequencies, stage_offset: Ints) -> Ints:
@@ -60,136 +63,145 @@ def clock_changes(frequencies_mhz: Frequencies, stage_offset: Ints) -> Ints:
 def calm(
     problem: Problem, frontier: Frontier, switching: Switching | None = None, *, loss: float = DEFAULT_LOSS
 ) -> Frontier:
-    """The frontier's plans with far fewer clock changes, each at most ``loss`` dearer and never later.
+    """The frontier with plans of far fewer clock changes.
 
-    Each stage's clocks are the cheapest sequence when a change has a price: what a change costs, or more, as much as
-    the permitted loss can pay. Points that another comes to dominate are dropped.
+    For every time of the frontier, the plan of fewest changes found that ends no later and takes at most ``loss`` more
+    energy than the cheapest. Times and energies include what switching costs; with a latency, times that no plan keeps
+    are left out. Points that another comes to dominate are dropped.
 
     Raises:
         InvalidProblem: ``loss`` or a cost is negative or not finite.
     """
-    switching = switching or Switching()
-    for name, value in (("loss", loss), ("cost_j", switching.cost_j), ("latency_s", switching.latency_s)):
-        if not (np.isfinite(value) and value >= 0):
-            raise InvalidProblem(f"{name} must be a finite number, zero or more, not {value}")
-    smoother = _Smoother(problem, frontier.frequencies_mhz)
-    floor_j = switching.price_j(problem.blocking_power_w)
-    budget_j = loss * frontier.energy_j
-    low = np.full(len(frontier), floor_j)
-    high = np.maximum(low, budget_j)  # one change cannot be worth more than all we may give up
-    best = smoother.plan(low)
-    # The price of a change itself may already spend more than the permitted loss: then fewer changes are not worth it.
-    kept = (smoother.effective_j(best) - smoother.planned_j <= budget_j)[:, None]
-    best = np.where(kept, best, frontier.frequencies_mhz)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        plan = smoother.plan(middle)
-        affordable = smoother.effective_j(plan) - smoother.planned_j <= budget_j
-        calmer = clock_changes(plan, frontier.stage_offset) <= clock_changes(best, frontier.stage_offset)
-        best = np.where((affordable & calmer)[:, None], plan, best)
-        low, high = np.where(affordable, middle, low), np.where(affordable, high, middle)
-    return _rebuilt(problem, frontier, best, budget_j)
+    search = _Search(problem, frontier.frequencies_mhz, switching or Switching(), loss)
+    return _rebuilt(problem, frontier, search.run(frontier.time_s), frontier, loss)
 
 
-def _rebuilt(problem: Problem, frontier: Frontier, plans: Frequencies, budget_j: Floats) -> Frontier:
-    simulator = Simulator(problem)
-    time_s, energy_j = simulator.totals(simulator.choice_of(plans))
-    # A plan over budget after all (it got earlier: less time to wait, but no less than planned) stays as it was.
+def calm_point(
+    problem: Problem,
+    frontier: Frontier,
+    point: Point,
+    deadline_s: float,
+    switching: Switching | None = None,
+    *,
+    loss: float = DEFAULT_LOSS,
+) -> Point:
+    """The same for one deadline, where ``point`` is the plan to beat and ``frontier`` lends ideas.
+
+    If switching takes so long that no plan keeps the deadline, the fastest found.
+
+    Raises:
+        InvalidProblem: ``loss`` or a cost is negative or not finite.
+    """
+    plans = np.concatenate([frontier.frequencies_mhz, point.frequencies_mhz[None]])
+    search = _Search(problem, plans, switching or Switching(), loss)
+    found = search.run(np.array([max(deadline_s, search.fastest_s)]))
+    order = np.argsort(np.append(frontier.time_s, point.iteration_time_s), kind="stable")
+    claims = replace(
+        frontier,
+        time_s=np.append(frontier.time_s, point.iteration_time_s)[order],
+        energy_j=np.append(frontier.energy_j, point.energy_j)[order],
+        energy_lower_bound_j=np.append(frontier.energy_lower_bound_j, point.energy_lower_bound_j)[order],
+    )
+    return _rebuilt(problem, frontier, found, claims, loss)[0]
+
+
+class _Search:
+    """Candidates of one problem, measured with their switches."""
+
+    def __init__(self, problem: Problem, frequencies_mhz: Frequencies, switching: Switching, loss: float) -> None:
+        for name, value in (("loss", loss), ("cost_j", switching.cost_j), ("latency_s", switching.latency_s)):
+            if not (np.isfinite(value) and value >= 0):
+                raise InvalidProblem(f"{name} must be a finite number, zero or more, not {value}")
+        self._problem, self._switching, self._loss = problem, switching, loss
+        self._simulator = Simulator(problem)
+        self._clocks = Clocks(problem)
+        self._plans = np.searchsorted(self._clocks.mhz, frequencies_mhz).astype(np.intp)
+        self._room = max(_CELLS // max(problem.instructions, 1), 2)
+        self._blocking_w = problem.blocking_power_w * problem.stages
+        self._pool = self._measured(self._ideas())
+        self.fastest_s = float(self._pool.time_s.min())
+
+    def _measured(self, plans: Index) -> Candidates:
+        """Exact figures with latencies; only as many timetables at a time as fit."""
+        clocks, switching = self._clocks, self._switching
+        parts = []
+        for begin in range(0, len(plans), self._room):
+            part = plans[begin : begin + self._room]
+            duration = clocks.duration_s(part)
+            changes = clocks.changed(part).sum(axis=1)
+            end = self._simulator.end_s(duration, self._pause_s(part))
+            time = end.max(axis=1) + self._problem.overhead_s
+            energy = clocks.energy_j[clocks.option_of, part].sum(axis=1) + switching.cost_j * changes
+            parts.append(Candidates(part, end - duration, end, time, energy, changes))
+        return join(parts)
+
+    def _pause_s(self, plans: Index) -> Floats | None:
+        if self._switching.latency_s == 0:
+            return None
+        return np.where(self._clocks.changed(plans), self._switching.latency_s, 0.0)
+
+    def _ideas(self) -> Index:
+        """The plans themselves, and with long runs at one clock: some stretched to many lengths, all with the runs
+        merged that cost least by it.
+        """
+        plans, clocks = self._plans, self._clocks
+        changes = clocks.changed(plans).sum(axis=1)
+        time = clocks.duration_s(plans)
+        end = self._simulator.end_s(time).max(axis=1)
+        if not changes.any():
+            return plans
+        ideas = [plans]
+        shares = np.arange(1, _SHARES + 1) / _SHARES
+        lengths = np.linspace(0.99 * end.min(), end.max(), min(_RATIOS, self._room))
+        bases = np.unique(np.linspace(0, len(plans) - 1, _BASES).astype(int)).tolist()
+        for parts in PARTS:
+            runs = Runs(clocks, parts)
+            ideas += [runs.stretched(plans[base], lengths / end[base]) for base in bases]
+            if parts != PARTS[1]:
+                ideas += runs.merged(plans, shares)
+            if sum(map(len, ideas)) > self._room:
+                break
+        return np.concatenate(ideas)
+
+    def run(self, deadline_s: Floats) -> Candidates:
+        """The best plan for each deadline that can be kept, in order."""
+        deadlines = Deadlines.of(self._pool, deadline_s, self._blocking_w, self._loss)
+        best = deadlines.search(self._pool, self._measured)
+        return self._smoothed(best, deadlines)
+
+    def _smoothed(self, best: Candidates, deadlines: Deadlines) -> Candidates:
+        room = np.maximum(deadlines.limit_j - best.energy_j, 0.0)
+        smoother = Smoother(self._clocks, best.plan)
+        low, high = np.full(len(room), -16.0), np.zeros(len(room))
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            tried = self._measured(smoother.plan(room * np.exp2(middle) + self._switching.cost_j))
+            fits = deadlines.keeps(tried)
+            best = best.where_fewer(tried, fits)
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        return best
+
+
+def _rebuilt(problem: Problem, frontier: Frontier, found: Candidates, claims: Frontier, loss: float) -> Frontier:
+    """A frontier of these plans; ``claims`` says what is proven at which time."""
     blocking_w = problem.blocking_power_w * problem.stages
-    effective = energy_j - blocking_w * time_s
-    over = effective > frontier.effective_energy_j + budget_j
-    plans = np.where(over[:, None], frontier.frequencies_mhz, plans)
-    time_s, energy_j = np.where(over, frontier.time_s, time_s), np.where(over, frontier.energy_j, energy_j)
-    # The bound on effective energy holds for every plan that is no later.
-    bound = frontier.energy_lower_bound_j - blocking_w * (frontier.time_s - time_s)
-    effective = energy_j - blocking_w * time_s
-    order = np.lexsort((effective, time_s))
-    best = np.minimum.accumulate(effective[order])
-    kept = order[np.append(True, best[1:] < best[:-1])]
+    order = np.lexsort((found.energy_j, found.time_s))
+    cheapest = np.minimum.accumulate(found.energy_j[order])
+    kept = order[np.append(True, cheapest[1:] < cheapest[:-1])]
+    time_s = found.time_s[kept]
+    energy_j = found.energy_j[kept] + blocking_w * time_s
+    # What is proven for a time holds for every plan that is no later; for later ones, the least of every instruction.
+    least = np.array([(o.energy_j - problem.blocking_power_w * o.time_s).min() for o in problem.options])
+    proven = np.append(claims.energy_lower_bound_j - blocking_w * claims.time_s, least[problem.option_of].sum())
+    at = claims.time_s.searchsorted(time_s * (1 - HAIR))
+    bound = np.minimum(proven[at] + blocking_w * time_s, energy_j)
+    frequencies = Clocks(problem).mhz[found.plan[kept]].astype(np.uint16)
     return replace(
         frontier,
-        time_s=time_s[kept],
-        energy_j=energy_j[kept],
-        energy_lower_bound_j=bound[kept],
-        statuses=tuple(verdict(gap) for gap in (energy_j[kept] / bound[kept] - 1.0).tolist()),
-        frequencies_mhz=plans[kept],
-        clock_changes=clock_changes(plans[kept], frontier.stage_offset),
+        time_s=time_s,
+        energy_j=energy_j,
+        energy_lower_bound_j=bound,
+        statuses=tuple(verdict(gap, DEFAULT_GAP + loss) for gap in (energy_j / bound - 1.0).tolist()),
+        frequencies_mhz=frequencies,
+        clock_changes=clock_changes(frequencies, frontier.stage_offset),
     )
-
-
-class _Smoother:
-    """Cheapest clock sequences of all stages and plans at once: arrays [position, points, stages, clocks]."""
-
-    def __init__(self, problem: Problem, plans: Frequencies) -> None:
-        clocks = np.unique(np.concatenate([o.frequency_mhz for o in problem.options]))
-        self._clocks = clocks[clocks > 0]
-        time = np.full((len(problem.options), len(self._clocks)), np.inf)
-        energy = np.full_like(time, np.inf)
-        for k, options in enumerate(problem.options):
-            sets = options.frequency_mhz > 0
-            at = np.searchsorted(self._clocks, options.frequency_mhz[sets])
-            time[k, at] = options.time_s[sets]
-            energy[k, at] = options.energy_j[sets] - problem.blocking_power_w * options.time_s[sets]
-        self._time, self._energy = time, energy
-        self._option_of, self._plans = problem.option_of, plans
-        # Only instructions that set a clock take part; stages are padded to the longest.
-        setting = (plans != 0).any(axis=0)
-        own = [
-            np.flatnonzero(setting[b:e]) + b
-            for b, e in zip(problem.stage_offset[:-1].tolist(), problem.stage_offset[1:].tolist(), strict=True)
-        ]
-        self._seat = np.full((max(map(len, own)), len(own)), -1, dtype=np.intp)
-        for stage, rows in enumerate(own):
-            self._seat[: len(rows), stage] = rows
-        self.planned_j = self.effective_j(plans)
-
-    def effective_j(self, plans: Frequencies) -> Floats:
-        """Σ (e − P_blk·t) over the instructions that set a clock."""
-        rows = self._seat[self._seat >= 0]
-        at = np.searchsorted(self._clocks, plans[:, rows])
-        total: Floats = self._energy[self._option_of[rows], at].sum(axis=1)
-        return total
-
-    def plan(self, price_j: Floats) -> Frequencies:
-        """The cheapest plans in which no instruction is slower than planned, for a price of a change (one a point)."""
-        size = max(_CELLS // (self._seat.size * len(self._clocks)), 1)
-        parts = [slice(begin, begin + size) for begin in range(0, len(self._plans), size)]
-        return np.concatenate([self._plan(self._plans[part], price_j[part]) for part in parts])
-
-    def _plan(self, plans: Frequencies, price_j: Floats) -> Frequencies:
-        # The ring is cut at the first instruction. Where an open sequence ends is where the closed one should begin.
-        open_end = self._walk(plans, price_j, None)[0]
-        _, chosen = self._walk(plans, price_j, open_end)
-        calmed = plans.copy()
-        at = self._seat >= 0
-        calmed[:, self._seat[at]] = self._clocks[chosen[at]].T
-        return calmed
-
-    def _walk(self, plans: Frequencies, price_j: Floats, before: Index | None) -> tuple[Index, Index]:
-        """Viterbi over positions: (last clock [points, stages], clock [position, stages, points])."""
-        positions, stages = self._seat.shape
-        points, clocks = len(plans), len(self._clocks)
-        price = price_j[:, None, None]
-        stays = np.empty((positions, points, stages, clocks), dtype=np.bool_)
-        source = np.empty((positions, points, stages), dtype=np.intp)
-        value = np.zeros((points, stages, clocks))
-        if before is not None:
-            value += np.where(np.arange(clocks) == before[:, :, None], 0.0, price)
-        for i, rows in enumerate(self._seat):
-            source[i] = value.argmin(axis=2)
-            other = np.take_along_axis(value, source[i][:, :, None], axis=2) + price
-            stays[i] = value <= other
-            option = self._option_of[rows]
-            planned = np.searchsorted(self._clocks, plans[:, rows])
-            planned = np.minimum(planned, clocks - 1)
-            within = self._time[option] <= self._time[option, planned][:, :, None]
-            cost = np.where(within, self._energy[option], np.inf)
-            value = np.minimum(value, other) + np.where((rows >= 0)[:, None], cost, 0.0)
-        here = value.argmin(axis=2)
-        last = here
-        chosen = np.empty((positions, stages, points), dtype=np.intp)
-        for i in range(positions - 1, -1, -1):
-            chosen[i] = here.T
-            stay = np.take_along_axis(stays[i], here[:, :, None], axis=2)[:, :, 0]
-            here = np.where(stay, here, source[i])
-        return last, chosen
