@@ -195,7 +195,9 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
             actions.append(action)
         wake.append(wake_at_s)
 
-    applied = bool(wanted) and all(_selected(node, wanted) for node in state.nodes.values() if node.ranks)
+    applied = bool(wanted) and all(
+        _holds(node, state.frontier) and _selected(node, wanted) for node in state.nodes.values() if node.ranks
+    )
     if wanted and not applied and waiting is None:
         waiting = first_fault(state) or Fault(Reason.APPLYING, "Agents are being told.")
     return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, guard, min(wake))

@@ -314,7 +314,9 @@ def test_a_new_frontier_replaces_the_old_plans_together(make_job: Any) -> None:
     assert [type(a) for a in made.actions] == [Solve]
     assert made.applied, "the old plan stays in force while the new frontier is solved"
     job.solve()
-    assert {type(a) for a in job.act().actions} == {Push}
+    made = job.act()
+    assert {type(a) for a in made.actions} == {Push}
+    assert not made.applied, "the same point, but of the plans before"
     assert {type(a) for a in job.act().actions} == {Select}
     assert job.act().applied
 
