@@ -11,8 +11,9 @@ _NAMED: Final = "{{job_namespace}}/{{job_name}}"
 
 
 def of_job(expression: str) -> str:
-    """One series for each job, whichever operator's; ``job`` is its full name, for a table's key."""
-    return f'label_join({_JOB} ({expression}), "perseusjob", "/", "job_namespace", "job_name")'
+    """One series for each job, whichever operator's, with its full name as the only label: a table's key."""
+    named = f'label_join({_JOB} ({expression}), "perseusjob", "/", "job_namespace", "job_name")'
+    return f"max by (perseusjob) ({named})"
 
 
 SAVED_W: Final = (
