@@ -1,4 +1,4 @@
-"""Names that people and programs meet in the cluster: API group, labels, annotations, environment, condition types and reasons.
+"""Names that people and programs meet in the cluster: API group, labels, annotations, environment, ports.
 
 One closed list, so that a typo is an import error. Nothing but strings lives here.
 """

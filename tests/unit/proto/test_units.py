@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from perseus_proto import units
 
 seconds = st.floats(min_value=0, max_value=1e6)
