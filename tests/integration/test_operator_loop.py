@@ -26,6 +26,8 @@ import numpy as np
 import pytest
 import yaml
 
+from perseus_operator.errors import KubeConflict
+from perseus_operator.kube import ConfigMap, KubeClient
 from perseus_proto import keys
 from perseus_proto.planset import PlanSet, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as pb
@@ -588,6 +590,43 @@ async def test_a_running_job_is_calibrated_and_the_next_one_begins_with_it(world
         return job.get("status", {}).get("frontier", {}).get("minimumTimeMicroseconds", 0) > before
 
     await world.until("calibrated from the start", inherited)
+
+
+async def test_a_plan_that_is_slower_than_it_promises_is_taken_away(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply()
+    await world.train_until_applied()
+    await world.until_condition("BoundKept", "True", "BoundKept")
+    world.slowdowns = [1.05] * PIPELINES  # all alike: no straggler, but not what the plan promised
+    await world.step(8)
+    message = await world.until_condition("BoundKept", "False", "BoundExceeded")
+    assert "held at default clocks, to be tried again after 60 s" in message
+
+    async def default_clocks() -> bool:
+        return all(agent.point is None and agent.leased for agent in world.agents)
+
+    await world.until("default clocks, still leased for telemetry", default_clocks)
+    assert (await world.condition("Ready"))[:2] == ("False", "BoundExceeded")
+
+    async def said() -> bool:
+        return "BoundExceeded" in await world.reasons()
+
+    await world.until("said as an event", said)
+
+
+async def test_what_is_kept_beside_a_profile_never_touches_what_is_not_ours(world: World) -> None:
+    await world.profile({"profile.csv": "x"})
+    kube = KubeClient(world.api)
+    profile = await kube.read_config_map(world.namespace, "profile")
+    for key, text in (("a.json", "1"), ("b.json", "2"), ("a.json", "3")):
+        await kube.write_beside(world.namespace, profile, ConfigMap("profile-calibration", {key: text}, {}))
+    kept = await kube.read_config_map(world.namespace, "profile-calibration")
+    assert kept.data == {"a.json": "3", "b.json": "2"}, "other pipelines' keys stay"
+    foreign = {"metadata": {"name": "other-calibration"}, "data": {"mine": "yes"}}
+    await world.core.create_namespaced_config_map(world.namespace, foreign)
+    with pytest.raises(KubeConflict, match="other-calibration is not the operator's"):
+        await kube.write_beside(world.namespace, profile, ConfigMap("other-calibration", {"a.json": "1"}, {}))
+    assert (await kube.read_config_map(world.namespace, "other-calibration")).data == {"mine": "yes"}
 
 
 async def test_a_straggler_that_is_told_and_a_mode_that_only_recommends(world: World) -> None:
