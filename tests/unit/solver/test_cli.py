@@ -316,3 +316,49 @@ def test_progress_is_for_terminals_and_long_work(
             bar(5, 10)
             assert capsys.readouterr().err == ("\rsolving " + "█" * 15 + "░" * 15 + "  50 %" if terminal else "")
         assert capsys.readouterr().err == ("\r\x1b[K" if terminal else "")
+
+
+def test_plans_with_few_clock_changes(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    def plan(*extra: str) -> dict[str, Any]:
+        target = tmp_path / "plan.json"
+        code, _, _ = perseus("plan", "--max-slowdown", "8%", "--output", str(target), *extra)
+        assert code == 0
+        written: dict[str, Any] = json.loads(target.read_text())
+        return written
+
+    usual, calm = plan(), plan("--max-switch-loss", "2%")
+    assert calm["clock_changes"] < usual["clock_changes"]
+    assert calm["energy_j"] <= usual["energy_j"] * 1.02
+    assert resimulate(calm) == pytest.approx((calm["iteration_time_s"], calm["energy_j"]))
+    slow = plan("--switch-latency-s", "0.02", "--switch-cost-j", "0.1")
+    assert slow["clock_changes"] <= calm["clock_changes"]
+
+
+def test_frontiers_with_few_clock_changes(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    def changes(*extra: str) -> list[int]:
+        target = tmp_path / "frontier.json"
+        code, _, _ = perseus("frontier", "--points", "20", "--output", str(target), *extra)
+        assert code == 0
+        return [point["clock_changes"] for point in json.loads(target.read_text())["points"]]
+
+    assert np.mean(changes("--max-switch-loss", "2%")) < 0.8 * np.mean(changes())
+
+
+def test_an_unkeepable_deadline_is_said(
+    perseus: Callable[..., tuple[int, str, str]], profile: Path, tmp_path: Path
+) -> None:
+    # Forward is fastest at one clock, backward at another: without changes, the usual plan's time is out of reach.
+    rows = [line.split(",") for line in PROFILE.splitlines()]
+    slow = [[*row[:3], "0.2", row[4]] if row[1:3] == ["forward", "1400"] else row for row in rows]
+    profile.write_text("\n".join(map(",".join, slow)) + "\n")
+    target = tmp_path / "plan.json"
+    perseus("frontier", "--output", str(target))
+    fastest_s = json.loads(target.read_text())["points"][0]["iteration_time_s"]
+    words = ("plan", "--output", str(target), "--deadline-s", str(fastest_s * 1.0001), "--switch-latency-s")
+    code, _, errors = perseus(*words, "0.3")
+    assert code == 0
+    assert "no plan found keeps" in errors
+    assert json.loads(target.read_text())["iteration_time_s"] > fastest_s * 1.0001
+    code, _, errors = perseus(*words, "-1")
+    assert code == 2
+    assert "--switch-latency-s: must be zero or more, not -1" in errors
