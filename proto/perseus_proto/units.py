@@ -1,14 +1,11 @@
 """Units that travel, one type for each, and the only place where they are converted.
 
 Inside the solver and the planners quantities are floats in base units (``_s``, ``_j``, ``_w``). On the wire, in the
-custom resource and in the agent they are integers with the unit in the name (``_us``, ``_mj``, ``_mw``, ``_mhz``).
-Conversions round to nearest; where a direction matters for safety (a deadline must not be rounded up) the caller uses
-the directed form.
+custom resource and in the agent they are integers with the unit in the name (``_us``, ``_mj``, ``_mw``, ``_mhz``). Conversions round to nearest.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from typing import NewType
 
@@ -24,11 +21,6 @@ _MILLI = 1_000
 def us_from_s(seconds: float) -> Microseconds:
     """Seconds to the nearest microsecond."""
     return Microseconds(round(seconds * _MICRO))
-
-
-def us_from_s_floor(seconds: float) -> Microseconds:
-    """Seconds to whole microseconds, never later: for deadlines and leases."""
-    return Microseconds(math.floor(seconds * _MICRO))
 
 
 def s_from_us(microseconds: int) -> float:
