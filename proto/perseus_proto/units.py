@@ -1,7 +1,8 @@
 """Units that travel, one type for each, and the only place where they are converted.
 
 Inside the solver and the planners quantities are floats in base units (``_s``, ``_j``, ``_w``). On the wire, in the
-custom resource and in the agent they are integers with the unit in the name (``_us``, ``_mj``, ``_mw``, ``_mhz``). Conversions round to nearest.
+custom resource and in the agent they are integers with the unit in the name (``_us``, ``_mj``, ``_mw``, ``_mhz``).
+Conversions round to nearest.
 """
 
 from __future__ import annotations
