@@ -43,6 +43,19 @@ def test_one_bad_iteration_is_no_straggler() -> None:
         assert feed(detector, slow, {0: HEALTHY, 1: HEALTHY}) == ()
 
 
+def test_one_is_enough_where_hardware_says_so_but_not_for_recovery() -> None:
+    detector = Detector(THRESHOLDS)
+    slow, well = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}, {0: HEALTHY, 1: HEALTHY}
+    detector.observe(slow, evident={0})
+    assert detector.stragglers == ()
+    detector.observe(well, evident={1})
+    assert detector.stragglers == ()
+    detector.observe(slow, evident={1})
+    assert detector.stragglers == (Straggler(1, 0, 1.3),)
+    detector.observe(well, evident={1})
+    assert detector.stragglers == (Straggler(1, 0, 1.3),)
+
+
 def test_recovery_needs_agreement_too_and_does_not_dilute_the_degree() -> None:
     detector = Detector(THRESHOLDS)
     slow, well = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}, {0: HEALTHY, 1: HEALTHY}
