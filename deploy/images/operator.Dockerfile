@@ -23,7 +23,8 @@ RUN python3 -m venv /opt/perseus \
 FROM ${BASE}
 COPY --from=build /opt/perseus /opt/perseus
 COPY LICENSE /licenses/LICENSE
-ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# USER: kopf asks for the name of who runs it, and a bare number (this one, or one that a cluster chooses) has none.
+ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=perseus HOME=/tmp
 USER 65532:65532
 EXPOSE 9472
 # For engines without probes of their own; Kubernetes uses the chart's.

@@ -108,7 +108,7 @@ def secrets(api: Any) -> dict[str, dict[str, str]]:
 
 def lease_ttl(api: Any) -> str | None:
     deployment = client.AppsV1Api(api).read_namespaced_deployment("perseus-operator", NAMESPACE)
-    variables = {v.name: v.value for v in deployment.spec.template.spec.containers[0].env}
+    variables = {v.name: v.value for v in deployment.spec.template.spec.containers[0].env or ()}
     return variables.get("PERSEUS_OPERATOR_LEASE_TTL_S")
 
 

@@ -30,7 +30,7 @@ def container(objects: Objects, key: tuple[str, str]) -> Any:
 
 
 def environment(container: Any) -> dict[str, str]:
-    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
+    return {variable["name"]: variable.get("value", "") for variable in container.get("env", ())}
 
 
 def kinds(objects: Objects) -> set[str]:

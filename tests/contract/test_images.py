@@ -191,6 +191,15 @@ def test_who_runs_in_it_and_where_its_health_is_asked() -> None:
         assert final.all("EXPOSE") == [" ".join(map(str, exposed))]
 
 
+def test_the_operator_has_a_name_although_its_user_has_none() -> None:
+    # kopf calls getpass.getuser() at its start, which without a name in the environment asks the password file.
+    [assignments] = stages("operator")[1][-1].all("ENV")
+    environment = dict(word.split("=", 1) for word in shlex.split(assignments))
+    code = "import getpass, os; os.getuid = lambda: 4_000_000_000; print(getpass.getuser())"
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "perseus", ran.stderr
+
+
 def test_the_build_script_parses_and_refuses_latest() -> None:
     script = IMAGES / "build.sh"
     assert script.stat().st_mode & 0o111
