@@ -17,8 +17,9 @@ from perseus_solver.problem import Floats, Problem
 
 Index = npt.NDArray[np.intp]
 
-PARTS = (1, 2, 16)
-"""Into how many runs lead and tail are cut: on critical ways their instructions want clocks of their own."""
+CUTS = ((1, 0), (16, 0), (16, 8))
+"""Ways to cut: lead and tail into so many runs each, as on critical ways their instructions want clocks of their own;
+and so many instructions left alone at both ends of the steady state, where time moved within it would be missed."""
 
 
 class Clocks:
@@ -61,12 +62,12 @@ class Clocks:
 class Runs:
     """One way to cut all stages into runs, and the best single clock for each."""
 
-    def __init__(self, clocks: Clocks, parts: int) -> None:
+    def __init__(self, clocks: Clocks, parts: int, alone: int) -> None:
         self._clocks = clocks
         kind = np.array([int(options.kind) for options in clocks.problem.options])[clocks.option_of]
         begins, first = [], 0
         for rows in clocks.rows_of_stage:
-            begins += [first + cut for cut in _cuts(kind[rows], parts)]
+            begins += [first + cut for cut in _cuts(kind[rows], parts, alone)]
             first += len(rows)
         self._begin = np.array(begins, dtype=np.intp)
         length = np.diff(np.append(self._begin, first))
@@ -125,12 +126,16 @@ class Runs:
             yield merged
 
 
-def _cuts(kind: npt.NDArray[np.integer], parts: int) -> list[int]:
-    """Where the runs of a stage begin: lead and tail in this many parts each, the steady state in one."""
+def _cuts(kind: npt.NDArray[np.integer], parts: int, alone: int) -> list[int]:
+    """Where the runs of a stage begin; see `CUTS`."""
     n = len(kind)
     if n == 0:
         return []
     lead = int((kind != kind[0]).argmax()) or n
     tail = max(n - (int((kind[::-1] != kind[-1]).argmax()) or n), lead)
-    inner = [np.linspace(a, b, parts, endpoint=False).astype(int) for a, b in ((0, lead), (tail, n)) if a < b]
-    return sorted({lead % n, *np.concatenate(inner).tolist()})
+    if tail - lead <= 2 * alone:
+        alone = 0
+    ends = [np.linspace(a, b, parts, endpoint=False).astype(int) for a, b in ((0, lead), (tail, n)) if a < b]
+    single = [np.arange(lead, lead + alone + 1) % n, np.arange(tail - alone, tail)]
+    begins: list[int] = np.unique(np.concatenate(ends + single)).tolist()
+    return begins

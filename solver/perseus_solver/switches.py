@@ -19,7 +19,7 @@ import numpy as np
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.problem import Floats, Ints, Problem
 from perseus_solver.result import DEFAULT_GAP, Frequencies, Frontier, Point, verdict
-from perseus_solver.runs import PARTS, Clocks, Index, Runs
+from perseus_solver.runs import CUTS, Clocks, Index, Runs
 from perseus_solver.simulate import Simulator
 from perseus_solver.smoothing import Smoother
 from perseus_solver.splice import HAIR, Candidates, Deadlines, join
@@ -154,11 +154,10 @@ class _Search:
         shares = np.arange(1, _SHARES + 1) / _SHARES
         lengths = np.linspace(0.99 * end.min(), end.max(), min(_RATIOS, self._room))
         bases = np.unique(np.linspace(0, len(plans) - 1, _BASES).astype(int)).tolist()
-        for parts in PARTS:
-            runs = Runs(clocks, parts)
+        for cut in CUTS:
+            runs = Runs(clocks, *cut)
             ideas += [runs.stretched(plans[base], lengths / end[base]) for base in bases]
-            if parts != PARTS[1]:
-                ideas += runs.merged(plans, shares)
+            ideas += runs.merged(plans, shares)
             if sum(map(len, ideas)) > self._room:
                 break
         return np.concatenate(ideas)
