@@ -27,14 +27,16 @@ Index = npt.NDArray[np.intp]
 _TRACED, _DONE = 60, 100  # progress, percent
 _GOOD_GAP = 1e-3
 """Plans within this of their bound are left as they are; for the others more ways of rounding are tried."""
-_CELLS = 2_000_000
-"""Instructions × plans rounded at once: a few hundred megabytes of work arrays."""
+_CELLS, _LARGE = 4_000_000, 2_000_000
+"""Instructions × plans rounded at once, a few hundred megabytes of work arrays; beyond so many in all, in one pass."""
 _SURPLUS = 1.15
 _SHORTER = np.array([0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04])
 _SMALL, _TRIES, _ROUNDS = 400, 48, 6
 """Local search is for graphs of at most this many instructions, where whole options weigh most: so many trials a
 round.
 """
+_STARTS, _LONG = 6, 24
+"""For a single deadline it begins from so many plans, and takes more rounds."""
 _NEAR = [(0, 0), (1, 1)]
 _WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
 """Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
@@ -129,11 +131,13 @@ class _Plans:
 
     def _learn(self, samples: list[Sample]) -> None:
         self.samples = samples
-        self.proofs = [*samples, *self._engine.mixed(samples)]
-        duration, makespan = self._engine.schedules(samples)
+        self.proofs = sorted([*samples, *self._engine.mixed(samples)], key=lambda s: -s.price)
+        # Only optimal flows determine a schedule; the rhythm's are rounded, so those in between serve as well.
+        flows = self.proofs if self._engine.steady else samples
+        duration, makespan = self._engine.schedules(flows)
         finish = self._engine.graph.finish(duration)[:-1]
         order = np.argsort(makespan, kind="stable")
-        through = np.stack([s.through for s in samples], axis=1)[self._engine.graph.order].astype(np.float64)
+        through = np.stack([s.through for s in flows], axis=1)[self._engine.graph.order].astype(np.float64)
         self.curve = Curve((finish - duration)[:, order], finish[:, order], through[:, order], makespan[order])
 
     def bound_j(self, time_s: Floats) -> Floats:
@@ -144,7 +148,7 @@ class _Plans:
         """Round for these deadlines (ticks), a few at a time; where the result is poor, look closer."""
         n = self._engine.graph.n
         size = max(_CELLS // n, 1)
-        large = n * len(deadline) > _CELLS
+        large = n * len(deadline) > _LARGE
         gaps = []
         for begin in range(0, len(deadline), size):
             self._round(deadline[begin : begin + size], _NEAR[:1] if large else _NEAR, quick=large)
@@ -159,19 +163,24 @@ class _Plans:
                 self._learn(self._engine.refine(self.samples, deadline[poor]))
                 self._round(deadline[poor], _WIDE)
                 gap[poor] = np.minimum(gap[poor], self._gap(deadline[poor]))
-        poor = np.flatnonzero(gap > _GOOD_GAP)
-        if len(poor) and n <= _SMALL:
-            size = max(_CELLS // (n * min(n, _TRIES)), 1)
-            best = self._best_by(deadline[poor])
-            for begin in range(0, len(poor), size):
-                part = slice(begin, begin + size)
-                self._keep(exchange(self._rounder, best[:, part], deadline[poor][part], _TRIES, _ROUNDS))
+        if n > _SMALL:
+            return
+        if self._exact:  # one deadline, the last, deserves every trial, from several plans
+            best = self._cheapest(float(deadline[-1]), _STARTS)
+            target, tries, rounds = np.repeat(deadline[-1:], best.shape[1]), n, _LONG
+        else:
+            target, tries, rounds = deadline[gap > _GOOD_GAP], min(n, _TRIES), _ROUNDS
+            best = self._best_by(target)
+        size = max(_CELLS // (n * tries), 1)
+        for begin in range(0, best.shape[1], size):
+            part = slice(begin, begin + size)
+            self._keep(exchange(self._rounder, best[:, part], target[part], tries, rounds))
 
     def add_single_clocks(self, deadline: float) -> None:
         """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""
         engine = self._engine
         clocks = np.unique(np.concatenate([o.frequency_mhz for o in engine.problem.options]))
-        if len(clocks) * engine.graph.n > _CELLS:
+        if len(clocks) * engine.graph.n > _LARGE:
             return
         tables = engine.tables
         position = np.empty((len(tables.size), len(clocks)), dtype=np.intp)
@@ -189,6 +198,13 @@ class _Plans:
         makespan, energy = self._rounder.makespan(columns), self._rounder.energy_j(columns)
         fits = makespan[:, None] <= deadline
         return columns[:, np.where(fits, energy[:, None], np.inf).argmin(axis=0)]
+
+    def _cheapest(self, deadline: float, count: int) -> Index:
+        """Different plans that meet a deadline, as columns, the cheapest first; fewer if there are not as many."""
+        columns = np.concatenate(self._columns, axis=1)
+        columns = columns[:, self._rounder.makespan(columns) <= deadline]
+        _, first = np.unique(self._rounder.energy_j(columns), return_index=True)
+        return columns[:, first[:count]]
 
     def _round(self, deadline: Floats, spans: list[tuple[int, int]], *, quick: bool = False) -> None:
         self._keep(round_plans(self._rounder, self.curve, deadline, spans, quick=quick))

@@ -207,7 +207,8 @@ def exchange(rounder: Rounder, choice: Index, deadline: Floats, tries: int, roun
     for turn in range(rounds):
         row = np.tile(random.permutation(n)[:tries], columns)
         trial = np.repeat(choice, tries, axis=1)
-        trial[row, trial_of] = 0
+        # To the fastest and to the next faster in turn: far from T* much time has to move, near T* hardly any.
+        trial[row, trial_of] = np.maximum(trial[row, trial_of] - 1, 0) if turn % 4 > 1 else 0
         rounder.reclaim(trial, limit, rounder.held(free, row), back=bool(turn % 2))
         rounder.reclaim(trial, limit, free)
         energy = rounder.energy_j(trial).reshape(columns, tries)

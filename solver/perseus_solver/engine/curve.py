@@ -27,10 +27,12 @@ Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 SHARPNESS = 2e-5
 """A stretch of the envelope is known well enough once a new line raises it by less than this share of the energy."""
-MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 48, 8, 72_000
+MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 48, 7, 72_000
 """48 prices are enough for steps of a few percent over the three decades that profiles span. A network with many rows
 gets fewer, so that prices × rows stay about constant, and the flows between two prices are mixed instead
 (`Engine.mixed`)."""
+MIXED = 4
+"""Mixtures between two samples."""
 KEEP, LEAST_GAIN = 8, 2
 """Blocks of a run solved at either end of it: disturbances die out within about so many (eight prove the same as the
 whole to 1e-5 on the published profiles). Repetition is used where it leaves out at least twice as many as it keeps."""
@@ -102,7 +104,10 @@ class Engine:
             return []
         found = []
         for one, other in pairwise(samples):
-            for share in (0.25, 0.5, 0.75):
+            # Prices in geometric steps, as the curve bends; from 0 there are none.
+            ratio = other.price / one.price
+            steps = np.linspace(0.0, 1.0, MIXED + 2)[1:-1]
+            for share in ((1 - ratio**steps) / (1 - ratio) if ratio else steps).tolist():
                 edge = one.edge * (1 - share) + other.edge * share
                 through = one.through * (1 - share) + other.through * share
                 price = round(one.price * (1 - share) + other.price * share)
@@ -127,6 +132,28 @@ class Engine:
         shortest, longest = intervals(self.tables, self.table_of, through)
         return stretch(self.graph, shortest, longest, np.floor(np.clip(ends, self.fastest, self.slowest)))
 
+    def worthwhile(self, most: int) -> list[int]:
+        """Prices to begin with: both ends; where few can be afforded, also those that the rhythm finds most telling."""
+        ends = [0, self.steepest()]
+        if self.steady is None or self.most_prices == MOST_PRICES:
+            return ends
+        blocking = self.problem.blocking_power_w * self.problem.stages
+        forecast = _bisect(self._forecast, self._forecast(ends), MOST_PRICES // 2, blocking)
+        # Lines that lie nowhere visibly above their neighbours' tell nothing.
+        telling = []
+        for fast, this, slow in zip(forecast, forecast[1:], forecast[2:], strict=False):
+            at = crossing(fast.bound, slow.bound)
+            here = fast.bound.at(at)
+            if this.bound.at(at) - here > SHARPNESS * abs(here + blocking * at):
+                telling.append(this.price)
+        chosen = np.unique(np.linspace(0, len(telling) - 1, most - len(ends)).round().astype(int))
+        return [*ends, *(telling[i] for i in chosen.tolist() if telling)]
+
+    def _forecast(self, prices: list[int]) -> list[Sample]:
+        assert self.steady is not None
+        nothing = np.zeros(0, dtype=np.int64)
+        return [Sample(price, nothing, nothing, self.steady.lines(price)) for price in prices]
+
     def steepest(self) -> int:
         """A price at which nothing has a reason left to be slow: no cut is dearer than all first slopes together."""
         counts = np.bincount(self.table_of, minlength=len(self.tables.size))
@@ -143,35 +170,51 @@ def crossing(fast: Bound, slow: Bound) -> float:
 def trace(engine: Engine, report: Callable[[float], None], only: float | None = None) -> list[Sample]:
     """Samples of the frontier from dear to cheap time, until new lines no longer raise the envelope.
 
-    The envelope is concave in the price, so a line between two others raises it most near where those cross, and by
-    about a quarter of what its own parents' line did. ``only`` is a makespan in ticks: then just the stretch around
-    it is refined.
+    ``only`` is a makespan in ticks: then just the stretch around it is refined.
     """
-    problem, tick_s = engine.problem, engine.tables.tick_s
-    blocking = problem.blocking_power_w * problem.stages
-    samples = sorted(engine.sample([0, engine.steepest()]), key=lambda s: -s.price)
-    hopes = {(samples[0].price, samples[1].price): math.inf}
-    while len(samples) < engine.most_prices and hopes:
+    at_s = None if only is None else only * engine.tables.tick_s
+    first = engine.sample(engine.worthwhile(engine.most_prices if only is None else LEAST_PRICES // 2))
+    blocking = engine.problem.blocking_power_w * engine.problem.stages
+    return _bisect(engine.sample, first, engine.most_prices, blocking, report=report, at_s=at_s)
+
+
+def _bisect(
+    solve: Callable[[list[int]], list[Sample]],
+    first: list[Sample],
+    most: int,
+    blocking_w: float,
+    *,
+    report: Callable[[float], None] = lambda _share: None,
+    at_s: float | None = None,
+) -> list[Sample]:
+    """Add prices between neighbours until nothing is gained, or ``most`` are there.
+
+    The envelope is concave in the price, so a line between two others raises it most near where those cross, and by
+    about a quarter of what its own parents' line did.
+    """
+    samples = sorted(first, key=lambda s: -s.price)
+    hopes = {(a.price, b.price): math.inf for a, b in pairwise(samples)}
+    while len(samples) < most and hopes:
+        if at_s is not None:
+            hopes = _around(samples, hopes, at_s)
         pairs = {(a.price, b.price): (a, b) for a, b in pairwise(samples)}
         wanted = []
-        for key in sorted(hopes, key=hopes.__getitem__, reverse=True)[: engine.most_prices - len(samples)]:
+        for key in sorted(hopes, key=hopes.__getitem__, reverse=True)[: most - len(samples)]:
             fast, slow = pairs[key]
             price = round(math.sqrt(fast.price * max(slow.price, 1)))
             if slow.price < price < fast.price:
                 wanted.append((key, price))
         hopes = {}
-        new = engine.sample([price for _, price in wanted])
+        new = solve([price for _, price in wanted])
         for (key, _), sample in zip(wanted, new, strict=True):
             fast, slow = pairs[key]
             at = crossing(fast.bound, slow.bound)
             here = max(fast.bound.at(at), slow.bound.at(at))
-            raised = (sample.bound.at(at) - here) / max(abs(here + blocking * at), 1e-300)
+            raised = (sample.bound.at(at) - here) / max(abs(here + blocking_w * at), 1e-300)
             if raised > SHARPNESS:
                 hopes[fast.price, sample.price] = hopes[sample.price, slow.price] = raised
         samples = sorted((*samples, *new), key=lambda s: -s.price)
-        if only is not None:
-            hopes = _around(samples, hopes, only * tick_s)
-        report(len(samples) / engine.most_prices)
+        report(len(samples) / most)
     return samples
 
 
