@@ -130,6 +130,8 @@ class ProcessNode:
         self._processes = Processes(folder / "logs")
         self._pods: dict[str, _Pod] = {}
         self._addresses = 1
+        self._network = f"127.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
+        """One of our own: pods listen on ports that are given, and others may run such a node on this machine, too."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
         kubelet = self.host("/var/lib/kubelet")
@@ -215,7 +217,7 @@ class ProcessNode:
                 meta.namespace, {"metadata": {"name": meta.name}, "target": target}, _preload_content=False
             )
         self._addresses += 1
-        address, folder = f"127.77.0.{self._addresses}", self._folder / f"p{self._addresses}"
+        address, folder = f"{self._network}.{self._addresses}", self._folder / f"p{self._addresses}"
         pod = self._pods[uid] = _Pod(meta.namespace, meta.name, spec, address, folder)
         login = {"KUBECONFIG": os.devnull, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         if spec.get("automountServiceAccountToken", True):
