@@ -14,7 +14,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final
 
-from perseus_operator import frontiers, planner
+from perseus_operator import frontiers, planner, releasing
 from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left, Opened
 from perseus_operator.api import Profile, parse_spec
 from perseus_operator.conditions import Reason
@@ -467,41 +467,5 @@ class JobRunner:
     # ------------------------------------------------------------------------------------------------- how it ends
 
     async def release(self) -> None:
-        """Give every GPU of the job back to its default clocks: the PerseusJob is being deleted. Bounded in time; an
-        agent that does not answer lets its lease run out."""
-        services = self._services
-        deadline_s = services.monotonic_s() + services.release_timeout_s
-        if self.state.fenced is not None:
-            return
-        nodes = [node for node in self.state.nodes.values() if node.address is not None]
-        released = await asyncio.gather(*(self._release(node, deadline_s) for node in nodes))
-        services.metrics.forget_job(self.ref)
-        late = [node.name for node, done in zip(nodes, released, strict=True) if done is None]
-        message = f"{sum(filter(None, released))} GPUs on {len(nodes) - len(late)} nodes are back at default clocks."
-        if late:
-            ttl_s = services.limits.lease_ttl_s
-            message += f" {len(late)} agents did not answer, first {late[0]}: leases there run out within {ttl_s:g} s."
-        logger.info("%s: %s", self.ref, message)
-        try:
-            await services.kube.post_event(
-                self.ref, kind="Normal", reason=Reason.CLOCKS_RELEASED.value, message=message
-            )
-        except KubeError as error:
-            logger.warning("%s: event not written: %s", self.ref, error)
-
-    async def _release(self, node: Node, deadline_s: float) -> int | None:
-        """GPUs given back on a node; None: no answer in time."""
-        services, failures = self._services, 0
-        assert node.address is not None
-        while True:
-            try:
-                return await services.agents.release(node.address, job_uid=self.ref.uid, epoch=services.epoch)
-            except AgentUnavailable:
-                pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-                failures += 1
-                if services.monotonic_s() + pause_s >= deadline_s:
-                    return None
-                await asyncio.sleep(pause_s)
-            except AgentError as error:
-                logger.warning("%s: node %s: %s", self.ref, node.name, error)
-                return None
+        """Give every GPU of the job back to its default clocks: the PerseusJob is being deleted."""
+        await releasing.release(self.state, self._services)
