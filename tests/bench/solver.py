@@ -27,10 +27,13 @@ from perseus_solver.schedules import build_schedule
 from perseus_solver.simulate import Simulator
 
 DATA = Path(os.environ.get("PERSEUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "sosp24"
-PROFILES = {"gpt3-175b_a100-sxm": (83.64, 1e-3), "bloom-176b_a40": (70.38, 1e-4)}
-"""Blocking power in watts, and the time grid that lowtime's authors use on that GPU."""
+PROFILES = {"gpt3-175b_a100-sxm": (83.64, 1e-3), "bloom-176b_a40": (70.38, 1e-3)}
+"""Blocking power in watts, and lowtime's time grid in seconds. Its authors use a ten times finer one on the A40: that
+would take it ten times longer.
+"""
 MICROBATCHES = (12, 24, 48, 96)
-LOWTIME_BUDGET_S = {12: 120.0, 24: 180.0, 48: 240.0, 96: 300.0}
+LOWTIME_BUDGET_S = {12: 90.0, 24: 80.0, 48: 80.0, 96: 80.0}
+"""Enough to finish at 12 microbatches, so that energies are compared along the whole frontier there."""
 COMPARED = 20
 Result = dict[str, Any]
 
@@ -98,7 +101,10 @@ def gaps(profile: str, microbatches: int) -> dict[str, Result]:
     return {
         f"solver_gap_median_percent_{name}": figure(100 * float(np.median(frontier.gap)), "%"),
         f"solver_gap_max_percent_{name}": figure(100 * float(frontier.gap.max()), "%"),
-        f"solver_saving_at_t_min_percent_{name}": figure(saving, "%", "SOSP'24 table 6", published),
+        f"solver_saving_at_t_min_percent_{name}": {
+            **figure(saving, "%", "SOSP'24 table 6", published),
+            "ratio": saving / published,
+        },
     }
 
 

@@ -1,0 +1,70 @@
+"""`out/bench.json` → `docs/benchmarks.md`: the figures of `make bench` and the machine, without dates, so that the page
+changes only when a figure does. Run it on the machine that measured: `.venv/bin/python -m tests.bench.table`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+
+PAGE = """# Benchmarks
+
+Generated from `out/bench.json`; do not edit.
+
+    make bench                                # measures everything, each figure against its real peer in the same run
+    .venv/bin/python -m tests.bench.table     # writes this page
+
+Machine: {machine}.
+
+A ratio is the peer's figure over ours (for savings ours over the peer's). A peer that was stopped would have needed
+longer still, so its ratio is a lower bound; its energies are then compared only as far as it came. Gaps are certified:
+energy over a proven lower bound.
+"""
+
+
+def machine() -> str:
+    """Processor, cores, memory and versions that decide the figures."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "ortools"))
+    return f"{model}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}, {packages}"
+
+
+def text(value: object) -> str:
+    """A number to four significant digits."""
+    return "–" if value is None else f"{value:,.4g}" if isinstance(value, int | float) else str(value)
+
+
+def page(figures: dict[str, Result], machine: str) -> str:
+    """The whole page, one table for each first word of the names."""
+    groups: dict[str, list[str]] = {}
+    for name, figure in figures.items():
+        cells = (figure["value"], figure["unit"], figure["peer"], figure["peer_value"], figure["ratio"])
+        row = " | ".join((f"`{name}`", *(text(cell) for cell in cells)))
+        groups.setdefault(name.split("_", 1)[0], []).append(f"| {row} |")
+    parts = [PAGE.format(machine=machine)]
+    for title, rows in groups.items():
+        head = ["| figure | value | unit | peer | peer's value | ratio |", "|---|--:|---|---|--:|--:|"]
+        parts.append("\n".join([f"\n## {title.capitalize()}\n", *head, *rows]) + "\n")
+    return "".join(parts)
+
+
+def main() -> None:
+    """Read, render, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--input", type=Path, default=Path("out/bench.json"))
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"))
+    arguments = parser.parse_args()
+    arguments.output.write_text(page(json.loads(arguments.input.read_text()), machine()))
+
+
+if __name__ == "__main__":
+    main()
