@@ -12,6 +12,7 @@ goes into smoothing (``smoothing``). All are re-simulated with their latencies. 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -150,16 +151,15 @@ class _Search:
         end = self._simulator.end_s(time).max(axis=1)
         if not changes.any():
             return plans
-        ideas = [plans]
-        shares = np.arange(1, _SHARES + 1) / _SHARES
-        lengths = np.linspace(0.99 * end.min(), end.max(), min(_RATIOS, self._room))
+        each = max(self._room - len(plans), 0) // (2 * len(CUTS))  # so many fit, of either sort for each cut
         bases = np.unique(np.linspace(0, len(plans) - 1, _BASES).astype(int)).tolist()
-        for cut in CUTS:
+        lengths = np.linspace(0.99 * end.min(), end.max(), min(_RATIOS, each // len(bases)))
+        some = plans[:: math.ceil(len(plans) * _SHARES / max(each, 1))]
+        ideas = [plans]
+        for cut in CUTS if each >= _SHARES else ():
             runs = Runs(clocks, *cut)
             ideas += [runs.stretched(plans[base], lengths / end[base]) for base in bases]
-            ideas += runs.merged(plans, shares)
-            if sum(map(len, ideas)) > self._room:
-                break
+            ideas += runs.merged(some, np.arange(1, _SHARES + 1) / _SHARES)
         return np.concatenate(ideas)
 
     def run(self, deadline_s: Floats) -> Candidates:

@@ -1,0 +1,130 @@
+"""How many clock changes a bounded loss of energy saves, and what switching latency does to plans that ignore it.
+
+``python -m tests.bench.switches --plot F.png`` prints the tables of docs/switches.md and draws its picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from tests.bench.solver import PROFILES, Result, figure, problem_of, solved
+
+from perseus_solver.problem import Problem
+from perseus_solver.result import Frontier, Point
+from perseus_solver.runs import Clocks
+from perseus_solver.simulate import Simulator
+from perseus_solver.switches import Switching, calm
+
+LOSSES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
+LATENCIES_S = (0.001, 0.005, 0.01, 0.02)
+SIZES = (12, 96)
+SLOWDOWN = 1.05
+LABELS = {"gpt3-175b_a100-sxm": "GPT-3 175B, A100", "bloom-176b_a40": "Bloom 176B, A40"}
+
+
+def curve(profile: str, microbatches: int) -> dict[float, Frontier]:
+    """Calm frontiers for every loss; 0 stands for the frontier as it was."""
+    problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
+    return {0.0: frontier} | {loss: calm(problem, frontier, loss=loss) for loss in LOSSES}
+
+
+def realised_s(problem: Problem, point: Point, latency_s: float) -> float:
+    """Iteration time of a plan when each change takes its latency."""
+    clocks, simulator = Clocks(problem), Simulator(problem)
+    plan = np.searchsorted(clocks.mhz, point.frequencies_mhz)[None]
+    end = simulator.end_s(clocks.duration_s(plan), np.where(clocks.changed(plan), latency_s, 0.0))
+    return float(end.max()) + problem.overhead_s
+
+
+def saved(profile: str, microbatches: int) -> Result:
+    """Median changes of the calm frontier at the default loss; the peer is the frontier as it was."""
+    problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
+    before, after = (float(np.median(f.clock_changes)) for f in (frontier, calm(problem, frontier)))
+    return figure(after, "changes", "least energy", before)
+
+
+FIGURES = {
+    f"switches_median_{profile.split('-')[0]}_{microbatches}": lambda p=profile, m=microbatches: saved(p, m)
+    for profile in PROFILES
+    for microbatches in SIZES
+}
+
+
+def loss_table(curves: dict[tuple[str, int], dict[float, Frontier]]) -> str:
+    """Median, and mean, of the changes of a frontier's plans."""
+    lines = ["| profile | microbatches | instructions | as solved | " + " | ".join(f"{100 * x:g} %" for x in LOSSES)]
+    lines = [lines[0] + " |", "|---|" + "---:|" * (3 + len(LOSSES))]
+    for (profile, microbatches), found in curves.items():
+        cells = [f"{np.median(f.clock_changes):.0f} ({f.clock_changes.mean():.0f})" for f in found.values()]
+        instructions = found[0.0].frequencies_mhz.shape[1]
+        lines.append(f"| {LABELS[profile]} | {microbatches} | {instructions} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def latency_table() -> str:
+    """One deadline: the plan that ignores latency, and the one that does not."""
+    lines = [
+        "| profile | latency | as solved: changes | takes | with latency planned for: changes | takes | energy |",
+        "|---|" + "---:|" * 6,
+    ]
+    for profile in PROFILES:
+        problem, frontier = problem_of(profile, 96), solved(profile, 96)[0]
+        deadline_s = SLOWDOWN * frontier.t_min_s
+        point = frontier[frontier.lookup(deadline_s)]
+        for latency_s in LATENCIES_S:
+            calmed = calm(problem, frontier, Switching(latency_s=latency_s))
+            chosen = calmed[calmed.lookup(deadline_s)]
+            late = realised_s(problem, point, latency_s) / point.iteration_time_s - 1
+            early = chosen.iteration_time_s / point.iteration_time_s - 1
+            dearer = chosen.energy_j / point.energy_j - 1
+            lines.append(
+                f"| {LABELS[profile]} | {1000 * latency_s:g} ms | {point.clock_changes} | {100 * late:+.1f} % | "
+                f"{chosen.clock_changes} | {100 * early:+.1f} % | {100 * dearer:+.1f} % |"
+            )
+    return "\n".join(lines)
+
+
+def draw(curves: dict[tuple[str, int], dict[float, Frontier]], target: Path) -> None:
+    """Changes per instruction against the permitted loss."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    chart, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    for (profile, microbatches), found in curves.items():
+        share = [100 * np.median(f.clock_changes) / f.frequencies_mhz.shape[1] for f in found.values()]
+        axes.plot(
+            [100 * x for x in found], share, marker="o", markersize=4, label=f"{LABELS[profile]}, {microbatches} mb"
+        )
+    axes.set(xlabel="energy that may be given up, %", ylabel="clock changes per instruction, %", ylim=(0, 100))
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    chart.savefig(target, dpi=120)
+
+
+def main() -> None:
+    """Print the tables, draw the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--plot", type=Path, help="where the picture goes")
+    options = parser.parse_args()
+    curves = {(profile, m): curve(profile, m) for profile in PROFILES for m in SIZES}
+    print(loss_table(curves), latency_table(), sep="\n\n")
+    for profile in PROFILES:
+        problem, frontier = problem_of(profile, 96), solved(profile, 96)[0]
+        begun_s = time.process_time()
+        calm(problem, frontier)
+        spent_s = time.process_time() - begun_s
+        print(f"\n{LABELS[profile]}, 96 microbatches: {len(frontier)} plans calmed in {spent_s:.1f} s of CPU")
+        first = calm(problem, frontier, loss=0.01)[0]
+        print(f"the fastest plan: {frontier[0].clock_changes} changes, with 1 % of loss {first.clock_changes}")
+    if options.plot:
+        draw(curves, options.plot)
+
+
+if __name__ == "__main__":
+    main()
