@@ -87,7 +87,9 @@ class Connector:
             try:
                 connection.settimeout(ANSWER_S)
                 connection.connect(self._path)
-                connection.sendall(self._hello)
+                # Who is refused for what it is need not be heard: the agent may have answered and hung up already.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall(self._hello)
                 answer = receive_answer(connection, ANSWER_S)
                 if isinstance(answer, Refusal):
                     self._say(f"the agent refuses this rank ({answer.reason.name}): {answer.message}")

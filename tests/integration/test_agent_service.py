@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -228,7 +229,8 @@ class Peer:
             node.kubelet.place([os.getpid()], pod.uid)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(node.socket)
-        self.socket.sendall(data)
+        with contextlib.suppress(BrokenPipeError):  # refused before it was heard; the answer is there
+            self.socket.sendall(data)
 
     def answer(self) -> Welcome | Refusal:
         return receive_answer(self.socket, 5)

@@ -333,6 +333,23 @@ def test_a_refusal_is_logged_once_with_its_reason(
     assert caplog.text.count("the agent refuses this rank (NOT_A_POD): the process is in no pod") == 1
 
 
+def test_a_refusal_that_comes_before_the_hello_is_heard_is_logged_with_its_reason(
+    path: Path, connect: Callable[..., Session], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(10)
+        # A hello of many socket buffers: the agent is gone while it is still being sent.
+        session = connect(schedule=[("forward", k, 0) for k in range(65_000)])
+        connection, _ = listener.accept()
+        connection.sendall(wire.encode_refusal(Reason.NOT_A_POD, "the process is in no pod"))
+        connection.close()
+        eventually(lambda: "the agent refuses this rank (NOT_A_POD): the process is in no pod" in caplog.text)
+        session.close()
+
+
 def test_an_agent_that_accepts_and_never_answers_costs_the_training_loop_nothing(
     agents: Callable[..., Agent], connect: Callable[..., Session]
 ) -> None:
