@@ -354,8 +354,7 @@ class ProcessNode:
         places = {mount["mountPath"]: pod.volumes[mount["name"]] for mount in container.get("volumeMounts", ())}
         places |= {mount.container_path: Path(mount.host_path) for mount in pod.devices.mounts}
         if places:
-            longest_first = sorted(places, key=len, reverse=True)
-            word = re.sub(
-                "|".join(rf"{re.escape(path)}(?![\w-])" for path in longest_first), lambda m: str(places[m[0]]), word
-            )
+            # Whole paths only: neither the end of another path nor the beginning of a longer name.
+            longest_first = "|".join(map(re.escape, sorted(places, key=len, reverse=True)))
+            word = re.sub(rf"(?<![\w.-])({longest_first})(?![\w.-])", lambda found: str(places[found[0]]), word)
         return word.replace("0.0.0.0", pod.address)
