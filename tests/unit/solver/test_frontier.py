@@ -81,6 +81,16 @@ def test_too_short_a_deadline_says_what_t_min_is() -> None:
     assert refusal.value.t_min_s == t_min_s
 
 
+def test_a_plan_that_ends_exactly_at_the_deadline_is_found() -> None:
+    problem = problem_of(stages=1, microbatches=3)
+    slow_forwards = np.where(problem.schedule.kind == problem.options[0].kind, 5, 0)
+    plan = Simulator(problem).run(slow_forwards)
+    point = solve_deadline(problem, float(plan.iteration_time_s))
+    assert point.iteration_time_s <= float(plan.iteration_time_s)
+    waiting_j = 80.0 * (float(plan.iteration_time_s) - point.iteration_time_s)
+    assert point.energy_j + waiting_j <= float(plan.energy_j) * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_deadline_is_a_positive_number(deadline_s: float) -> None:
     with pytest.raises(InvalidProblem, match="deadline_s must be a positive finite number"):
@@ -171,7 +181,7 @@ def test_promises_hold_on_real_measurements(sosp24: Path, profile: str) -> None:
     frontier, proofs = solve_certified(problem, 100)
     assert len(frontier) == 100
     assert np.median(frontier.gap) <= 1e-3
-    assert frontier.gap.max() <= 5e-3
+    assert frontier.gap.max() <= 4e-3
     check_frontier(problem, replace_points(frontier, [0, 37, 99]), proofs)
     simulator = Simulator(problem)
     highest = np.array([int(o.frequency_mhz.argmax()) for o in problem.options])[problem.option_of]
