@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perseus_solver.sampling import Sampling
     from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order
     from perseus_solver.simulate import Simulator
+    from perseus_solver.switches import Switching, calm, calm_point
 
 __all__ = [
     "SCHEDULES",
@@ -36,8 +37,11 @@ __all__ = [
     "Schedule",
     "Simulator",
     "Status",
+    "Switching",
     "build_problem",
     "build_schedule",
+    "calm",
+    "calm_point",
     "read_order",
     "read_profile",
     "solve_deadline",
@@ -52,6 +56,7 @@ _HOME = {
     "sampling": ("Sampling",),
     "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_order"),
     "simulate": ("Simulator",),
+    "switches": ("Switching", "calm", "calm_point"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
