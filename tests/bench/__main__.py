@@ -19,6 +19,7 @@ from typing import Any
 
 MODULES = (
     "tests.bench.solver",
+    "tests.bench.switches",
     "tests.bench.calibration",
     "tests.bench.client",
     "tests.bench.agent",
