@@ -345,8 +345,10 @@ class ProcessNode:
         if any("/" in resource for resource in container.get("resources", {}).get("limits", {})):
             environment |= {name: self._rewrite(pod, container, value) for name, value in pod.devices.envs.items()}
         repository = re.sub(r"(@.*|:[^:/]*)$", "", container["image"]).rpartition("/")[2]
-        command = container.get("command") or self._programs[repository]
-        words = [self._rewrite(pod, container, word) for word in [*command, *container.get("args", ())]]
+        # What stands for an image is a program of this machine, wherever the checkout lies: not a path of the pod's.
+        program = [] if container.get("command") else self._programs[repository]
+        given = [*(container.get("command") or ()), *container.get("args", ())]
+        words = [*program, *(self._rewrite(pod, container, word) for word in given)]
         expand = re.compile(r"\$\((\w+)\)")
         return [expand.sub(lambda found: environment[found[1]], word) for word in words], environment
 
