@@ -78,6 +78,8 @@ class Agent:
         for connection in self.connections:
             connection.close()
         self._thread.join()
+        for connection in self.connections:  # one may have been accepted meanwhile
+            connection.close()
         for reader in self.readers:
             reader.close()
 
@@ -259,10 +261,8 @@ def test_agents_that_come_and_go_leak_no_descriptors(
     agents: Callable[..., Agent], connect: Callable[..., Session]
 ) -> None:
     def hang_up(connection: socket.socket, hello: Hello) -> None:
-        reader = ChannelReader.create(len(hello.schedule))
-        wire.send_welcome(connection, reader.instructions, reader.memory_fd, reader.event_fd)
-        reader.close()
-        connection.close()
+        with contextlib.closing(ChannelReader.create(len(hello.schedule))) as reader, connection:
+            wire.send_welcome(connection, reader.instructions, reader.memory_fd, reader.event_fd)
 
     before = len(os.listdir("/proc/self/fd"))
     agent = agents(hang_up)
