@@ -1,7 +1,7 @@
 """The operator as a process on an API server, without agents: what users read, and what it needs.
 
 On a server with RBAC it runs under its own service account with the chart's rules and nothing more. What it
-tells agents is in tests/integration/test_operator_loop.py.
+tells agents is in tests/integration/operator_loop/.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The operator as a process, between an API server and node agents that answer by script.
+"""The world of the operator's tests: the operator as a process, between an API server and agents that answer by script.
 
 The API server is the embedded one, as a process; the agents are real gRPC servers in this process, with training that
-takes one iteration when the test says so. Each test drives one chapter of a job's life and reads what users read:
-status, events, ConfigMaps, metrics; and what the agents were told.
+takes one iteration when the test says so. A test asks for ``world`` (a namespace of its own under an operator that all
+share) or ``own_world`` (operators of its own, to start and kill), drives one chapter of a job's life and reads what
+users read: status, events, ConfigMaps, metrics; and what the agents were told.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ import numpy as np
 import pytest
 import yaml
 
-from perseus_operator.errors import KubeConflict
-from perseus_operator.kube import ConfigMap, KubeClient
 from perseus_proto import keys
 from perseus_proto.planset import PlanSet, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as pb
@@ -40,10 +39,10 @@ from perseus_solver.profile import read_profile
 from perseus_solver.schedules import build_schedule
 from perseus_solver.simulate import Simulator
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 STAGES, PIPELINES = 2, 2
 NUMBERS, TAKEN, OWN = itertools.count(), itertools.count(), itertools.count()
-SHARED_NAMESPACES = [f"shared-{n}" for n in range(8)]
+SHARED_NAMESPACES = [f"shared-{n}" for n in range(16)]
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
 MEASURED = read_profile(profile_csv(STAGES), stages=STAGES)
@@ -337,7 +336,7 @@ class World:
         await self.until_condition("PlanApplied", "True", "PlanInForce")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One API server for all tests; each has a namespace of its own in it."""
     with embedded_server(tmp_path_factory.mktemp("api")) as server:
@@ -354,13 +353,13 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield server.kubeconfig
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     with Processes(tmp_path_factory.mktemp("operators")) as processes:
         yield processes
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared(processes: Processes, kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     """One operator for the tests that leave it as it is."""
     return Operator(processes, tmp_path_factory.mktemp("ready"), kubeconfig, SHARED_NAMESPACES, "shared-system")
@@ -397,307 +396,3 @@ async def own_world(tmp_path: Path, processes: Processes, kubeconfig: Path) -> A
         yield world
         for operator in world.operators:
             operator.child.popen.kill()
-
-
-async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
-    await world.apply()
-    message = await world.until_condition("ProfileReady", "False", "ConfigMapNotFound")
-    assert (
-        message == f"spec.profile.configMapRef.name: ConfigMap profile does not exist in namespace {world.namespace}."
-    )
-    await world.profile({"profile.csv": profile_csv(STAGES)})
-    await world.train_until_applied()
-
-    job = await world.job()
-    status = job["status"]
-    assert status["observedGeneration"] == job["metadata"]["generation"]
-    assert [agent.point for agent in world.agents] == [0, 0], "MaxThroughput is T_min on every pipeline"
-    assert status["baseline"]["energyMillijoules"] == PIPELINES * STAGES * ENERGY_MJ
-
-    # Pipeline 1 becomes 10 % slower: the other takes the slowest plan that is no slower than that.
-    world.slowdowns[1] = 1.10
-    await world.step(2)
-    await world.until_condition("StragglerDetected", "True", "StragglerDetected")
-    times = [p.iteration_time_us for p in next(iter(world.agents[0].plan_sets.values())).points]
-
-    async def reacted() -> bool:
-        return bool(world.agents[0].point)
-
-    await world.until("a slower plan on the other pipeline", reacted)
-    await world.until_condition("PlanApplied", "True", "PlanInForce")
-    point = world.agents[0].point
-    assert point is not None
-    assert times[point] <= 1.101 * times[0]
-    assert point == len(times) - 1 or times[point + 1] > 1.095 * times[0]
-    assert world.agents[1].point == 0, "the straggler itself stays at T_min"
-    assert world.agents[0].from_iteration == world.iteration + 1, "the iteration after the one that has begun"
-    await world.step(3)
-
-    async def announced() -> bool:
-        annotations = (await world.job())["metadata"].get("annotations", {})
-        return float(annotations.get(keys.ANNOTATION_PLANNED_SLOWDOWN, 0)) > 1.05
-
-    await world.until("announced as planned", announced)
-
-    # It recovers: everybody back to T_min.
-    world.slowdowns[1] = 1.0
-    await world.step(3)
-    await world.until_condition("StragglerDetected", "False", "NoStraggler")
-    await world.until_condition("PlanApplied", "True", "PlanInForce")
-    assert [agent.point for agent in world.agents] == [0, 0]
-    await world.step(4)
-
-    async def saved() -> bool:
-        return bool((await world.job())["status"].get("savings", {}).get("energy") == "10.00%")
-
-    await world.until("measured savings", saved)
-
-    await world.custom.delete_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL, "gpt3")
-
-    async def gone() -> bool:
-        jobs = await world.custom.list_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL)
-        return not jobs["items"]
-
-    await world.until("gone", gone)
-    assert [agent.leased for agent in world.agents] == [False, False]
-    said = await world.reasons()
-    for reason in ("ConfigMapNotFound", "Solved", "BaselineMeasured", "PlanChanged", "StragglerDetected"):
-        assert said.count(reason) >= 1, (reason, said)
-    assert said.count("Solved") == 1
-    assert said[-1] == "ClocksReleased"
-
-
-async def test_a_restarted_operator_takes_over_without_solving_again(own_world: World) -> None:
-    await own_world.profile({"profile.csv": profile_csv(STAGES)})
-    await own_world.apply()
-    await own_world.train_until_applied()
-    before, epoch = await own_world.job(), own_world.agents[0].epoch
-    own_world.operators[0].child.popen.kill()
-    own_world.operators[0].child.popen.wait()
-    for agent in own_world.agents:
-        agent.calls.clear()
-
-    own_world.start()
-
-    async def taken_over() -> bool:
-        return all(agent.epoch > epoch and "renew" in agent.calls for agent in own_world.agents)
-
-    await own_world.until("taken over", taken_over)
-    await own_world.step(2)
-    await own_world.until_condition("FrontierReady", "True", "Restored")
-    assert own_world.operators[-1].metric("perseus_operator_solves_total") == 0
-    assert own_world.operators[-1].metric("perseus_operator_frontiers_restored_total") == 1
-    assert all("push" not in agent.calls for agent in own_world.agents), "the agents hold the plans already"
-    after = await own_world.job()
-    assert after["status"]["baseline"] == before["status"]["baseline"]
-    assert (await own_world.condition("Ready"))[0] == "True"
-
-
-async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None:
-    await world.profile({"profile.csv": profile_csv(STAGES)})
-    await world.apply(objective={"type": "MinEnergy"})
-    await world.train_until_applied()
-    agent = world.agents[0]
-    point = agent.point
-    assert point
-    await agent.die()
-    await agent.serve()
-
-    async def told_again() -> bool:
-        return agent.leased and agent.point == point
-
-    await world.until("leased and told again", told_again)
-    assert world.agents[1].point == point
-
-
-async def test_bad_input_is_named_and_changes_nothing(world: World) -> None:
-    await world.profile({"other.csv": "x", "profile.csv": "stage,instruction,frequency,time\n0,forward,1410,1\n"})
-    await world.apply(profile={"configMapRef": {"name": "profile", "key": "absent.csv"}, "blockingPowerMilliwatts": 1})
-    message = await world.until_condition("ProfileReady", "False", "KeyNotFound")
-    assert "ConfigMap profile has no key absent.csv; its keys: other.csv, profile.csv" in message
-    await world.patch({"spec": {"profile": {"configMapRef": {"key": "profile.csv"}}}})
-    message = await world.until_condition("ProfileReady", "False", "ProfileInvalid")
-    assert "energy" in message
-    good = {"data": {"profile.csv": profile_csv(STAGES)}}
-    await world.core.patch_namespaced_config_map(
-        "profile", world.namespace, good, _content_type="application/merge-patch+json"
-    )
-    await world.train_until_applied()
-    status = (await world.job())["status"]
-    t_min_us = status["frontier"]["minimumTimeMicroseconds"]
-    calls = [len(agent.calls) for agent in world.agents]
-
-    too_short = {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1000}}
-    await world.patch({"spec": {"objective": too_short}})
-    message = await world.until_condition("PlanApplied", "False", "ObjectiveInfeasible")
-    assert f"({t_min_us} microseconds)" in message
-    assert [agent.point for agent in world.agents] == [0, 0], "the plan in force stays"
-    told = [[c for c in agent.calls[n:] if c != "renew"] for agent, n in zip(world.agents, calls, strict=True)]
-    assert told == [[], []]
-
-    await world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "1:0:0.5"}}})
-    message = await world.until_condition("Accepted", "False", "AnnotationInvalid")
-    assert "degree must be from 1 (back to normal) to 100, not 0.5" in message
-
-    async def said() -> bool:
-        named = {"KeyNotFound", "ProfileInvalid", "ObjectiveInfeasible", "AnnotationInvalid"}
-        return named <= set(await world.reasons())
-
-    await world.until("said as events", said)
-
-
-async def test_a_running_job_is_calibrated_and_the_next_one_begins_with_it(world: World) -> None:
-    world.overhead_us = 15_000
-    await world.profile({"profile.csv": profile_csv(STAGES)})
-    await world.apply(baselineIterations=0)
-    await world.until_condition("PlanApplied", "True", "PlanInForce")
-    assert (await world.condition("ModelExplains"))[0] == "Unknown"
-    before = (await world.job())["status"]["predicted"]["iterationTimeMicroseconds"]
-    await world.step(31)
-    message = await world.until_condition("ModelExplains", "True", "ModelExplains")
-    assert "without calibration" in message
-
-    async def planned_anew() -> bool:
-        status = (await world.job())["status"]
-        return bool(status.get("predicted", {}).get("iterationTimeMicroseconds", before) > before)
-
-    await world.until("plans in real time", planned_anew)
-    await world.until_condition("PlanApplied", "True", "PlanInForce")
-    await world.step(3)
-
-    async def measured() -> bool:
-        return "measured" in (await world.job())["status"]
-
-    await world.until("measured under the new plans", measured)
-    status = (await world.job())["status"]
-    assert status["calibration"]["verdict"] == "Explains"
-    assert float(status["calibration"]["heldOutError"].rstrip("%")) < 0.1
-    assert float(status["calibration"]["uncalibratedError"].rstrip("%")) > 1
-    times = [status[name]["iterationTimeMicroseconds"] for name in ("predicted", "measured")]
-    assert times[0] == pytest.approx(times[1], rel=0.002)
-    assert world.operators[0].metric("perseus_job_model_explains") == 1
-
-    kept = await world.core.read_namespaced_config_map("profile-calibration", world.namespace)
-    assert list(kept.data) == ["calibration-1f1b-2x4.json"]
-    assert [owner.name for owner in kept.metadata.owner_references] == ["profile"], "goes with the profile"
-    profile = await world.core.read_namespaced_config_map("profile", world.namespace)
-    assert list(profile.data) == ["profile.csv"], "the user's object is not touched"
-
-    await world.apply("heir")
-
-    async def inherited() -> bool:
-        job = await world.job("heir")
-        return job.get("status", {}).get("frontier", {}).get("minimumTimeMicroseconds", 0) > before
-
-    await world.until("calibrated from the start", inherited)
-
-
-async def test_a_plan_that_is_slower_than_it_promises_is_taken_away(world: World) -> None:
-    await world.profile({"profile.csv": profile_csv(STAGES)})
-    await world.apply()
-    await world.train_until_applied()
-    await world.until_condition("BoundKept", "True", "BoundKept")
-    world.slowdowns = [1.05] * PIPELINES  # all alike: no straggler, but not what the plan promised
-    await world.step(8)
-    message = await world.until_condition("BoundKept", "False", "BoundExceeded")
-    assert "held at default clocks, to be tried again after 60 s" in message
-
-    async def default_clocks() -> bool:
-        return all(agent.point is None and agent.leased for agent in world.agents)
-
-    await world.until("default clocks, still leased for telemetry", default_clocks)
-    assert (await world.condition("Ready"))[:2] == ("False", "BoundExceeded")
-
-    async def said() -> bool:
-        return "BoundExceeded" in await world.reasons()
-
-    await world.until("said as an event", said)
-
-
-async def test_what_is_kept_beside_a_profile_never_touches_what_is_not_ours(world: World) -> None:
-    await world.profile({"profile.csv": "x"})
-    kube = KubeClient(world.api)
-    profile = await kube.read_config_map(world.namespace, "profile")
-    for key, text in (("a.json", "1"), ("b.json", "2"), ("a.json", "3")):
-        await kube.write_beside(world.namespace, profile, ConfigMap("profile-calibration", {key: text}, {}))
-    kept = await kube.read_config_map(world.namespace, "profile-calibration")
-    assert kept.data == {"a.json": "3", "b.json": "2"}, "other pipelines' keys stay"
-    foreign = {"metadata": {"name": "other-calibration"}, "data": {"mine": "yes"}}
-    await world.core.create_namespaced_config_map(world.namespace, foreign)
-    with pytest.raises(KubeConflict, match="other-calibration is not the operator's"):
-        await kube.write_beside(world.namespace, profile, ConfigMap("other-calibration", {"a.json": "1"}, {}))
-    assert (await kube.read_config_map(world.namespace, "other-calibration")).data == {"mine": "yes"}
-
-
-async def test_a_straggler_that_is_told_and_a_mode_that_only_recommends(world: World) -> None:
-    await world.profile({"profile.csv": profile_csv(STAGES)})
-    await world.apply(straggler={"mode": "External"}, baselineIterations=0)
-    await world.until_condition("PlanApplied", "True", "PlanInForce")
-    await world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "1:0:1.2"}}})
-    await world.until_condition("StragglerDetected", "True", "StragglerTold")
-
-    async def reacted() -> bool:
-        return bool(world.agents[0].point) and world.agents[1].point == 0
-
-    await world.until("a slower plan on the other pipeline", reacted)
-
-    await world.patch({"spec": {"mode": "Recommend"}})
-    message = await world.until_condition("PlanApplied", "False", "RecommendOnly")
-    assert "It would run point 0 of" in message
-
-    async def default_clocks() -> bool:
-        return all(agent.point is None and agent.leased for agent in world.agents)
-
-    await world.until("default clocks, still leased for telemetry", default_clocks)
-
-
-async def test_of_two_operators_the_newer_commands_and_the_older_keeps_still(own_world: World) -> None:
-    await own_world.profile({"profile.csv": profile_csv(STAGES)})
-    await own_world.apply(baselineIterations=0)
-    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
-    own_world.start()
-    older, newer = own_world.operators
-
-    async def fenced() -> bool:
-        return all(agent.epoch == newer.epoch for agent in own_world.agents) and "Fenced" in older.log
-
-    await own_world.until("fenced", fenced)
-    await own_world.patch({"spec": {"objective": {"type": "MinEnergy"}}})
-
-    async def changed() -> bool:
-        return all(agent.point for agent in own_world.agents)
-
-    await own_world.until("the newer one's plan", changed)
-    await own_world.until_condition("Ready", "True", "Ready")
-    assert "unexpected error" not in older.log + newer.log
-
-
-async def test_a_stopped_operator_leaves_the_leases_to_the_next(own_world: World) -> None:
-    await own_world.profile({"profile.csv": profile_csv(STAGES)})
-    await own_world.apply(baselineIterations=0)
-    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
-    (operator,) = own_world.operators
-    assert await asyncio.to_thread(operator.child.stop) == 0
-    assert all(agent.leased and "release" not in agent.calls for agent in own_world.agents)
-    assert (await own_world.condition("Ready"))[0] == "True", "leaving is no news about the job"
-    log = operator.log
-    assert "Traceback" not in log, log
-
-
-async def test_a_job_whose_finalizer_was_taken_away_is_released_too(world: World) -> None:
-    await world.profile({"profile.csv": profile_csv(STAGES)})
-    await world.apply(baselineIterations=0)
-    await world.until_condition("PlanApplied", "True", "PlanInForce")
-    assert (await world.job())["metadata"]["finalizers"] == [keys.FINALIZER]
-    await world.patch({"metadata": {"finalizers": []}})
-    await world.custom.delete_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL, "gpt3")
-
-    async def released() -> bool:
-        return not any(agent.leased for agent in world.agents)
-
-    try:
-        async with asyncio.timeout(40):
-            while not await released():
-                await asyncio.sleep(0.03)
-    except TimeoutError:
-        pytest.fail(world.operators[0].child.tail())

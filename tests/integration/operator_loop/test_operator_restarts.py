@@ -1,0 +1,106 @@
+"""Operators and agents that die, stop, come back, or are two; and a job that was taken from the operator's hands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.integration.operator_loop.conftest import GROUP, STAGES, World
+
+from perseus_proto import keys
+from perseus_sim.model import profile_csv
+
+
+async def test_a_restarted_operator_takes_over_without_solving_again(own_world: World) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply()
+    await own_world.train_until_applied()
+    before, epoch = await own_world.job(), own_world.agents[0].epoch
+    own_world.operators[0].child.popen.kill()
+    own_world.operators[0].child.popen.wait()
+    for agent in own_world.agents:
+        agent.calls.clear()
+
+    own_world.start()
+
+    async def taken_over() -> bool:
+        return all(agent.epoch > epoch and "renew" in agent.calls for agent in own_world.agents)
+
+    await own_world.until("taken over", taken_over)
+    await own_world.step(2)
+    await own_world.until_condition("FrontierReady", "True", "Restored")
+    assert own_world.operators[-1].metric("perseus_operator_solves_total") == 0
+    assert own_world.operators[-1].metric("perseus_operator_frontiers_restored_total") == 1
+    assert all("push" not in agent.calls for agent in own_world.agents), "the agents hold the plans already"
+    after = await own_world.job()
+    assert after["status"]["baseline"] == before["status"]["baseline"]
+    assert (await own_world.condition("Ready"))[0] == "True"
+
+
+async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(objective={"type": "MinEnergy"})
+    await world.train_until_applied()
+    agent = world.agents[0]
+    point = agent.point
+    assert point
+    await agent.die()
+    await agent.serve()
+
+    async def told_again() -> bool:
+        return agent.leased and agent.point == point
+
+    await world.until("leased and told again", told_again)
+    assert world.agents[1].point == point
+
+
+async def test_of_two_operators_the_newer_commands_and_the_older_keeps_still(own_world: World) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply(baselineIterations=0)
+    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    own_world.start()
+    older, newer = own_world.operators
+
+    async def fenced() -> bool:
+        return all(agent.epoch == newer.epoch for agent in own_world.agents) and "Fenced" in older.log
+
+    await own_world.until("fenced", fenced)
+    await own_world.patch({"spec": {"objective": {"type": "MinEnergy"}}})
+
+    async def changed() -> bool:
+        return all(agent.point for agent in own_world.agents)
+
+    await own_world.until("the newer one's plan", changed)
+    await own_world.until_condition("Ready", "True", "Ready")
+    assert "unexpected error" not in older.log + newer.log
+
+
+async def test_a_stopped_operator_leaves_the_leases_to_the_next(own_world: World) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply(baselineIterations=0)
+    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    (operator,) = own_world.operators
+    assert await asyncio.to_thread(operator.child.stop) == 0
+    assert all(agent.leased and "release" not in agent.calls for agent in own_world.agents)
+    assert (await own_world.condition("Ready"))[0] == "True", "leaving is no news about the job"
+    log = operator.log
+    assert "Traceback" not in log, log
+
+
+async def test_a_job_whose_finalizer_was_taken_away_is_released_too(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(baselineIterations=0)
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    assert (await world.job())["metadata"]["finalizers"] == [keys.FINALIZER]
+    await world.patch({"metadata": {"finalizers": []}})
+    await world.custom.delete_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL, "gpt3")
+
+    async def released() -> bool:
+        return not any(agent.leased for agent in world.agents)
+
+    try:
+        async with asyncio.timeout(40):
+            while not await released():
+                await asyncio.sleep(0.03)
+    except TimeoutError:
+        pytest.fail(world.operators[0].child.tail())
