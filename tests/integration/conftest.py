@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from kubernetes import client, config
+from tests.integration.widgets import CRD, Widgets, absent
+from tests.waiting import eventually
 
 from perseus_sim.nvml_shim import ShimError, build
 from perseus_sim.processes import Processes
@@ -50,6 +52,36 @@ def namespace(api: Any) -> Iterator[str]:
     core.create_namespace({"metadata": {"name": name}})
     yield name
     core.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def definition(api: Any) -> Iterator[dict[str, Any]]:
+    """The custom resource of ``tests.integration.widgets``, for as long as a module uses it."""
+    extensions = client.ApiextensionsV1Api(api)
+    extensions.create_custom_resource_definition(CRD)
+
+    def established() -> bool:
+        found = extensions.read_custom_resource_definition(CRD["metadata"]["name"])
+        return any(c.type == "Established" and c.status == "True" for c in found.status.conditions or ())
+
+    eventually(established)
+    yield CRD
+    extensions.delete_custom_resource_definition(CRD["metadata"]["name"])
+    eventually(lambda: absent(lambda: extensions.read_custom_resource_definition(CRD["metadata"]["name"])))
+
+
+@pytest.fixture
+def widgets(api: Any, definition: dict[str, Any], namespace: str) -> Widgets:
+    """Custom resources in the test's own namespace."""
+    return Widgets(api, namespace)
+
+
+@pytest.fixture
+def core(api: Any, namespace: str) -> Any:
+    """The core API, once the test's namespace is ready for pods."""
+    core = client.CoreV1Api(api)
+    eventually(lambda: not absent(lambda: core.read_namespaced_service_account("default", namespace)))
+    return core
 
 
 @pytest.fixture(scope="session")
