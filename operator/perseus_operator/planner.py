@@ -19,7 +19,7 @@ from perseus_operator.conditions import Reason
 from perseus_operator.guard import CONFIRM, Guard, Hold, judge
 from perseus_operator.objective import FrontierView, Infeasible, Target, bound_us, selections, target
 from perseus_operator.state import Fault, JobState, Node
-from perseus_operator.stragglers import told_slowdowns
+from perseus_operator.told import told_slowdowns
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,7 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
             actions.append(Calibrate())
 
     slowdowns, told = _slowdowns(state, spec, now)
-    wake.extend(
-        state.told_seen_s + entry.delay_s for entry in state.told if state.told_seen_s + entry.delay_s > now.monotonic_s
-    )
+    wake.extend(notice.from_s for notice in state.told if notice.from_s > now.monotonic_s)
 
     guard = _guard(state, spec, slowdowns, now)
     if guard.hold is not Hold.NOTHING or guard.trips:
@@ -251,7 +249,6 @@ def _slowdowns(state: JobState, spec: JobSpec, now: Now) -> tuple[dict[int, floa
         return {}, frozenset()
     told = told_slowdowns(
         state.told,
-        seen_s=state.told_seen_s,
         now_s=now.monotonic_s,
         pipeline_of_gpu={rank.gpu_uuid: rank.pipeline for rank in state.ranks},
         pipelines=spec.pipeline.data_parallel,

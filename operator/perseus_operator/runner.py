@@ -39,7 +39,7 @@ from perseus_operator.reporter import Reporter
 from perseus_operator.services import BACKOFF_S, Services
 from perseus_operator.solving import SolveRequest, check_profile
 from perseus_operator.state import Fault, JobRef, JobState, Node, Pod
-from perseus_operator.stragglers import parse_annotation
+from perseus_operator.told import noticed, parse_annotation
 from perseus_operator.web.view import JobView
 from perseus_proto import keys
 
@@ -103,12 +103,12 @@ class JobRunner:
             return
         self._raw_annotation = text
         try:
-            self.state.told = parse_annotation(text)
+            told = parse_annotation(text)
         except InvalidSpec as error:
             self.state.told_fault = Fault(Reason.ANNOTATION_INVALID, str(error))
         else:
             self.state.told_fault = None
-            self.state.told_seen_s = self._services.monotonic_s()
+            self.state.told = noticed(self.state.told, told, self._services.monotonic_s())
 
     def place(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
         """The pods that opted in to this job, and all agents, as they are now."""

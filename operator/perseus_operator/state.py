@@ -15,7 +15,8 @@ from perseus_operator.conditions import Reason
 from perseus_operator.guard import Guard
 from perseus_operator.history import History, JobIteration, Measured, Report, summarise
 from perseus_operator.objective import FrontierView
-from perseus_operator.stragglers import Detector, Promises, Told
+from perseus_operator.stragglers import Detector, Promises
+from perseus_operator.told import Notice
 
 EVIDENCE: Final = frozenset({"THERMAL_SLOWDOWN", "POWER_BRAKE", "HARDWARE_SLOWDOWN"})
 """Kinds of GPU events that explain a slow iteration. A power cap is none: on many GPUs it is always active."""
@@ -170,8 +171,7 @@ class JobState:
     spec: JobSpec | None = None
     """The last accepted one."""
     spec_fault: Fault | None = None
-    told: tuple[Told, ...] = ()
-    told_seen_s: float = 0.0
+    told: tuple[Notice, ...] = ()
     told_fault: Fault | None = None
     profile_digest: str | None = None
     """Of the last profile that could be read."""

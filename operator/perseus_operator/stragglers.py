@@ -1,4 +1,4 @@
-"""Which pipelines are slow, and by how much: told by an annotation, or seen in telemetry.
+"""Which pipelines are slow, and by how much, as telemetry shows it; what is told is in ``told``.
 
 Fed by ``JobState`` with complete iterations; read by the planner. The statistics are the solver's; what is compared is
 chosen here. A pipeline is compared with what its own plan promises, and that with how the other pipelines keep their
@@ -8,17 +8,13 @@ about plans do not belong here.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Protocol
 
 from perseus_operator.api import Straggler
-from perseus_operator.errors import InvalidSpec
 from perseus_operator.history import JobIteration
-from perseus_proto import keys
 from perseus_solver.stragglers import SIGMAS, Thresholds
 from perseus_solver.stragglers import Detector as Statistics
 
@@ -136,53 +132,3 @@ def _thresholds(spec: Straggler, margins: Sequence[float]) -> Thresholds:
     leave = [1 + max(spec.recovery_ratio, margin / 2, _LEAST) for margin in margins]
     enter = [max(low, 1 + spec.slowdown_ratio, 1 + margin) for low, margin in zip(leave, margins, strict=True)]
     return Thresholds(tuple(enter), tuple(leave), spec.confirm_iterations)
-
-
-@dataclass(frozen=True)
-class Told:
-    """One entry of the annotation: the paper's set_straggler."""
-
-    id: str
-    delay_s: float
-    degree: float
-
-
-_ENTRY = re.compile(
-    r"(?P<id>\d{1,5}|GPU-[0-9a-zA-Z-]{1,60}):(?P<delay>\d{1,7}(?:\.\d{1,6})?):(?P<degree>\d{1,3}(?:\.\d{1,6})?)"
-)
-
-
-def parse_annotation(text: str) -> tuple[Told, ...]:
-    """``"<id>:<delay seconds>:<degree>"``, several separated by commas; id is a data-parallel rank or a GPU's UUID.
-
-    Raises:
-        InvalidSpec: one line naming the annotation and the rule.
-    """
-    told = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = _ENTRY.fullmatch(part)
-        if match is None:
-            raise InvalidSpec(
-                f"annotation {keys.ANNOTATION_STRAGGLER}: must be <data-parallel rank or GPU UUID>:<delay seconds>:"
-                f"<degree>, such as 1:0:1.2, not {part[:60]!r}"
-            )
-        entry = Told(match["id"], float(match["delay"]), float(match["degree"]))
-        if not 1.0 <= entry.degree <= 100.0:
-            raise InvalidSpec(
-                f"annotation {keys.ANNOTATION_STRAGGLER}: degree must be from 1 (back to normal) to 100,"
-                f" not {match['degree']}"
-            )
-        told.append(entry)
-    return tuple(told)
-
-
-def told_slowdowns(
-    told: tuple[Told, ...], *, seen_s: float, now_s: float, pipeline_of_gpu: Mapping[str, int], pipelines: int
-) -> dict[int, float]:
-    """Degrees in force now. Of several entries for one pipeline the largest counts; unknown ids count for nothing."""
-    slowdowns: dict[int, float] = {}
-    for entry in told:
-        pipeline = int(entry.id) if entry.id.isdigit() else pipeline_of_gpu.get(entry.id, -1)
-        if 0 <= pipeline < pipelines and entry.degree > 1.0 and now_s >= seen_s + entry.delay_s:
-            slowdowns[pipeline] = max(entry.degree, slowdowns.get(pipeline, 1.0))
-    return slowdowns

@@ -11,7 +11,7 @@ from perseus_operator.api import ScheduleName
 from perseus_operator.conditions import Reason
 from perseus_operator.planner import Acquire, Push, ReadProfile, Release, Renew, Select, Solve, inputs_digest
 from perseus_operator.state import Fault
-from perseus_operator.stragglers import parse_annotation
+from perseus_operator.told import noticed, parse_annotation
 
 
 def test_nothing_accepted_means_nothing_done(job: Any) -> None:
@@ -203,13 +203,13 @@ def test_recommend_selects_nothing_and_gives_back_what_was_selected(make_job: An
 )
 def test_told_stragglers(job: Any, annotation: str, wanted: dict[int, int]) -> None:
     job.run()
-    job.state.told, job.state.told_seen_s = parse_annotation(annotation), job.now_s
+    job.state.told = noticed((), parse_annotation(annotation), job.now_s)
     assert job.settle().wanted == wanted
 
 
 def test_a_told_straggler_waits_for_its_delay(job: Any) -> None:
     job.run()
-    job.state.told, job.state.told_seen_s = parse_annotation("1:5:1.2"), job.now_s
+    job.state.told = noticed((), parse_annotation("1:5:1.2"), job.now_s)
     made = job.plan()
     assert made.slowdowns == {}
     assert made.wake_at_s == pytest.approx(job.now_s + 5)
@@ -220,7 +220,7 @@ def test_a_told_straggler_waits_for_its_delay(job: Any) -> None:
 def test_within_an_objective_that_is_slower_a_small_straggler_changes_the_straggler_only(make_job: Any) -> None:
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
     job.run()
-    job.state.told, job.state.told_seen_s = parse_annotation("1:0:1.1"), job.now_s
+    job.state.told = noticed((), parse_annotation("1:0:1.1"), job.now_s)
     # Everybody may take 1.3 s; the slow one needs a plan of 1.3 / 1.1 = 1.18 s for that.
     assert job.settle().wanted == {0: 6, 1: 3}
 
@@ -332,5 +332,5 @@ def test_an_unreachable_node_does_not_keep_others_from_a_straggler(job: Any) -> 
     job.run()
     job.state.nodes["node-1"].fault = Fault(Reason.AGENT_UNAVAILABLE, "dark")
     job.state.nodes["node-1"].busy = True
-    job.state.told, job.state.told_seen_s = parse_annotation("1:0:1.2"), job.now_s
+    job.state.told = noticed((), parse_annotation("1:0:1.2"), job.now_s)
     assert job.plan().actions == (Select("node-0", ((0, 4),), 1),)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perseus_operator.conditions import Reason
 from perseus_operator.planner import Plan, Select
 from perseus_operator.state import Fault
-from perseus_operator.stragglers import parse_annotation
+from perseus_operator.told import noticed, parse_annotation
 
 OBJECTIVES = (
     {"type": "MaxThroughput"},
@@ -81,7 +81,7 @@ def test_laws_hold_in_every_sequence(make_job: Any, events: list[tuple[str, Any]
             job.train(iteration, value)
             iteration += 1
         elif kind == "tell":
-            job.state.told, job.state.told_seen_s = parse_annotation(value), job.now_s
+            job.state.told = noticed((), parse_annotation(value), job.now_s)
         elif kind == "edit":
             job.state.accept(make_job(objective=value[0], mode=value[1]).spec)
             job.solve()

@@ -1,4 +1,4 @@
-"""Who is slow: detection on made-up traces whose truth is known, and the annotation's grammar."""
+"""Who is slow: detection on made-up traces whose truth is known."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.api import Straggler
-from perseus_operator.errors import InvalidSpec
 from perseus_operator.history import JobIteration
 from perseus_operator.schema import parse
-from perseus_operator.stragglers import Detector, Promises, Told, parse_annotation, told_slowdowns
+from perseus_operator.stragglers import Detector, Promises
 
 SPEC = parse(Straggler, {}, "straggler")
 PROMISED_US = 1_000_000
@@ -148,40 +147,3 @@ def test_whatever_is_measured_slowdowns_are_finite_and_above_one(measured: list[
     detector = Detector()
     for i, ratios in enumerate(measured):
         assert all(1.0 < slowdown < float("inf") for slowdown in watch(detector, i, ratios).values())
-
-
-def test_the_annotation() -> None:
-    assert parse_annotation("") == ()
-    assert parse_annotation(" 1:0:1.2, GPU-ab-12:2.5:3 ") == (Told("1", 0.0, 1.2), Told("GPU-ab-12", 2.5, 3.0))
-
-
-@pytest.mark.parametrize(
-    ("text", "rule"),
-    [
-        ("1", "must be <data-parallel rank or GPU UUID>:<delay seconds>:<degree>, such as 1:0:1.2, not '1'"),
-        ("1:0", "such as 1:0:1.2"),
-        ("1:0:1.2:9", "such as 1:0:1.2"),
-        ("-1:0:1.2", "such as 1:0:1.2"),
-        ("1:-3:1.2", "such as 1:0:1.2"),
-        ("1:0:nan", "such as 1:0:1.2"),
-        ("1:0:0.9", "degree must be from 1 (back to normal) to 100, not 0.9"),
-        ("1:0:101", "degree must be from 1 (back to normal) to 100, not 101"),
-        ("1:0:1.2,x", "not 'x'"),
-    ],
-)
-def test_a_wrong_annotation_is_named(text: str, rule: str) -> None:
-    with pytest.raises(InvalidSpec) as refused:
-        parse_annotation(text)
-    assert str(refused.value).startswith("annotation perseus.energy/straggler: ")
-    assert rule in str(refused.value)
-
-
-def test_told_degrees_come_with_their_delay_and_go_with_degree_one() -> None:
-    def told(text: str, now_s: float) -> dict[int, float]:
-        gpus = {"GPU-a": 3}
-        return told_slowdowns(parse_annotation(text), seen_s=10, now_s=now_s, pipeline_of_gpu=gpus, pipelines=4)
-
-    assert told("1:5:1.2", 14.9) == {}
-    assert told("1:5:1.2", 15.0) == {1: 1.2}
-    assert told("1:0:1", 15.0) == {}
-    assert told("1:0:1.2,1:0:1.4,GPU-a:0:2,GPU-b:0:2,4:0:2", 15.0) == {1: 1.4, 3: 2.0}
