@@ -28,7 +28,7 @@ from perseus_sim import rbac
 from perseus_sim.job import JobSpec, RankSpec, TrainingJob
 from perseus_sim.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.model import GpuModel
-from perseus_sim.pki import Authority
+from perseus_sim.pki import Authority, write_pairs
 from perseus_sim.processes import Child, Processes
 from perseus_sim.servers import Feature, Server, embedded_server
 from perseus_sim.shared_gpu import GpuSpec, SharedGpu
@@ -103,7 +103,8 @@ class SimulatedCluster:
             self.server = undo.enter_context(self._start_server(self.folder / "api"))
             undo.enter_context(self.processes)
             undo.callback(self._stop_kubelets)
-            self._write_certificates()
+            # As in production: agent and operator trust one authority, and each other's names.
+            write_pairs(self.tls, Authority("perseus-sim"), ("perseus-agent", "perseus-operator"))
             connect: Any = config.new_client_from_config
             self.api = undo.enter_context(connect(str(self.server.kubeconfig)))
             self.core = client.CoreV1Api(self.api)
@@ -119,16 +120,6 @@ class SimulatedCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     # -------------------------------------------------------------------------------- control plane
-
-    def _write_certificates(self) -> None:
-        """As in production: agent and operator trust one authority, and each other's names."""
-        authority = Authority("perseus-sim")
-        self.tls.mkdir(parents=True)
-        (self.tls / "ca.crt").write_bytes(authority.certificate)
-        for name in ("perseus-agent", "perseus-operator"):
-            pair = authority.issue(name, hosts=(name,), client=True)
-            (self.tls / f"{name}.crt").write_bytes(pair.certificate)
-            (self.tls / f"{name}.key").write_bytes(pair.key)
 
     def _tls_flags(self, name: str) -> list[str]:
         files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca": "ca.crt"}

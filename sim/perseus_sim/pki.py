@@ -1,14 +1,16 @@
 """Throw-away certificates: an authority made on the fly, and what it signs, as PEM.
 
-Used by ``controlplane``. Nothing here is for production: keys are unencrypted, lifetimes are a few days, nothing is
-revoked.
+Used by ``controlplane`` and the simulated clusters. Nothing here is for production: keys are unencrypted, lifetimes
+are a few days, nothing is revoked.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -80,6 +82,16 @@ class Authority:
             .not_valid_before(now - _CLOCK_SKEW)
             .not_valid_after(now + _LIFETIME)
         )
+
+
+def write_pairs(folder: Path, authority: Authority, names: Iterable[str]) -> None:
+    """Files as agent and operator read them: ``ca.crt``, and for each name its ``.crt`` and ``.key``."""
+    folder.mkdir(parents=True)
+    (folder / "ca.crt").write_bytes(authority.certificate)
+    for name in names:
+        pair = authority.issue(name, hosts=(name,), client=True)
+        (folder / f"{name}.crt").write_bytes(pair.certificate)
+        (folder / f"{name}.key").write_bytes(pair.key)
 
 
 def _host(name: str) -> x509.GeneralName:
