@@ -22,7 +22,15 @@ _BEGIN, _END = "<!-- values: generated from values.yaml by `make generate` -->\n
 
 # Settings that the chart itself gives, from values of its own or because they follow from the pod.
 _GIVEN = {
-    "operator": {"namespaces", "agent_namespace", "tls_server_name", "metrics_address", "ready_file", "log_format"},
+    "operator": {
+        "namespaces",
+        "agent_namespace",
+        "tls_server_name",
+        "metrics_address",
+        "ready_file",
+        "log_format",
+        *("webhook_address", "webhook_cert", "webhook_key", "agent_socket"),
+    },
     "agent": {
         *("node_name", "devices", "socket", "grpc_address", "metrics_address", "journal", "proc_root"),
         *("pod_resources_socket", "allowed_san", "ready_file"),

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import kopf
 
+from perseus_operator import admission
 from perseus_operator.cluster import Operator
 from perseus_operator.settings import Settings
 from perseus_proto import keys
@@ -62,6 +63,8 @@ def register(
     async def pod_seen(body: kopf.Body, event: Any, **_: Any) -> None:
         running[0].observe_pod(body, deleted=event["type"] == "DELETED")
 
+    if own.webhook_address:
+        admission.register(registry, own)
     return registry
 
 
@@ -87,6 +90,8 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.background.instant_exit_timeout = own.release_timeout_s + _EXIT_MARGIN_S
     settings.background.cancellation_polling = 1.0
     settings.process.ultimate_exiting_timeout = 60.0
+    if own.webhook_address:
+        settings.admission.server = admission.server(own)  # its configuration is the chart's: we may not write any
 
 
 def run(settings: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]) -> None:

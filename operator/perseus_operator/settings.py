@@ -99,6 +99,17 @@ class Settings:
         "host:port of the read-only page that shows each job's frontier. It has no login: on loopback, only who may"
         " port-forward to the pod reaches it. Port 0: any free one. Empty: not served.",
     )
+    webhook_address: str = _setting(
+        "",
+        "host:port of the admission webhook that gives labelled pods the agent's socket as they are created. Empty: not"
+        " served.",
+    )
+    webhook_cert: str = _setting("", "Certificate chain (PEM) shown to the API server; renewed ones are taken up.")
+    webhook_key: str = _setting("", "Private key (PEM) of that certificate.")
+    agent_socket: str = _setting(
+        keys.DEFAULT_SOCKET_PATH,
+        "Path of the agents' socket on nodes, and in the containers that the webhook gives it.",
+    )
     ready_file: str = _setting(
         "", "Written once the operator serves: JSON with epoch and the addresses really bound. Empty: none."
     )
@@ -121,6 +132,13 @@ class Settings:
             raise InvalidSetting("--agent-timeout-s: must be at most a third of --lease-ttl-s")
         if not self.agent_namespace:
             raise InvalidSetting("--agent-namespace: must not be empty")
+        if self.webhook_address:
+            if not (self.webhook_cert and self.webhook_key):
+                raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")
+            if not self.webhook_address.rpartition(":")[2].isdigit():
+                raise InvalidSetting(f"--webhook-address: must be host:port, not {self.webhook_address!r}")
+        if not self.agent_socket.startswith("/") or self.agent_socket.count("/") < 2:
+            raise InvalidSetting("--agent-socket: must be an absolute path below a directory, which pods mount")
         if self.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
             raise InvalidSetting("--log-level: must be DEBUG, INFO, WARNING or ERROR")
         if self.log_format not in {"json", "text"}:

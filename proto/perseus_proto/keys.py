@@ -22,6 +22,8 @@ ANNOTATION_STRAGGLER: Final = "perseus.energy/straggler"
 """On a PerseusJob: ``<id>:<delay seconds>:<degree>``, the paper's set_straggler; degree 1 means back to normal."""
 ANNOTATION_PLANNED_SLOWDOWN: Final = "perseus.energy/planned-slowdown"
 """On a PerseusJob: the ratio by which the operator slows it on purpose, for other straggler detectors to read."""
+ANNOTATION_CONTAINERS: Final = "perseus.energy/containers"
+"""On training pods: the containers, separated by commas, to which the webhook gives the agent's socket; absent: all."""
 FINALIZER: Final = "perseus.energy/release-clocks"
 
 # Environment of a training process.

@@ -50,13 +50,16 @@ def test_everything_is_labelled_and_in_the_namespace(render: Render) -> None:
         "commonLabels": {"team": "energy"},
         "metrics": {"podMonitor": {"enabled": True}, "dashboards": {"enabled": True}},
         "simulatedGpus": {"enabled": True},
+        "webhook": {"enabled": True},
     }
     for (kind, name), body in render(everything).items():
         labels = body["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "perseus", (kind, name)
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
         assert labels["team"] == "energy"
-        cluster_wide = kind in ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition")
+        cluster_wide = kind in (
+            *("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "MutatingWebhookConfiguration"),
+        )
         assert body["metadata"].get("namespace") == (None if cluster_wide else "perseus-system"), (kind, name)
 
 

@@ -40,6 +40,9 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_default() -> None:
     assert settings.limits.lease_ttl_s == 90.0
 
 
+_WEBHOOK = ("--webhook-cert", "x", "--webhook-key", "x")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -50,6 +53,9 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_default() -> None:
         (["--insecure", "--solve-workers", "0"], "--solve-workers: must be at least 1"),
         (["--insecure", "--agent-namespace", ""], "--agent-namespace: must not be empty"),
         (["--insecure", "--log-level", "LOUD"], "--log-level: must be"),
+        (["--insecure", "--webhook-address", ":1"], "--webhook-cert, --webhook-key: both are needed"),
+        (["--insecure", *_WEBHOOK, "--webhook-address", "here"], "--webhook-address: must be host:port, not 'here'"),
+        (["--insecure", "--agent-socket", "/agent.sock"], "--agent-socket: must be an absolute path below"),
     ],
 )
 def test_a_wrong_setting_is_named(arguments: list[str], message: str) -> None:

@@ -1,0 +1,109 @@
+"""What a training pod lacks to reach the agent of its node: the socket's directory, and the variable that names it.
+
+``admission`` calls ``inject`` for pods that opted in, as they are created. Pure, and idempotent: a pod that has been
+through it comes out unchanged. Nothing else is ever added, nothing is taken away or replaced, and nothing here may keep
+a pod from being created or from starting: what cannot be added safely is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from perseus_proto import keys
+
+Json = dict[str, Any]
+VOLUME: Final = "perseus-agent"
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A pod with what it lacked, and what the user should know."""
+
+    pod: Json
+    warnings: tuple[str, ...] = ()
+
+
+def inject(pod: Mapping[str, Any], socket: str) -> Injected:
+    """The pod with the agent's socket in its containers; the argument is not changed.
+
+    Args:
+        pod: as the API server sends it for admission.
+        socket: path of the agent's socket on nodes; it has the same path in containers.
+    """
+    made = copy.deepcopy(dict(pod))
+    spec = made.get("spec") or {}
+    if (spec.get("os") or {}).get("name") == "windows":
+        return Injected(made, (f"{keys.LABEL_JOB}: a pod for Windows cannot reach an agent",))
+    directory = str(PurePosixPath(socket).parent)
+    own = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
+    taken = {v["name"] for v in spec.get("volumes") or ()} - own
+    if VOLUME in taken:
+        rule = f"is not the node's directory {directory}"
+        return Injected(made, (f"volume {VOLUME} {rule}: the agent's socket is not mounted",))
+    volume = VOLUME if VOLUME in own else min(own, default=VOLUME)
+    containers, warnings = _chosen(made, spec.get("containers") or [])
+    mounted = False
+    for container in containers:
+        problem = _obstacle(container, socket, directory, own)
+        if problem:
+            warnings.append(f"container {container['name']}: {problem}")
+            continue
+        if not any(_at(mount, directory) for mount in container.get("volumeMounts") or ()):
+            mounts = container.get("volumeMounts") or []
+            container["volumeMounts"] = [*mounts, {"name": volume, "mountPath": directory, "readOnly": True}]
+            mounted = True
+        if _socket_of(container) is None:
+            container["env"] = [*(container.get("env") or ()), {"name": keys.ENV_SOCKET, "value": socket}]
+    if mounted and not own:
+        # Created if missing: on a node without an agent a pod must start all the same.
+        source = {"path": directory, "type": "DirectoryOrCreate"}
+        spec["volumes"] = [*(spec.get("volumes") or ()), {"name": volume, "hostPath": source}]
+    return Injected(made, tuple(warnings))
+
+
+def _chosen(pod: Json, containers: list[Json]) -> tuple[list[Json], list[str]]:
+    """The containers that the annotation names, or all of them; and a warning for each name that is none."""
+    named = ((pod.get("metadata") or {}).get("annotations") or {}).get(keys.ANNOTATION_CONTAINERS)
+    if named is None:
+        return containers, []
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    there = {container["name"] for container in containers}
+    warnings = [f"{keys.ANNOTATION_CONTAINERS}: there is no container {name}" for name in names if name not in there]
+    return [container for container in containers if container["name"] in names], warnings
+
+
+def _obstacle(container: Json, socket: str, directory: str, own: set[str]) -> str | None:
+    """Why a container cannot be given the socket; None: it can."""
+    stated = _socket_of(container)
+    if stated not in (None, socket):
+        return f"{keys.ENV_SOCKET} is set to something else than {socket}: left as it is"
+    for mount in container.get("volumeMounts") or ():
+        path = PurePosixPath(mount["mountPath"])
+        if _at(mount, directory):
+            if mount["name"] not in own or mount.get("subPath") or mount.get("subPathExpr"):
+                return f"mounts something else at {directory}: left as it is"
+        elif path in PurePosixPath(directory).parents:
+            # A runtime could not make our mount point in a volume that is read-only, and the container would not start.
+            return f"mounts a volume at {path}, above {directory}: left as it is"
+    return None
+
+
+def _socket_of(container: Json) -> str | None:
+    """What the container says the socket is; empty: something that is only known when it runs."""
+    for variable in container.get("env") or ():
+        if variable["name"] == keys.ENV_SOCKET:
+            return str(variable.get("value", ""))
+    return None
+
+
+def _at(mount: Json, directory: str) -> bool:
+    return PurePosixPath(mount["mountPath"]) == PurePosixPath(directory)
+
+
+def _is_host_directory(volume: Json, directory: str) -> bool:
+    path = (volume.get("hostPath") or {}).get("path")
+    return path is not None and PurePosixPath(path) == PurePosixPath(directory)

@@ -1,0 +1,153 @@
+"""The webhook as the chart renders it: who is asked, about which pods, and that nobody waits long or is refused."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from perseus_operator.admission import WEBHOOK_ID
+from perseus_operator.settings import parse_settings
+from perseus_proto import keys
+
+Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+CONFIGURATION = ("MutatingWebhookConfiguration", "perseus-system-perseus-webhook")
+HOST = "perseus-webhook.perseus-system.svc"
+
+
+def webhook(objects: dict[tuple[str, str], dict[str, Any]]) -> Any:
+    (only,) = objects[CONFIGURATION]["webhooks"]
+    return only
+
+
+def selects(selector: Any, labels: dict[str, str]) -> bool:
+    """As the API server would."""
+    holds = {
+        "In": lambda e: labels.get(e["key"]) in e["values"],
+        "NotIn": lambda e: labels.get(e["key"]) not in e["values"],
+        "Exists": lambda e: e["key"] in labels,
+    }
+    return all(holds[expression["operator"]](expression) for expression in selector["matchExpressions"])
+
+
+def in_namespace(name: str, **labels: str) -> dict[str, str]:
+    return {"kubernetes.io/metadata.name": name, **labels}
+
+
+def test_off_is_off(render: Render) -> None:
+    objects = render()
+    assert not [key for key in objects if "webhook" in key[1] or key[0] == CONFIGURATION[0]]
+    assert "webhook" not in str(objects["Deployment", "perseus-operator"])
+    assert "webhook" not in str(objects["NetworkPolicy", "perseus-operator"])
+
+
+def test_it_never_blocks_and_changes_nothing_else(render: Render) -> None:
+    asked = webhook(render({"webhook": {"enabled": True}}))
+    assert asked["failurePolicy"] == "Ignore"
+    assert asked["timeoutSeconds"] == 2
+    assert asked["sideEffects"] == "None"
+    assert asked["reinvocationPolicy"] == "IfNeeded"
+    (rule,) = asked["rules"]
+    assert (rule["apiGroups"], rule["resources"], rule["operations"]) == ([""], ["pods"], ["CREATE"])
+    assert webhook(render({"webhook": {"enabled": True, "timeoutSeconds": 5}}))["timeoutSeconds"] == 5
+
+
+def test_labelled_pods_alone_and_not_everywhere(render: Render) -> None:
+    asked = webhook(render({"webhook": {"enabled": True, "excludedNamespaces": ["kube-system", "calm"]}}))
+    assert selects(asked["objectSelector"], {keys.LABEL_JOB: "gpt3"})
+    assert not selects(asked["objectSelector"], {"app": "gpt3"})
+    assert selects(asked["namespaceSelector"], in_namespace("training"))
+    for name in ("kube-system", "calm", "perseus-system"):
+        assert not selects(asked["namespaceSelector"], in_namespace(name))
+    assert not selects(asked["namespaceSelector"], in_namespace("a", **{"perseus.energy/webhook": "ignore"}))
+    for level, asked_about in (("privileged", True), ("baseline", False), ("restricted", False)):
+        labels = in_namespace("a", **{"pod-security.kubernetes.io/enforce": level})
+        assert selects(asked["namespaceSelector"], labels) is asked_about
+
+
+def test_given_namespaces_it_asks_about_them_alone(render: Render) -> None:
+    asked = webhook(render({"webhook": {"enabled": True}, "operator": {"namespaces": ["team-a"]}}))
+    assert selects(asked["namespaceSelector"], in_namespace("team-a"))
+    assert not selects(asked["namespaceSelector"], in_namespace("team-b"))
+
+
+def test_the_operator_serves_where_the_api_server_asks(render: Render) -> None:
+    values = {"webhook": {"enabled": True, "port": 12345}, "agent": {"socketDirectory": "/srv/perseus"}}
+    objects = render(values)
+    service = webhook(objects)["clientConfig"]["service"]
+    assert (service["namespace"], service["path"]) == ("perseus-system", f"/{WEBHOOK_ID}")
+    spec = objects["Service", service["name"]]["spec"]
+    (port,) = spec["ports"]
+    assert port["port"] == service["port"]
+    template = objects["Deployment", "perseus-operator"]["spec"]["template"]
+    assert spec["selector"].items() <= template["metadata"]["labels"].items()
+    (main,) = template["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in main["ports"]}
+    assert ports[port["targetPort"]] == 12345
+    settings = parse_settings(main["args"], {})
+    assert settings.webhook_address == "0.0.0.0:12345"
+    assert settings.agent_socket == "/srv/perseus/agent.sock"
+    assert f"--socket={settings.agent_socket}" in str(objects["DaemonSet", "perseus-agent"]), "where agents listen"
+    mounts = {mount["mountPath"]: mount for mount in main["volumeMounts"]}
+    for path in (settings.webhook_cert, settings.webhook_key):
+        mount = mounts[path.rpartition("/")[0]]
+        assert "subPath" not in mount, "renewed certificates would never arrive"
+    ingress = objects["NetworkPolicy", "perseus-operator"]["spec"]["ingress"]
+    assert {"ports": [{"port": "webhook", "protocol": "TCP"}]} in ingress
+
+
+def test_a_generated_certificate_is_for_the_service(render: Render) -> None:
+    objects = render({"webhook": {"enabled": True}})
+    data = objects["Secret", "perseus-webhook-tls"]["data"]
+    assert set(data) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is thrown away"
+    assert webhook(objects)["clientConfig"]["caBundle"] == data["ca.crt"]
+    authority, certificate = (x509.load_pem_x509_certificate(b64decode(data[key])) for key in ("ca.crt", "tls.crt"))
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert HOST in names.get_values_for_type(x509.DNSName)
+    assert (
+        ExtendedKeyUsageOID.SERVER_AUTH in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    )
+    mutual = objects["Secret", "perseus-operator-tls"]["data"]["ca.crt"]
+    assert mutual != data["ca.crt"], "whoever the webhook is trusted by, agents obey another authority"
+
+
+def test_cert_manager_issues_and_injects(render: Render) -> None:
+    objects = render({"webhook": {"enabled": True}, "tls": {"mode": "certManager"}})
+    certificate = objects["Certificate", "perseus-webhook-tls"]["spec"]
+    assert HOST in certificate["dnsNames"]
+    assert certificate["issuerRef"]["name"] == "perseus-ca"
+    assert certificate["usages"] == ["server auth"]
+    annotations = objects[CONFIGURATION]["metadata"]["annotations"]
+    assert annotations["cert-manager.io/inject-ca-from"] == "perseus-system/perseus-webhook-tls"
+    assert "caBundle" not in webhook(objects)["clientConfig"]
+    assert ("Secret", "perseus-webhook-tls") not in objects
+    issuer = {"name": "corporate", "kind": "ClusterIssuer"}
+    values = {"webhook": {"enabled": True}, "tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}}
+    assert render(values)["Certificate", "perseus-webhook-tls"]["spec"]["issuerRef"] == issuer
+
+
+def test_own_secrets_need_their_authority(render: Render) -> None:
+    secret = {"operator": "a", "agent": "b", "webhook": "c"}
+    values = {"webhook": {"enabled": True, "caBundle": "PEM"}, "tls": {"mode": "secret", "secret": secret}}
+    objects = render(values)
+    assert webhook(objects)["clientConfig"]["caBundle"] == b64encode(b"PEM").decode()
+    volumes = objects["Deployment", "perseus-operator"]["spec"]["template"]["spec"]["volumes"]
+    assert "c" in {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+    for missing, said in (("caBundle", "webhook.caBundle"), ("secret", "tls.secret.webhook")):
+        broken = {
+            "webhook": {"enabled": True, "caBundle": "" if missing == "caBundle" else "PEM"},
+            "tls": {"mode": "secret", "secret": secret | ({"webhook": ""} if missing == "secret" else {})},
+        }
+        with pytest.raises(RuntimeError, match=said):
+            render(broken)
+
+
+def test_null_takes_the_list_of_namespaces_away(render: Render) -> None:
+    asked = webhook(render({"webhook": {"enabled": True, "excludedNamespaces": None}}))
+    assert selects(asked["namespaceSelector"], in_namespace("kube-system"))
+    assert not selects(asked["namespaceSelector"], in_namespace("perseus-system"))
