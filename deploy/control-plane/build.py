@@ -33,7 +33,7 @@ RECIPE = b"1"
 
 @dataclass(frozen=True)
 class Binary:
-    """One program: the folder of its Go module, its package, and the module whose version it reports."""
+    """One program: the folder of its Go module, its package, and the module whose version it reports (empty: ours)."""
 
     module: str
     package: str
@@ -61,6 +61,8 @@ BINARIES = {
     "etcd": Binary("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", "helm.sh/helm/v4/internal/version.version"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
+    "coredns": Binary("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
+    "pause": Binary("pause", ".", ""),
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 
@@ -86,14 +88,16 @@ def _go(*arguments: str, module: str = ".") -> str:
 def folder() -> Path:
     """Where the binaries of these pins, this recipe, this Go and this platform belong."""
     key = hashlib.sha256(_go("env", "GOVERSION", "GOOS", "GOARCH").encode() + RECIPE)
-    for pins in sorted([*HERE.glob("*/go.mod"), *HERE.glob("*/go.sum")]):
-        key.update(pins.read_bytes())
+    for source in sorted([*HERE.glob("*/go.mod"), *HERE.glob("*/go.sum"), *HERE.glob("*/*.go")]):
+        key.update(source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "perseus-k8s" / "control-plane" / key.hexdigest()[:16]
 
 
 def version(binary: Binary) -> str:
-    """The pinned release, from go.mod."""
+    """The pinned release, from go.mod; of what is built from this folder alone, the recipe."""
+    if not binary.release:
+        return f"v{RECIPE.decode()}"
     pins = (HERE / binary.module / "go.mod").read_text(encoding="utf-8")
     found = re.search(rf"^\t{re.escape(binary.release)} (v\S+)", pins, re.MULTILINE)
     if not found:

@@ -3,6 +3,7 @@
 For tests (``control_plane``) and for people (``python -m perseus_sim.controlplane --kubeconfig out/kubeconfig``).
 RBAC is on, certificates are made on the fly, every request is in ``audit_log``. The binaries come from ``make
 control-plane`` or from KUBEBUILDER_ASSETS; nothing is built or downloaded here. Nothing about Perseus belongs here.
+``Layout`` says what runs and with which files; the cluster of ``deploy/cluster`` runs the same in a namespace.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +69,118 @@ def _built_assets() -> Path:
     return Path(found.stdout.strip())
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where a control plane listens and keeps its files; its credentials and its command lines follow from it."""
+
+    folder: Path
+    host: str
+    port: int
+    etcd_port: int
+    peer_port: int
+    hosts: tuple[str, ...] = ()
+    """Further names and addresses by which clients reach the server."""
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.host}:{self.port}"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.folder / "audit.log"
+
+    def write_credentials(self) -> Authority:
+        """Certificates, keys, kubeconfigs and the audit policy, for us alone to read; returns who signed them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        authority = Authority("perseus-control-plane")
+        hosts = (self.host, "localhost", _SERVICE_ADDRESS, "kubernetes.default.svc", *self.hosts)
+        serving = authority.issue("kube-apiserver", hosts=tuple(dict.fromkeys(hosts)))
+        admin = authority.issue("admin", organization="system:masters")
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived"],
+            "rules": [{"level": "Metadata"}],
+        }
+        for name, content in {
+            "ca.crt": authority.certificate,
+            "apiserver.crt": serving.certificate,
+            "apiserver.key": serving.key,
+            "accounts.key": key_pem(private_key()),
+            "admin.pem": admin.certificate + admin.key,
+            "audit-policy.yaml": yaml.safe_dump(policy).encode(),
+            "admin.kubeconfig": kubeconfig(self.server, authority, admin),
+            **{
+                f"{name}.kubeconfig": kubeconfig(self.server, authority, authority.issue(f"system:{name}"))
+                for name in ("kube-controller-manager", "kube-scheduler")
+            },
+        }.items():
+            write_private(self.folder / name, content)
+        return authority
+
+    def command_lines(self, assets: Path) -> dict[str, list[str]]:
+        """The processes whose binaries are there, in the order in which they start."""
+        folder = self.folder
+        etcd, peers = f"http://{_HOST}:{self.etcd_port}", f"http://{_HOST}:{self.peer_port}"
+        commands = {
+            "etcd": [
+                f"--data-dir={folder / 'etcd'}",
+                f"--listen-client-urls={etcd}",
+                f"--advertise-client-urls={etcd}",
+                f"--listen-peer-urls={peers}",
+                f"--initial-advertise-peer-urls={peers}",
+                f"--initial-cluster=default={peers}",
+                "--unsafe-no-fsync",  # survives a killed process, not a power cut: right for tests, and fast
+            ],
+            "kube-apiserver": [
+                f"--etcd-servers={etcd}",
+                f"--bind-address={self.host}",
+                f"--advertise-address={self.host}",
+                f"--secure-port={self.port}",
+                f"--cert-dir={folder}",
+                f"--tls-cert-file={folder / 'apiserver.crt'}",
+                f"--tls-private-key-file={folder / 'apiserver.key'}",
+                f"--client-ca-file={folder / 'ca.crt'}",
+                "--authorization-mode=Node,RBAC",
+                "--allow-privileged=true",
+                f"--service-cluster-ip-range={_SERVICE_RANGE}",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                f"--service-account-key-file={folder / 'accounts.key'}",
+                f"--service-account-signing-key-file={folder / 'accounts.key'}",
+                f"--audit-policy-file={folder / 'audit-policy.yaml'}",
+                f"--audit-log-path={self.audit_log}",
+                "--audit-log-mode=blocking",  # a test may read what it has just done
+            ],
+        }
+        if (assets / "kube-controller-manager").exists():
+            commands["kube-controller-manager"] = [
+                f"--kubeconfig={folder / 'kube-controller-manager.kubeconfig'}",
+                f"--service-account-private-key-file={folder / 'accounts.key'}",
+                f"--root-ca-file={folder / 'ca.crt'}",
+                "--use-service-account-credentials=true",
+                "--leader-elect=false",
+                "--secure-port=0",
+            ]
+        else:  # nobody makes service accounts, and this plugin would refuse every pod
+            commands["kube-apiserver"].append("--disable-admission-plugins=ServiceAccount")
+        return {name: [str(assets / name), *flags] for name, flags in commands.items()}
+
+
 class ControlPlane:
     """The processes of one control plane. Each can be stopped, killed and started again on the same data and port."""
 
     def __init__(self, assets: Path, folder: Path, processes: Processes) -> None:
+        layout = Layout(folder, _HOST, port=_free_port(), etcd_port=_free_port(), peer_port=_free_port())
         self.assets = assets
         self.kubeconfig = folder / "admin.kubeconfig"
-        self.audit_log = folder / "audit.log"
-        self.server = f"https://{_HOST}:{_free_port()}"
+        self.audit_log = layout.audit_log
+        self.server = layout.server
         self.children: dict[str, Child] = {}
         self._processes = processes
-        self._folder = folder
-        self._tls = self._write_credentials()
-        self._commands = self._command_lines()
+        layout.write_credentials()
+        self._tls = ssl.create_default_context(cafile=folder / "ca.crt")
+        self._tls.load_cert_chain(folder / "admin.pem")
+        self._commands = layout.command_lines(assets)
 
     @property
     def has_controllers(self) -> bool:
@@ -113,80 +214,6 @@ class ControlPlane:
         except OSError:
             return False
 
-    def _command_lines(self) -> dict[str, list[str]]:
-        folder, etcd, peers = self._folder, f"http://{_HOST}:{_free_port()}", f"http://{_HOST}:{_free_port()}"
-        commands = {
-            "etcd": [
-                f"--data-dir={folder / 'etcd'}",
-                f"--listen-client-urls={etcd}",
-                f"--advertise-client-urls={etcd}",
-                f"--listen-peer-urls={peers}",
-                f"--initial-advertise-peer-urls={peers}",
-                f"--initial-cluster=default={peers}",
-                "--unsafe-no-fsync",  # survives a killed process, not a power cut: right for tests, and fast
-            ],
-            "kube-apiserver": [
-                f"--etcd-servers={etcd}",
-                f"--bind-address={_HOST}",
-                f"--advertise-address={_HOST}",
-                f"--secure-port={self.server.rpartition(':')[2]}",
-                f"--cert-dir={folder}",
-                f"--tls-cert-file={folder / 'apiserver.crt'}",
-                f"--tls-private-key-file={folder / 'apiserver.key'}",
-                f"--client-ca-file={folder / 'ca.crt'}",
-                "--authorization-mode=Node,RBAC",
-                "--allow-privileged=true",
-                f"--service-cluster-ip-range={_SERVICE_RANGE}",
-                "--service-account-issuer=https://kubernetes.default.svc",
-                f"--service-account-key-file={folder / 'accounts.key'}",
-                f"--service-account-signing-key-file={folder / 'accounts.key'}",
-                f"--audit-policy-file={folder / 'audit-policy.yaml'}",
-                f"--audit-log-path={self.audit_log}",
-                "--audit-log-mode=blocking",  # a test may read what it has just done
-            ],
-        }
-        if (self.assets / "kube-controller-manager").exists():
-            commands["kube-controller-manager"] = [
-                f"--kubeconfig={folder / 'kube-controller-manager.kubeconfig'}",
-                f"--service-account-private-key-file={folder / 'accounts.key'}",
-                f"--root-ca-file={folder / 'ca.crt'}",
-                "--use-service-account-credentials=true",
-                "--leader-elect=false",
-                "--secure-port=0",
-            ]
-        else:  # nobody makes service accounts, and this plugin would refuse every pod
-            commands["kube-apiserver"].append("--disable-admission-plugins=ServiceAccount")
-        return {name: [str(self.assets / name), *flags] for name, flags in commands.items()}
-
-    def _write_credentials(self) -> ssl.SSLContext:
-        folder = self._folder
-        folder.mkdir(parents=True, exist_ok=True)
-        authority = Authority("perseus-control-plane")
-        hosts = (_HOST, "localhost", _SERVICE_ADDRESS, "kubernetes.default.svc")
-        serving = authority.issue("kube-apiserver", hosts=hosts)
-        admin = authority.issue("admin", organization="system:masters")
-        manager = authority.issue("system:kube-controller-manager")
-        policy = {
-            "apiVersion": "audit.k8s.io/v1",
-            "kind": "Policy",
-            "omitStages": ["RequestReceived"],
-            "rules": [{"level": "Metadata"}],
-        }
-        for name, content in {
-            "ca.crt": authority.certificate,
-            "apiserver.crt": serving.certificate,
-            "apiserver.key": serving.key,
-            "accounts.key": key_pem(private_key()),
-            "admin.pem": admin.certificate + admin.key,
-            "audit-policy.yaml": yaml.safe_dump(policy).encode(),
-            self.kubeconfig.name: _kubeconfig(self.server, authority, admin),
-            "kube-controller-manager.kubeconfig": _kubeconfig(self.server, authority, manager),
-        }.items():
-            _write_private(folder / name, content)
-        tls = ssl.create_default_context(cafile=folder / "ca.crt")
-        tls.load_cert_chain(folder / "admin.pem")
-        return tls
-
 
 @contextmanager
 def control_plane(assets: Path, folder: Path) -> Iterator[ControlPlane]:
@@ -211,7 +238,9 @@ def _free_port() -> int:
         return port
 
 
-def _kubeconfig(server: str, authority: Authority, user: KeyPair) -> bytes:
+def kubeconfig(server: str, authority: Authority, user: KeyPair) -> bytes:
+    """A kubeconfig that holds its certificates itself."""
+
     def data(pem: bytes) -> str:
         return base64.b64encode(pem).decode()
 
@@ -234,7 +263,8 @@ def _kubeconfig(server: str, authority: Authority, user: KeyPair) -> bytes:
     return yaml.safe_dump(document, sort_keys=False).encode()
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that nobody else may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
 
@@ -251,7 +281,7 @@ def main() -> None:
             control_plane(find_assets(), Path(folder)) as plane,
         ):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_private(path, plane.kubeconfig.read_bytes())
+            write_private(path, plane.kubeconfig.read_bytes())
             try:
                 print(f"serving on {plane.server}; Ctrl-C ends it and forgets everything\n", flush=True)
                 print(f"  export KUBECONFIG={path.resolve()} PATH={plane.assets}:$PATH\n", flush=True)

@@ -1,0 +1,3 @@
+module perseus.energy/control-plane/pause
+
+go 1.26
