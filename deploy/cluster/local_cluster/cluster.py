@@ -1,0 +1,327 @@
+"""A real Kubernetes cluster on one machine: up, down, and every part of it to be stopped and started.
+
+Called by the command line beside this package and by tests. `up` makes whatever is missing and may be run again at any
+time; `down` removes what it finds, also after an `up` that was killed. Nothing about Perseus belongs here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from local_cluster import cgroups, images, network, node, preflight
+from local_cluster.errors import CannotRun, ClusterError, NotUp, StartFailed
+from local_cluster.init import INSIDE
+from local_cluster.machine import PATH, Forward, Machine, end_all, environment, tail, wait_until
+from perseus_sim.controlplane import Layout, NoControlPlane, find_assets, kubeconfig, write_private
+
+ASSETS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
+          "coredns", "pause")  # fmt: skip
+CONTROL_PLANE = "control-plane"
+_PORT = 6443
+_DNS_IMAGE = "localhost/coredns:1"
+_MANIFEST = Path(__file__).with_name("dns.yaml")
+
+
+def default_state() -> Path:
+    """The folder of the cluster that commands mean unless told otherwise."""
+    return Path(os.environ.get("PERSEUS_CLUSTER") or "/var/lib/perseus-cluster")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster, which may be up or not, by the folder of its state."""
+
+    state: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's, for programs of this machine."""
+        return self.state / "kubeconfig"
+
+    @property
+    def audit_log(self) -> Path:
+        """Every request that the API server has answered."""
+        return self.state / CONTROL_PLANE / "audit.log"
+
+    @cached_property
+    def assets(self) -> Path:
+        """The folder of the Kubernetes binaries.
+
+        Raises:
+            CannotRun: they have not been built.
+        """
+        try:
+            folder = find_assets()
+        except NoControlPlane as missing:
+            raise CannotRun(str(missing)) from missing
+        if missing_ones := [name for name in ASSETS if not (folder / name).exists()]:
+            raise CannotRun(f"no {', '.join(missing_ones)} in {folder}: run deploy/control-plane/build.py for them")
+        return folder
+
+    @property
+    def control_plane(self) -> Machine:
+        return Machine(self.state, CONTROL_PLANE)
+
+    @property
+    def nodes(self) -> list[Machine]:
+        """Raises NotUp: there is no cluster."""
+        count, _ = self._described()
+        return [Machine(self.state, f"node-{number}") for number in range(1, count + 1)]
+
+    def machine(self, name: str) -> Machine:
+        """Raises NotUp: there is none of that name."""
+        machines = {each.name: each for each in (self.control_plane, *self.nodes)}
+        if name not in machines:
+            raise NotUp(f"no machine {name}: there are {', '.join(machines)}")
+        return machines[name]
+
+    # Up and down
+
+    def up(self, nodes: int, say: Callable[[str], None] = print) -> None:
+        """Make a cluster, or whatever of it is missing.
+
+        Raises:
+            CannotRun: this machine lacks something; nothing was begun.
+            StartFailed: a part did not come up; `down` removes what was begun.
+        """
+        if not 1 <= nodes <= 9:
+            raise CannotRun("a cluster on one machine has 1 to 9 nodes")
+        preflight.require()
+        assets = self.assets
+        self.state.mkdir(parents=True, exist_ok=True)
+        self.state.chmod(0o711)
+        with self._locked():
+            self._describe(nodes)
+            machines, plane = self.nodes, self.control_plane
+            plane.boot(Forward(self._described()[1], f"{network.HUB}:{_PORT}"))
+            network.build_hub(plane)
+            for name in self._plane_commands():
+                self.start(CONTROL_PLANE, name)
+            say("the control plane answers")
+            for machine in machines:
+                machine.boot()
+            network.connect(plane, machines)
+            self._wrap_images()
+            snapshotter = preflight.snapshotter(self.state)
+            for machine in machines:
+                self._node(machine).write(cgroup=cgroups.make(self._group, machine.name), snapshotter=snapshotter)
+                self.start(machine.name, node.CONTAINERD)
+                self._load_missing(machine)
+                for name in (node.KUBELET, node.PROXY):
+                    self.start(machine.name, name)
+            manifest = _MANIFEST.read_text(encoding="utf-8")
+            self.kubectl(
+                "apply", "-f", "-", stdin=manifest.replace("IMAGE", _DNS_IMAGE).replace("ADDRESS", network.DNS)
+            )
+            self.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=120s")
+            say(f"{len(machines)} nodes are ready")
+            self.kubectl("-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s")
+            say(f"the cluster resolves names; its binaries are in {assets}")
+
+    def down(self) -> None:
+        """Remove the cluster and everything of it: processes, mounts, networks, control groups, files.
+
+        Raises:
+            StartFailed: something is held by somebody else.
+        """
+        end_all(self.state)
+        cgroups.remove(self._group)
+        if self.state.exists():
+            if mounted := [line.split()[1] for line in _mounts() if line.split()[1].startswith(f"{self.state}/")]:
+                raise StartFailed(f"{mounted[0]} is mounted, and not by us: unmount it first")
+            shutil.rmtree(self.state)
+
+    # Its parts
+
+    def components(self, machine: str) -> list[str]:
+        """The names of what runs on a machine, in the order in which it starts."""
+        return list(self._commands(self.machine(machine)))
+
+    def start(self, machine: str, component: str, prefix: Sequence[str] = (), **more: str) -> None:
+        """Start a part of the cluster unless it runs, and wait until it serves.
+
+        ``prefix``: a command that runs it; ``more``: its environment.
+
+        Raises:
+            NotUp: there is no such machine.
+            StartFailed: it ended, or was not ready in time.
+        """
+        where = self.machine(machine)
+        command = self._command(where, component)
+        if not where.find(command[0]):
+            extra = {"PATH": f"{self.assets}:{PATH}", **more}
+            where.spawn(component, [*prefix, *command], extra)
+            wait_until(lambda: bool(where.find(command[0])), f"{component} of {machine} to start", 30)
+
+        def ready() -> bool:
+            if not where.find(command[0]):
+                raise StartFailed(f"{component} of {machine} ended:\n{tail(where.log(component))}")
+            return self._serves(where, component)
+
+        try:
+            wait_until(ready, f"{component} of {machine}", 120)
+        except StartFailed as failed:
+            raise StartFailed(f"{failed}\n{tail(where.log(component))}") from failed
+
+    def signal(self, machine: str, component: str, number: signal.Signals) -> int:
+        """Send a signal to a part of the cluster; after SIGKILL it is gone. Returns to how many processes."""
+        where = self.machine(machine)
+        return where.signal(self._command(where, component)[0], number)
+
+    def running(self, machine: str, component: str) -> bool:
+        where = self.machine(machine)
+        return bool(where.find(self._command(where, component)[0]))
+
+    def load(self, archive: Path) -> dict[str, list[str]]:
+        """Bring an archive of images to every node; returns each node's images."""
+        return {each.name: images.load(each, archive) for each in self.nodes}
+
+    def kubectl(self, *arguments: str, stdin: str = "") -> str:
+        """Output of kubectl, as administrator.
+
+        Raises:
+            ClusterError: it failed; the message is what it said.
+        """
+        command = [str(self.assets / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), input=stdin)
+        if ran.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments[:4])}: {(ran.stderr or ran.stdout).strip()}")
+        return ran.stdout
+
+    # How
+
+    @property
+    def _group(self) -> str:
+        """Control groups share one name space: the folder's name makes ours unique."""
+        return f"cluster-{hashlib.sha256(str(self.state).encode()).hexdigest()[:8]}"
+
+    @property
+    def _layout(self) -> Layout:
+        inside = INSIDE / CONTROL_PLANE
+        return Layout(inside, network.HUB, port=_PORT, etcd_port=2379, peer_port=2380, hosts=("127.0.0.1",))
+
+    def _described(self) -> tuple[int, int]:
+        """How many nodes, and the port of this machine that leads to the API server."""
+        try:
+            described = json.loads((self.state / "cluster.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise NotUp(f"there is no cluster in {self.state}: `up` makes one") from None
+        return described["nodes"], described["port"]
+
+    def _describe(self, nodes: int) -> None:
+        """Decide once what stays: keys, port and nodes. The description comes last: without it, all is made anew."""
+        try:
+            described, _ = self._described()
+        except NotUp:
+            pass
+        else:
+            if described != nodes:
+                raise CannotRun(f"the cluster in {self.state} has {described} nodes: take it down first")
+            return
+        port = _free_port()
+        outside = Layout(self.state / CONTROL_PLANE, network.HUB, _PORT, 2379, 2380, hosts=("127.0.0.1",))
+        authority = outside.write_credentials()
+        to_kubelets = authority.issue("kube-apiserver-kubelet-client", organization="system:masters")
+        write_private(outside.folder / "kubelet-client.crt", to_kubelets.certificate)
+        write_private(outside.folder / "kubelet-client.key", to_kubelets.key)
+        for number in range(1, nodes + 1):
+            self._node(Machine(self.state, f"node-{number}")).write_credentials(authority, outside.server)
+        admin = authority.issue("admin", organization="system:masters")
+        write_private(self.kubeconfig, kubeconfig(f"https://127.0.0.1:{port}", authority, admin))
+        partial = self.state / "cluster.json.new"
+        partial.write_text(json.dumps({"nodes": nodes, "port": port}), encoding="utf-8")
+        partial.replace(self.state / "cluster.json")
+
+    def _node(self, machine: Machine) -> node.Node:
+        return node.Node(
+            machine,
+            number=int(machine.name.rpartition("-")[2]),
+            assets=self.assets,
+        )
+
+    def _plane_commands(self) -> dict[str, list[str]]:
+        folder = self._layout.folder
+        commands = self._layout.command_lines(self.assets)
+        commands["kube-apiserver"] += [
+            "--enable-admission-plugins=NodeRestriction",
+            "--enable-aggregator-routing=true",  # webhooks reach pods, though there is no kube-proxy beside it
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--kubelet-client-certificate={folder / 'kubelet-client.crt'}",
+            f"--kubelet-client-key={folder / 'kubelet-client.key'}",
+            f"--kubelet-certificate-authority={folder / 'ca.crt'}",
+        ]
+        scheduler = [f"--kubeconfig={folder / 'kube-scheduler.kubeconfig'}", "--leader-elect=false", "--secure-port=0"]
+        return {**commands, "kube-scheduler": [str(self.assets / "kube-scheduler"), *scheduler]}
+
+    def _commands(self, machine: Machine) -> dict[str, list[str]]:
+        return self._plane_commands() if machine.name == CONTROL_PLANE else self._node(machine).command_lines()
+
+    def _command(self, machine: Machine, component: str) -> list[str]:
+        commands = self._commands(machine)
+        if component not in commands:
+            raise NotUp(f"no {component} on {machine.name}: there are {', '.join(commands)}")
+        return commands[component]
+
+    def _serves(self, machine: Machine, component: str) -> bool:
+        """Whether others may use it. What others do not wait for is enough to run."""
+        if component == "kube-apiserver":
+            return self._answers("/readyz")
+        if component == "kube-controller-manager":  # pods are refused until it has made this
+            return self._answers("/api/v1/namespaces/default/serviceaccounts/default")
+        if component == node.CONTAINERD:
+            return machine.run("ctr", "--address", images.SOCKET, "version", check=False).returncode == 0
+        return True
+
+    def _answers(self, path: str) -> bool:
+        try:
+            return bool(self.kubectl("get", "--raw", path, "--request-timeout=5s"))
+        except ClusterError:
+            return False
+
+    def _wrap_images(self) -> None:
+        for binary, name in (("pause", node.SANDBOX_IMAGE), ("coredns", _DNS_IMAGE)):
+            archive = self.state / f"{binary}.tar"
+            if not archive.exists():
+                partial = archive.with_suffix(".new")
+                images.wrap(self.assets / binary, name, partial)
+                partial.replace(archive)
+
+    def _load_missing(self, machine: Machine) -> None:
+        there = images.names(machine)
+        for binary, name in (("pause", node.SANDBOX_IMAGE), ("coredns", _DNS_IMAGE)):
+            if name not in there:
+                images.load(machine, self.state / f"{binary}.tar")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        folder = os.open(self.state, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise CannotRun(f"another `up` is at work in {self.state}") from None
+        finally:
+            os.close(folder)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,118 @@
+"""Process 1 of a machine: a process with namespaces of its own in which nothing runs but what is started in it.
+
+usage: init.py STATE NAME [PORT ADDRESS]     returns when the machine stands; what is wrong is on standard error
+
+Started by ``machine``. It holds the namespaces (network, mounts, processes, host name, IPC), reaps orphans, and
+forwards PORT of the outer loopback to ADDRESS inside. If it ends, the kernel ends every process of the machine, with
+all mounts and interfaces: nothing else cleans up. Nothing is started here. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+_NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_PID, _NEW_NET = 0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
+INSIDE = Path("/run/cluster")
+"""Where the machine sees STATE: its own /run and /var/lib hide the outer ones."""
+
+
+def main() -> int:
+    state, name = Path(sys.argv[1]), sys.argv[2]
+    outside = _listen(int(sys.argv[3])) if len(sys.argv) > 3 else None
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_NS | _NEW_UTS | _NEW_IPC | _NEW_PID | _NEW_NET) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    standing, stands = os.pipe()
+    if os.fork():
+        os.close(stands)
+        return 0 if os.read(standing, 1) else 1
+    # From here on we are process 1 of the new machine.
+    os.setsid()
+    os.close(standing)
+    _furnish(state, name)
+    if outside is not None:
+        host, _, port = sys.argv[4].rpartition(":")
+        if os.fork() == 0:
+            _forward(outside, (host, int(port)))
+        outside.close()
+    os.write(stands, b".")
+    os.close(stands)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        signal.sigwait({signal.SIGCHLD})
+
+
+def _furnish(state: Path, name: str) -> None:
+    def mount(*arguments: str) -> None:
+        subprocess.run(["mount", *arguments], check=True)  # noqa: S607 - of util-linux
+
+    opened = os.open(state, os.O_PATH)  # /run may hide it in a moment
+    mount("--make-rprivate", "/")
+    mount("-t", "proc", "proc", "/proc")
+    mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+    INSIDE.mkdir()
+    with contextlib.suppress(FileExistsError):
+        Path("/run/lock").mkdir(mode=0o1777)
+    subprocess.run(
+        ["mount", "--bind", f"/proc/self/fd/{opened}", str(INSIDE)],  # noqa: S607
+        check=True,
+        pass_fds=[opened],
+    )
+    os.close(opened)
+    for place in ("lib", "log"):
+        mount("--bind", str(INSIDE / name / place), f"/var/{place}")
+    mount("--make-rshared", "/")  # volumes that pods mount for their node
+    socket.sethostname(name)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)  # noqa: S607
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+
+
+def _listen(port: int) -> socket.socket:
+    """A socket stays in the network where it was made: this one takes connections outside, for us inside."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    return listener
+
+
+def _forward(listener: socket.socket, address: tuple[str, int]) -> None:
+    def copy(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def serve(client: socket.socket) -> None:
+        with client:
+            try:
+                server = socket.create_connection(address, timeout=10)
+            except OSError:
+                return  # the client sees its connection closed
+            with server:
+                server.settimeout(None)
+                answers = threading.Thread(target=copy, args=(server, client), daemon=True)
+                answers.start()
+                copy(client, server)
+                answers.join()
+
+    while True:
+        client, _ = listener.accept()
+        threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

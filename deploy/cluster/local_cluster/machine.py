@@ -1,0 +1,215 @@
+"""A machine of the cluster: the namespaces that ``init`` holds, and the processes in them.
+
+Used by everything here. What exists is read from the kernel each time (/proc), never from files that may lie: so `up`
+after a crash finds what is there, and `down` what is left. Nothing about Kubernetes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local_cluster import init
+from local_cluster.errors import NotUp, StartFailed
+
+_INIT = Path(init.__file__).resolve()
+_NAMESPACES = ("mnt", "net", "pid", "uts", "ipc")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A port of the outer loopback that leads into the machine."""
+
+    port: int
+    address: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine; ``state`` is the folder of the whole cluster, which the machine sees at ``init.INSIDE``."""
+
+    state: Path
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        """Its files, as we see them."""
+        return self.state / self.name
+
+    @property
+    def pid(self) -> int | None:
+        """Process 1 of the machine, as we number it."""
+        return next((pid for pid, name in _inits(self.state) if name == self.name and _is_process_1(pid)), None)
+
+    def boot(self, forward: Forward | None = None) -> None:
+        """Make the namespaces, unless they are there.
+
+        Raises:
+            StartFailed: the machine does not stand; nothing of it is left.
+        """
+        if self.pid is not None:
+            return
+        for folder in ("lib", "log"):
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-I", "-S", str(_INIT), str(self.state), self.name]
+        if forward is not None:
+            command += [str(forward.port), forward.address]
+        with (self.folder / "init.log").open("ab") as log:
+            started = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=False
+            )
+        if started.returncode != 0 or self.pid is None:
+            raise StartFailed(f"machine {self.name} does not stand:\n{tail(self.folder / 'init.log')}")
+
+    def enter(self, *, network_only: bool = False) -> list[str]:
+        """What to put before a command so that it runs in the machine.
+
+        Raises:
+            NotUp: there is no such machine.
+        """
+        pid = self.pid
+        if pid is None:
+            raise NotUp(f"{self.name} is not running")
+        which = ["--net"] if network_only else ["--mount", "--net", "--pid", "--uts", "--ipc"]
+        return ["nsenter", "--target", str(pid), *which, "--"]
+
+    def run(self, *command: str, network_only: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command in the machine and return what it said; it fails loudly unless ``check=False``."""
+        options = {"text": True, "capture_output": True, "env": environment(), **options}
+        check = options.pop("check", True)
+        try:
+            return subprocess.run([*self.enter(network_only=network_only), *command], check=check, **options)
+        except subprocess.CalledProcessError as failed:
+            said = f"{failed.stderr or ''}{failed.stdout or ''}".strip()
+            raise StartFailed(f"in {self.name}, `{' '.join(command[:6])}` failed: {said}") from failed
+
+    def spawn(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+        """Start a process that outlives us, a child of the machine's process 1; its output goes to <name>.log."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as log:
+            subprocess.run(
+                [*self.enter(), "setsid", "--fork", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**environment(), **(more or {})},
+                check=True,
+            )
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def find(self, program: str) -> list[int]:
+        """The processes of the machine, not of its pods, that run a program, as we number them."""
+        pid = self.pid
+        if pid is None:
+            return []
+        home = [_namespace(pid, kind) for kind in _NAMESPACES]
+        return [
+            each
+            for each, arguments in processes()
+            if arguments[0] == program and [_namespace(each, kind) for kind in _NAMESPACES] == home
+        ]
+
+    def signal(self, program: str, number: signal.Signals) -> int:
+        """Send a signal to every process that runs a program; after SIGKILL they are gone. Returns how many."""
+        found = self.find(program)
+        for pid in found:
+            _kill(pid, number)
+        if number == signal.SIGKILL:
+            wait_until(lambda: not any(running(pid) for pid in found), f"{program} of {self.name} to end", 30)
+        return len(found)
+
+
+def end_all(state: Path) -> None:
+    """End every machine of a cluster, and with it all its processes, mounts and interfaces."""
+    deadline = time.monotonic() + 60
+    while left := [pid for pid, _ in _inits(state) if running(pid)]:
+        for pid in left:
+            _kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise StartFailed(f"processes {left} do not end")
+        time.sleep(0.05)
+
+
+def processes() -> Iterator[tuple[int, list[str]]]:
+    """All processes that we can see, with their command lines; kernel threads and the dead have none."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # gone meanwhile
+            if line:
+                yield int(entry.name), line.rstrip(b"\0").decode(errors="replace").split("\0")
+
+
+def running(pid: int) -> bool:
+    """Whether a process is there and not yet dead; who has to reap it is not our affair."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
+    except OSError:
+        return False
+
+
+def wait_until(ready: Callable[[], bool], what: str, timeout_s: float) -> None:
+    """Wait for something.
+
+    Raises:
+        StartFailed: it did not come in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise StartFailed(f"waited {timeout_s:g} s for {what}")
+        time.sleep(0.1)
+
+
+def environment() -> dict[str, str]:
+    """What processes of a machine get: not our proxies, home and locale."""
+    return {"PATH": PATH, "HOME": "/run", "TMPDIR": "/run", "LANG": "C.UTF-8"}
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
+
+
+def _namespace(pid: int, kind: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
+    except OSError:
+        return ""
+
+
+def _inits(state: Path) -> Iterator[tuple[int, str]]:
+    """Whatever holds a machine of this cluster together, or is about to: process and name of the machine."""
+    for pid, arguments in processes():
+        if len(arguments) > 5 and arguments[3:5] == [str(_INIT), str(state)]:
+            yield pid, arguments[5]
+
+
+def _is_process_1(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] == "1"
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(pid, number)

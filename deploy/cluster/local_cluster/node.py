@@ -1,0 +1,153 @@
+"""A node: its files and the command lines of containerd, kubelet and kube-proxy.
+
+Used by ``cluster``. A node has its own /run, /var/lib and /var/log, so that programs find everything at its usual
+place, and a kubeconfig of its own, so that the API server lets it see its own pods alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local_cluster import images, network, preflight
+from local_cluster.init import INSIDE
+from local_cluster.machine import PATH, Machine
+from perseus_sim.controlplane import kubeconfig, write_private
+from perseus_sim.pki import Authority
+
+SANDBOX_IMAGE = "localhost/pause:1"
+CONTAINERD, KUBELET, PROXY = "containerd", "kubelet", "kube-proxy"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node and what it needs to know."""
+
+    machine: Machine
+    number: int
+    assets: Path
+
+    @property
+    def address(self) -> str:
+        return network.address(self.number)
+
+    def write(self, *, cgroup: str, snapshotter: str) -> None:
+        """Its configuration, all but what has keys in it."""
+        folder = self.machine.folder
+        (folder / "cni").mkdir(parents=True, exist_ok=True)
+        for name, content in {
+            "cni/10-pods.conflist": json.dumps(self._pod_network()),
+            "containerd.toml": self._containerd(snapshotter),
+            "kubelet.json": json.dumps(self._kubelet(cgroup)),
+            "kube-proxy.json": json.dumps(self._proxy()),
+            "resolv.conf": "",  # no names but the cluster's: there is no way out
+        }.items():
+            (folder / name).write_text(content, encoding="utf-8")
+
+    def write_credentials(self, authority: Authority, server: str) -> None:
+        """The certificates by which the API server knows its kubelet and its proxy."""
+        folder, name = self.machine.folder, self.machine.name
+        folder.mkdir(parents=True, exist_ok=True)
+        kubelet = authority.issue(f"system:node:{name}", organization="system:nodes")
+        serving = authority.issue(f"system:node:{name}", organization="system:nodes", hosts=(name, self.address))
+        for file, content in {
+            "kubelet.kubeconfig": kubeconfig(server, authority, kubelet),
+            "kubelet.crt": serving.certificate,
+            "kubelet.key": serving.key,
+            "kube-proxy.kubeconfig": kubeconfig(server, authority, authority.issue("system:kube-proxy")),
+            "ca.crt": authority.certificate,
+        }.items():
+            write_private(folder / file, content)
+
+    def command_lines(self) -> dict[str, list[str]]:
+        """Its processes, in the order in which they start."""
+        return {
+            CONTAINERD: [
+                shutil.which(CONTAINERD, path=PATH) or CONTAINERD,
+                f"--config={self._inside('containerd.toml')}",
+            ],
+            KUBELET: [
+                str(self.assets / KUBELET),
+                f"--config={self._inside('kubelet.json')}",
+                f"--kubeconfig={self._inside('kubelet.kubeconfig')}",
+                f"--hostname-override={self.machine.name}",
+                f"--node-ip={self.address}",
+            ],
+            PROXY: [str(self.assets / PROXY), f"--config={self._inside('kube-proxy.json')}"],
+        }
+
+    def _inside(self, name: str) -> str:
+        return str(INSIDE / self.machine.name / name)
+
+    def _pod_network(self) -> dict[str, Any]:
+        ranges = [[{"subnet": network.pods(self.number)}]]
+        addresses = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni"}
+        plugins = [{"type": "ptp", "ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+        return {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
+
+    def _containerd(self, snapshotter: str) -> str:
+        return f"""version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "{images.SOCKET}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{SANDBOX_IMAGE}"
+  disable_apparmor = true
+  restrict_oom_score_adj = true  # we may lack CAP_SYS_RESOURCE
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "{snapshotter}"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{preflight.plugins()}"
+    conf_dir = "{self._inside("cni")}"
+"""
+
+    def _kubelet(self, cgroup: str) -> dict[str, Any]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": f"unix://{images.SOCKET}",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": cgroup,
+            "enforceNodeAllocatable": [],
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "localStorageCapacityIsolation": False,
+            # The disk is the machine's own: how full it is says nothing about the cluster.
+            "evictionHard": {
+                "memory.available": "100Mi",
+                "nodefs.available": "0%",
+                "nodefs.inodesFree": "0%",
+                "imagefs.available": "0%",
+                "imagefs.inodesFree": "0%",
+            },
+            "imageGCHighThresholdPercent": 100,  # what was loaded cannot be pulled again
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": self._inside("ca.crt")},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": self._inside("kubelet.crt"),
+            "tlsPrivateKeyFile": self._inside("kubelet.key"),
+            "clusterDNS": [network.DNS],
+            "clusterDomain": "cluster.local",
+            "resolvConf": self._inside("resolv.conf"),
+            "nodeStatusReportFrequency": "10s",
+            "nodeStatusUpdateFrequency": "5s",
+        }
+
+    def _proxy(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": "nftables",
+            "clusterCIDR": network.PODS,
+            "hostnameOverride": self.machine.name,
+            "clientConnection": {"kubeconfig": self._inside("kube-proxy.kubeconfig")},
+            # Limits of connection tracking belong to the whole kernel: leave them.
+            "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        }

@@ -1,0 +1,94 @@
+"""What this machine must have to hold a cluster, all of it checked at once and before anything is begun.
+
+Used by ``cluster`` (`up`, `check`). Each lack is one sentence that says what to do. Nothing is changed or installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from local_cluster import cgroups
+from local_cluster.errors import CannotRun
+from local_cluster.machine import PATH
+
+PACKAGES = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "nft": "nftables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "mount": "mount",
+}
+"""Programs and the Debian packages that bring them."""
+_PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+_PLUGINS = ("ptp", "host-local", "loopback", "portmap")
+_LEAST_MIB = 3 * 1024
+_NAMESPACES = {"network": 0x40000000, "mount": 0x00020000, "process": 0x20000000}
+
+
+def require() -> None:
+    """Raises CannotRun, which names everything that is missing."""
+    if sys.platform != "linux":
+        raise CannotRun("a cluster needs Linux: its nodes are namespaces of the kernel")
+    if os.geteuid() != 0:
+        raise CannotRun("a cluster needs root, to make namespaces: use sudo")
+    lacks = []
+    if missing := sorted({package for program, package in PACKAGES.items() if not shutil.which(program, path=PATH)}):
+        lacks.append(f"not installed: {' '.join(missing)} (apt-get install --no-install-recommends ...)")
+    try:
+        plugins()
+    except CannotRun as without:
+        lacks.append(str(without))
+    try:
+        cgroups.require()
+    except CannotRun as without:
+        lacks.append(str(without))
+    lacks += [f"the kernel refuses a new {name} namespace" for name, flag in _NAMESPACES.items() if not _allows(flag)]
+    if not missing and (refused := _firewall_refuses()):
+        lacks.append(f"nftables with NAT does not work in a network namespace: {refused}")
+    available_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    if available_mib < _LEAST_MIB:
+        lacks.append(f"{available_mib} MiB of memory, and a cluster wants {_LEAST_MIB}")
+    if lacks:
+        raise CannotRun("; ".join(lacks))
+
+
+def plugins() -> Path:
+    """The folder of the CNI plugins."""
+    for folder in _PLUGIN_FOLDERS:
+        if all((folder / plugin).exists() for plugin in _PLUGINS):
+            return folder
+    raise CannotRun("not installed: containernetworking-plugins")
+
+
+def snapshotter(state: Path) -> str:
+    """Layers of images as overlays, or where the file system cannot (a container's own overlay), as copies."""
+    with tempfile.TemporaryDirectory(dir=state) as folder:
+        for name in ("lower", "upper", "work", "merged"):
+            Path(folder, name).mkdir()
+        layers = f"lowerdir={folder}/lower,upperdir={folder}/upper,workdir={folder}/work"
+        command = ["unshare", "--mount", "mount", "-t", "overlay", "overlay", "-o", layers, f"{folder}/merged"]
+        return "overlayfs" if subprocess.run(command, capture_output=True, check=False).returncode == 0 else "native"
+
+
+def _allows(namespace: int) -> bool:
+    # In a child: what is unshared stays so.
+    script = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(int(sys.argv[1])) != 0)"
+    return subprocess.run([sys.executable, "-I", "-S", "-c", script, str(namespace)], check=False).returncode == 0
+
+
+def _firewall_refuses() -> str:
+    rules = (
+        "add table ip t; add chain ip t c { type nat hook postrouting priority 100; }; "
+        "add rule ip t c numgen random mod 100 < 1 masquerade"
+    )
+    command = ["unshare", "--net", "nft", rules]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": PATH})
+    return tried.stderr.strip().splitlines()[0] if tried.returncode != 0 else ""
