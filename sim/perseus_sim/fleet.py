@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from perseus_agent.errors import AgentError, InvalidRequest
 from perseus_agent.journal import Journal, JournalState
@@ -26,16 +27,46 @@ from perseus_agent.leases import JobLease, LeaseTable, PodName
 from perseus_agent.plans import StagePlan
 from perseus_agent.service import ERROR_METADATA, status_of
 from perseus_proto.planset import InvalidPlanSet, PlanPoint, decode_plan_set
+from perseus_proto.units import mj_from_j, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_solver.problem import Problem
+from perseus_solver.simulate import Simulator
 
 KEEPER_INTERVAL_S: Final = 0.1
 _MOST_EVENTS: Final = 1_000
 """Kept for a reader that does not read; then the oldest are dropped and counted, as by the real agent."""
 _OPTIONS: Final = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20))
 
-Times = Mapping[tuple[int, int, int], int]
-"""Microseconds of an instruction by stage, kind and clock."""
+
+@dataclass(frozen=True)
+class Work:
+    """What every pipeline of a job executes, as its profile has measured it."""
+
+    times_us: Mapping[tuple[int, int, int], int]
+    """Of an instruction by stage, kind and clock."""
+    default_us: Mapping[int, tuple[int, ...]]
+    """By stage: of its instructions at default clocks, the highest."""
+    iteration_us: int
+    iteration_mj: int
+    """Of one iteration of one pipeline at default clocks."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> Work:
+        """Everything but the plans'."""
+        simulator, offsets = Simulator(problem), problem.stage_offset.tolist()
+        fastest = np.zeros(problem.instructions, dtype=np.intp)
+        durations_us, run = np.rint(1e6 * simulator.duration_s(fastest)).astype(int), simulator.run(fastest)
+        return cls(
+            times_us={
+                (table.stage, int(table.kind), clock): round(1e6 * time_s)
+                for table in problem.options
+                for clock, time_s in zip(table.frequency_mhz.tolist(), table.time_s.tolist(), strict=True)
+            },
+            default_us={s: tuple(durations_us[offsets[s] : offsets[s + 1]].tolist()) for s in range(problem.stages)},
+            iteration_us=us_from_s(float(run.iteration_time_s)),
+            iteration_mj=mj_from_j(float(run.energy_j)),
+        )
 
 
 class _MemoryJournal(Journal):
@@ -83,11 +114,7 @@ class LightJob:
     name: str
     ranks: dict[str, tuple[LightRank, ...]]
     """By node."""
-    default_us: int = 500_000
-    default_mj: int = 1_000_000
-    """Time of an iteration at default clocks, and energy of each rank."""
-    times_us: Times = field(default_factory=dict)
-    """What instructions take; empty: not told."""
+    work: Work
     slowdowns: dict[int, float] = field(default_factory=dict)
     """Of pipelines that are slower than they should be."""
     iteration: int = 0
@@ -378,7 +405,7 @@ class Fleet:
         spans: dict[int, int] = {}
         for ranks in plans.values():
             for rank, plan in ranks.items():
-                promised_us = self.points[plan.plan_id][plan.point].iteration_time_us if plan else job.default_us
+                promised_us = self._point(plan).iteration_time_us if plan else job.work.iteration_us
                 span_us = round(promised_us * job.slowdowns.get(rank.pipeline, 1.0))
                 spans[rank.pipeline] = max(span_us, spans.get(rank.pipeline, 0))
         for node, ranks in plans.items():
@@ -391,18 +418,21 @@ class Fleet:
                         iteration=job.iteration,
                         iteration_time_us=max(spans.values()),
                         compute_span_us=spans[rank.pipeline],
-                        energy_mj=self.points[plan.plan_id][plan.point].energy_mj // stages if plan else job.default_mj,
+                        energy_mj=(self._point(plan).energy_mj if plan else job.work.iteration_mj) // stages,
                         has_energy=True,
                         plan_id=plan.plan_id if plan else "",
                         point=plan.point if plan else 0,
                         planned=plan is not None,
-                        durations_us=_durations(job, rank, plan),
+                        durations_us=_durations_us(job.work, rank, plan),
                     )
                 )
                 for rank, plan in ranks.items()
             ]
             self.agents[node].publish(job, events)
         job.iteration += 1
+
+    def _point(self, plan: StagePlan) -> PlanPoint:
+        return self.points[plan.plan_id][plan.point]
 
     async def _keep(self) -> None:
         while True:
@@ -423,11 +453,11 @@ class Fleet:
             done = now
 
 
-def _durations(job: LightJob, rank: LightRank, plan: StagePlan | None) -> list[int]:
-    if plan is None or not job.times_us:
-        return []
+def _durations_us(work: Work, rank: LightRank, plan: StagePlan | None) -> Sequence[int]:
+    if plan is None:
+        return work.default_us[rank.stage]
     kinds = plan.schedule.kinds
-    return [job.times_us[rank.stage, kind, clock] for kind, clock in zip(kinds, plan.clocks_mhz, strict=True)]
+    return [work.times_us[rank.stage, kind, clock] for kind, clock in zip(kinds, plan.clocks_mhz, strict=True)]
 
 
 def _rank(rank: LightRank, pod_uid: str, iteration: int) -> Any:

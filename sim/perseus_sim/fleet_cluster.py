@@ -20,7 +20,7 @@ import kubernetes.aio.client as k8s
 import kubernetes.aio.config as k8s_config
 
 from perseus_proto import keys
-from perseus_sim.fleet import Fleet, LightJob, LightRank, Times
+from perseus_sim.fleet import Fleet, LightJob, LightRank, Work
 from perseus_sim.processes import Child, Processes
 
 T = TypeVar("T")
@@ -152,20 +152,16 @@ class FleetCluster:
         body = {"metadata": {"name": name}, "data": {keys.PROFILE_KEY: text}}
         await self.core.create_namespaced_config_map(self.namespace, body)
 
-    async def start_training(
-        self, name: str, nodes: Sequence[str], *, stages: int, times_us: Times | None = None
-    ) -> LightJob:
+    async def start_training(self, name: str, nodes: Sequence[str], work: Work) -> LightJob:
         """Pods and processes of a training job: a pipeline on each node, a GPU for each stage."""
         ranks = {
             node: tuple(
-                LightRank(
-                    self.namespace, f"{name}-{pipeline}", pipeline, stage, f"GPU-{node}-{name}-{stage}", 100 + stage
-                )
-                for stage in range(stages)
+                LightRank(self.namespace, f"{name}-{pipeline}", pipeline, s, f"GPU-{node}-{name}-{s}", pid=100 + s)
+                for s in work.default_us
             )
             for pipeline, node in enumerate(nodes)
         }
-        job = LightJob(self.namespace, name, ranks, times_us=times_us or {})
+        job = LightJob(self.namespace, name, ranks, work)
         self.fleet.start(job)
         for pipeline, node in enumerate(nodes):
             await self._pod(self.namespace, f"{name}-{pipeline}", node, {keys.LABEL_JOB: name})

@@ -23,6 +23,7 @@ MODULES = (
     "tests.bench.calibration",
     "tests.bench.client",
     "tests.bench.agent",
+    "tests.bench.operator",
     "tests.bench.frameworks",
 )
 Result = dict[str, Any]

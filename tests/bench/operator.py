@@ -1,0 +1,297 @@
+"""The operator at scale: 1,000 agents, 500 jobs, the operator as the process that it is in production.
+
+Real: the operator, its ServiceAccount with the chart's rules, kube-apiserver and etcd (the embedded stand-in where they
+are not built), mutual TLS to every agent. Doubles: the agents (``perseus_sim.fleet``: real gRPC, leases and plans) with
+eight ranks on every node that each tell an iteration with all its durations every ten seconds. No peer: nobody else
+has such an operator; targets are the project's own.
+
+``edit to agents`` is what a user sees as reconciliation: from the moment that an edited objective is sent to the API
+server until the last agent of the job has been told its new plan, telemetry of all other jobs going on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client
+from kubernetes.config import new_client_from_config
+from kubernetes.utils import create_from_dict
+
+from perseus_sim import rbac
+from perseus_sim.controlplane import NoControlPlane
+from perseus_sim.fleet import Fleet, LightJob, Work
+from perseus_sim.fleet_cluster import FleetCluster, Operator
+from perseus_sim.model import profile_csv
+from perseus_sim.pki import Authority, write_pairs
+from perseus_sim.processes import Processes
+from perseus_sim.servers import Feature, Server, embedded_server, real_server
+from perseus_solver.problem import build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+
+Result = dict[str, Any]
+CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+ACCOUNTS, NAMESPACE = "perseus-system", "training"
+STAGES, MICROBATCHES, BLOCKING_W = 8, 16, 83.64
+PROFILE = profile_csv(STAGES)
+SPEC: dict[str, Any] = {
+    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES, "dataParallel": 2},
+    "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": round(1000 * BLOCKING_W)},
+    "baselineIterations": 0,  # or the wait for iterations at default clocks would be all that is seen
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much, and how long."""
+
+    agents: int = 1000
+    jobs: int = 500
+    iteration_s: float = 10.0
+    steady_s: float = 60.0
+    edits_per_s: float = 10.0
+    patience_s: float = 900.0
+
+
+@dataclass
+class Figures:
+    """What was measured. Requests are of the operator alone; None: the server keeps no audit log."""
+
+    settle_s: float = 0.0
+    """From the first apply until every job is Ready and every agent holds its plan."""
+    solves: float = 0.0
+    settle_requests: int | None = None
+    steady_requests_per_s: float | None = None
+    steady_cpu_percent: float = 0.0
+    steady_writes: dict[str, int] = field(default_factory=dict)
+    edits_ms: list[float] = field(default_factory=list)
+    """From an edit to the last agent of its job, sorted."""
+    restart_s: float = 0.0
+    """From the start of a new operator after kill -9 until it commands every agent and every job is Ready."""
+    restart_solves: float = 0.0
+    restart_requests: int | None = None
+    rss_mib: float = 0.0
+    """The most that either operator ever held, children not counted."""
+
+    def edit_ms(self, share: float) -> float:
+        """A quantile of the edits."""
+        return self.edits_ms[min(len(self.edits_ms) - 1, int(len(self.edits_ms) * share))]
+
+
+def work() -> Work:
+    """What every pipeline executes."""
+    schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
+    return Work.of(build_problem(read_profile(PROFILE, stages=STAGES), schedule, blocking_power_w=BLOCKING_W))
+
+
+class Bench:
+    """One run."""
+
+    def __init__(self, cluster: FleetCluster, server: Server, size: Size) -> None:
+        self.cluster, self.server, self.size = cluster, server, size
+        self.training: dict[str, LightJob] = {}
+        self.figures = Figures()
+
+    async def run(self) -> Figures:
+        """All phases, in order."""
+        size, figures = self.size, self.figures
+        say(f"{size.agents} agents, {size.jobs} jobs on the {self.server.name}")
+        await self.prepare()
+        operator = await self.cluster.start_operator()
+        audit, begun_s = self.audit_size(), time.monotonic()
+        await self.cluster.all(self.cluster.apply(name, SPEC) for name in self.training)
+        await self.until("every job is Ready", lambda: self.settled(operator))
+        figures.settle_s = time.monotonic() - begun_s
+        figures.settle_requests = self.count(audit)
+        figures.solves = await self.metric(operator, "perseus_operator_solves_total")
+        say(f"settled in {figures.settle_s:.1f} s: {figures.settle_requests} requests, {figures.solves:g} solves")
+        await asyncio.sleep(2 * size.iteration_s)
+
+        audit, begun_s, cpu_s = self.audit_size(), time.monotonic(), cpu(operator)
+        await asyncio.sleep(size.steady_s)
+        lasted_s = time.monotonic() - begun_s
+        figures.steady_cpu_percent = 100 * (cpu(operator) - cpu_s) / lasted_s
+        requests = self.count(audit)
+        figures.steady_requests_per_s = None if requests is None else requests / lasted_s
+        figures.steady_writes = self.kinds(audit)
+        say(f"steady: {figures.steady_requests_per_s} requests/s, {figures.steady_cpu_percent:.0f} % of a core")
+
+        await self.edit_all()
+        say(f"edits: p50 {figures.edit_ms(0.5):.0f} ms, p99 {figures.edit_ms(0.99):.0f} ms")
+        figures.rss_mib = peak_rss_mib(operator)
+        await asyncio.to_thread(operator.kill)
+
+        audit, begun_s = self.audit_size(), time.monotonic()
+        operator = await self.cluster.start_operator()
+        await self.until("the next operator commands every agent", lambda: self.settled(operator))
+        figures.restart_s = time.monotonic() - begun_s
+        figures.restart_requests = self.count(audit)
+        figures.restart_solves = await self.metric(operator, "perseus_operator_solves_total")
+        figures.rss_mib = max(figures.rss_mib, peak_rss_mib(operator))
+        say(f"restarted in {figures.restart_s:.1f} s, {figures.restart_requests} requests; {figures.rss_mib:.0f} MiB")
+        return figures
+
+    async def prepare(self) -> None:
+        """Nodes, pods, processes; no PerseusJob yet."""
+        size, cluster = self.size, self.cluster
+        nodes, executed = await cluster.add_nodes(size.agents), work()
+        share = SPEC["pipeline"]["dataParallel"]
+        assert size.agents == share * size.jobs, "a node for each pipeline"
+        await cluster.profile(PROFILE)
+        jobs = await cluster.all(
+            cluster.start_training(f"job-{j}", nodes[j * share : (j + 1) * share], executed) for j in range(size.jobs)
+        )
+        self.training = {job.name: job for job in jobs}
+
+    async def settled(self, operator: Operator) -> bool:
+        """Whether every agent obeys this operator and every job says that its plan is in force."""
+        if not all(agent.epoch == operator.epoch for agent in self.cluster.fleet.agents.values()):
+            return False
+        if not all(all(self.cluster.fleet.plans(job).values()) for job in self.training.values()):
+            return False
+        ready = [is_ready(job) for job in (await self.cluster.jobs()).values()]
+        return len(ready) == self.size.jobs and all(ready)
+
+    async def edit_all(self) -> None:
+        """Another objective for every job, one after another, at an even pace."""
+        jobs, pause_s = await self.cluster.jobs(), 1 / self.size.edits_per_s
+        edits = []
+        for name, job in self.training.items():
+            edits.append(asyncio.create_task(self.edit(job, jobs[name]["metadata"]["uid"])))
+            await asyncio.sleep(pause_s)
+        self.figures.edits_ms = sorted(await asyncio.gather(*edits))
+
+    async def edit(self, job: LightJob, uid: str) -> float:
+        """Milliseconds until the last agent of the job was told."""
+        begun_s, agents = time.monotonic(), [self.cluster.fleet.agents[node] for node in job.ranks]
+        await self.cluster.patch(job.name, {"spec": {"objective": {"type": "MinEnergy"}}})
+        async with asyncio.timeout(self.size.patience_s):
+            while min(agent.selected_s.get(uid, 0.0) for agent in agents) < begun_s:
+                await asyncio.sleep(0.002)
+        return 1000 * (max(agent.selected_s[uid] for agent in agents) - begun_s)
+
+    async def until(self, what: str, check: Callable[[], Awaitable[bool]]) -> None:
+        try:
+            async with asyncio.timeout(self.size.patience_s):
+                while not await check():
+                    await asyncio.sleep(0.25)
+        except TimeoutError:
+            tail = self.cluster.operators[-1].child.tail(30)
+            raise TimeoutError(f"not after {self.size.patience_s:g} s: {what}\n{tail}") from None
+
+    async def metric(self, operator: Operator, name: str) -> float:
+        return await asyncio.to_thread(operator.metric, name)
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def audit_size(self) -> int:
+        return self.server.plane.audit_log.stat().st_size if self.server.plane else 0
+
+    def asked(self, since: int) -> list[rbac.Request]:
+        assert self.server.plane is not None
+        return list(
+            rbac.requests(self.server.plane.audit_log, rbac.user_name(ACCOUNTS, "perseus-operator"), since=since)
+        )
+
+    def count(self, since: int) -> int | None:
+        return len(self.asked(since)) if self.server.plane else None
+
+    def kinds(self, since: int) -> dict[str, int]:
+        """How many requests of each kind."""
+        found: dict[str, int] = {}
+        for request in self.asked(since) if self.server.plane else ():
+            found[str(request.permission)] = found.get(str(request.permission), 0) + 1
+        return found
+
+
+def is_ready(job: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in job.get("status", {}).get("conditions", ()))
+
+
+def cpu(operator: Operator) -> float:
+    """CPU seconds used so far by the process, ended children not counted."""
+    fields = Path(f"/proc/{operator.child.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def peak_rss_mib(operator: Operator) -> float:
+    status = Path(f"/proc/{operator.child.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def say(text: str) -> None:
+    print(f"  operator: {text}", file=sys.stderr, flush=True)
+
+
+def login(server: Server, folder: Path) -> Path:
+    """The operator's kubeconfig: its service account's, where there are such. Installs the CRD, too."""
+    with new_client_from_config(str(server.kubeconfig)) as api:
+        definitions = client.ApiextensionsV1Api(api)
+        definitions.create_custom_resource_definition(yaml.safe_load(CRD.read_text(encoding="utf-8")))
+        if Feature.RBAC not in server.features:
+            return server.kubeconfig
+        client.CoreV1Api(api).create_namespace({"metadata": {"name": ACCOUNTS}})
+        for document in rbac.operator_manifest(ACCOUNTS):
+            create_from_dict(api, document, namespace=ACCOUNTS, apply=True)
+    return rbac.log_in(server.kubeconfig, ACCOUNTS, "perseus-operator", folder / "operator.kubeconfig")
+
+
+async def measure(server: Server, folder: Path, size: Size) -> Figures:
+    """Everything on one API server, whose CRD and namespaces are ours to make."""
+    tls = folder / "tls"
+    write_pairs(tls, Authority("perseus-bench"), ("perseus-agent", "perseus-operator"))
+    kubeconfig = await asyncio.to_thread(login, server, folder)
+    with Processes(folder / "logs") as processes:
+        async with (
+            Fleet(iteration_s=size.iteration_s, tls=tls) as fleet,
+            FleetCluster(
+                fleet,
+                admin=server.kubeconfig,
+                operator=kubeconfig,
+                namespace=NAMESPACE,
+                processes=processes,
+                folder=folder,
+                tls=tls,
+            ) as cluster,
+        ):
+            return await Bench(cluster, server, size).run()
+
+
+def operator_scale(size: Size = Size()) -> Result:
+    """The figures. Names say the size."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perseus-bench-")))
+        try:
+            server = stack.enter_context(real_server(folder / "api"))
+        except NoControlPlane as missing:
+            say(f"on the embedded API server, requests not counted: {missing}")
+            server = stack.enter_context(embedded_server(folder / "api"))
+        figures = asyncio.run(measure(server, folder, size))
+    jobs, both = f"{size.jobs}jobs", f"{size.agents}agents_{size.jobs}jobs"
+    return {
+        f"operator_reconcile_p99_ms_{jobs}": {"value": figures.edit_ms(0.99), "unit": "ms"},
+        f"operator_reconcile_p50_ms_{jobs}": {"value": figures.edit_ms(0.5), "unit": "ms"},
+        f"operator_rss_mib_{both}": {"value": figures.rss_mib, "unit": "MiB"},
+        f"operator_settle_s_{jobs}": {"value": figures.settle_s, "unit": "s"},
+        f"operator_settle_solves_{jobs}": {"value": figures.solves, "unit": "solves"},
+        f"operator_settle_requests_{jobs}": {"value": figures.settle_requests, "unit": "requests"},
+        f"operator_restart_s_{jobs}": {"value": figures.restart_s, "unit": "s"},
+        f"operator_restart_requests_{jobs}": {"value": figures.restart_requests, "unit": "requests"},
+        f"operator_steady_requests_per_s_{jobs}": {"value": figures.steady_requests_per_s, "unit": "1/s"},
+        f"operator_steady_cpu_percent_{both}": {"value": figures.steady_cpu_percent, "unit": "% core"},
+    }
+
+
+FIGURES = {"operator": operator_scale}
