@@ -7,10 +7,11 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
 FRAMEWORKS := .venv-frameworks
+CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy coredns pause kubectl helm
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e chart-test images bench test-frameworks example lock clean docs observability-test
+.PHONY: help setup demo test verify generate check control-plane e2e cluster cluster-down e2e-cluster chart-test images bench test-frameworks example lock clean docs observability-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,7 +43,7 @@ demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv S
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Unit, law, integration and contract tests
-	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/bench --ignore tests/chart --ignore tests/frameworks --ignore tests/observability
+	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/cluster --ignore tests/bench --ignore tests/chart --ignore tests/frameworks --ignore tests/observability
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks
@@ -55,6 +56,17 @@ control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl f
 
 e2e: setup ## End-to-end tests on the embedded API server, and on a real one: of `make control-plane`, KUBEBUILDER_ASSETS or KUBECONFIG_E2E
 	$(BIN)/pytest tests/e2e
+
+cluster: setup ## A real cluster on this machine, NODES=2 of them, with kubelets and containers (needs Linux, root, Go)
+	@$(BIN)/python deploy/cluster/cluster.py check
+	@$(PYTHON) deploy/control-plane/build.py $(CLUSTER) >/dev/null
+	@$(BIN)/python deploy/cluster/cluster.py up --nodes $(or $(NODES),2)
+
+cluster-down: setup ## Remove it and everything of it
+	@$(BIN)/python deploy/cluster/cluster.py down
+
+e2e-cluster: setup ## The product on `make cluster`: the journey of a user, attacks, faults
+	$(BIN)/pytest tests/cluster
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)
 	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm >/dev/null; \
