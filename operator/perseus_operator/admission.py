@@ -21,7 +21,8 @@ from perseus_proto import keys
 
 WEBHOOK_ID: Final = "inject"
 """Path of the webhook, as in the chart's configuration."""
-_RETRY_S: Final = 5.0
+_RETRY_S: Final = 2.0
+_RENEWAL_CHECK_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +54,15 @@ def server(own: Settings) -> Any:
     """What kopf runs to be asked by the API server.
 
     A certificate that is missing or wrong, or a port that is taken, is tried again: planning goes on meanwhile, and
-    pods are created as they are. Renewed certificates are taken up within a minute.
+    pods are created as they are. Renewed certificates are taken up in seconds.
     """
     host, _, port = own.webhook_address.rpartition(":")
     listening = kopf.WebhookServer(
-        addr=host.strip("[]") or None, port=int(port), certfile=own.webhook_cert, pkeyfile=own.webhook_key
+        addr=host.strip("[]") or None,
+        port=int(port),
+        certfile=own.webhook_cert,
+        pkeyfile=own.webhook_key,
+        file_check_interval=_RENEWAL_CHECK_S,
     )
 
     async def serve(answer: Any) -> AsyncIterator[Any]:

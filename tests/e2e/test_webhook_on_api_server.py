@@ -1,0 +1,244 @@
+"""Pods as a real API server creates them while the operator's webhook answers, is dead, hangs, or may not be asked.
+
+The operator runs outside the cluster, so the configuration has an address where the chart's has a Service; all else is
+as the chart renders it (tests/chart/test_webhook_rendering.py). Nothing here may keep a pod from being created.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+from kubernetes.utils import create_from_dict
+
+from perseus_proto import keys
+from perseus_sim import rbac
+from perseus_sim.pki import Authority
+from perseus_sim.processes import Child, Processes
+from perseus_sim.servers import Server
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+SYSTEM = "perseus-webhook-system"
+NAME = "perseus-webhook"
+PORT = 9443
+ADDRESS = f"127.{192 + os.getpid() % 60}.{os.getpid() // 60 % 256}.78"
+TIMEOUT_S = 2
+
+
+def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s"
+        time.sleep(0.1)
+    return found
+
+
+def configuration(authority: Authority, path: str = "/inject") -> dict[str, Any]:
+    bundle = base64.b64encode(authority.certificate).decode()
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": NAME},
+        "webhooks": [
+            {
+                "name": "inject.perseus.energy",
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "failurePolicy": "Ignore",
+                "timeoutSeconds": TIMEOUT_S,
+                "reinvocationPolicy": "IfNeeded",
+                "clientConfig": {"url": f"https://{ADDRESS}:{PORT}{path}", "caBundle": bundle},
+                "rules": [
+                    {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]},
+                ],
+                "objectSelector": {"matchExpressions": [{"key": keys.LABEL_JOB, "operator": "Exists"}]},
+                "namespaceSelector": {
+                    "matchExpressions": [
+                        {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", SYSTEM]},
+                        {
+                            "key": "pod-security.kubernetes.io/enforce",
+                            "operator": "NotIn",
+                            "values": ["baseline", "restricted"],
+                        },
+                    ]
+                },
+            }
+        ],
+    }
+
+
+class World:
+    """An operator that serves the webhook, and a namespace."""
+
+    def __init__(self, api: Any, namespace: str, operator: Child, folder: Path) -> None:
+        self.api, self.namespace, self.operator, self.folder = api, namespace, operator, folder
+        self.core = client.CoreV1Api(api)
+        self.number = 0
+
+    def create(self, labels: dict[str, str] | None = None, *, namespace: str = "", **options: Any) -> tuple[Any, float]:
+        """A pod that nobody runs, as the API server made it, and how long that took, seconds."""
+        self.number += 1
+        given = {keys.LABEL_JOB: "gpt3"} if labels is None else labels
+        metadata = {"generateName": f"p{self.number}-", "labels": given}
+        main = {"name": "main", "image": "x", "env": [{"name": "A", "value": "1"}]}
+        began_s = time.monotonic()
+        made = self.core.create_namespaced_pod(
+            namespace or self.namespace,
+            {"metadata": metadata, "spec": {"containers": [main], "automountServiceAccountToken": False}},
+            **options,
+        )
+        return made, time.monotonic() - began_s
+
+
+def injected(pod: Any) -> bool:
+    """Whether the pod has all of it; half of it fails."""
+    (main,) = pod.spec.containers
+    variables = {variable.name: variable.value for variable in main.env}
+    assert variables.pop("A") == "1"
+    if not variables:
+        assert not pod.spec.volumes
+        assert not main.volume_mounts
+        return False
+    assert variables == {keys.ENV_SOCKET: keys.DEFAULT_SOCKET_PATH}
+    (volume,) = pod.spec.volumes
+    (mount,) = main.volume_mounts
+    assert (mount.name, mount.mount_path, mount.read_only) == (volume.name, "/run/perseus", True)
+    assert (volume.host_path.path, volume.host_path.type) == ("/run/perseus", "DirectoryOrCreate")
+    return True
+
+
+@pytest.fixture(scope="module")
+def operator(
+    server: Server, api: Any, crd: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Child, Path]]:
+    """Under its own account with the chart's rights: serving the webhook takes none."""
+    if server.plane is None:
+        pytest.skip(f"the {server.name} is not ours to ask an operator on this machine")
+    folder = tmp_path_factory.mktemp("webhook")
+    core = client.CoreV1Api(api)
+    core.create_namespace({"metadata": {"name": SYSTEM}})
+    for document in rbac.operator_manifest(SYSTEM):
+        create_from_dict(api, document, namespace=SYSTEM, apply=True)
+    login = rbac.log_in(server.kubeconfig, SYSTEM, "perseus-operator", folder / "kubeconfig")
+    authority = Authority("webhook")
+    pair = authority.issue("webhook", hosts=(ADDRESS,))
+    (folder / "tls.crt").write_bytes(pair.certificate)
+    (folder / "tls.key").write_bytes(pair.key)
+    command = [
+        *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text", "--agent-namespace", SYSTEM),
+        *("--metrics-address", "", "--web-address", "", "--webhook-address", f"{ADDRESS}:{PORT}"),
+        *("--webhook-cert", str(folder / "tls.crt"), "--webhook-key", str(folder / "tls.key")),
+    ]
+    admission = client.AdmissionregistrationV1Api(api)
+    with Processes(folder) as processes:
+        child = processes.start("operator", command, environment={"KUBECONFIG": str(login)})
+        child.wait_until(lambda: "admission webhook served" in child.log.read_text(), 60)
+        admission.create_mutating_webhook_configuration(configuration(authority))
+        try:
+            yield child, folder
+        finally:
+            child.signal(signal.SIGCONT)
+            admission.delete_mutating_webhook_configuration(NAME)
+            core.delete_namespace(SYSTEM)
+
+
+@pytest.fixture
+def world(api: Any, namespace: str, operator: tuple[Child, Path]) -> World:
+    child, folder = operator
+    world = World(api, namespace, child, folder)
+    # An API server hears of a new configuration a moment later.
+    until("asked", lambda: injected(world.create(dry_run="All")[0]))
+    return world
+
+
+def test_the_label_is_enough(world: World) -> None:
+    made, _ = world.create()
+    assert injected(made)
+    assert injected(world.core.read_namespaced_pod(made.metadata.name, world.namespace))
+    bare, _ = world.create({"app": "something-else"})
+    assert not injected(bare)
+
+
+def test_a_dry_run_shows_it_and_leaves_nothing(world: World) -> None:
+    shown, _ = world.create(dry_run="All")
+    assert injected(shown)
+    assert not world.core.list_namespaced_pod(world.namespace).items
+
+
+def test_a_pod_that_has_it_is_not_given_it_again(world: World) -> None:
+    first, _ = world.create()
+    spec = world.api.sanitize_for_serialization(first.spec)
+    metadata = {"name": "again", "labels": {keys.LABEL_JOB: "gpt3"}}
+    again = world.core.create_namespaced_pod(world.namespace, {"metadata": metadata, "spec": spec})
+    assert injected(again)
+
+
+def test_it_is_asked_about_no_other_namespace(world: World) -> None:
+    made, _ = world.create(namespace=SYSTEM, dry_run="All")
+    assert not injected(made)
+
+
+def test_a_namespace_that_would_refuse_the_mount_is_spared(world: World, api: Any) -> None:
+    core, name = world.core, f"{world.namespace}-baseline"
+    core.create_namespace({"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "baseline"}}})
+    try:
+        until("an account", lambda: core.list_namespaced_service_account(name).items)
+        assert not injected(world.create(namespace=name)[0])
+        metadata = {"name": "by-hand", "labels": {keys.LABEL_JOB: "gpt3"}}
+        with_mount = world.api.sanitize_for_serialization(world.create(dry_run="All")[0].spec)
+        with pytest.raises(client.ApiException, match="hostPath volumes"):
+            core.create_namespaced_pod(name, {"metadata": metadata, "spec": with_mount}, dry_run="All")
+    finally:
+        core.delete_namespace(name)
+
+
+def test_a_hung_operator_keeps_no_pod_waiting_for_long(world: World) -> None:
+    world.operator.signal(signal.SIGSTOP)
+    try:
+        made, took_s = world.create()
+        assert not injected(made)
+        assert took_s < TIMEOUT_S + 30, "the API server gives up, on a busy machine a little later"
+    finally:
+        world.operator.signal(signal.SIGCONT)
+    until("asked again", lambda: injected(world.create(dry_run="All")[0]))
+
+
+def test_a_certificate_of_another_authority_keeps_no_pod_waiting(world: World) -> None:
+    admission = client.AdmissionregistrationV1Api(world.api)
+    kept = admission.read_mutating_webhook_configuration(NAME)
+    stranger = configuration(Authority("stranger"))
+    stranger["metadata"]["resourceVersion"] = kept.metadata.resource_version
+    admission.replace_mutating_webhook_configuration(NAME, stranger)
+    until("not trusted", lambda: not injected(world.create(dry_run="All")[0]))
+    assert not injected(world.create()[0])
+    kept.metadata.resource_version = admission.read_mutating_webhook_configuration(NAME).metadata.resource_version
+    admission.replace_mutating_webhook_configuration(NAME, kept)
+    until("trusted again", lambda: injected(world.create(dry_run="All")[0]))
+
+
+def test_without_an_operator_pods_are_created_as_they_are(world: World) -> None:
+    """The last one: nobody serves after it."""
+    world.operator.popen.kill()
+    world.operator.popen.wait()
+    made, took_s = world.create()
+    assert not injected(made)
+    assert took_s < TIMEOUT_S + 30
+    jobs = client.BatchV1Api(world.api)
+    template = {
+        "metadata": {"labels": {keys.LABEL_JOB: "gpt3"}},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "x"}]},
+    }
+    jobs.create_namespaced_job(world.namespace, {"metadata": {"name": "train"}, "spec": {"template": template}})
+    of_job = "batch.kubernetes.io/job-name=train"
+    until(
+        "made by its controller", lambda: world.core.list_namespaced_pod(world.namespace, label_selector=of_job).items
+    )

@@ -1,0 +1,180 @@
+"""The operator's webhook, asked as an API server asks: over TLS, about any pod. The answer is always yes.
+
+Which pods it is asked about, and what becomes of them while nobody answers: tests/e2e/test_webhook_on_api_server.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import ssl
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonpatch
+import pytest
+from kubernetes import client
+
+from perseus_operator.admission import WEBHOOK_ID
+from perseus_operator.injection import inject
+from perseus_proto import keys
+from perseus_sim.pki import Authority
+from perseus_sim.processes import Child, Processes
+
+SOCKET = "/run/perseus/agent.sock"
+PORT = 9443
+ADDRESS = f"127.{192 + os.getpid() % 60}.{os.getpid() // 60 % 256}.77"
+"""An address of our own, so that the port is nobody else's."""
+
+
+def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := check()):
+        assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s"
+        time.sleep(0.1)
+    return found
+
+
+class Webhook:
+    """An operator that serves it, and its certificate on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.operator: Child | None = None
+        self.authority = Authority("first")
+
+    def certify(self) -> None:
+        """Give it a certificate of a new authority, as a mounted Secret would change."""
+        self.authority = Authority("another")
+        pair = self.authority.issue("webhook", hosts=(ADDRESS,))
+        (self.folder / "tls.key").write_bytes(pair.key)
+        (self.folder / "tls.crt").write_bytes(pair.certificate)
+
+    def ask(self, pod: Any, *, uid: str = "u-1", raw: bytes | None = None) -> tuple[int, Any]:
+        """Status code and answer to the creation of a pod.
+
+        Raises:
+            OSError: it does not listen, or shows another certificate.
+        """
+        review = {
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "request": {
+                "uid": uid,
+                "kind": {"group": "", "version": "v1", "kind": "Pod"},
+                "resource": {"group": "", "version": "v1", "resource": "pods"},
+                "namespace": "training",
+                "operation": "CREATE",
+                "userInfo": {"username": "job-controller"},
+                "object": pod,
+                "oldObject": None,
+                "dryRun": False,
+                "options": {},
+            },
+        }
+        tls = ssl.create_default_context(cadata=self.authority.certificate.decode())
+        connection = http.client.HTTPSConnection(ADDRESS, PORT, timeout=20, context=tls)
+        try:
+            body = json.dumps(review).encode() if raw is None else raw
+            connection.request("POST", f"/{WEBHOOK_ID}", body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+            return answer.status, json.loads(content) if answer.status == 200 else content
+        finally:
+            connection.close()
+
+    def serves(self) -> bool:
+        try:
+            return self.ask(pod())[0] == 200
+        except OSError:
+            return False
+
+
+def pod(**spec: Any) -> dict[str, Any]:
+    metadata = {"generateName": "train-", "labels": {keys.LABEL_JOB: "gpt3"}}
+    main = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [main], **spec}}
+
+
+@pytest.fixture(scope="module")
+def webhook(kubeconfig: Path, api: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
+    folder = tmp_path_factory.mktemp("webhook")
+    system = f"system-{uuid.uuid4().hex[:8]}"
+    client.CoreV1Api(api).create_namespace({"metadata": {"name": system}})
+    command = [
+        *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text", "--agent-namespace", system),
+        *("--metrics-address", "", "--web-address", "", "--ready-file", str(folder / "ready")),
+        *("--webhook-address", f"{ADDRESS}:{PORT}"),
+        *("--webhook-cert", str(folder / "tls.crt"), "--webhook-key", str(folder / "tls.key")),
+    ]
+    made = Webhook(folder)
+    with Processes(folder) as processes:
+        made.operator = processes.start("operator", command, environment={"KUBECONFIG": str(kubeconfig)})
+        made.operator.wait_until((folder / "ready").exists, 60)
+        # A Secret that comes late: nothing else waits for it.
+        until("said", lambda: "admission webhook: " in made.operator.log.read_text())  # type: ignore[union-attr]
+        made.certify()
+        until("served", made.serves)
+        yield made
+        assert made.operator.running, made.operator.tail()
+
+
+def test_a_pod_gets_what_it_lacks_by_a_patch(webhook: Webhook) -> None:
+    before = pod()
+    status, review = webhook.ask(before, uid="u-7")
+    assert status == 200
+    answer = review["response"]
+    assert (answer["uid"], answer["allowed"], answer["patchType"]) == ("u-7", True, "JSONPatch")
+    patch = json.loads(base64.b64decode(answer["patch"]))
+    assert jsonpatch.apply_patch(before, patch) == inject(before, SOCKET).pod
+    assert "warnings" not in answer
+
+
+def test_asked_again_it_has_nothing_to_add(webhook: Webhook) -> None:
+    status, review = webhook.ask(inject(pod(), SOCKET).pod)
+    assert (status, review["response"]["allowed"]) == (200, True)
+    assert "patch" not in review["response"]
+
+
+def test_what_it_left_out_is_a_warning(webhook: Webhook) -> None:
+    _, review = webhook.ask(pod(volumes=[{"name": "perseus-agent", "emptyDir": {}}]))
+    assert review["response"]["allowed"]
+    assert "patch" not in review["response"]
+    (warning,) = review["response"]["warnings"]
+    assert "volume perseus-agent is not the node's directory /run/perseus" in warning
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": "none"},
+        {"containers": [{"image": "nameless"}]},
+        {"containers": None},
+        {"volumes": [{"emptyDir": {}}]},
+        {"containers": [{"name": "main", "volumeMounts": [{"name": "x"}]}]},
+    ],
+)
+def test_a_pod_that_makes_no_sense_is_not_ours_to_refuse(webhook: Webhook, spec: dict[str, Any]) -> None:
+    """The API server says what is wrong with it. A denial of ours would be final, whatever the failure policy."""
+    status, review = webhook.ask(pod(**spec))
+    assert status == 200
+    assert review["response"]["allowed"]
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"{}", b'{"request": {}}', b"[]"])
+def test_what_is_no_review_ends_that_request_alone(webhook: Webhook, raw: bytes) -> None:
+    status, _ = webhook.ask(None, raw=raw)
+    assert 400 <= status < 600, "an error to the API server, which then ignores us"
+    assert webhook.serves()
+
+
+def test_a_renewed_certificate_is_taken_up(webhook: Webhook) -> None:
+    assert webhook.serves()
+    webhook.certify()
+    until("served with the new certificate", webhook.serves)
