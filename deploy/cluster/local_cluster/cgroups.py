@@ -77,13 +77,13 @@ def remove(cluster: str) -> None:
         StartFailed: some are still in use.
     """
     deadline = time.monotonic() + 30
-    while left := [group for group in _groups(cluster) if not _removed(group)]:
+    while left := [group for group in groups(cluster) if not _removed(group)]:
         if time.monotonic() > deadline:
             raise StartFailed(f"control groups still in use: {', '.join(map(str, left[:3]))}")
         time.sleep(0.1)
 
 
-def _groups(cluster: str) -> list[Path]:
+def groups(cluster: str) -> list[Path]:
     """All of them, those within others first."""
     found = []
     for root in _roots():

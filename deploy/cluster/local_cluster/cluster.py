@@ -116,7 +116,7 @@ class Cluster:
             self._wrap_images()
             snapshotter = preflight.snapshotter(self.state)
             for machine in machines:
-                self._node(machine).write(cgroup=cgroups.make(self._group, machine.name), snapshotter=snapshotter)
+                self._node(machine).write(cgroup=cgroups.make(self.group, machine.name), snapshotter=snapshotter)
                 self.start(machine.name, node.CONTAINERD)
                 self._load_missing(machine)
                 for name in (node.KUBELET, node.PROXY):
@@ -137,7 +137,7 @@ class Cluster:
             StartFailed: something is held by somebody else.
         """
         end_all(self.state)
-        cgroups.remove(self._group)
+        cgroups.remove(self.group)
         if self.state.exists():
             if mounted := [line.split()[1] for line in _mounts() if line.split()[1].startswith(f"{self.state}/")]:
                 raise StartFailed(f"{mounted[0]} is mounted, and not by us: unmount it first")
@@ -203,7 +203,7 @@ class Cluster:
     # How
 
     @property
-    def _group(self) -> str:
+    def group(self) -> str:
         """Control groups share one name space: the folder's name makes ours unique."""
         return f"cluster-{hashlib.sha256(str(self.state).encode()).hexdigest()[:8]}"
 

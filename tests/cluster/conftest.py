@@ -1,0 +1,72 @@
+"""The real cluster that tests run on: the one of `make cluster` (or of PERSEUS_CLUSTER), which must be up.
+
+Tests that make and remove clusters of their own take none of this.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+from kubernetes.config import new_client_from_config
+
+from local_cluster.cluster import Cluster, default_state
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster; whoever breaks a part of it mends it."""
+    found = Cluster(default_state())
+    if not found.kubeconfig.exists() or found.control_plane.pid is None:
+        pytest.skip(f"no cluster runs in {found.state}: `make cluster` makes one")
+    return found
+
+
+@pytest.fixture(scope="session")
+def api(cluster: Cluster) -> Iterator[Any]:
+    """The administrator's connection."""
+    with new_client_from_config(str(cluster.kubeconfig)) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Eventually:
+    """``eventually(what, check, timeout_s=120)`` waits until ``check()`` is true and returns what it returned.
+
+    An exception of the API server or of a failed assertion counts as "not yet"; the last one is told at the end.
+    """
+
+    def wait(what: str, check: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            last: object
+            try:
+                if last := check():
+                    return last
+            except (AssertionError, OSError, client.ApiException) as not_yet:
+                last = not_yet
+            except Exception as unreachable:  # urllib3's own tree, while the API server is away
+                if type(unreachable).__module__.partition(".")[0] != "urllib3":
+                    raise
+                last = unreachable
+            if time.monotonic() > deadline:
+                pytest.fail(f"not {what} within {timeout_s:g} s; last: {last!r}")
+            time.sleep(0.25)
+
+    return wait
+
+
+@pytest.fixture
+def namespace(api: Any) -> Iterator[str]:
+    """A namespace of the test's own."""
+    core = client.CoreV1Api(api)
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    core.create_namespace({"metadata": {"name": name}})
+    yield name
+    core.delete_namespace(name)

@@ -1,0 +1,177 @@
+"""A cluster comes up, is mended by a second `up`, and leaves nothing, wherever an `up` was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from local_cluster import cgroups, preflight
+from local_cluster.cluster import CONTROL_PLANE, Cluster
+from local_cluster.errors import CannotRun, NotUp
+from local_cluster.machine import processes, running
+from local_cluster.preflight import require
+
+COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "deploy" / "cluster" / "cluster.py")]
+PATIENCE_S = 240
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Cluster]:
+    """A place for a cluster of one node; whatever a test leaves there is removed."""
+    try:
+        require()
+        cluster = Cluster(tmp_path / "state")
+        _ = cluster.assets
+    except CannotRun as lacks:
+        pytest.skip(f"no cluster on this machine: {lacks}")
+    yield cluster
+    cluster.down()
+
+
+def tell(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "--state", str(cluster.state), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+def outside() -> tuple[str, ...]:
+    """The machine's own network, which no cluster may change."""
+    return tuple(
+        subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+        for words in (("-brief", "address"), ("route",), ("netns",))
+    )
+
+
+def namespaces(cluster: Cluster) -> set[str]:
+    """The namespaces of its machines."""
+    machines = [cluster.control_plane.pid]
+    with contextlib.suppress(NotUp):
+        machines += [machine.pid for machine in cluster.nodes]
+    return {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in machines if pid for kind in ("pid", "net", "mnt")}
+
+
+def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
+    """What there is of a cluster: its processes, mounts, namespaces, control groups and files."""
+    found = []
+    for pid, arguments in processes():
+        theirs = set()
+        for kind in ("pid", "net", "mnt"):
+            try:
+                theirs.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+            except OSError:
+                continue
+        if running(pid) and (theirs & spaces or str(cluster.state) in arguments):
+            found.append(f"process {pid}: {' '.join(arguments)[:120]}")
+    mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    found += [f"mount {line}" for line in mounts if str(cluster.state) in line]
+    found += [f"control group {group}" for group in cgroups.groups(cluster.group)]
+    return found + ([f"files in {cluster.state}"] if cluster.state.exists() else [])
+
+
+def eventually(what: str, check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster) -> None:
+    before = outside()
+    made = tell(own, "up", "--nodes", "1")
+    assert made.returncode == 0, made.stderr
+    assert f"export KUBECONFIG={own.kubeconfig}" in made.stdout
+    spaces = namespaces(own)
+    assert len(spaces) == 6, "two machines of three namespaces each, all their own"
+
+    own.kubectl("run", "sleeper", "--image=localhost/pause:1", "--image-pull-policy=Never")
+    own.kubectl("wait", "pod/sleeper", "--for=condition=Ready", "--timeout=120s")
+    assert "CoreDNS" in own.kubectl("-n", "kube-system", "logs", "deployment/coredns")  # by the kubelet's own server
+    asked = own.machine("node-1").run("python3", "-c", _RESOLVE).stdout
+    assert asked.split() == ["10.96.0.1"], "the Service of the DNS answers on the node, through kube-proxy"
+
+    started = {name: own.machine("node-1").find(own.assets.joinpath(name).as_posix()) for name in ("kubelet",)}
+    assert own.signal("node-1", "containerd", signal.SIGKILL) == 1
+    assert own.signal(CONTROL_PLANE, "etcd", signal.SIGKILL) == 1
+    mended = tell(own, "up", "--nodes", "1")
+    assert mended.returncode == 0, mended.stderr
+    assert own.running("node-1", "containerd")
+    assert own.machine("node-1").find(own.assets.joinpath("kubelet").as_posix()) == started["kubelet"]
+    assert "sleeper" in own.kubectl("get", "pods"), "etcd was started from its disk"
+    refused = tell(own, "up", "--nodes", "2")
+    assert "has 1 nodes: take it down first" in refused.stderr
+
+    assert outside() == before, "the machine's own network is as it was"
+    assert tell(own, "down").returncode == 0
+    assert leavings(own, spaces) == []
+    assert outside() == before
+    assert tell(own, "down").returncode == 0, "nothing is left to remove, which is no error"
+
+
+_RESOLVE = """
+import socket
+name = "kubernetes.default.svc.cluster.local"
+words = b"".join(bytes([len(w)]) + w.encode() for w in name.split(".")) + b"\\0"
+asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked.settimeout(1)
+for attempt in range(60):  # kube-proxy may still be writing its rules
+    asked.sendto(b"\\0\\1\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0" + words + b"\\0\\1\\0\\1", ("10.96.0.10", 53))
+    try:
+        print(socket.inet_ntoa(asked.recv(512)[-4:]))
+        break
+    except TimeoutError:
+        pass
+"""
+
+POINTS: dict[str, Callable[[Cluster], bool]] = {
+    "its folder exists": lambda own: own.state.exists(),
+    "its keys are written": lambda own: own.kubeconfig.exists(),
+    "its first machine stands": lambda own: own.control_plane.pid is not None,
+    "etcd runs": lambda own: own.running(CONTROL_PLANE, "etcd"),
+    "a container runtime runs": lambda own: own.running("node-1", "containerd"),
+    "a kubelet runs": lambda own: own.running("node-1", "kubelet"),
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("point", POINTS)
+def test_nothing_is_left_of_an_up_that_was_killed(own: Cluster, point: str) -> None:
+    before = outside()
+    command = [*COMMAND, "--state", str(own.state), "up", "--nodes", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as up:
+
+        def reached() -> bool:
+            try:
+                return POINTS[point](own)
+            except NotUp:
+                return False
+
+        eventually(f"`up` did not come to where {point}", lambda: reached() or up.poll() is not None)
+        os.killpg(up.pid, signal.SIGKILL)
+    assert up.returncode == -signal.SIGKILL, "it was killed in the middle"
+    spaces = namespaces(own)
+    assert leavings(own, spaces), "there was something to remove"
+    assert tell(own, "down").returncode == 0
+    assert leavings(own, spaces) == []
+    assert outside() == before
+
+
+def test_what_a_machine_lacks_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(CannotRun, match=r"^a cluster needs root, to make namespaces: use sudo$"):
+        Cluster(tmp_path / "state").up(1)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(preflight, "PATH", "/nonexistent")
+    monkeypatch.setattr(preflight, "_PLUGIN_FOLDERS", (tmp_path,))
+    with pytest.raises(
+        CannotRun, match=r"^not installed: conntrack containerd .* runc .*; .* containernetworking-plugins"
+    ):
+        Cluster(tmp_path / "state").up(1)
+    assert not (tmp_path / "state").exists(), "nothing was begun"
