@@ -64,6 +64,8 @@ class NodeInfo:
 
     ranks: tuple[Rank, ...]
     uncontrollable: dict[str, str]
+    clocks_mhz: dict[str, tuple[int, ...]]
+    """GPU UUID → supported clocks."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class AgentPool:
                 for gpu in answer.gpus
                 if gpu.controllability not in fine
             },
+            clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz) for gpu in answer.gpus},
         )
 
     async def acquire(
@@ -307,5 +310,7 @@ def _event(event: agent_pb2.TelemetryEvent) -> Event | None:
             energy_mj=report.energy_mj if report.has_energy else None,
             point=report.point if report.planned else None,
             durations_us=array("I", report.durations_us),
+            instruction_energies_mj=array("I", report.instruction_energy_mj),
+            energy_iterations=report.instruction_energy_iterations,
         )
     return None

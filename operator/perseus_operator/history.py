@@ -33,6 +33,10 @@ class Report:
     point: int | None
     durations_us: Sequence[int] = ()
     """Of each instruction in schedule order; empty if the process did not follow its schedule."""
+    instruction_energies_mj: Sequence[int] = ()
+    """Of each instruction, means over this and earlier iterations under the same plan and point."""
+    energy_iterations: int = 0
+    """How many those are."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,12 @@ class Learner:
             self._state.learning.kept = len(self._record)
             self._state.learning.since += 1
 
+    def restart(self) -> None:
+        """Another profile: iterations of plans made from the old one explain nothing any more. What is used stays."""
+        self._record = None
+        learning = self._state.learning
+        learning.kept, learning.since, learning.begun = 0, 0, False
+
     async def calibrate(self, inputs: SolveRequest, profile: ConfigMap | None) -> None:
         """Judge the model on what was seen; plan with what was learnt if that makes a difference.
 

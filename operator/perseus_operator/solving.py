@@ -115,17 +115,19 @@ def check_profile(csv: bytes, stages: int) -> None:
 
 
 def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedule:
-    """The order of instructions, with the profile's constant-time ones; ``profile``: if it has been read already."""
+    """The order of instructions, with the profile's constant-time ones; ``profile``: if it has been read already. A
+    request without a profile has none of them."""
     from perseus_solver.profile import read_profile
     from perseus_solver.schedules import build_schedule
 
-    profile = profile or read_profile(request.profile_csv.encode(), stages=request.stages)
+    if profile is None and request.profile_csv:
+        profile = read_profile(request.profile_csv.encode(), stages=request.stages)
     return build_schedule(
         request.schedule,
         stages=request.stages,
         microbatches=request.microbatches,
         chunks=request.chunks,
-        constants=profile.constant_stages,
+        constants=profile.constant_stages if profile else (),
     )
 
 

@@ -1,0 +1,245 @@
+"""Online profiling: which clock to measure next, when there are enough, and what the measurements come to. Pure.
+
+A ``Sweep`` holds what has been measured, a clock a ``Reading``, from the highest clock down. ``profiling_meter`` makes
+readings of telemetry, ``profiling_plan`` decides whether a job needs a sweep, ``profiler`` keeps one. No I/O, no clock
+of its own: time is what iterations took.
+
+Per stage s at clock f, with means over the iterations measured: E is the energy and T the time of an iteration, t_k and
+ê_k time and energy of instruction kind k, n_k their number; the stage computes C = Σ n_k·t_k and waits W = T − C.
+  blocking power    P = Σ (E − Σ n_k·ê_k) / Σ W over all stages and clocks, but at most the least E / T seen anywhere
+  energy of k       e_k = ê_k · (E − P·W) / Σ n_k·ê_k
+The GPU's counter moves seldom, so ê_k mixes an instruction with its neighbours; E does not. The second line makes
+Σ n_k·e_k + P·W = E hold exactly, and the bound on P keeps every e_k above zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+Key = tuple[int, str, int]
+"""Stage, kind of instruction, chunk."""
+
+RISES: Final = 5
+"""Clocks in a row at which an iteration takes more energy than at the one before: lower ones save nothing (SOSP'24)."""
+FEWEST: Final = 2
+"""Clocks that a profile must hold: with one there is nothing to choose."""
+DIGEST_PREFIX: Final = "sweep-"
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Mean:
+    """One kind of instruction of one stage at one clock: number in an iteration, mean time and energy of one."""
+
+    count: int
+    time_us: float
+    energy_mj: float
+
+
+@dataclass(frozen=True)
+class StageReading:
+    """One stage at one clock: an iteration's time and energy, and what its instructions took."""
+
+    time_us: float
+    energy_mj: float
+    means: Mapping[tuple[str, int], Mean]
+    """By kind and chunk."""
+
+    @property
+    def computing_us(self) -> float:
+        """C of the module's docstring."""
+        return sum(mean.count * mean.time_us for mean in self.means.values())
+
+    @property
+    def computing_mj(self) -> float:
+        """Σ n_k·ê_k of the module's docstring."""
+        return sum(mean.count * mean.energy_mj for mean in self.means.values())
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One clock, measured."""
+
+    clock_mhz: int
+    iteration_time_us: float
+    stages: tuple[StageReading, ...]
+
+    @property
+    def energy_mj(self) -> float:
+        """Of an iteration of one GPU of every stage."""
+        return sum(stage.energy_mj for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to measure.
+
+    Attributes:
+        iterations: to be measured at each clock, after the first, which is left out.
+        most_slowdown: an iteration may take longer by this share than at the highest clock.
+        most_us: training time that a sweep may take in all.
+    """
+
+    iterations: int
+    most_slowdown: float
+    most_us: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep so far.
+
+    Attributes:
+        clocks_mhz: to be measured, from the highest down; the points of its plan set.
+        schedule: digest of what every stage executes.
+        readings: of the first clocks.
+        spent_us: training time of all iterations under the sweep.
+        replaces: digest of the profile that no longer fits; empty: there was none.
+    """
+
+    clocks_mhz: tuple[int, ...]
+    schedule: str
+    recipe: Recipe
+    readings: tuple[Reading, ...] = ()
+    spent_us: int = 0
+    replaces: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Of its plan set: what an operator started anew pushes is what the one before has pushed."""
+        parts = (self.schedule, *self.clocks_mhz)
+        return DIGEST_PREFIX + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+    @property
+    def point(self) -> int:
+        """The clock to run at: the one being measured; the highest when there is no more to measure."""
+        return 0 if self.finished else len(self.readings)
+
+    @property
+    def finished(self) -> str:
+        """Why no further clock is measured; empty: there is one."""
+        readings, clocks = self.readings, self.clocks_mhz
+        if len(readings) == len(clocks):
+            return "all clocks are measured"
+        if self.spent_us >= self.recipe.most_us:
+            return f"it may take {self.recipe.most_us / 1e6:g} s of training"
+        energies = [reading.energy_mj for reading in readings[-RISES - 1 :]]
+        if len(energies) > RISES and all(later > earlier for earlier, later in pairwise(energies)):
+            return f"the energy of an iteration has risen {RISES} times in a row"
+        if readings and self._slowest_next_us() > readings[0].iteration_time_us * (1 + self.recipe.most_slowdown):
+            return f"a lower clock could slow iterations by more than {self.recipe.most_slowdown:.0%}"
+        return ""
+
+    @property
+    def failed(self) -> bool:
+        """Nothing more will be measured, and it is too little."""
+        return bool(self.finished) and len(self.readings) < FEWEST
+
+    def _slowest_next_us(self) -> float:
+        """At most this will an iteration take at the next clock: no work grows by more than the clock falls."""
+        last = self.readings[-1]
+        return last.iteration_time_us * last.clock_mhz / self.clocks_mhz[len(self.readings)]
+
+    def add(self, reading: Reading) -> Sweep:
+        """With one more clock."""
+        if reading.clock_mhz != self.clocks_mhz[len(self.readings)]:
+            raise ValueError(f"{reading.clock_mhz} MHz is not the clock to be measured")
+        return replace(self, readings=(*self.readings, reading))
+
+    def fits(self, other: Sweep) -> bool:
+        """Whether what was measured for this one is as good for the other."""
+        return (self.clocks_mhz, self.schedule, self.replaces) == (other.clocks_mhz, other.schedule, other.replaces)
+
+
+def choose_clocks(supported: Iterable[Iterable[int]], most: int) -> tuple[int, ...]:
+    """From the highest clock down at equal steps, at most so many, of those that all GPUs of a job support."""
+    sets = [set(clocks) for clocks in supported]
+    common = sorted(set.intersection(*sets), reverse=True) if sets else []
+    return tuple(common[:: max(1, math.ceil(len(common) / most))])
+
+
+def blocking_power_w(readings: Iterable[Reading]) -> float:
+    """P of the module's docstring; mJ/µs is kW."""
+    stages = [stage for reading in readings for stage in reading.stages]
+    waiting_us = sum(max(0.0, stage.time_us - stage.computing_us) for stage in stages)
+    waiting_mj = sum(max(0.0, stage.energy_mj - stage.computing_mj) for stage in stages)
+    bound = min(stage.energy_mj / stage.time_us for stage in stages)
+    return 1e3 * (min(waiting_mj / waiting_us, bound) if waiting_us > 0 else bound)
+
+
+def csv_of(sweep: Sweep) -> str:
+    """The field's profile CSV. A ``chunk`` column where stages hold several chunks."""
+    power_w = blocking_power_w(sweep.readings)
+    rows: dict[Key, list[str]] = {}
+    for reading in sweep.readings:
+        for stage, own in enumerate(reading.stages):
+            waiting_mj = power_w / 1e3 * max(0.0, own.time_us - own.computing_us)
+            share = (own.energy_mj - waiting_mj) / own.computing_mj
+            for (kind, chunk), mean in own.means.items():
+                row = f"{reading.clock_mhz},{mean.time_us / 1e6:.6f},{share * mean.energy_mj / 1e3:.6f}"
+                rows.setdefault((stage, kind, chunk), []).append(row)
+    chunked = any(chunk for _, _, chunk in rows)
+    lines = ["stage,instruction,frequency,time,energy" + (",chunk" if chunked else "")]
+    for (stage, kind, chunk), own_rows in sorted(rows.items()):
+        lines += [f"{stage},{kind},{row}" + (f",{chunk}" if chunked else "") for row in own_rows]
+    return "\n".join(lines) + "\n"
+
+
+def to_json(sweep: Sweep) -> str:
+    """What is kept of a sweep, to go on with after a restart."""
+    readings = [
+        {
+            "clock_mhz": reading.clock_mhz,
+            "iteration_time_us": reading.iteration_time_us,
+            "stages": [
+                {
+                    "time_us": stage.time_us,
+                    "energy_mj": stage.energy_mj,
+                    "means": [[*key, mean.count, mean.time_us, mean.energy_mj] for key, mean in stage.means.items()],
+                }
+                for stage in reading.stages
+            ],
+        }
+        for reading in sweep.readings
+    ]
+    document = {**asdict(replace(sweep, readings=())), "readings": readings, "format": _FORMAT}
+    return json.dumps(document, separators=(",", ":"))
+
+
+def from_json(text: str) -> Sweep | None:
+    """What ``to_json`` wrote; None: of another release, or damaged, and must be measured again."""
+    try:
+        raw: Any = json.loads(text)
+        if raw.pop("format") != _FORMAT:
+            return None
+        readings = tuple(
+            Reading(
+                reading["clock_mhz"],
+                reading["iteration_time_us"],
+                tuple(
+                    StageReading(
+                        stage["time_us"],
+                        stage["energy_mj"],
+                        {(kind, chunk): Mean(*mean) for kind, chunk, *mean in stage["means"]},
+                    )
+                    for stage in reading["stages"]
+                ),
+            )
+            for reading in raw["readings"]
+        )
+        changes = {
+            "clocks_mhz": tuple(raw["clocks_mhz"]),
+            "recipe": Recipe(**raw["recipe"]),
+            "readings": readings,
+        }
+        sweep = Sweep(**{**raw, **changes})
+        measured = tuple(reading.clock_mhz for reading in readings)
+        return sweep if measured == sweep.clocks_mhz[: len(measured)] else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
