@@ -1,13 +1,18 @@
 """The real cluster that tests run on: the one of `make cluster` (or of PERSEUS_CLUSTER), which must be up.
 
-Tests that make and remove clusters of their own take none of this.
+The project's images are built and loaded once; PERSEUS_IMAGES names an archive that is there already. Tests that make and
+remove clusters of their own take none of this.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +21,9 @@ from kubernetes.config import new_client_from_config
 
 from local_cluster.cluster import Cluster, default_state
 
+ROOT = Path(__file__).resolve().parents[2]
 Eventually = Callable[..., Any]
+Helm = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +40,35 @@ def api(cluster: Cluster) -> Iterator[Any]:
     """The administrator's connection."""
     with new_client_from_config(str(cluster.kubeconfig)) as connection:
         yield connection
+
+
+@pytest.fixture(scope="session")
+def images(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names of the project's images, which every node has."""
+    given = os.environ.get("PERSEUS_IMAGES")
+    archive = Path(given) if given else tmp_path_factory.mktemp("images") / "images.tar"
+    if not given:
+        command = [sys.executable, str(ROOT / "deploy" / "images" / "build.py"), "--archive", str(archive)]
+        built = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stdout + built.stderr
+    loaded = cluster.load(archive)
+    if not given:
+        archive.unlink()
+    return set.intersection(*map(set, loaded.values()))
+
+
+@pytest.fixture(scope="session")
+def helm(cluster: Cluster) -> Helm:
+    """``helm("install", ...)`` on the cluster; returns what it says, fails with it."""
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+
+    def run(*arguments: str) -> str:
+        command = [str(cluster.assets / "helm"), *arguments]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, f"helm {' '.join(arguments)}\n{ran.stdout}{ran.stderr}"
+        return ran.stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")
