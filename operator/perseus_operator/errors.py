@@ -5,6 +5,7 @@ OperatorError
 ├── InvalidProfile       a ConfigMap that holds no usable profile: waits for an edit
 ├── SolveFailed          the solver refused or broke: waits for an edit
 │   └── SolveTimeout     … or took longer than allowed
+├── CannotAnswer         kubectl perseus has nothing to show: one line for who asked
 ├── AgentError           a node agent did not do what it was asked
 │   ├── AgentUnavailable retry: dead, restarting, unreachable, too slow, or overloaded
 │   ├── AgentFenced      stop: a newer operator commands this job
@@ -41,6 +42,10 @@ class SolveFailed(OperatorError):
 
 class SolveTimeout(SolveFailed):
     """The solver was stopped at its deadline."""
+
+
+class CannotAnswer(OperatorError):
+    """What was asked from a terminal is not there, or may not be seen or done."""
 
 
 class AgentError(OperatorError):

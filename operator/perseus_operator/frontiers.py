@@ -25,8 +25,8 @@ from perseus_solver.schedules import Schedule
 
 MAX_STORED_BYTES: Final = 700_000
 """Of one frontier in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
-_BYTES_KEY: Final = "frontier"
-_DIGEST_KEY: Final = "digest"
+BYTES_KEY: Final = "frontier"
+DIGEST_KEY: Final = "digest"
 _SOLVE_KEY: Final = "solveMilliseconds"
 
 
@@ -70,15 +70,15 @@ def to_config_map(name: str, solved: Solved) -> ConfigMap | None:
     """What is kept; None: too large to keep, so it is solved again after a restart."""
     if len(solved.data) > MAX_STORED_BYTES:
         return None
-    data = {_DIGEST_KEY: solved.view.digest, _SOLVE_KEY: str(solved.view.solve_ms)}
-    return ConfigMap(name, data, {_BYTES_KEY: solved.data})
+    data = {DIGEST_KEY: solved.view.digest, _SOLVE_KEY: str(solved.view.solve_ms)}
+    return ConfigMap(name, data, {BYTES_KEY: solved.data})
 
 
 def from_config_map(kept: ConfigMap, request: SolveRequest, *, digest: str) -> Solved | None:
     """The kept frontier; None: it is of other inputs, of another release, or damaged, and must be solved again."""
-    data = kept.binary.get(_BYTES_KEY)
+    data = kept.binary.get(BYTES_KEY)
     solve_ms = kept.data.get(_SOLVE_KEY, "")
-    if data is None or kept.data.get(_DIGEST_KEY) != digest or not solve_ms.isdigit():
+    if data is None or kept.data.get(DIGEST_KEY) != digest or not solve_ms.isdigit():
         return None
     try:
         return open_frontier(data, request, digest=digest, solve_ms=int(solve_ms), restored=True)

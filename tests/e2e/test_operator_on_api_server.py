@@ -6,157 +6,26 @@ tells agents is in tests/integration/operator_loop/.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
-from kubernetes.utils import create_from_dict
 
 from perseus_proto import keys
 from perseus_sim import rbac
 from perseus_sim.model import profile_csv
-from perseus_sim.processes import Child, Processes
 from perseus_sim.servers import Feature, Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 SYSTEM = "perseus-system"
 STAGES = 2
-SPEC: dict[str, Any] = {
-    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4},
-    "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83640},
-    "mode": "Recommend",
-    "points": 20,
-}
 
 
-def absent(read: Callable[[], Any]) -> bool:
-    try:
-        read()
-    except ApiException as error:
-        if error.status != 404:
-            raise
-        return True
-    return False
-
-
-@pytest.fixture(scope="session")
-def operator_kubeconfig(server: Server, api: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the operator logs in with."""
-    core = client.CoreV1Api(api)
-    if absent(lambda: core.read_namespace(SYSTEM)):
-        core.create_namespace({"metadata": {"name": SYSTEM}})
-    if Feature.RBAC not in server.features:
-        return server.kubeconfig
-    for document in rbac.operator_manifest(SYSTEM):
-        create_from_dict(api, document, namespace=SYSTEM, apply=True)
-    return rbac.log_in(server.kubeconfig, SYSTEM, "perseus-operator", tmp_path_factory.mktemp("rbac") / "kubeconfig")
-
-
-class World:
-    """One PerseusJob in a namespace of its own, and an operator."""
-
-    def __init__(self, api: Any, namespace: str, kubeconfig: Path, folder: Path, processes: Processes) -> None:
-        self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
-        self.namespace, self.kubeconfig, self.folder, self.processes = namespace, kubeconfig, folder, processes
-        self.place = (keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL)
-        self.operator: Child | None = None
-
-    def start_operator(self, *arguments: str) -> None:
-        ready = self.folder / "ready.json"
-        ready.unlink(missing_ok=True)
-        command = [
-            *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text"),
-            *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
-            *("--profile-retry-s", "0.2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
-            *arguments,
-        ]
-        self.operator = self.processes.start("operator", command, environment={"KUBECONFIG": str(self.kubeconfig)})
-        self.operator.wait_until(ready.exists, 60)
-
-    def stop_operator(self) -> None:
-        assert self.operator is not None
-        assert self.operator.stop(30) == 0, self.operator.tail()
-        self.operator = None
-
-    def kill_operator(self) -> None:
-        assert self.operator is not None
-        self.operator.popen.kill()
-        self.operator.popen.wait()
-        self.operator = None
-
-    def profile(self, **data: str) -> None:
-        body: Any = {
-            "metadata": {"name": "profile"},
-            "data": {key.replace("_", "."): text for key, text in data.items()},
-        }
-        if absent(lambda: self.core.read_namespaced_config_map("profile", self.namespace)):
-            self.core.create_namespaced_config_map(self.namespace, body)
-        else:
-            self.core.replace_namespaced_config_map("profile", self.namespace, body)
-
-    def create(self, **changes: Any) -> Any:
-        api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
-        body = {"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": "gpt3"}, "spec": {**SPEC, **changes}}
-        return self.custom.create_namespaced_custom_object(*self.place, body)
-
-    def patch(self, patch: dict[str, Any]) -> Any:
-        kind = "application/merge-patch+json"
-        return self.custom.patch_namespaced_custom_object(*self.place, "gpt3", patch, _content_type=kind)
-
-    def job(self) -> Any:
-        return self.custom.get_namespaced_custom_object(*self.place, "gpt3", _request_timeout=5)
-
-    def gone(self) -> bool:
-        return absent(self.job)
-
-    def delete(self) -> None:
-        self.custom.delete_namespaced_custom_object(*self.place, "gpt3")
-
-    def conditions(self) -> dict[str, dict[str, Any]]:
-        return {said["type"]: said for said in self.job().get("status", {}).get("conditions", [])}
-
-    def events(self) -> list[Any]:
-        return [e for e in self.core.list_namespaced_event(self.namespace).items if e.involved_object.name == "gpt3"]
-
-    def until(self, what: str, check: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not check():
-            ended = self.operator is not None and not self.operator.running
-            if ended or time.monotonic() > deadline:
-                log = self.operator.tail(40) if self.operator else "no operator runs"
-                pytest.fail(f"not {what} {'before the operator ended' if ended else f'after {timeout_s:g} s'}\n{log}")
-            time.sleep(0.1)
-
-    def until_condition(self, kind: str, status: str, reason: str) -> str:
-        def said() -> bool:
-            found = self.conditions().get(kind, {})
-            return (found.get("status"), found.get("reason")) == (status, reason)
-
-        self.until(f"{kind}={status} for {reason}", said)
-        return str(self.conditions()[kind]["message"])
-
-
-@pytest.fixture
-def world(api: Any, crd: Any, namespace: str, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[World]:
-    with Processes(tmp_path) as processes:
-        world = World(api, namespace, operator_kubeconfig, tmp_path, processes)
-        world.start_operator()
-        yield world
-        # An operator must run while a job goes: its finalizer would hold the namespace for ever.
-        if world.operator is None:
-            world.start_operator()
-        if not world.gone():
-            world.delete()
-            world.until("gone", world.gone)
-
-
-def test_what_is_wrong_is_said_until_it_is_right(world: World) -> None:
+def test_what_is_wrong_is_said_until_it_is_right(world: Any) -> None:
     generation = world.create()["metadata"]["generation"]
     message = world.until_condition("ProfileReady", "False", "ConfigMapNotFound")
     assert f"ConfigMap profile does not exist in namespace {world.namespace}" in message
@@ -179,7 +48,7 @@ def test_what_is_wrong_is_said_until_it_is_right(world: World) -> None:
     assert {event.reason for event in world.events() if event.type == "Warning"} >= set(wrong)
 
 
-def test_an_invalid_edit_is_refused_and_the_job_runs_on(world: World, server: Server) -> None:
+def test_an_invalid_edit_is_refused_and_the_job_runs_on(world: Any, server: Server) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
@@ -198,7 +67,7 @@ def test_an_invalid_edit_is_refused_and_the_job_runs_on(world: World, server: Se
     assert world.conditions()["FrontierReady"]["status"] == "True"
 
 
-def test_a_restarted_operator_goes_on_where_the_last_one_was(world: World) -> None:
+def test_a_restarted_operator_goes_on_where_the_last_one_was(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
@@ -223,7 +92,7 @@ def test_a_restarted_operator_goes_on_where_the_last_one_was(world: World) -> No
     assert [event.reason for event in world.events()].count("ConfigMapNotFound") == 0
 
 
-def test_a_deleted_job_takes_its_frontier_along(world: World) -> None:
+def test_a_deleted_job_takes_its_frontier_along(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
@@ -236,19 +105,19 @@ def test_a_deleted_job_takes_its_frontier_along(world: World) -> None:
     world.until("gone", world.gone)
 
 
-def test_the_frontier_is_collected(world: World) -> None:
+def test_the_frontier_is_collected(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
     name = world.job()["status"]["frontier"]["configMapName"]
     world.delete()
-    world.until("collected", lambda: absent(lambda: world.core.read_namespaced_config_map(name, world.namespace)))
-    assert not absent(lambda: world.core.read_namespaced_config_map("profile", world.namespace))
+    world.until("collected", lambda: world.absent(lambda: world.core.read_namespaced_config_map(name, world.namespace)))
+    assert not world.absent(lambda: world.core.read_namespaced_config_map("profile", world.namespace))
 
 
 @pytest.mark.needs(Feature.FAULTS)
 @pytest.mark.parametrize("victim", ["kube-apiserver", "etcd"])
-def test_an_outage_of_the_control_plane_is_outlived(world: World, server: Server, victim: str) -> None:
+def test_an_outage_of_the_control_plane_is_outlived(world: Any, server: Server, victim: str) -> None:
     assert server.plane is not None
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
@@ -273,7 +142,7 @@ def test_an_outage_of_the_control_plane_is_outlived(world: World, server: Server
 
 
 @pytest.mark.needs(Feature.RBAC, Feature.FAULTS)
-def test_the_operator_needs_exactly_its_rights(world: World, server: Server) -> None:
+def test_the_operator_needs_exactly_its_rights(world: Any, server: Server) -> None:
     assert server.plane is not None
     world.stop_operator()
     since = server.plane.audit_log.stat().st_size
@@ -297,7 +166,7 @@ def test_the_operator_needs_exactly_its_rights(world: World, server: Server) -> 
 
 @pytest.mark.needs(Feature.RBAC)
 def test_one_namespace_is_served_without_rights_anywhere_else(
-    world: World, api: Any, server: Server, tmp_path: Path
+    world: Any, api: Any, server: Server, tmp_path: Path
 ) -> None:
     """The same rules, but granted in the job's namespace and in the operator's own alone."""
     world.stop_operator()

@@ -1,0 +1,173 @@
+"""The plugin's documents as text for people: aligned tables, a plot, and colour where the terminal has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from textwrap import wrap
+from typing import Any
+
+from perseus_operator.kube import Json
+from perseus_operator.plugin.plot import Mark, draw
+from perseus_operator.words import joules, seconds, small_percent
+
+_SHOWN = 16
+"""Points of a frontier in a table, unless all are asked for."""
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What the text is for."""
+
+    width: int = 80
+    colour: bool = False
+    fancy: bool = True
+    """Whether it shows more than ASCII."""
+
+    def bold(self, text: str) -> str:
+        """For what matters most."""
+        return f"\x1b[1m{text}\x1b[0m" if self.colour else text
+
+    def green(self, text: str) -> str:
+        """For what is in force."""
+        return f"\x1b[32m{text}\x1b[0m" if self.colour else text
+
+
+def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
+    """Plot and table of a frontier."""
+    points, here = document["points"], document["pointInForce"]
+    highest = document["allAtMaximum"]
+    marks = []
+    if highest is not None:
+        marks.append(Mark(*_place(highest), "×", "x"))
+    if here is not None:
+        marks.append(Mark(*_place(points[here]), "◆", "@"))
+    legend = [
+        *((f"{'×' if terminal.fancy else 'x'} all at maximum clocks",) if highest is not None else ()),
+        *((f"{'◆' if terminal.fancy else '@'} point {here}, in force",) if here is not None else ("no plan in force",)),
+    ]
+    lines = [terminal.bold(f"{document['job']}: joules over seconds of one iteration"), ""]
+    lines += draw([_place(p) for p in points], marks, width=min(terminal.width, 100), fancy=terminal.fancy)
+    lines += ["", "   ".join(legend), ""]
+    shown = points if everything else [points[i] for i in _some(len(points), here)]
+    saves = highest is not None
+    head = ["", "POINT", "TIME", "SLOWDOWN", "ENERGY", *(["SAVES"] if saves else []), "POWER", "GAP", "CHANGES"]
+    rows = [
+        [
+            "*" if point["point"] == here else "",
+            str(point["point"]),
+            seconds(point["iterationTimeMicroseconds"]),
+            point["slowdown"],
+            joules(point["energyMillijoules"]),
+            *([point["saved"]] if saves else []),
+            f"{point['powerWatts']} W",
+            small_percent(point["gapPartsPerMillion"] / 1e6),
+            str(point["clockChanges"]),
+        ]
+        for point in shown
+    ]
+    table = _table(head, rows)
+    lines += [terminal.green(line) if line.startswith("*") else line for line in table]
+    if len(shown) < len(points):
+        lines.append(f"{len(shown)} of {len(points)} points; --all shows every one")
+    return "\n".join([*lines, *_note(document, terminal)])
+
+
+def plan_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
+    """The clocks of a plan, by stage and kind of instruction, or every instruction in its order."""
+    state = "in force" if document["inForce"] else "not in force"
+    figures = f"{seconds(document['iterationTimeMicroseconds'])} and {joules(document['energyMillijoules'])}"
+    figures = f"An iteration: {figures}, {document['clockChanges']} clock changes a pipeline"
+    lines = [terminal.bold(f"{document['job']}: point {document['point']}, {state}"), figures, ""]
+    if everything:
+        head = ["STAGE", "INSTRUCTION", "MICROBATCH", "CHUNK", "MHZ"]
+        rows = [
+            [str(stage["stage"]), i["kind"], str(i["microbatch"]), str(i["chunk"]), str(i["megahertz"] or "any")]
+            for stage in document["stages"]
+            for i in stage["instructions"]
+        ]
+        return "\n".join([*lines, *_table(head, rows)])
+    head = ["STAGE", "INSTRUCTION", "COUNT", "CHANGES", "MHZ BY MICROBATCH"]
+    rows = []
+    for stage in document["stages"]:
+        kinds: dict[str, list[int]] = {}
+        for instruction in sorted(stage["instructions"], key=lambda i: (i["chunk"], i["microbatch"])):
+            kinds.setdefault(instruction["kind"], []).append(instruction["megahertz"])
+        for number, (kind, clocks) in enumerate(kinds.items()):
+            first = [str(stage["stage"]), str(stage["clockChanges"])] if number == 0 else ["", ""]
+            rows.append([first[0], kind, str(len(clocks)), first[1], _runs(clocks, fancy=terminal.fancy)])
+    taken = sum(max(len(row[i]) for row in [head, *rows]) + 2 for i in range(4))
+    lines += _table(head, _folded(rows, max(20, terminal.width - taken)))
+    for slow in document["stragglers"]:
+        lines.append(f"pipeline {slow['dataParallelRank']} is {slow['slowdown']} slower and runs point {slow['point']}")
+    return "\n".join(lines)
+
+
+def explanation_text(document: Json, terminal: Terminal) -> str:
+    """Why, what it costs, what it saves."""
+    point = document["point"]
+    title = "no plan is in force" if point is None else f"point {point} of {document['points']} is in force"
+    since = f" since iteration {document['fromIteration']}" if "fromIteration" in document else ""
+    lines = [terminal.bold(f"{document['job']}: {title}{since}"), ""]
+    indent = max((len(row["what"]) for row in document["why"]), default=0) + 2
+    for row in document["why"]:
+        first, *more = wrap(row["says"], max(30, terminal.width - indent)) or [""]
+        lines += [f"{row['what']:<{indent}}{first}", *(" " * indent + line for line in more)]
+    rows = [
+        [name, seconds(f["iterationTimeMicroseconds"]), _joules(f), _watts(f), str(f.get("iterations", ""))]
+        for name, f in document["figures"].items()
+    ]
+    if rows:
+        lines += ["", *_table(["AN ITERATION", "TIME", "ENERGY", "POWER", "MEDIAN OF"], rows)]
+    saves = document["saves"]
+    if saves:
+        rows = [[name, s["energy"], s["slowdown"], s["against"]] for name, s in saves.items()]
+        lines += ["", *_table(["SAVES", "ENERGY", "SLOWER BY", "AGAINST"], rows)]
+    if "gapPartsPerMillion" in document:
+        gap = small_percent(document["gapPartsPerMillion"] / 1e6)
+        lines += ["", f"No plan as fast can save more than another {gap} (certified)."]
+    return "\n".join([*lines, *_note(document, terminal)])
+
+
+def _note(document: Json, terminal: Terminal) -> list[str]:
+    return ["", *wrap(f"Note: {document['note']}.", terminal.width)] if "note" in document else []
+
+
+def _place(figures: Json) -> tuple[float, float]:
+    return figures["iterationTimeMicroseconds"] / 1e6, figures["energyMillijoules"] / 1e3
+
+
+def _joules(figures: Json) -> str:
+    return joules(figures["energyMillijoules"]) if "energyMillijoules" in figures else "no counter"
+
+
+def _watts(figures: Json) -> str:
+    return f"{figures['powerWatts']} W" if "powerWatts" in figures else ""
+
+
+def _some(count: int, here: int | None) -> list[int]:
+    last = count - 1
+    picked = {round(k * last / max(1, _SHOWN - 1)) for k in range(min(count, _SHOWN))}
+    return sorted(picked | ({here} if here is not None else set()))
+
+
+def _runs(clocks_mhz: Sequence[int], *, fancy: bool) -> str:
+    times = "×" if fancy else "x"
+    runs = [(clock, len(list(group))) for clock, group in groupby(clocks_mhz)]
+    return " ".join(f"{clock or 'any'}{f'{times}{count}' if count > 1 else ''}" for clock, count in runs)
+
+
+def _folded(rows: Iterable[list[str]], width: int) -> Iterable[list[str]]:
+    """Rows whose last cell is wrapped into rows of its own."""
+    for row in rows:
+        first, *more = wrap(row[-1], width) or [""]
+        yield [*row[:-1], first]
+        for line in more:
+            yield [*("" for _ in row[:-1]), line]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
+    table = [list(head), *map(list, rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

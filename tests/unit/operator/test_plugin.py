@@ -1,0 +1,393 @@
+"""``kubectl perseus``: what it says of a job is what the solver's own simulation says, and what is missing is named."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from perseus_operator.api import parse_spec
+from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
+from perseus_operator.frontiers import open_frontier, to_config_map
+from perseus_operator.kube import ConfigMap, Json
+from perseus_operator.plugin import cli
+from perseus_operator.plugin.facts import gather
+from perseus_operator.plugin.plot import LEAST_WIDTH, Mark, draw
+from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
+from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
+from perseus_operator.solving import SolveRequest, solve_here
+from perseus_proto import keys
+from perseus_sim.model import profile_csv
+
+STAGES, PIPELINES, TENSOR = 2, 3, 2
+CSV = profile_csv(STAGES, imbalance=1.2)
+REQUEST = SolveRequest(CSV, "1f1b", STAGES, 4, None, 83_640, 20)
+SPEC: Json = {
+    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4}
+    | {"dataParallel": PIPELINES, "tensorParallel": TENSOR},
+    "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83_640},
+    "objective": {"type": "MaxSlowdown", "maxSlowdown": "5%"},
+    "points": 20,
+}
+DIGEST = hashlib.sha256(b"inputs").hexdigest()
+
+
+@pytest.fixture(scope="module")
+def kept() -> ConfigMap:
+    solved = open_frontier(solve_here(REQUEST), REQUEST, digest=DIGEST, solve_ms=1, restored=False)
+    found = to_config_map("gpt3-frontier", solved)
+    assert found is not None
+    return found
+
+
+class Stored:
+    """A cluster of one job; the plugin's door to it."""
+
+    namespace = "team"
+
+    def __init__(self, kept: ConfigMap) -> None:
+        frontier = {"configMapName": "gpt3-frontier", "digest": DIGEST, "points": 20}
+        said = {"type": "PlanApplied", "status": "True", "reason": "PlanInForce", "message": "Point 1 of 20."}
+        self.body: Json = {
+            "metadata": {"name": "gpt3", "resourceVersion": "7"},
+            "spec": SPEC,
+            "status": {
+                "frontier": frontier,
+                "plan": {"point": 1, "fromIteration": 12, "plannedSlowdown": "2.38%"},
+                "predicted": {"iterationTimeMicroseconds": 600_000, "energyMillijoules": 2_000_000},
+                "measured": {"iterationTimeMicroseconds": 610_000, "energyMillijoules": 2_100_000, "iterations": 15},
+                "baseline": {"iterationTimeMicroseconds": 600_000, "energyMillijoules": 3_000_000, "iterations": 3},
+                "savings": {"energy": "30.00%", "slowdown": "1.67%"},
+                "conditions": [said],
+            },
+        }
+        self.maps = {
+            "gpt3-frontier": kept,
+            "profile": ConfigMap("profile", {"profile.csv": CSV}, {}),
+        }
+        self.rivals = 0
+        """Edits by others, still to come."""
+
+    def job(self, namespace: str, name: str) -> Json:
+        if (namespace, name) != ("team", "gpt3"):
+            raise KubeNotFound(f'perseusjobs.perseus.energy "{name}" not found')
+        return self.body
+
+    def config_map(self, namespace: str, name: str) -> ConfigMap:
+        if name not in self.maps:
+            raise KubeNotFound(f'configmaps "{name}" not found')
+        return self.maps[name]
+
+    def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
+        annotations = self.body["metadata"].setdefault("annotations", {})
+        annotations[key] = edit(self.body, annotations.get(key, ""))
+        return str(annotations[key])
+
+
+@pytest.fixture
+def stored(kept: ConfigMap, monkeypatch: pytest.MonkeyPatch) -> Stored:
+    found = Stored(kept)
+    monkeypatch.setattr(cli, "Cluster", lambda *_: found)
+    monkeypatch.setenv("COLUMNS", "80")
+    return found
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    return cli.run(arguments, out, err), out.getvalue(), err.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- documents
+
+
+def test_the_frontier_is_that_of_the_whole_job_against_every_clock_at_maximum(stored: Stored) -> None:
+    facts = gather(stored, "team", "gpt3")
+    document = frontier_document(facts)
+    points, highest = document["points"], document["allAtMaximum"]
+    assert len(points) == len(facts.frontier)
+    for point, solved in zip(points, facts.frontier, strict=True):
+        assert point["energyMillijoules"] == round(1000 * PIPELINES * TENSOR * solved.energy_j)
+        assert point["powerWatts"] == round(PIPELINES * TENSOR * solved.energy_j / solved.iteration_time_s)
+        assert float(point["saved"].rstrip("%")) == pytest.approx(
+            100 * (1 - point["energyMillijoules"] / highest["energyMillijoules"]), abs=0.01
+        )
+    assert highest["iterationTimeMicroseconds"] == points[0]["iterationTimeMicroseconds"], "T_min costs no time"
+    assert float(points[0]["saved"].rstrip("%")) > 1, "and saves"
+    assert document["pointInForce"] == 1
+
+
+def test_a_plan_names_every_instruction_and_counts_its_changes(stored: Stored) -> None:
+    document = plan_document(gather(stored, "team", "gpt3"), None)
+    assert (document["point"], document["inForce"]) == (1, True)
+    for stage in document["stages"]:
+        kinds = [(i["kind"], i["microbatch"]) for i in stage["instructions"]]
+        assert sorted(kinds) == [(kind, m) for kind in ("backward", "forward") for m in range(4)]
+        assert all(0 < i["megahertz"] <= 1410 for i in stage["instructions"])
+    assert sum(stage["clockChanges"] for stage in document["stages"]) == document["clockChanges"]
+    assert plan_document(gather(stored, "team", "gpt3"), 0)["inForce"] is False
+
+
+def test_a_straggler_is_waited_for_in_what_a_plan_is_compared_with(stored: Stored) -> None:
+    alone = explanation(gather(stored, "team", "gpt3"))
+    slow = {"dataParallelRank": 1, "slowdown": "20.00%", "source": "Told", "point": 0}
+    stored.body["status"]["stragglers"] = [slow]
+    with_it = explanation(gather(stored, "team", "gpt3"))
+    before, after = (d["figures"]["all at maximum clocks"] for d in (alone, with_it))
+    assert after["iterationTimeMicroseconds"] == pytest.approx(1.2 * before["iterationTimeMicroseconds"], abs=1)
+    # Two pipelines wait for a fifth of an iteration, each stage of each tensor rank at blocking power.
+    waiting_mj = 2 * TENSOR * STAGES * 83.640 * 0.2 * before["iterationTimeMicroseconds"] / 1e3
+    assert after["energyMillijoules"] - before["energyMillijoules"] == pytest.approx(waiting_mj, rel=1e-6)
+    said = {row["what"]: row["says"] for row in with_it["why"]}
+    assert "pipeline 1 is 20.00% slower (told)" in said["straggler"]
+    assert "have until then" in said["straggler"]
+    slow["slowdown"] = "900.00%"
+    assert "slower saves nothing" in str(explanation(gather(stored, "team", "gpt3"))["why"])
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ({"type": "MaxThroughput"}, "MaxThroughput: no slowdown"),
+        ({"type": "MinEnergy"}, "MinEnergy: the least energy of all is at"),
+        ({"type": "PowerCap", "powerCapWatts": 900}, "PowerCap: the fastest plan of at most 900 W"),
+        ({"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 700_000}}, "an iteration may take 0.7 s"),
+        (
+            {"type": "Deadline", "deadline": {"finishBy": "2030-01-31T18:00:00Z", "iterations": 9}},
+            "Deadline: 9 iterations by 2030-01-31T18:00:00Z",
+        ),
+    ],
+)
+def test_every_objective_is_put_into_words(stored: Stored, objective: Json, said: str) -> None:
+    stored.body["spec"] = {**SPEC, "objective": objective}
+    document = explanation(gather(stored, "team", "gpt3"))
+    assert said in document["why"][0]["says"]
+    assert document["why"][0]["what"] == "objective"
+
+
+def test_measured_is_measured_and_predicted_is_predicted(stored: Stored) -> None:
+    saves = explanation(gather(stored, "team", "gpt3"))["saves"]
+    assert saves["measured"] == {"energy": "30.00%", "slowdown": "1.67%", "against": "measured at default clocks"}
+    assert saves["predicted"]["against"] == "all at maximum clocks"
+    del stored.body["status"]["savings"]
+    assert "measured" not in explanation(gather(stored, "team", "gpt3"))["saves"]
+
+
+# ------------------------------------------------------------------------------------------------ what is missing
+
+
+def test_without_the_profile_all_but_names_and_comparison_is_shown(stored: Stored) -> None:
+    for other in (None, ConfigMap("profile", {"profile.csv": profile_csv(STAGES, imbalance=1.1)}, {})):
+        stored.maps.pop("profile", None)
+        if other is not None:
+            stored.maps["profile"] = other
+        facts = gather(stored, "team", "gpt3")
+        assert "saved" not in frontier_document(facts)["points"][0]
+        assert "Note: the profile" in frontier_text(frontier_document(facts), Terminal(), everything=False)
+        assert "predicted" not in explanation(facts)["saves"]
+        with pytest.raises(CannotAnswer, match="instructions cannot be named: the profile"):
+            plan_document(facts, 1)
+
+
+def test_every_gap_is_one_line_with_its_reason(stored: Stored) -> None:
+    status = stored.body["status"]
+    for arguments, said in (
+        (("frontier", "nope"), "there is no PerseusJob nope in namespace team"),
+        (("frontier", "gpt3", "-n", "other"), "there is no PerseusJob gpt3 in namespace other"),
+        (("plan", "gpt3", "--point", "99"), "--point: the frontier has points 0 to"),
+        (("straggler", "set", "gpt3", "--pipeline", "3", "--slowdown", "2"), "the job has pipelines 0 to 2, not 3"),
+    ):
+        assert command(*arguments)[0] == cli.NO
+        assert said in command(*arguments)[2]
+        assert command(*arguments)[2].count("\n") == 1
+    status["conditions"] = [
+        {"type": "PlanApplied", "status": "False", "reason": "WaitingForRanks", "message": "1 of 6 have connected."}
+    ]
+    del status["plan"]
+    assert "runs no plan: WaitingForRanks: 1 of 6 have connected." in command("plan", "gpt3")[2]
+    assert command("frontier", "gpt3")[0] == 0, "a frontier is there all the same"
+
+    stored.maps["gpt3-frontier"] = ConfigMap("gpt3-frontier", {"digest": "other"}, {})
+    assert "it is being replaced, try again" in command("frontier", "gpt3")[2]
+    del stored.maps["gpt3-frontier"]
+    assert "ConfigMap gpt3-frontier, which keeps the frontier, does not exist" in command("frontier", "gpt3")[2]
+    del status["frontier"]
+    wrong = {"type": "ProfileReady", "status": "False", "reason": "KeyNotFound", "message": "no key p.csv"}
+    status["conditions"] = [{"type": "Accepted", "status": "True"}, wrong]
+    assert "gpt3 has no frontier yet: KeyNotFound: no key p.csv" in command("explain", "gpt3")[2]
+    stored.body.pop("status")
+    assert "no operator has looked at it yet" in command("explain", "gpt3")[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KubeUnavailable("the API server cannot be reached: refused"), cli.UNREACHABLE, "cannot be reached"),
+        (KubeForbidden('User "eve" cannot get'), cli.NO, 'you may not: User "eve" cannot get'),
+        (KubeNotFound("the server could not find the requested resource"), cli.NO, "is the chart installed?"),
+    ],
+)
+def test_what_the_cluster_says_becomes_an_exit_code(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
+) -> None:
+    def refuse(*_: str) -> Any:
+        raise error
+
+    monkeypatch.setattr(stored, "job", refuse)
+    for arguments in (("explain", "gpt3"), ("straggler", "clear", "gpt3")):
+        found, out, err = command(*arguments)
+        assert (found, out) == (code, "")
+        assert said in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("frontier",),
+        ("straggler", "set", "gpt3", "--slowdown", "1.2"),
+        ("straggler", "set", "gpt3", "--pipeline", "1"),
+        ("straggler", "set", "gpt3", "--pipeline", "1", "--gpu", "GPU-a", "--slowdown", "2"),
+        ("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "0.9"),
+        ("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "fast"),
+        ("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2", "--delay", "3"),
+        ("explain", "gpt3", "-o", "xml"),
+    ],
+)
+def test_wrong_arguments_are_two(stored: Stored, arguments: tuple[str, ...], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as left:
+        command(*arguments)
+    assert left.value.code == cli.USAGE
+    assert "kubectl perseus" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- stragglers
+
+
+def annotation(stored: Stored) -> str:
+    return str(stored.body["metadata"].get("annotations", {}).get(keys.ANNOTATION_STRAGGLER, ""))
+
+
+def test_stragglers_are_told_and_taken_back(stored: Stored) -> None:
+    tell = ("straggler", "set", "gpt3", "--slowdown", "1.2")
+    assert command(*tell, "--pipeline", "1")[1] == "pipeline 1 of team/gpt3 is 1.2 times slower\n"
+    assert command(*tell, "--gpu", "GPU-ab", "--delay", "30s")[1].endswith("is 1.2 times slower in 30 s\n")
+    assert annotation(stored) == "1:0:1.2,GPU-ab:30:1.2"
+    command(*tell, "--pipeline", "2", "--delay", "10it")
+    assert annotation(stored).endswith(",2:6.1:1.2"), "ten iterations as they are measured"
+    assert "back to normal" in command("straggler", "clear", "gpt3", "--pipeline", "1")[1]
+    assert "was not told" in command("straggler", "clear", "gpt3", "--pipeline", "1")[1]
+    assert annotation(stored) == "GPU-ab:30:1.2,2:6.1:1.2"
+    assert json.loads(command("straggler", "clear", "gpt3", "-o", "json")[1])["stragglers"] == []
+    assert annotation(stored) == ""
+
+
+def test_a_delay_in_iterations_needs_to_know_what_one_takes(stored: Stored) -> None:
+    for name in ("measured", "predicted", "baseline"):
+        del stored.body["status"][name]
+    code, _, err = command("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2", "--delay", "5it")
+    assert (code, annotation(stored)) == (cli.NO, "")
+    assert "give seconds, such as 30s" in err
+
+
+def test_an_annotation_that_nobody_can_read_is_not_edited_but_can_be_cleared(stored: Stored) -> None:
+    stored.body["metadata"]["annotations"] = {keys.ANNOTATION_STRAGGLER: "soon"}
+    code, _, err = command("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2")
+    assert (code, annotation(stored)) == (cli.NO, "soon")
+    assert "not 'soon'" in err
+    assert command("straggler", "clear", "gpt3")[0] == 0
+    assert annotation(stored) == ""
+
+
+def test_a_job_that_ignores_stragglers_says_so(stored: Stored) -> None:
+    stored.body["spec"] = {**SPEC, "straggler": {"mode": "Off"}}
+    assert "the operator ignores it" in command("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2")[1]
+
+
+def test_two_who_edit_at_once_lose_nothing(monkeypatch: pytest.MonkeyPatch, stored: Stored) -> None:
+    from perseus_operator.plugin.door import Cluster
+
+    cluster = object.__new__(Cluster)
+    writes: list[Json] = []
+
+    def patch(namespace: str, name: str, body: Json) -> None:
+        if len(writes) < 2:
+            stored.body["metadata"] = {"resourceVersion": f"8{len(writes)}", "annotations": {"key": f"{len(writes)}"}}
+            writes.append(body)
+            raise KubeConflict("the object has been modified")
+        writes.append(body)
+
+    monkeypatch.setattr(cluster, "job", stored.job, raising=False)
+    monkeypatch.setattr(cluster, "_patch", patch, raising=False)
+    assert cluster.edit_annotation("team", "gpt3", "key", lambda _, before: f"{before}+mine") == "1+mine"
+    assert [w["metadata"]["resourceVersion"] for w in writes] == ["7", "80", "81"]
+    assert writes[-1]["metadata"]["annotations"] == {"key": "1+mine"}
+
+
+# --------------------------------------------------------------------------------------------------- how it looks
+
+
+def test_the_three_formats_say_the_same(stored: Stored) -> None:
+    for name in ("frontier", "plan", "explain"):
+        as_json = json.loads(command(name, "gpt3", "-o", "json")[1])
+        assert yaml.safe_load(command(name, "gpt3", "-o", "yaml")[1]) == as_json
+        assert as_json["job"] == "team/gpt3"
+        assert "team/gpt3" in command(name, "gpt3")[1]
+
+
+def test_nothing_but_text_goes_into_a_pipe_and_no_line_is_wider_than_the_terminal(stored: Stored) -> None:
+    facts = gather(stored, "team", "gpt3")
+    for width in (60, 80, 200):
+        for colour in (False, True):
+            terminal = Terminal(width, colour=colour, fancy=False)
+            for text in (
+                plan_text(plan_document(facts, None), terminal, everything=False),
+                explanation_text(explanation(facts), terminal),
+            ):
+                plain = text.replace("\x1b[1m", "").replace("\x1b[0m", "")
+                assert (plain == text) is not colour
+                assert max(map(len, plain.splitlines())) <= max(width, 76)
+                plain.encode("ascii")
+    document = frontier_document(facts)
+    assert "\x1b" not in frontier_text(document, Terminal(80, colour=False), everything=False)
+    assert "\x1b[32m*" in frontier_text(document, Terminal(80, colour=True), everything=False)
+    frontier_text(document, Terminal(80, fancy=False), everything=True).encode("ascii")
+
+
+def test_a_long_frontier_is_thinned_but_never_its_ends_or_the_plan_in_force(stored: Stored) -> None:
+    facts = gather(stored, "team", "gpt3")
+    document = frontier_document(facts)
+    count = len(document["points"])
+    document["pointInForce"] = 7
+    for everything in (False, True):
+        table = frontier_text(document, Terminal(), everything=everything).split("POINT")[1].splitlines()[1:]
+        numbers = [int(line.lstrip("* ").split()[0]) for line in table if " W " in line]
+        assert {0, 7, count - 1} <= set(numbers)
+        assert (numbers == list(range(count))) is (everything or count <= 16)
+
+
+@pytest.mark.parametrize("fancy", [True, False])
+@pytest.mark.parametrize("width", [10, 40, 81, 300])
+def test_a_plot_falls_where_the_curve_falls_and_shows_its_marks(width: int, fancy: bool) -> None:
+    curve = [(1.0 + i / 50, 1000 / (1 + i / 10)) for i in range(50)]
+    lines = draw(curve, [Mark(*curve[0], "A", "a"), Mark(*curve[-1], "B", "b")], width=width, fancy=fancy)
+    assert max(map(len, lines)) <= max(width, LEAST_WIDTH)
+    first, last = ("A", "B") if fancy else ("a", "b")
+    assert first in lines[0]
+    row = next(i for i, line in enumerate(lines) if last in line)
+    assert row == len(lines) - 3
+    assert lines[row].index(last) == max(len(line) for line in lines[:-2]) - 1
+    assert lines[0].strip().startswith("1000")
+    assert lines[-1].split() == ["1", "1.98"]
+
+
+def test_a_frontier_of_one_point_can_be_drawn() -> None:
+    assert any("x" in line for line in draw([(1.0, 2.0)], [Mark(1.0, 2.0, "x", "x")], width=50, fancy=True))
+
+
+def test_the_spec_of_these_tests_is_one() -> None:
+    assert parse_spec(SPEC).pipeline.data_parallel == PIPELINES
