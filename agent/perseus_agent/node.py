@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown, TooMuch
+from perseus_agent.foresight import Foresight
 from perseus_agent.journal import Journal
 from perseus_agent.leases import JobLease, LeaseTable, PodName
 from perseus_agent.pilot import Pilot
@@ -26,7 +27,7 @@ from perseus_agent.podresources import Allocation
 from perseus_agent.ranks import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu
 from perseus_agent.telemetry import RankChange, RankIdentity, TelemetryHub, Watcher
 from perseus_agent.worker import GpuWorker, WorkerLimits
-from perseus_proto.hello import Reason
+from perseus_proto.hello import Reason, Timing
 from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)
@@ -343,7 +344,9 @@ class Node:
                 tensor=hello.tensor,
                 pid=session.peer.pid,
             )
-            session.pilot, session.worker = Pilot(rank, hello.schedule, session.channel, lease.plans), worker
+            foresight = None if hello.timing is Timing.FOREIGN else Foresight(session.channel)
+            session.pilot = Pilot(rank, hello.schedule, session.channel, lease.plans, foresight)
+            session.worker = worker
             worker.attach(session.pilot)
             self._hub.publish(lease.job_uid, RankChange(rank, True, session.pilot.iteration or 0))
 

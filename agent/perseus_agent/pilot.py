@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from perseus_agent.foresight import Foresight
 from perseus_agent.plans import JobPlans, StagePlan
 from perseus_agent.telemetry import RankIdentity
 from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, Phase
@@ -41,8 +42,14 @@ class Pilot:
     """One rank."""
 
     def __init__(
-        self, rank: RankIdentity, schedule: tuple[Instruction, ...], channel: ChannelReader, plans: JobPlans
+        self,
+        rank: RankIdentity,
+        schedule: tuple[Instruction, ...],
+        channel: ChannelReader,
+        plans: JobPlans,
+        foresight: Foresight | None = None,
     ) -> None:
+        """``foresight``: for a rank whose clock is the machine's; without it every mark of the wake map rings."""
         self.rank = rank
         self.channel = channel
         self.iteration: int | None = None
@@ -54,6 +61,7 @@ class Pilot:
         self.deviations = 0
         """Iterations that did not follow the schedule."""
         self._plans = plans
+        self._foresight = foresight
         self._kinds = tuple(int(instruction.kind) for instruction in schedule)
         self._microbatches = tuple(instruction.microbatch for instruction in schedule)
         self._chunks = tuple(instruction.chunk for instruction in schedule)
@@ -112,6 +120,21 @@ class Pilot:
         plan = None if self._deviant else self._plan
         return None if plan is None else plan.clocks_mhz[index]
 
+    def foresee(self, now_us: int) -> int:
+        """When to look next although nobody rings, by the machine's clock; 0: not at all. To be called after each
+        ``look``, and followed by ``overtaken``."""
+        foresight, iteration = self._foresight, self.iteration
+        if foresight is None or iteration is None:
+            return 0
+        ended = self._index if iteration == self._planned_iteration else self._count
+        if self._plan is None or self._deviant:
+            return foresight.rest(iteration, ended)
+        return foresight.look(iteration, ended, now_us)
+
+    def overtaken(self) -> bool:
+        """Whether to look again at once: the rank may have relied on a look that was foreseen before."""
+        return self._foresight is not None and self._foresight.overtaken()
+
     def collect(self, writes: int) -> list[Finished]:
         """Iterations that are over, oldest first. To be called when a step begins or ends."""
         finished = []
@@ -133,6 +156,7 @@ class Pilot:
     def leave(self, writes: int) -> list[Finished]:
         """Ask the rank to ring no more; returns what had not been told yet. The memory stays: the session owns it."""
         self.channel.set_wake_map(bytes(self._count))
+        self.channel.foresee(0)
         finished = self.collect(writes)
         if self._open is not None:
             finished.append(self._finish(self._open, self._open.end_us, writes))
@@ -147,7 +171,10 @@ class Pilot:
         if plan is self._plan:
             return False
         self._plan = plan
-        self.channel.set_wake_map(bytes(self._count) if plan is None else plan.wake)
+        wake = bytes(self._count) if plan is None else plan.wake
+        self.channel.set_wake_map(wake)
+        if self._foresight is not None:
+            self._foresight.follow(wake)
         return True
 
     def _fits(self, plan: StagePlan) -> bool:

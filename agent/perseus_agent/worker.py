@@ -1,10 +1,11 @@
 """One thread per GPU: everything that touches a GPU happens here, and only here.
 
-It waits on the bell of the rank that drives the GPU, and writes the clock in the same thread that was woken: a
-message never changes threads on its way to the device. In between it samples energy, reads clocks and event reasons
-back, and finishes iteration reports. A driver call that hangs therefore stops this GPU and no other; ``check_hang``,
-called by the node's watchdog, then declares it lost. Other threads ask through ``attach``, ``detach`` and ``stop``,
-which queue a command and return a future (cancelled after ``stop``): never wait on it unboundedly.
+It waits on the bell of the rank that drives the GPU, or for the moment at which the pilot foresees a mark, and writes
+the clock in the same thread that was woken: a message never changes threads on its way to the device. In between it
+samples energy, reads clocks and event reasons back, and finishes iteration reports. A driver call that hangs therefore
+stops this GPU and no other; ``check_hang``, called by the node's watchdog, then declares it lost. Other threads ask
+through ``attach``, ``detach`` and ``stop``, which queue a command and return a future (cancelled after ``stop``): never
+wait on it unboundedly.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ T = TypeVar("T")
 MAX_UNFINISHED: Final = 16
 UNFINISHED_S: Final = 3.0
 """Iterations that wait for their energy, and how long: longer than any counter's tick."""
+FD_SETSIZE: Final = 1024
+"""``select`` takes no descriptor beyond; the agent opens these before it has any peer."""
 DEBOUNCE_ON: Final = 2
 DEBOUNCE_OFF: Final = 4
 """Read-backs in a row before a reason begins or ends: hardware slowdown blinks during clock changes."""
@@ -79,6 +82,7 @@ class GpuWorker:
         self._levels = dict.fromkeys(_NOTICES, 0)
         self._active = dict.fromkeys(_NOTICES, False)
         self._pump_s: float | None = None
+        self._look_s = 0.0  # when to look at the rank although it does not ring; 0: not at all
         self._sample_s = self._watch_s = self._due_s = time.monotonic()
         self._awake_since_s: float | None = None
         self._commands: deque[tuple[Callable[[], bool], Future[Any]]] = deque()
@@ -87,6 +91,7 @@ class GpuWorker:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
+        self._foresees = self._epoll.fileno() < FD_SETSIZE
         self._thread = threading.Thread(target=self._run, name=f"gpu-{self.uuid[-12:]}", daemon=True)
 
     # ------------------------------------------------------------------------------------------- from other threads
@@ -183,7 +188,7 @@ class GpuWorker:
         now_s = time.monotonic()
         while not stopping:
             # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep us awake.
-            events = self._epoll.poll(max(0.0, self._due_s - now_s))
+            events = self._epoll.poll(self._sleep() if self._look_s else max(0.0, self._due_s - now_s))
             self._awake_since_s = now_s = time.monotonic()
             try:
                 for descriptor, _ in events:
@@ -191,6 +196,8 @@ class GpuWorker:
                         stopping = self._obey()
                     elif self.pilot is not None:
                         self._follow(self.pilot)
+                if 0 < self._look_s <= now_s and self.pilot is not None:
+                    self._follow(self.pilot)
                 if now_s >= self._due_s:
                     self._routine(now_s)
             except Exception:
@@ -204,6 +211,11 @@ class GpuWorker:
             os.close(self._bell)
         while self._commands:  # that came after the last one
             _refuse(self._commands.popleft()[1])
+
+    def _sleep(self) -> float:
+        """Until there is an event or something is due, to the microsecond: epoll's own timeout counts milliseconds."""
+        select.select([self._epoll], [], [], max(0.0, min(self._due_s, self._look_s) - time.monotonic()))
+        return 0.0
 
     def _routine(self, now_s: float) -> None:
         """What is due by time: a write that had to wait, a sample, a read-back."""
@@ -235,13 +247,16 @@ class GpuWorker:
         if pump_s != self._pump_s:
             self._pump_s = pump_s
             self._plan_routine()
+        self._look_s = pilot.foresee(time.monotonic_ns() // 1000) / 1e6 if self._foresees else 0.0
         if pilot.due:
             self._finish_later(pilot, pilot.collect(self.governor.writes))
+        if pilot.overtaken():
+            self._look_s = time.monotonic()
 
     def _end_pilot(self, reason: str) -> None:
         """Clocks first, then what the rank had still to tell."""
         self._pump_s = self.governor.release(reason)
-        pilot, self.pilot = self.pilot, None
+        pilot, self.pilot, self._look_s = self.pilot, None, 0.0
         self._plan_routine()
         if pilot is None:
             return

@@ -3,9 +3,11 @@
 The agent creates it (``ChannelReader.create``), sealed so that the rank can neither shrink it (which would kill the
 agent with SIGBUS) nor grow it, and sends it with an eventfd, the bell. The rank writes through ``ChannelWriter``: an
 aligned 8-byte store per mark, and a ring only at the ends of a step and where the wake map says that the next
-instruction wants another clock.
+instruction wants another clock; and not even there if the agent has said that it will look by itself.
 
     words 0-3    magic, layout version, instructions n, slots       written once by the agent, checked once by the rank
+    word  4      foreseen: marks made from this time on, µs, need   agent; 0: every mark of the map needs its ring
+                   no ring, since a look follows them anyway
     word  8      position: iteration, phase, index in one word      rank: one store, so it is never torn
     word  9      begin of the current step, µs                      rank
     word  16…    wake map, one byte per instruction                 agent
@@ -13,11 +15,22 @@ instruction wants another clock.
                    sequence, begin µs, end µs, faults, ended, 3 spare, then n × (begin µs, end µs)
 
 Every word has one writer. A record is guarded by its sequence: 2·iteration + 1 while it is filled, 2·iteration + 2
-when it is closed; the reader copies it and looks at the sequence again. Ordering: on x86 stores are seen in order; on
-ARM the eventfd is the barrier, as write() and read() on it take one lock and the reader drains records only after a
-ring. Setting the map and passing an instruction may race by nanoseconds: the agent therefore reads the position after
-it has set the map, and the cost of losing that race is one instruction at its old clock. The reader believes nothing:
-sizes are its own, values are checked, and a record that is not plausible is reported as incomplete.
+when it is closed; the reader copies it and looks at the sequence again. Ordering: on x86 stores are seen in order. On
+ARM the eventfd is the barrier, as write() and read() on it take one lock; without a ring a record may look closed some
+nanoseconds before its last words arrive, and then reads as incomplete, since these were reset when it was opened.
+Setting the map and passing an instruction may race by nanoseconds: the agent therefore reads the position after it has
+set the map, and the cost of losing that race is one instruction at its old clock.
+
+The word ``foreseen`` makes the same race. The rank stores its position and then loads the word; the agent stores the
+word and then loads the position. Were both seen in that order everywhere, one of them would see the other. Neither x86
+nor ARM promises it without a full barrier, which Python does not have, so a mark can slip through in one case: the
+agent takes a word back that the rank had loaded before its own store left the store buffer. The agent therefore looks
+again after it has taken a word back, microseconds later, when store buffers have long drained; and should even that be
+too early, the loss is bounded again: the next mark of the map rings or has its look, and until then one instruction
+runs at its old clock. While a word stands, a look follows it without fail, by the agent's own timer.
+
+The reader believes nothing: sizes are its own, values are checked, and a record that is not plausible is reported as
+incomplete.
 """
 
 from __future__ import annotations
@@ -39,6 +52,7 @@ MAX_ITERATION: Final = 2**32 - 1
 MAX_DURATION_US: Final = 2**32 - 1
 
 _MAGIC: Final = int.from_bytes(b"PERSEUS1", "little")
+_FORESEEN: Final = 4  # beside words that never change: a store here must not take the rank's own line from its cache
 _POSITION: Final = 8
 _STEP_BEGIN: Final = 9
 _WAKE: Final = 16
@@ -172,15 +186,16 @@ class ChannelWriter:
             os.close(self._event_fd)
 
     def step_begin(self, iteration: int, t_us: int) -> None:
-        """Open the record of an iteration and ring."""
+        """Open the record of an iteration, and ring unless a look was foreseen."""
         words, record = self._words, self._slot(iteration)
         words[record + _SEQUENCE] = 2 * iteration + 1
         words[record + _BEGIN] = words[_STEP_BEGIN] = t_us
-        words[record + _FAULTS] = words[record + _ENDED] = self._ended = 0
+        words[record + _END] = words[record + _FAULTS] = words[record + _ENDED] = self._ended = 0
         self._record = record + _TIMES
         self._base = iteration << 32
         words[_POSITION] = self._base | (Phase.STEP_BEGUN << 24)
-        self.ring()
+        if not 0 < words[_FORESEEN] <= t_us:
+            self.ring()
 
     def begin(self, index: int, t_us: int) -> None:
         """Instruction ``index`` begins."""
@@ -189,20 +204,21 @@ class ChannelWriter:
         words[_POSITION] = self._base | 0x2000000 | index  # Phase.BEGUN << 24, spelt out on the hot path
 
     def end(self, index: int, t_us: int) -> None:
-        """Instruction ``index`` has ended: ring if the one after it wants another clock."""
+        """Instruction ``index`` has ended: ring if the one after it wants another clock and no look was foreseen."""
         words = self._words
         words[self._record + 2 * index + 1] = t_us
         words[_POSITION] = self._base | 0x3000000 | index  # Phase.ENDED << 24
         self._ended += 1
         following = index + 1
-        if self._wake[following if following < self._instructions else 0]:
+        if self._wake[following if following < self._instructions else 0] and not 0 < words[_FORESEEN] <= t_us:
             self.ring()
 
     def step_end(self, iteration: int, t_us: int, faults: Faults = Faults.NONE) -> None:
-        """Close the record of the iteration that is open, and ring."""
+        """Close the record of the iteration that is open, and ring unless a look was foreseen."""
         self._words[_POSITION] = self._base | (Phase.STEP_ENDED << 24)
         self._close(iteration, t_us, self._ended, faults)
-        self.ring()
+        if not 0 < self._words[_FORESEEN] <= t_us:
+            self.ring()
 
     def step_end_untimed(self) -> None:
         """End the step, but leave its record open for ``fill``: its times are not known yet."""
@@ -316,6 +332,26 @@ class ChannelReader:
         if 0 <= index < self.instructions and not words[self._first + iteration % SLOTS * self._size + _FAULTS]:
             return index
         return -1
+
+    def passed(self) -> tuple[int, int]:
+        """(iteration, instructions of it that have ended); one more than there are once the step has ended. Nonsense
+        in the memory reads as an iteration or a number that was not waited for."""
+        word: int = self._words[_POSITION]
+        phase, index = word >> 24 & 0xFF, word & 0xFFFFFF
+        if phase >= Phase.STEP_ENDED:
+            return word >> 32, self.instructions + 1
+        return word >> 32, index + (phase == Phase.ENDED)
+
+    def ended_us(self, iteration: int, index: int) -> int:
+        """When the rank said, at the mark, that an instruction of the current iteration ended. Believe it no more than
+        ``step_begin_us``."""
+        end_us: int = self._words[self._first + iteration % SLOTS * self._size + _TIMES + 2 * index + 1]
+        return end_us
+
+    def foresee(self, from_us: int) -> None:
+        """Tell the rank that marks made at this time or later need no ring; 0: they do. Whoever says so must look soon
+        after that time in any case; whoever takes it back must look at ``passed`` afterwards."""
+        self._words[_FORESEEN] = from_us
 
     def step_begin_us(self) -> int:
         """When the rank says that its current step began. Any 64-bit number: compare it before you believe it."""

@@ -1,11 +1,11 @@
 """What a mark costs the training thread, against Zeus' way of doing it, in one loop of one process.
 
 Zeus' PipelineFrequencyOptimizer puts the next frequency into a ``multiprocessing.Queue`` that a child process empties;
-here its child does nothing else. Ours marks begin and end of every instruction; the agent's end is a process that
-sleeps until the bell rings and drains, in the worst case before every instruction. In between the thread computes for
-about half a millisecond without the GIL and a little with it: as in training, everybody else has gone to sleep by the
-next mark, and most of what a ring costs is the kernel waking another CPU. Zeus' device synchronisation is left out, in
-its favour.
+here its child does nothing else. Ours marks begin and end of every instruction, followed by a real agent under a plan
+that changes the clock at every instruction, the worst there can be, or never (quiet). An instruction is work of five
+milliseconds without the GIL, two percent longer or shorter each time, and a little with it: as in training, everybody
+else has gone to sleep by the next mark, and waking another CPU is the dearest thing that a mark can do. Zeus' device
+synchronisation is left out, in its favour.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import contextlib
 import hashlib
 import logging
 import multiprocessing
-import select
-import socket
+import os
+import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,38 +23,37 @@ from pathlib import Path
 from typing import Any
 
 import perseus_client
-from perseus_agent.__main__ import give_way
-from perseus_proto import hello as wire
-from perseus_proto.channel import ChannelReader
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_sim import recording
+from perseus_sim.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
 
 MICROBATCHES = 48
-ITERATIONS = 22
-WARM_UP = 2
+ITERATIONS = 14
+WARM_UP = 5
+"""Iterations: the rank joins, its plan begins, and the agent has seen it twice."""
 ROUNDS = 3
-SCHEDULE: list[tuple[str | int, int, int]] = [
+SCHEDULE: list[tuple[str, int, int]] = [
     (kind, microbatch, 0) for microbatch in range(MICROBATCHES) for kind in ("forward", "backward")
 ]
-BUFFER = bytes(2**19)
-Key = tuple[str | int, int, int]
+CHANGING = [1410 - 15 * (position % 2) for position in range(len(SCHEDULE))]
+QUIET = [1410] * len(SCHEDULE)
+INSTRUCTION_S = 0.005
+JITTER = 0.02
+Key = tuple[str, int, int]
 
 
-def follow(path: str, wake: bool) -> None:
-    """The agent's end, in a process of its own: one rank, until it hangs up."""
-    give_way()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(path)
-        listener.listen()
-        connection, _ = listener.accept()
-        with connection:
-            hello = wire.receive_hello(connection, 10)
-            reader = ChannelReader.create(len(hello.schedule))
-            reader.set_wake_map(bytes([wake]) * len(hello.schedule))
-            wire.send_welcome(connection, reader.instructions, reader.memory_fd, reader.event_fd)
-            while connection not in select.select([connection, reader.event_fd], [], [])[0]:
-                reader.acknowledge()
-                reader.position()
-                while reader.drain_iteration() is not None:
-                    pass
+def work_for(seconds: float) -> memoryview:
+    """Zeroes whose digest takes so long on this machine."""
+    sample = bytes(2**20)
+    taken_s = []
+    for _ in range(20):
+        started_s = time.perf_counter()
+        hashlib.sha256(sample)
+        taken_s.append(time.perf_counter() - started_s)
+    return memoryview(bytes(int(len(sample) * seconds * (1 + JITTER) / min(taken_s))))
+
+
+WORK = work_for(INSTRUCTION_S)
 
 
 def zeus_child(queue: Any) -> None:
@@ -68,6 +67,7 @@ def zeus_child(queue: Any) -> None:
 def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> tuple[list[int], float]:
     """Sorted nanoseconds of every call in a loop shaped like training, and the process' CPU µs per instruction."""
     taken: list[int] = []
+    noise = random.Random(7)
     clock = time.perf_counter_ns
     cpu_started_s = 0.0
     for iteration in range(ITERATIONS):
@@ -78,7 +78,7 @@ def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> tuple[
             started = clock()
             begin(key)
             taken.append(clock() - started)
-            hashlib.sha256(BUFFER)  # without the GIL
+            hashlib.sha256(WORK[: int(len(WORK) * noise.uniform(1 - JITTER, 1 + JITTER) / (1 + JITTER))])
             sum(range(500))
             started = clock()
             end(key)
@@ -88,29 +88,42 @@ def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> tuple[
 
 
 @contextlib.contextmanager
-def followed_session(wake: bool) -> Iterator[perseus_client.Session]:
-    """A session with an agent's end at the other."""
-    context = multiprocessing.get_context("spawn")
-    logging.getLogger("perseus_client").setLevel(logging.ERROR)  # it looks for the agent before that has started
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "agent.sock")
-        agent = context.Process(target=follow, args=(path, wake))
-        agent.start()
-        session = perseus_client.connect(0, 0, schedule=SCHEDULE, socket_path=path)
-        try:
-            if not session.wait_connected(30):
-                raise RuntimeError("the agent's end did not answer")
-            yield session
-        finally:
-            session.close()
-            agent.join(10)
-            agent.close()
+def followed_session(clocks_mhz: list[int]) -> Iterator[perseus_client.Session]:
+    """A session that a real agent follows under a plan with these clocks."""
+    logging.getLogger("perseus_client").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), 1) as node:
+        node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
+        pod = node.add_pod(0, [0])
+        node.kubelet.place([os.getpid()], pod.uid)
+        with node.stub() as stub:
+            stub.AcquireLease(
+                messages.AcquireLeaseRequest(job_uid=JOB, job_name="a/b", epoch=1, ttl_ms=600_000, pods=[pod])
+            )
+            plan_set = plan_set_of([[clocks_mhz]], schedule=SCHEDULE)
+            stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=JOB, epoch=1, plan_set=plan_set))
+            session = perseus_client.connect(0, 0, schedule=SCHEDULE, socket_path=node.socket)
+            try:
+                wait_for(lambda: any(rank.gpu_uuid for rank in describe(stub).ranks), "the rank has joined")
+                chosen = [messages.Selection(data_parallel_rank=0, point=0)]
+                stub.SelectPlan(
+                    messages.SelectPlanRequest(job_uid=JOB, epoch=1, plan_id=plan_set.plan_id, selections=chosen)
+                )
+                yield session
+            finally:
+                session.close()
+        written = len(recording.read_mapped(Path(folder) / "gpu", gpu_uuid(0)))
+        if clocks_mhz is CHANGING and written < (ITERATIONS - WARM_UP) * len(SCHEDULE):
+            raise RuntimeError(f"the agent changed the clock {written} times only: it did not follow")
 
 
-def ours(wake: bool) -> tuple[list[int], float]:
+def describe(stub: Any) -> Any:
+    return stub.DescribeNode(messages.DescribeNodeRequest())
+
+
+def ours(clocks_mhz: list[int]) -> tuple[list[int], float]:
     """Marks of a session that an agent follows; the ends of a step are part of its first and last mark."""
     first, last = SCHEDULE[0], SCHEDULE[-1]
-    with followed_session(wake) as session:
+    with followed_session(clocks_mhz) as session:
 
         def begin(key: Key) -> None:
             if key is first:
@@ -153,16 +166,16 @@ def percentile(taken: list[int], share: float) -> float:
 
 
 def client_call() -> dict[str, Any]:
-    """One mark: with an agent that is woken at every instruction, and with one woken at the ends of a step (quiet).
+    """One mark: under a plan that changes the clock at every instruction, and under one that never does (quiet).
 
     Of each the least disturbed of several rounds, taken in turn. ``client_cpu_us`` is the CPU time that an instruction
-    adds to the process, all its threads together: two marks of ours, woken, against one of Zeus.
+    adds to the process, all its threads together: two marks of ours, under the changing plan, against one of Zeus.
     """
     figures: dict[str, list[float]] = {}
     peers: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
         _, bare_us = loop(lambda key: None, lambda key: None)
-        (peer, peer_cpu_us), (woken, woken_cpu_us), (quiet, _) = zeus(), ours(True), ours(False)
+        (peer, peer_cpu_us), (woken, woken_cpu_us), (quiet, _) = zeus(), ours(CHANGING), ours(QUIET)
         for label, share in (("p50", 0.5), ("p99", 0.99)):
             for name, taken in ((f"client_call_{label}_us", woken), (f"client_call_quiet_{label}_us", quiet)):
                 figures.setdefault(name, []).append(percentile(taken, share))

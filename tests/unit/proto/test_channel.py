@@ -112,6 +112,37 @@ def test_the_bell_rings_at_the_ends_of_a_step_and_where_the_map_says(wake: bytes
     reader.close()
 
 
+@given(st.integers(0, 20))
+@settings(max_examples=21)
+def test_marks_for_which_a_look_is_foreseen_do_not_ring(from_us: int) -> None:
+    """Marks are made at 1, 2, 3 …; a deviation rings whenever it is."""
+    reader = ChannelReader.create(N)
+    writer = writer_of(reader)
+    reader.set_wake_map(b"\x01" * N)
+    reader.foresee(from_us)
+
+    def rung_as_foreseen(t_us: int) -> bool:
+        return reader.acknowledge() is not (0 < from_us <= t_us)
+
+    writer.step_begin(0, 1)
+    assert rung_as_foreseen(1)
+    for index in range(N):
+        writer.begin(index, 2 * index + 2)
+        assert not reader.acknowledge()
+        writer.end(index, 2 * index + 3)
+        assert rung_as_foreseen(2 * index + 3)
+        assert reader.passed() == (0, index + 1)
+        assert reader.ended_us(0, index) == 2 * index + 3
+    writer.step_end(0, 2 * N + 2)
+    assert rung_as_foreseen(2 * N + 2)
+    assert reader.passed() == (0, N + 1)
+    writer.step_begin(1, 2 * N + 3)
+    reader.acknowledge()
+    writer.deviate(Faults.OUT_OF_ORDER)
+    assert reader.acknowledge()
+    reader.close()
+
+
 def test_a_map_of_another_length_is_refused(reader: ChannelReader) -> None:
     with pytest.raises(ValueError, match="wake: must have 5 bytes, has 4"):
         reader.set_wake_map(bytes(N - 1))

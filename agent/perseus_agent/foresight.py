@@ -1,0 +1,112 @@
+"""Foresees when a rank will next want another clock, so that the agent looks by itself and the rank need not ring.
+
+A ring wakes a sleeping CPU, and the training thread pays for it. Iterations resemble each other, so the agent sets its
+own timer instead and says so in the channel (``ChannelReader.foresee``). Nothing depends on a good guess: a mark that
+comes early rings, and for one that comes late the agent looks again, a few times, and then asks for the ring.
+
+Used by the pilot of a rank whose clock is the machine's; one object for each plan that it follows. Times come in and go
+out, and are the rank's word, so they are bounded here; no timers, no devices.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from perseus_proto.channel import ChannelReader
+
+PATIENCE_SHARE: Final = 16
+PATIENCE_MIN_US: Final = 50
+PATIENCE_MAX_US: Final = 400
+"""How long a mark may wait for its look: a small share of the span that it ends, well below a millisecond."""
+LOOKS_PER_MARK: Final = 1.5
+LOOKS_SAVED: Final = 32.0
+"""A look costs the agent what a ring costs it. So many are affordable on average, and in a row after better times;
+beyond, the rank rings."""
+LEAD_LATE_US: Final = 8
+LEAD_EARLY_US: Final = 2
+LEAD_MAX_US: Final = 150
+"""Looks move behind the expected end until about one in five comes too early, which costs a second look."""
+LONGEST_US: Final = 10_000_000
+"""Spans longer than this are not foreseen: one ring more or less is nothing then."""
+_KEPT: Final = 3
+"""Spans remembered of each mark; their median stands neither for an outlier nor for a change of pace for long."""
+
+
+class Foresight:
+    """The marks of one rank that the wake map of its plan names."""
+
+    def __init__(self, channel: ChannelReader) -> None:
+        self._channel = channel
+        self._before = self._after = array("l")
+        self._spans_us = array("Q")
+        self._passed = (-1, -1)
+        self._lead_us = PATIENCE_MIN_US
+        self._affords = 0.0
+        self._standing = False  # what the channel says now
+        self._doubt: tuple[int, int] | None = None  # what was expected when the channel said something else before
+
+    def follow(self, wake: bytes) -> None:
+        """Another wake map: what is known of the time between marks is void."""
+        count = len(wake)
+        # By the number of instructions that have ended: the mark passed last, and the one to come.
+        self._before, self._after = array("l", [-1]) * (count + 1), array("l", [-1]) * (count + 1)
+        for index in range(count):
+            self._before[index + 1] = index if wake[(index + 1) % count] else self._before[index]
+        for index in reversed(range(count)):
+            self._after[index] = index if wake[(index + 1) % count] else self._after[index + 1]
+        self._spans_us = array("Q", bytes(8 * _KEPT)) * count
+
+    def look(self, iteration: int, ended: int, now_us: int) -> int:
+        """After a look at the rank: when to look next, and let it know. 0: when it rings, and not before.
+
+        Args:
+            iteration: that the rank was seen in.
+            ended: so many of its instructions had ended then.
+            now_us: by the rank's clock, which is ours.
+        """
+        awaited, passed = self._after[ended], self._before[ended]
+        passed_us = self._time_us(iteration, passed)
+        if (iteration, passed) != self._passed:
+            self._passed = iteration, passed
+            self._affords = min(self._affords + LOOKS_PER_MARK, LOOKS_SAVED)
+            self._lead_us = max(self._lead_us - LEAD_EARLY_US, 0)
+            if passed >= 0:
+                self._learn(iteration, passed, passed_us)
+        elif self._standing:
+            self._lead_us = min(self._lead_us + LEAD_LATE_US, LEAD_MAX_US)
+        span_us = self._span_us(awaited) if awaited >= 0 else 0
+        if not span_us or self._affords < 1 or not now_us - LONGEST_US < passed_us <= now_us:
+            return self._say(0, 0, (iteration, ended))
+        self._affords -= 1
+        patience_us = min(max(span_us // PATIENCE_SHARE, PATIENCE_MIN_US), PATIENCE_MAX_US)
+        due_us = max(passed_us + span_us + self._lead_us, now_us + patience_us // 2)
+        return self._say(due_us - patience_us, due_us, (iteration, awaited))
+
+    def rest(self, iteration: int, ended: int) -> int:
+        """As ``look``, where no plan is followed."""
+        return self._say(0, 0, (iteration, ended))
+
+    def overtaken(self) -> bool:
+        """Whether to look again at once: a mark beyond those expected may not have rung, because of what stood in the
+        channel when it was made. To be asked some time after ``look``, see ``perseus_proto.channel``."""
+        return self._doubt is not None and self._channel.passed() > self._doubt
+
+    def _say(self, from_us: int, due_us: int, expected: tuple[int, int]) -> int:
+        self._doubt = expected if self._standing else None
+        if from_us or self._standing:
+            self._channel.foresee(from_us)
+            self._standing = from_us != 0
+        return due_us
+
+    def _time_us(self, iteration: int, index: int) -> int:
+        """When the rank passed a mark of the iteration that it is in; −1: its begin."""
+        return self._channel.step_begin_us() if index < 0 else self._channel.ended_us(iteration, index)
+
+    def _learn(self, iteration: int, passed: int, passed_us: int) -> None:
+        span_us = passed_us - self._time_us(iteration, self._before[passed])
+        if 0 < span_us < LONGEST_US:
+            self._spans_us[_KEPT * passed + iteration % _KEPT] = span_us
+
+    def _span_us(self, awaited: int) -> int:
+        return sorted(self._spans_us[_KEPT * awaited : _KEPT * (awaited + 1)])[_KEPT // 2]
