@@ -74,11 +74,16 @@ def to_config_map(name: str, solved: Solved) -> ConfigMap | None:
     return ConfigMap(name, data, {BYTES_KEY: solved.data})
 
 
+def holds(kept: ConfigMap, digest: str) -> bool:
+    """Whether a ConfigMap says that it keeps the frontier of these inputs."""
+    return kept.data.get(DIGEST_KEY) == digest
+
+
 def from_config_map(kept: ConfigMap, request: SolveRequest, *, digest: str) -> Solved | None:
     """The kept frontier; None: it is of other inputs, of another release, or damaged, and must be solved again."""
     data = kept.binary.get(BYTES_KEY)
     solve_ms = kept.data.get(_SOLVE_KEY, "")
-    if data is None or kept.data.get(DIGEST_KEY) != digest or not solve_ms.isdigit():
+    if data is None or not holds(kept, digest) or not solve_ms.isdigit():
         return None
     try:
         return open_frontier(data, request, digest=digest, solve_ms=int(solve_ms), restored=True)

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from perseus_operator import frontiers, planner, releasing
@@ -270,9 +271,10 @@ class JobRunner:
         state, metrics = self.state, self._services.metrics
         try:
             solved = await self._restore(digest, request)
+            restored = solved is not None
             if solved is None:
-                solved = await self._solve_anew(digest, request)
-                metrics.solves.labels("solved").inc()
+                solved = await self._services.library.solved(digest, lambda: self._solve_anew(digest, request))
+                assert solved is not None
                 await self._keep(solved)
             else:
                 metrics.restores.inc()
@@ -283,7 +285,8 @@ class JobRunner:
             timeout = isinstance(error, SolveTimeout)
             state.solve_fault = digest, Fault(Reason.SOLVE_TIMEOUT if timeout else Reason.SOLVE_FAILED, str(error))
         else:
-            self._solved, state.frontier, state.solve_fault = solved, solved.view, None
+            self._solved, state.solve_fault = solved, None
+            state.frontier = replace(solved.view, restored=restored)
             state.promises = solved.promises
         finally:
             state.solving = None
@@ -293,11 +296,18 @@ class JobRunner:
             kept = await self._services.kube.read_config_map(self.ref.namespace, self.ref.frontier_config_map)
         except KubeError:
             return None
-        return await asyncio.to_thread(frontiers.from_config_map, kept, request, digest=digest)
+        if not frontiers.holds(kept, digest):
+            return None
+
+        async def read_back() -> Solved | None:
+            return await asyncio.to_thread(frontiers.from_config_map, kept, request, digest=digest)
+
+        return await self._services.library.solved(digest, read_back)
 
     async def _solve_anew(self, digest: str, request: SolveRequest) -> Solved:
         data, seconds = await self._services.solver.solve(request)
         logger.info("%s: frontier solved in %.3f s", self.ref, seconds)
+        self._services.metrics.solves.labels("solved").inc()
         return await asyncio.to_thread(
             frontiers.open_frontier, data, request, digest=digest, solve_ms=round(1000 * seconds), restored=False
         )
@@ -391,7 +401,7 @@ class JobRunner:
         solved, address = self._solved, node.address
         assert solved is not None
         assert address is not None
-        message = await asyncio.to_thread(frontiers.plan_set, solved, action.stages)
+        message = await self._services.library.plan_set(solved, action.stages)
         if message.plan_id != node.plan_id:
             await self._services.agents.push(
                 address, job_uid=self.ref.uid, epoch=self._services.epoch, plan_set=message

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from perseus_operator.agents import AgentPool
 from perseus_operator.kube import Kube
+from perseus_operator.library import Library
 from perseus_operator.metrics import Metrics
 from perseus_operator.planner import Limits
 from perseus_operator.solving import SolverPool
@@ -29,5 +30,6 @@ class Services:
     limits: Limits
     status_interval_s: float = 5.0
     release_timeout_s: float = 10.0
+    library: Library = field(default_factory=Library)
     monotonic_s: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time
