@@ -8,19 +8,18 @@ units are in the names. No defaults live anywhere else, and no field is here tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from perseus_operator.api_workload import Workload
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.schema import Rule, camel, choice, integer, labels, listing, nested, parse, text
+from perseus_operator.schema import DNS_NAME, Rule, camel, choice, flag, integer, listing, nested, parse, text
 from perseus_proto import keys
 from perseus_proto.units import ratio_from_percent
 
 PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"
 _PERCENT_RULE = "a percentage such as 3% or 2.5%"
-_DNS = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _WEEK_US = 7 * 24 * 3600 * 1_000_000
 _FIXED = "is immutable: the training processes run this pipeline; create another PerseusJob for another one"
 
@@ -69,20 +68,6 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selector:
-    """Which pods."""
-
-    match_labels: Mapping[str, str] = labels("Labels that a training pod carries.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """Which pods belong to the job, among those that opted in with the label perseus.energy/job."""
-
-    selector: Selector = nested("Narrows the opted-in pods further.", Selector)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """The shape of the training job."""
 
@@ -123,7 +108,7 @@ class Pipeline:
 class ConfigMapRef:
     """Where the profile is kept, in the namespace of the PerseusJob."""
 
-    name: str = text("Name of the ConfigMap.", rule="the name of a ConfigMap", max_length=253, pattern=_DNS)
+    name: str = text("Name of the ConfigMap.", rule="the name of a ConfigMap", max_length=253, pattern=DNS_NAME)
     key: str = text(
         "Key that holds the CSV.",
         rule="a ConfigMap key",
@@ -283,6 +268,9 @@ class JobSpec:
     )
     objective: Objective = nested("What to choose from the time-energy frontier.", Objective, default={})
     straggler: Straggler = nested("What to do about slow pipelines.", Straggler, default={})
+    suspend: bool = flag(
+        "Let the job alone: clocks go back to their defaults, and nothing is measured. What is known of the job stays."
+    )
     mode: Mode = choice(
         "Enforce: set clocks. Recommend: plan and report only, no clock is touched.", Mode, default=Mode.ENFORCE.value
     )

@@ -52,6 +52,7 @@ class Reason(StrEnum):
     # AgentsReady
     LEASED = "Leased"
     NO_PODS = "NoPods"
+    SUSPENDED = "Suspended"
     NO_AGENT = "NoAgent"
     AGENT_UNAVAILABLE = "AgentUnavailable"
     AGENT_REFUSED = "AgentRefused"

@@ -26,6 +26,7 @@ from perseus_operator.errors import (
     KubeUnavailable,
 )
 from perseus_operator.state import JobRef, Pod
+from perseus_operator.workloads import asks_for_gpu
 from perseus_proto import keys
 
 Json = dict[str, Any]
@@ -317,12 +318,23 @@ class KubeClient:
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:
-    """A training pod as the API shows it; None: not opted in, not bound yet, or over."""
-    metadata, node = raw.get("metadata", {}), raw.get("spec", {}).get("nodeName")
-    labels = metadata.get("labels") or {}
-    if not node or keys.LABEL_JOB not in labels or raw.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+    """A training pod as the API shows it; None: not opted in, not bound yet, being deleted, or over."""
+    metadata, spec = raw.get("metadata", {}), raw.get("spec", {})
+    labels, node = metadata.get("labels") or {}, spec.get("nodeName")
+    over = metadata.get("deletionTimestamp") or raw.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+    if not node or keys.LABEL_JOB not in labels or over:
         return None
-    return Pod(metadata["uid"], metadata["namespace"], metadata["name"], node, labels[keys.LABEL_JOB], dict(labels))
+    return Pod(
+        metadata["uid"],
+        metadata["namespace"],
+        metadata["name"],
+        node,
+        labels[keys.LABEL_JOB],
+        dict(labels),
+        owner_uid=next((o["uid"] for o in metadata.get("ownerReferences") or () if o.get("controller")), ""),
+        created=metadata.get("creationTimestamp") or "",
+        asks_for_gpu=asks_for_gpu(spec),
+    )
 
 
 def _custom(job: JobRef) -> tuple[str, str, str, str, str]:

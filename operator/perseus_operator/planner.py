@@ -20,6 +20,7 @@ from perseus_operator.guard import CONFIRM, Guard, Hold, judge
 from perseus_operator.objective import FrontierView, Infeasible, Target, bound_us, selections, target
 from perseus_operator.state import Fault, JobState, Node
 from perseus_operator.told import told_slowdowns
+from perseus_operator.workloads import absence, silent
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,8 @@ def _ranks_fault(state: JobState, spec: JobSpec) -> Fault | None:
     """Whether every place of the job's shape is taken by exactly one process."""
     shape = spec.pipeline
     if not any(node.pods for node in state.nodes.values()):
-        return Fault(Reason.WAITING_FOR_AGENTS, "No pod of the job is running.")
+        absent = absence(state)
+        return absent if absent.reason is Reason.SUSPENDED else Fault(Reason.WAITING_FOR_AGENTS, absent.message)
     ranks = state.ranks
     for rank in ranks:
         if rank.pipeline >= shape.data_parallel or rank.stage >= shape.stages or rank.tensor >= shape.tensor_parallel:
@@ -348,7 +350,8 @@ def _ranks_fault(state: JobState, spec: JobSpec) -> Fault | None:
         fault = first_fault(state)
         if fault is not None:
             return Fault(Reason.WAITING_FOR_AGENTS, fault.message)
-        return Fault(Reason.WAITING_FOR_RANKS, f"{len(ranks)} of {expected} training processes have connected.")
+        said = f"{len(ranks)} of {expected} training processes have connected{silent(state)}."
+        return Fault(Reason.WAITING_FOR_RANKS, said)
     return None
 
 

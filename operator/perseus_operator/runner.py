@@ -42,6 +42,7 @@ from perseus_operator.solving import SolveRequest, check_profile
 from perseus_operator.state import Fault, JobRef, JobState, Node, Pod
 from perseus_operator.told import noticed, parse_annotation
 from perseus_operator.web.view import JobView
+from perseus_operator.workloads import select
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
@@ -113,10 +114,8 @@ class JobRunner:
 
     def place(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
         """The pods that opted in to this job, and all agents, as they are now."""
-        workload = self.state.spec.workload if self.state.spec else None
-        selector = workload.selector.match_labels if workload else {}
-        own = [pod for pod in pods if all(pod.labels.get(name) == value for name, value in selector.items())]
-        self.state.place(own, agents)
+        chosen = select(self.state.spec, pods)
+        self.state.place(chosen.pods, agents, attempt=chosen.attempt, left_out=chosen.left_out)
         self._wake.set()
 
     def view(self) -> JobView:

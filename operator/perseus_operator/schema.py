@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from perseus_operator.errors import InvalidSpec
 
 T = TypeVar("T")
 Json = dict[str, Any]
 _KEY = "schema"
+DNS_NAME: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,17 @@ def choice(
 
     openapi = {"description": description, "type": "string", "enum": names}
     return _field(openapi, parse, required=required, default=default, immutable=immutable)
+
+
+def flag(description: str, *, default: bool = False) -> Any:
+    """Yes or no."""
+
+    def parse(value: Any, path: str) -> bool:
+        if not isinstance(value, bool):
+            raise _must(path, "true or false", value)
+        return value
+
+    return _field({"description": description, "type": "boolean"}, parse, required=True, default=default)
 
 
 def labels(description: str) -> Any:

@@ -49,6 +49,10 @@ class Pod:
     node: str
     job: str
     labels: Mapping[str, str] = field(hash=False)
+    owner_uid: str = ""
+    """Of the controller that made it; empty: none."""
+    created: str = ""
+    asks_for_gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,6 +189,10 @@ class JobState:
     """Digest of the inputs being solved."""
     solve_fault: tuple[str, Fault] | None = None
     nodes: dict[str, Node] = field(default_factory=dict)
+    attempt: str = ""
+    """Which attempt of the workload the pods are; empty: not known."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Why pods that opted in are not of the job, and how many."""
     history: History | None = None
     detector: Detector = field(default_factory=Detector)
     learning: Learning = field(default_factory=Learning)
@@ -202,8 +210,23 @@ class JobState:
         self.spec = spec
         self.spec_fault = None
 
-    def place(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
-        """Pods and agents as the cluster shows them now. Nodes without pods stay until their lease is given back."""
+    def place(
+        self,
+        pods: Iterable[Pod],
+        agents: Mapping[str, str],
+        *,
+        attempt: str = "",
+        left_out: Mapping[str, int] | None = None,
+    ) -> None:
+        """Pods and agents as the cluster shows them now. Nodes without pods stay until their lease is given back.
+
+        Another attempt of the workload begins again at iteration 0: what the one before did is no measure of it.
+        """
+        self.left_out = left_out or {}
+        if attempt and attempt != self.attempt:
+            if self.attempt and self.history is not None:
+                self._start_over(self.history.pipelines, self.history.ranks_per_pipeline)
+            self.attempt = attempt
         by_node: dict[str, set[Pod]] = {}
         for pod in pods:
             by_node.setdefault(pod.node, set()).add(pod)

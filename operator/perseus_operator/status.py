@@ -31,6 +31,7 @@ from perseus_operator.planner import Plan, common_point, fastest, first_fault
 from perseus_operator.schema import dump
 from perseus_operator.state import JobState, Verdict
 from perseus_operator.words import joules, seconds, small_percent
+from perseus_operator.workloads import absence
 
 _SHOWN_STRAGGLERS = 32
 
@@ -130,7 +131,8 @@ def _agents(state: JobState) -> Condition:
         return Condition(kind, False, state.fenced.reason, state.fenced.message)
     nodes = [node for node in state.nodes.values() if node.pods]
     if not nodes:
-        return Condition(kind, False, Reason.NO_PODS, "No pod of the job is running.")
+        absent = absence(state)
+        return Condition(kind, False, absent.reason, absent.message)
     fault = first_fault(state)
     if fault is not None:
         return Condition(kind, False, fault.reason, fault.message)

@@ -1,0 +1,59 @@
+"""docs/workloads.md says what the presets do, row by row, and its examples are what the operator understands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from perseus_operator.api import parse_spec
+from perseus_operator.api_workload import WorkloadKind
+from perseus_operator.workloads import PRESETS, Preset
+from perseus_proto import keys
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+
+
+def documents() -> list[Any]:
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [document for block in blocks for document in yaml.safe_load_all(block)]
+
+
+def row(kind: WorkloadKind, preset: Preset) -> str:
+    label, roles = preset.not_workers
+    named = f"`{label}`: {', '.join(f'`{role}`' for role in sorted(roles))}" if label else "–"
+    attempt = "not told"
+    if preset.restart_label:
+        attempt = f"a higher `{preset.restart_label}`"
+    elif preset.owner_is_attempt:
+        attempt = "another owner"
+    told = f"`{preset.name_label}`"
+    if preset.name_pattern != "{}":
+        told += ": `NAME-xxxxx` or `NAME-raycluster-xxxxx`"
+    suspended = f"`{preset.suspended_by}`" if preset.suspended_by else "–"
+    return f"| `{kind}` | `{preset.group}` | {told} | {named} | {attempt} | {suspended} |"
+
+
+def test_the_table_is_the_presets() -> None:
+    rows = [line for line in PAGE.splitlines() if any(line.startswith(f"| `{kind}` |") for kind in WorkloadKind)]
+    assert rows == [row(kind, preset) for kind, preset in PRESETS.items()]
+
+
+def test_there_is_an_example_of_each_kind_and_its_pods_opt_in() -> None:
+    made = {(document["apiVersion"], document["kind"]) for document in documents() if "apiVersion" in document}
+    for kind, preset in PRESETS.items():
+        if kind is not WorkloadKind.RAY_CLUSTER:  # a RayJob's example holds one
+            assert (preset.group, kind.removeprefix("Volcano")) in made, kind
+    workloads = [d for d in documents() if "apiVersion" in d and d["kind"] not in ("PerseusJob", "TrainJob")]
+    assert all(f"'{keys.LABEL_JOB}': 'gpt3'" in str(document) for document in workloads)
+
+
+def test_the_manifests_of_ours_are_accepted() -> None:
+    (job,) = [document for document in documents() if document.get("kind") == keys.KIND]
+    assert parse_spec(job["spec"]).workload is not None
+    fragments = [document for document in documents() if "apiVersion" not in document]
+    assert len(fragments) == 2
+    for fragment in fragments:
+        assert parse_spec(job["spec"] | fragment["spec"]).workload is not None
