@@ -11,6 +11,7 @@ synchronisation is left out, in its favour.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import multiprocessing
@@ -42,18 +43,16 @@ JITTER = 0.02
 Key = tuple[str, int, int]
 
 
-def work_for(seconds: float) -> memoryview:
-    """Zeroes whose digest takes so long on this machine."""
+@functools.cache
+def work() -> memoryview:
+    """Zeroes whose digest takes as long on this machine as the longest instruction."""
     sample = bytes(2**20)
     taken_s = []
     for _ in range(20):
         started_s = time.perf_counter()
         hashlib.sha256(sample)
         taken_s.append(time.perf_counter() - started_s)
-    return memoryview(bytes(int(len(sample) * seconds * (1 + JITTER) / min(taken_s))))
-
-
-WORK = work_for(INSTRUCTION_S)
+    return memoryview(bytes(int(len(sample) * INSTRUCTION_S * (1 + JITTER) / min(taken_s))))
 
 
 def zeus_child(queue: Any) -> None:
@@ -67,7 +66,7 @@ def zeus_child(queue: Any) -> None:
 def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> tuple[list[int], float]:
     """Sorted nanoseconds of every call in a loop shaped like training, and the process' CPU µs per instruction."""
     taken: list[int] = []
-    noise = random.Random(7)
+    data, noise = work(), random.Random(7)
     clock = time.perf_counter_ns
     cpu_started_s = 0.0
     for iteration in range(ITERATIONS):
@@ -78,7 +77,7 @@ def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> tuple[
             started = clock()
             begin(key)
             taken.append(clock() - started)
-            hashlib.sha256(WORK[: int(len(WORK) * noise.uniform(1 - JITTER, 1 + JITTER) / (1 + JITTER))])
+            hashlib.sha256(data[: int(len(data) * noise.uniform(1 - JITTER, 1 + JITTER) / (1 + JITTER))])
             sum(range(500))
             started = clock()
             end(key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -17,12 +18,33 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.bench.client import follow
+from perseus_agent.__main__ import give_way
+from perseus_proto import hello as wire
+from perseus_proto.channel import ChannelReader
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("PERSEUS_FRAMEWORKS_PYTHON", ROOT / ".venv-frameworks" / "bin" / "python"))
 WORKER = ROOT / "tests" / "frameworks" / "overhead_worker.py"
 RANKS = 2
+
+
+def follow(path: str) -> None:
+    """The agent's end of one rank, until it hangs up: rung before every instruction, and foreseeing none."""
+    give_way()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        connection, _ = listener.accept()
+        with connection:
+            hello = wire.receive_hello(connection, 10)
+            reader = ChannelReader.create(len(hello.schedule))
+            reader.set_wake_map(b"\x01" * len(hello.schedule))
+            wire.send_welcome(connection, reader.instructions, reader.memory_fd, reader.event_fd)
+            while connection not in select.select([connection, reader.event_fd], [], [])[0]:
+                reader.acknowledge()
+                reader.position()
+                while reader.drain_iteration() is not None:
+                    pass
 
 
 def step_overhead() -> dict[str, Any]:
@@ -35,7 +57,7 @@ def step_overhead() -> dict[str, Any]:
         port = str(probe.getsockname()[1])
         probe.close()
         agents = [
-            multiprocessing.Process(target=follow, args=(f"{folder}/{rank}.sock", True), daemon=True)
+            multiprocessing.Process(target=follow, args=(f"{folder}/{rank}.sock",), daemon=True)
             for rank in range(RANKS)
         ]
         for agent in agents:
