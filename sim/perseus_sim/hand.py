@@ -1,17 +1,14 @@
-"""A profile measured on a running job, through the agent alone: one clock after the other, for a few iterations each.
+"""Just enough of an operator to command one agent: the lease on one node, plans of any clocks, telemetry.
 
-``Hand`` is just enough of an operator: it holds the lease on one node, pushes plans, selects points and reads
-telemetry. ``measure_profile`` uses it for a sweep, as the operator's online profiling does with the same four calls.
-Used by the example and by tests that need an agent commanded without an operator.
+For tests that want plans which no operator would make, or an agent without an operator. Not for the demo or the
+example: what they show is the operator's.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from statistics import median
 
 import grpc
 
@@ -98,42 +95,3 @@ class Hand:
             yield iterations()
         finally:
             stream.cancel()
-
-
-def measure_profile(hand: Hand, schedule: Schedule, clocks_mhz: Iterable[int], *, iterations: int = 2) -> str:
-    """Time and energy of every kind of instruction of every stage at every clock, as a profile CSV.
-
-    Args:
-        hand: of the job, which has one pipeline and runs meanwhile.
-        schedule: what it executes.
-        clocks_mhz: to be measured, one after the other.
-        iterations: to be measured at each, once all ranks run it.
-    """
-    clocks = sorted(clocks_mhz, reverse=True)
-    counts = [b - a for a, b in pairwise(schedule.stage_offset.tolist())]
-    hand.push(schedule, [[[clock] * count for clock in clocks] for count in counts])
-    lines = ["stage,instruction,frequency,time,energy"]
-    with hand.telemetry() as arriving:
-        for point, clock in enumerate(clocks):
-            hand.select(point)
-            found: dict[int, list[agent_pb2.IterationReport]] = defaultdict(list)
-            # The first iteration of a clock may have begun at the one before.
-            while len(found) < len(counts) or min(map(len, found.values())) <= iterations:
-                report = next(arriving)
-                if report.planned and report.point == point and report.instruction_energy_mj:
-                    found[report.stage].append(report)
-            for stage, reports in sorted(found.items()):
-                lines += _rows(schedule, stage, clock, reports[1:])
-    return "\n".join(lines) + "\n"
-
-
-def _rows(
-    schedule: Schedule, stage: int, clock_mhz: int, reports: Sequence[agent_pb2.IterationReport]
-) -> Iterator[str]:
-    times_us: dict[str, list[int]] = defaultdict(list)
-    energies_mj: dict[str, list[int]] = defaultdict(list)
-    for place, (kind, _, _) in enumerate(schedule.of_stage(stage)):
-        times_us[kind] += [report.durations_us[place] for report in reports]
-        energies_mj[kind].append(reports[-1].instruction_energy_mj[place])  # a mean over all of them already
-    for kind, times in times_us.items():
-        yield f"{stage},{kind},{clock_mhz},{median(times) / 1e6:.6f},{median(energies_mj[kind]) / 1e3:.4f}"

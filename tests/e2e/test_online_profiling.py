@@ -1,0 +1,190 @@
+"""A job without a profile: measured while it trains, by operator, agents and client as in production.
+
+The profile must be that of the simulated GPUs, the operator may be killed in the middle, and a later job starts with
+what the first one has measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import signal
+import zlib
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from tests.waiting import eventually
+
+from perseus_operator.profiling import Sweep, from_json
+from perseus_proto import keys
+from perseus_sim.cluster import SimulatedCluster
+from perseus_sim.controlplane import NoControlPlane
+from perseus_sim.model import BACKWARD_RATIO, MODELS, profile_csv, stage_weights
+from perseus_sim.servers import embedded_server, real_server
+from perseus_solver.problem import build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+
+CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+A100 = MODELS["a100"]
+STAGES, MICROBATCHES = 2, 4
+FORWARD_S, IMBALANCE = 0.1, 1.25
+CLOCKS_MHZ = A100.clocks_mhz[-1:39:-9]
+"""Of the simulated GPUs: five, down to 0.62 of the highest."""
+PLACE = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
+
+
+class System:
+    """The cluster and its jobs."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.cluster = cluster
+        self._custom = client.CustomObjectsApi(cluster.api)
+        cluster.apply(CRD)
+        eventually(self._served, "the CRD is served")
+        self.start_operator()
+        self._node = cluster.add_node("node-0", 2 * STAGES, A100, clocks_mhz=CLOCKS_MHZ)
+
+    def start_operator(self) -> None:
+        arguments = ("--lease-ttl-s", "60", "--log-format", "text", "--status-interval-s", "0.2")
+        self.cluster.start_operator(*arguments, "--profile-retry-s", "0.5")
+
+    def kill_operator(self) -> None:
+        operator = self.cluster.operator
+        assert operator is not None
+        os.kill(operator.pid, signal.SIGKILL)
+        operator.popen.wait()
+
+    def train(self, name: str) -> None:
+        measured = read_profile(profile_csv(STAGES, "a100", IMBALANCE, FORWARD_S), stages=STAGES)
+        schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
+        problem = build_problem(measured, schedule, blocking_power_w=A100.blocking_power_w)
+        self.cluster.start_job(name, problem, pipelines=1, speed=5.0, noise=0.002, wait_for_agent_s=30.0)
+
+    def apply(self, name: str, **changes: Any) -> None:
+        spec = {
+            "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES},
+            "profile": {"configMapRef": {"name": "measured"}, "online": {"iterationsPerClock": 2}},
+            "points": 20,
+            **changes,
+        }
+        version = f"{keys.API_GROUP}/{keys.API_VERSION}"
+        self.cluster.apply({"apiVersion": version, "kind": keys.KIND, "metadata": {"name": name}, "spec": spec})
+
+    def status(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._custom.get_namespaced_custom_object(*PLACE, name).get("status", {})
+        return found
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        return next((c for c in self.status(name).get("conditions", []) if c["type"] == kind), {})
+
+    def in_force(self, name: str) -> bool:
+        return self.condition(name, "PlanApplied").get("reason") == "PlanInForce"
+
+    def config_map(self, name: str) -> Any:
+        try:
+            return self.cluster.core.read_namespaced_config_map(name, "default")
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def sweep(self, name: str) -> Sweep | None:
+        """What is kept of a sweep."""
+        kept = self.config_map(f"{name}-profiling")
+        data = kept and (kept.binary_data or {}).get("sweep")
+        return from_json(zlib.decompress(b64decode(data)).decode()) if data else None
+
+    def events(self, name: str) -> list[str]:
+        listed = self.cluster.core.list_namespaced_event("default").items
+        return [event.reason for event in listed if event.involved_object.name == name]
+
+    def _served(self) -> bool:
+        try:
+            self._custom.list_namespaced_custom_object(*PLACE)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+
+@pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
+    # Never a given cluster: its nodes and pods are not ours to make up.
+    monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
+    try:
+        with SimulatedCluster(server=request.param) as cluster:
+            yield System(cluster)
+    except NoControlPlane as missing:
+        pytest.skip(f"not run on a real API server: {missing}")
+
+
+def rows(text: str) -> dict[tuple[int, str, int], tuple[float, float]]:
+    """Stage, instruction, clock → time and energy."""
+    return {
+        (int(row["stage"]), row["instruction"], int(row["frequency"])): (float(row["time"]), float(row["energy"]))
+        for row in csv.DictReader(io.StringIO(text))
+    }
+
+
+def test_a_job_is_profiled_planned_and_spares_the_next_one_the_same(system: System) -> None:
+    system.train("first")
+    system.apply("first", mode="Recommend")
+    eventually(
+        lambda: system.condition("first", "ProfileReady").get("reason") == "ProfilingNeedsEnforce",
+        "Recommend says what it needs",
+    )
+    gpus = system.cluster.jobs[0].gpus[0]
+    assert not any(gpu.history() for gpu in gpus), "no clock was touched"
+
+    system.apply("first", mode="Enforce")
+    eventually(lambda: (found := system.sweep("first")) and len(found.readings) >= 2, "two clocks are kept", 0.1)
+    system.kill_operator()
+    kept = system.sweep("first")
+    assert kept is not None
+    system.start_operator()
+    eventually(lambda: system.in_force("first"), "a plan is in force", 0.1)
+
+    profile = system.config_map("measured").data
+    found = rows(profile["profile.csv"])
+    weights = stage_weights(STAGES, IMBALANCE)
+    assert {clock for _, _, clock in found} == set(CLOCKS_MHZ)
+    for stage, clock in {(stage, clock) for stage, _, clock in found}:
+        power_w = A100.power_w(clock)
+        wanted_s = {"forward": FORWARD_S * weights[stage] * A100.slowdown(clock)}
+        wanted_s["backward"] = BACKWARD_RATIO * wanted_s["forward"]
+        for kind, want_s in wanted_s.items():
+            time_s, energy_j = found[stage, kind, clock]
+            assert time_s == pytest.approx(want_s, rel=0.02)
+            # The agent looks at the counter every so often, on a busy machine seldom: kinds are told apart badly,
+            assert energy_j == pytest.approx(want_s * power_w, rel=0.25)
+        # their sum well.
+        energy_j = sum(found[stage, kind, clock][1] for kind in wanted_s)
+        assert energy_j == pytest.approx(sum(wanted_s.values()) * power_w, rel=0.08)
+    assert int(profile["blockingPowerMilliwatts"]) == pytest.approx(1000 * A100.blocking_power_w, rel=0.35)
+    # What was measured before the operator was killed was not measured again.
+    for reading in kept.readings:
+        for stage, own in enumerate(reading.stages):
+            for (kind, _), mean in own.means.items():
+                assert found[stage, kind, reading.clock_mhz][0] == pytest.approx(mean.time_us / 1e6, abs=1e-6)
+    assert system.sweep("first") is None, "nothing is left to be resumed"
+
+    eventually(lambda: "savings" in system.status("first"), "savings are measured")
+    assert float(system.status("first")["savings"]["energy"].rstrip("%")) > 3
+    assert "Profiling" in system.events("first")
+
+    system.train("second")
+    system.apply("second")
+    eventually(lambda: system.in_force("second"), "the second job's plan is in force")
+    assert "Profiling" not in system.events("second")
+    assert system.config_map("second-profiling") is None
+    assert system.config_map("measured").data == profile
+    for job in system.cluster.jobs:
+        assert job.training.failure is None

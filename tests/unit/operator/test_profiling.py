@@ -1,0 +1,401 @@
+"""What is measured of a running job: laws of the sweep, of its meter, and of what they come to. No clock, no I/O."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perseus_operator.history import Report
+from perseus_operator.profiling import (
+    RISES,
+    Reading,
+    Recipe,
+    StageReading,
+    Sweep,
+    blocking_power_w,
+    choose_clocks,
+    csv_of,
+    from_json,
+    to_json,
+)
+from perseus_operator.profiling_drift import DRIFT_ITERATIONS, Drift
+from perseus_operator.profiling_meter import Meter, Shape
+from perseus_sim.model import BACKWARD_RATIO, MODELS, stage_weights
+from perseus_solver.problem import Kind
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+
+A100 = MODELS["a100"]
+slowdown, power_w = cache(A100.slowdown), cache(A100.power_w)
+STAGES, PIPELINES = 2, 2
+SCHEDULE = build_schedule("1f1b", stages=STAGES, microbatches=3)
+SHAPE = Shape(PIPELINES, STAGES, 1)
+RECIPE = Recipe(iterations=2, most_slowdown=1.0, most_us=10**12)
+CLOCKS = choose_clocks([A100.clocks_mhz], 12)
+FORWARD_US = 40_000
+WEIGHTS = stage_weights(STAGES, 1.2)
+
+
+@dataclass
+class Job:
+    """Ranks that run at whatever clock the sweep asks for, on the simulator's GPU; reports as agents make them."""
+
+    noise: float = 0.0
+    seed: int = 1
+    iteration: int = 0
+    _random: random.Random = field(default_factory=random.Random)
+    _energies: dict[tuple[int, int], tuple[int, int, list[float]]] = field(default_factory=dict)
+
+    def restart(self) -> None:
+        """New processes: they count from zero, and so do their agents' means."""
+        self.iteration = 0
+        self._energies.clear()
+
+    def step(self, sweep: Sweep, ranks: Sequence[tuple[int, int]] | None = None) -> list[Report]:
+        """One iteration; the first at a clock begins at the clock before, as after a late selection."""
+        clock, point = sweep.clocks_mhz[sweep.point], sweep.point
+        reports = []
+        for pipeline, stage in ranks or [(p, s) for p in range(PIPELINES) for s in range(STAGES)]:
+            kinds = [kind for kind, _, _ in SCHEDULE.of_stage(stage)]
+            times = [self._time_us(kind, stage, clock) for kind in kinds]
+            energies = [1e-3 * t * power_w(clock) for t in times]
+            total_us = round(1.5 * sum(self._time_us(kind, 1, clock) for kind in kinds))
+            waiting_mj = (total_us - sum(times)) * A100.blocking_power_w / 1e3
+            n, at, sums = self._energies.get((pipeline, stage), (0, -1, []))
+            if at != point:
+                n, sums = 0, [0.0] * len(kinds)
+            n, sums = n + 1, [a + b for a, b in zip(sums, energies, strict=True)]
+            self._energies[pipeline, stage] = n, point, sums
+            reports.append(
+                Report(
+                    pipeline,
+                    stage,
+                    0,
+                    self.iteration,
+                    total_us,
+                    total_us,
+                    round(sum(energies) + waiting_mj),
+                    point,
+                    [round(t) for t in times],
+                    [round(e / n) for e in sums],
+                    n,
+                )
+            )
+        self.iteration += 1
+        return reports
+
+    def _time_us(self, kind: str, stage: int, clock: int) -> float:
+        ratio = 1.0 if kind == "forward" else BACKWARD_RATIO
+        spread = 1 + self.noise * self._random.uniform(-1, 1)
+        return FORWARD_US * WEIGHTS[stage] * ratio * slowdown(clock) * spread
+
+
+def fresh(recipe: Recipe = RECIPE) -> Sweep:
+    return Sweep(CLOCKS, "1f1b/2/3", recipe)
+
+
+def feed(meter: Meter, sweep: Sweep, reports: Sequence[Report]) -> Sweep:
+    """As the profiler does."""
+    for report in reports:
+        if sweep.finished:
+            return sweep
+        meter.begin(len(sweep.readings))
+        reading = meter.take(report, sweep.clocks_mhz[len(sweep.readings)])
+        sweep = replace(sweep, spent_us=round(meter.spent_us))
+        sweep = sweep.add(reading) if reading else sweep
+    return sweep
+
+
+def run(job: Job, sweep: Sweep) -> Sweep:
+    meter = Meter(SCHEDULE, SHAPE, sweep.recipe.iterations)
+    for _ in range(1000):
+        if sweep.finished:
+            return sweep
+        sweep = feed(meter, sweep, job.step(sweep))
+    raise AssertionError(f"it does not end: {meter.trouble}")
+
+
+@cache
+def measured() -> Sweep:
+    """Without noise, and without anything going wrong."""
+    return run(Job(), fresh())
+
+
+@pytest.fixture(scope="module")
+def calm() -> str:
+    """What is measured so."""
+    return csv_of(measured())
+
+
+# ------------------------------------------------------------------------------------------------ what it comes to
+
+
+def test_times_and_energies_are_those_of_the_gpus(calm: str) -> None:
+    profile = read_profile(calm, stages=STAGES)
+    for (stage, kind, _), table in profile.tables.items():
+        ratio = 1.0 if kind is Kind.FORWARD else BACKWARD_RATIO
+        for clock, time_s, energy_j in zip(table.frequency_mhz, table.time_s, table.energy_j, strict=True):
+            want_s = 1e-6 * FORWARD_US * WEIGHTS[stage] * ratio * slowdown(int(clock))
+            assert time_s == pytest.approx(want_s, rel=1e-4)
+            assert energy_j == pytest.approx(want_s * power_w(int(clock)), rel=1e-3)
+
+
+def test_blocking_power_is_found_with_them() -> None:
+    assert blocking_power_w(measured().readings) == pytest.approx(A100.blocking_power_w, rel=1e-3)
+    assert blocking_power_w(run(Job(noise=0.05), fresh()).readings) == pytest.approx(A100.blocking_power_w, rel=0.05)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_energy_adds_up_however_badly_it_was_split(data: Any) -> None:
+    """Σ n·e + P·waiting is the iteration's energy, though the counter mixed instructions with waiting."""
+    sweep = measured()
+    blur = data.draw(st.floats(0.6, 1.6))
+
+    def blurred(stage: StageReading) -> StageReading:
+        means = {key: replace(mean, energy_mj=mean.energy_mj * blur) for key, mean in stage.means.items()}
+        return replace(stage, means=means)
+
+    readings = tuple(replace(r, stages=tuple(map(blurred, r.stages))) for r in sweep.readings)
+    profile = read_profile(csv_of(replace(sweep, readings=readings)), stages=STAGES)
+    power_w = blocking_power_w(readings)
+    for index, reading in enumerate(readings):
+        for stage, own in enumerate(reading.stages):
+            tables = [profile.tables[stage, kind, 0] for kind in (Kind.FORWARD, Kind.BACKWARD)]
+            energies_j = [float(table.energy_j[index]) for table in tables]
+            assert min(energies_j) > 0
+            waiting_j = power_w * (own.time_us - own.computing_us) / 1e6
+            assert 3 * sum(energies_j) + waiting_j == pytest.approx(own.energy_mj / 1e3, rel=1e-5)
+
+
+def test_chunks_are_measured_apart() -> None:
+    schedule = build_schedule("interleaved-1f1b", stages=2, microbatches=2, chunks=2)
+    meter = Meter(schedule, Shape(1, 2, 1), 1)
+    meter.begin(0)
+    reading = None
+    for iteration in range(2):
+        for stage in range(2):
+            kinds = schedule.of_stage(stage)
+            times = [1000 * (1 + chunk) for _, _, chunk in kinds]
+            report = Report(0, stage, 0, iteration, 20_000, 20_000, 1_000, 0, times, [10] * len(kinds), iteration + 1)
+            reading = meter.take(report, 1000) or reading
+    assert reading is not None
+    text = csv_of(replace(fresh(), clocks_mhz=(1000,), readings=(reading,)))
+    assert text.startswith("stage,instruction,frequency,time,energy,chunk\n")
+    profile = read_profile(text, stages=2)
+    assert [float(profile.tables[0, Kind.FORWARD, chunk].time_s[0]) for chunk in (0, 1)] == [0.001, 0.002]
+
+
+# --------------------------------------------------------------------------------------------- whatever happens
+
+
+def interleavings(reports: list[list[Report]], rng: random.Random) -> list[Report]:
+    """Any order in which every rank's own reports keep theirs."""
+    streams: dict[tuple[int, int], Iterator[Report]] = {}
+    for key in {(r.pipeline, r.stage) for step in reports for r in step}:
+        streams[key] = iter([r for step in reports for r in step if (r.pipeline, r.stage) == key])
+    found = []
+    while streams:
+        key = rng.choice(sorted(streams))
+        report = next(streams[key], None)
+        if report is None:
+            del streams[key]
+        else:
+            found.append(report)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_order_of_reports_among_ranks_does_not_matter(seed: int) -> None:
+    rng, job, sweep = random.Random(seed), Job(noise=0.05), fresh()
+    steps = [job.step(sweep) for _ in range(8)]
+    meters = [Meter(SCHEDULE, SHAPE, RECIPE.iterations) for _ in range(2)]
+    told = [report for step in steps for report in step]
+    plain, mixed = feed(meters[0], sweep, told), feed(meters[1], sweep, interleavings(steps, rng))
+    assert plain.readings[:1] == mixed.readings[:1] != ()
+
+
+event = st.sampled_from(["step", "step", "step", "step", "operator", "pods", "lease", "lost", "deviate", "counter"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(event, max_size=60), st.integers(0, 2**32))
+def test_restarts_and_gaps_change_nothing(calm: str, events: list[str], seed: int) -> None:
+    rng, job, sweep = random.Random(seed), Job(), fresh()
+    meter = Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+    for happens in events:
+        if sweep.finished:
+            break
+        if happens == "operator":  # what was kept is all that is left
+            kept = from_json(to_json(sweep))
+            assert kept == sweep
+            sweep, meter = kept, Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+        elif happens == "pods":
+            job.restart()
+        elif happens == "lease":  # at default clocks for a while
+            reports = [replace(report, point=None) for report in job.step(sweep)]
+            job._energies.clear()
+            sweep = feed(meter, sweep, reports)
+        elif happens == "lost":
+            reports = job.step(sweep)
+            sweep = feed(meter, sweep, rng.sample(reports, len(reports) - 1))
+        elif happens == "deviate":
+            reports = [replace(r, durations_us=()) for r in job.step(sweep)]
+            sweep = feed(meter, sweep, reports)
+            assert "does not follow its schedule" in meter.trouble
+        elif happens == "counter":
+            silent = {"energy_mj": None, "instruction_energies_mj": (), "energy_iterations": 0}
+            reports = [replace(r, **silent) for r in job.step(sweep)]
+            sweep = feed(meter, sweep, reports)
+            assert "tells no energy" in meter.trouble
+        else:
+            sweep = feed(meter, sweep, job.step(sweep))
+    done = run(job, sweep)
+    ours, theirs = read_profile(csv_of(done)), read_profile(calm)
+    assert ours.tables.keys() == theirs.tables.keys()
+    for key, table in ours.tables.items():
+        assert np.array_equal(table.frequency_mhz, theirs.tables[key].frequency_mhz)
+        assert table.time_s == pytest.approx(theirs.tables[key].time_s, rel=1e-6)
+        # The agent's means are whole millijoules, so what is told apart from them is off by some.
+        assert table.energy_j == pytest.approx(theirs.tables[key].energy_j, rel=0.005)
+
+
+def test_the_first_iteration_of_a_clock_never_counts() -> None:
+    job, sweep = Job(), fresh()
+    meter = Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+    slow = [replace(r, durations_us=[10 * us for us in r.durations_us]) for r in job.step(sweep)]
+    sweep = feed(meter, sweep, slow)
+    for _ in range(RECIPE.iterations):
+        assert not sweep.readings
+        sweep = feed(meter, sweep, job.step(sweep))
+    assert sweep.readings == measured().readings[:1]
+
+
+def test_a_slow_pipeline_of_several_does_not_count() -> None:
+    shape = Shape(3, STAGES, 1)
+    meter, sweep = Meter(SCHEDULE, shape, 2), fresh()
+    meter.begin(0)
+    job, reading = Job(), None
+    for _ in range(3):
+        for report in job.step(sweep, [(p, s) for p in range(3) for s in range(STAGES)]):
+            slow = 3 if report.pipeline == 1 else 1
+            told = replace(report, durations_us=[slow * us for us in report.durations_us])
+            reading = meter.take(told, CLOCKS[0]) or reading
+    assert reading is not None
+    assert reading.stages[0].means["forward", 0].time_us == pytest.approx(FORWARD_US, rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------- when it ends
+
+
+def reading(clock: int, time_us: float, energy_mj: float) -> Reading:
+    return Reading(clock, time_us, (StageReading(time_us, energy_mj, {}),))
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=12))
+def test_it_ends_when_energy_has_risen_five_times_in_a_row_and_not_before(energies: list[float]) -> None:
+    clocks = tuple(range(1000, 1000 - len(energies) - 3, -1))
+    sweep = Sweep(clocks, "s", replace(RECIPE, most_slowdown=9.0))
+    for clock, energy in zip(clocks, energies, strict=False):
+        sweep = sweep.add(reading(clock, 1e6, energy))
+    rises = [later > earlier for earlier, later in pairwise(energies)]
+    risen = len(rises) >= RISES and all(rises[-RISES:])
+    assert bool(sweep.finished) == risen
+
+
+@given(st.floats(0.0, 3.0), st.integers(0, 2**32))
+def test_no_iteration_is_slowed_beyond_the_bound(bound: float, seed: int) -> None:
+    """Whatever part of the work depends on the clock."""
+    rng = random.Random(seed)
+    sweep = Sweep(CLOCKS, "s", replace(RECIPE, most_slowdown=bound))
+    share, base_us = rng.random(), 1e6
+    while not sweep.finished:
+        clock = sweep.clocks_mhz[sweep.point]
+        time_us = base_us * (1 - share + share * CLOCKS[0] / clock)
+        assert time_us <= base_us * (1 + bound) * (1 + 1e-9)
+        sweep = sweep.add(reading(clock, time_us, 1e6 - len(sweep.readings)))
+    assert sweep.point == 0, "back at the highest clock"
+
+
+def test_time_bounds_it_and_too_little_is_said_to_be() -> None:
+    job, recipe = Job(), replace(RECIPE, most_us=4_000_000)
+    sweep = run(job, fresh(recipe))
+    assert "4 s of training" in sweep.finished
+    assert 0 < len(sweep.readings) < 6
+    assert run(Job(), fresh(replace(RECIPE, most_us=1))).failed
+    assert not measured().failed
+
+
+def test_time_passes_though_nothing_can_be_measured() -> None:
+    job, sweep = Job(), fresh(replace(RECIPE, most_us=2_000_000))
+    meter = Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+    for _ in range(100):
+        sweep = feed(meter, sweep, [replace(r, durations_us=()) for r in job.step(sweep)])
+    assert sweep.failed
+
+
+@given(st.lists(st.sets(st.integers(210, 2000), min_size=1), min_size=1, max_size=4), st.integers(2, 30))
+def test_clocks_are_common_to_all_gpus_descend_and_hold_the_highest(sets: list[set[int]], most: int) -> None:
+    chosen = choose_clocks(sets, most)
+    common = set.intersection(*sets)
+    assert set(chosen) <= common
+    assert list(chosen) == sorted(chosen, reverse=True)
+    assert len(chosen) == min(most, len(common)) or len(chosen) <= most
+    if common:
+        assert chosen[0] == max(common)
+    assert choose_clocks([], most) == ()
+
+
+def test_what_is_kept_of_another_release_or_damaged_is_measured_again() -> None:
+    text = to_json(measured())
+    assert from_json(text) is not None
+    for damaged in (
+        text[:-5],
+        text.replace('"format":1', '"format":2'),
+        "{}",
+        "[]",
+        "null",
+        text.replace("1410", "1409", 1),
+    ):
+        assert from_json(damaged) is None
+
+
+# -------------------------------------------------------------------------------------------------------- drift
+
+
+def test_drift_is_told_after_many_iterations_in_all_pipelines_alike() -> None:
+    drift = Drift()
+    for _ in range(DRIFT_ITERATIONS - 1):
+        drift = drift.observe({0: (1.0, 1.2), 1: (1.01, 1.15)})
+    assert not drift.persistent
+    between = drift.observe({0: (1.0, 1.07), 1: (1.0, 1.07)})
+    assert between.iterations == drift.iterations, "between the thresholds what was said last holds"
+    assert drift.observe({0: (1.0, 1.2), 1: (1.0, 1.0)}).iterations == 0, "one pipeline is a straggler"
+    assert drift.observe({0: (1.0, 1.2), 1: (1.0, 0.8)}).iterations == 0, "they do not agree"
+    assert drift.observe({}) == drift, "nothing was told"
+    told = drift.observe({0: (1.0, 1.2), 1: (1.01, 1.15)})
+    assert told.persistent
+    assert (told.stage, told.pace) == (1, 1.15)
+    faster = Drift()
+    for _ in range(DRIFT_ITERATIONS):
+        faster = faster.observe({0: (0.7, 1.0)})
+    assert faster.persistent, "a profile that is too slow wastes as much"
+
+
+def test_drift_rests_after_a_profile_was_measured_anew() -> None:
+    drift = Drift(rest=10)
+    for _ in range(10 + DRIFT_ITERATIONS - 1):
+        drift = drift.observe({0: (1.5,)})
+    assert not drift.persistent
+    assert drift.observe({0: (1.5,)}).persistent

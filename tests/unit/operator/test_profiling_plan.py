@@ -1,0 +1,241 @@
+"""When a job is profiled, and what its nodes are told meanwhile: the planner's decisions, with agents that obey."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perseus_operator import status
+from perseus_operator.conditions import Condition, ConditionType, Reason
+from perseus_operator.history import Report
+from perseus_operator.planner import Plan, Push, Release, Select
+from perseus_operator.profiling import DIGEST_PREFIX, Mean, Reading, StageReading, Sweep
+from perseus_operator.profiling_plan import BeginSweep, KeepProfile, SaveSweep
+from perseus_operator.state import Fault
+
+ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
+CLOCKS = tuple(range(600, 1001, 100))
+MISSING = Fault(Reason.CONFIG_MAP_NOT_FOUND, "ConfigMap p does not exist.")
+
+
+def profiled(make_job: Any, **changes: Any) -> Any:
+    """A job whose profile does not exist, with all its processes there."""
+    job = make_job(**{"profile": ONLINE, **changes})
+    job.state.profile_fault, job.state.profile_read_at_s = MISSING, job.now_s
+    job.start_pods()
+    job.connect_ranks()
+    for node in job.nodes:
+        node.clocks_mhz = {rank.gpu_uuid: CLOCKS for rank in node.ranks.values()}
+    return job
+
+
+def obey(job: Any) -> Plan:
+    """One thought, agents and profiler doing as they are told."""
+    made: Plan = job.act()
+    own = job.state.profiling
+    for action in made.actions:
+        if isinstance(action, BeginSweep):
+            own.sweep, own.saved = action.sweep, 0
+        elif isinstance(action, SaveSweep):
+            own.saved = len(own.sweep.readings)
+        elif isinstance(action, KeepProfile):
+            own.kept = True
+    return made
+
+
+def settle(job: Any) -> Plan:
+    for _ in range(8):
+        made = obey(job)
+    return made
+
+
+def measure(job: Any, energy_mj: float) -> None:
+    """The clock being measured is."""
+    sweep: Sweep = job.state.profiling.sweep
+    clock = sweep.clocks_mhz[sweep.point]
+    stage = StageReading(1e9 / clock, energy_mj, {("forward", 0): Mean(1, 1e8 / clock, energy_mj / 2)})
+    job.state.profiling.sweep = sweep.add(Reading(clock, 1e9 / clock, (stage, stage)))
+
+
+def said(job: Any, made: Plan, kind: ConditionType = ConditionType.PROFILE_READY) -> Condition:
+    return next(c for c in status.conditions(job.state, made) if c.type is kind)
+
+
+def test_a_sweep_from_the_first_clock_to_the_profile(make_job: Any) -> None:
+    job = profiled(make_job)
+    made = settle(job)
+    sweep = job.state.profiling.sweep
+    assert sweep.clocks_mhz == (1000, 800, 600), "at most four at equal steps: five clocks in steps of two"
+    assert all(node.pushed == (sweep.digest, frozenset({0, 1})) for node in job.nodes)
+    for point in range(3):
+        assert all(node.selected == {p: point} for p, node in enumerate(job.nodes))
+        assert f"clock {point + 1} of at most 3: 0 of 2 iterations" in said(job, made).message
+        assert said(job, made).reason is said(job, made, ConditionType.PLAN_APPLIED).reason is Reason.PROFILING
+        assert status.planned_slowdown(job.state, made) == pytest.approx(1000 / sweep.clocks_mhz[point])
+        assert not made.applied
+        measure(job, 1000 - point)
+        made = settle(job)
+    assert job.state.profiling.saved == 2, "after every clock but the last, which is kept with the profile"
+    assert job.state.profiling.kept
+    assert all(node.selected == {p: 0} for p, node in enumerate(job.nodes)), "the highest clock until there is a plan"
+    assert not [action for action in obey(job).actions if isinstance(action, KeepProfile)], "kept once"
+    job.state.profile_fault = None
+    job.solve()
+    job.state.profiling.sweep = None
+    made = settle(job)
+    assert made.applied
+    assert all(node.pushed[0] == job.state.frontier.digest for node in job.nodes)
+
+
+def test_nothing_is_measured_where_there_is_a_profile_or_nobody_asked(make_job: Any) -> None:
+    job = profiled(make_job)
+    job.state.profile_fault = None
+    job.solve()
+    assert settle(job).applied
+    assert job.state.profiling.sweep is None
+    bare = profiled(make_job, profile={"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 1})
+    assert settle(bare).profiling is None
+    assert said(bare, bare.plan()).reason is Reason.CONFIG_MAP_NOT_FOUND
+    other_key = profiled(make_job)
+    other_key.state.profile_fault = Fault(Reason.KEY_NOT_FOUND, "no such key")
+    assert settle(other_key).profiling is None, "the ConfigMap is somebody's: nothing is written into it"
+
+
+def test_recommend_changes_no_clock_and_says_what_it_needs(make_job: Any) -> None:
+    job = profiled(make_job, mode="Recommend")
+    made = settle(job)
+    assert said(job, made).reason is Reason.PROFILING_NEEDS_ENFORCE
+    assert "needs spec.mode Enforce" in said(job, made).message
+    assert not any(node.pushed or node.selected for node in job.nodes)
+    enforced = profiled(make_job)
+    settle(enforced)
+    measure(enforced, 1000)
+    settle(enforced)
+    enforced.state.accept(make_job(profile=ONLINE, mode="Recommend").spec)
+    assert any(isinstance(action, Release) for action in enforced.plan().actions)
+    settle(enforced)
+    enforced.state.accept(make_job(profile=ONLINE).spec)
+    settle(enforced)
+    assert enforced.state.profiling.sweep.point == 1, "it goes on where it was"
+    assert all(node.selected == {p: 1} for p, node in enumerate(enforced.nodes))
+
+
+def test_the_baseline_comes_first(make_job: Any) -> None:
+    job = profiled(make_job, baselineIterations=2)
+    made = settle(job)
+    assert not any(node.selected for node in job.nodes)
+    assert "default clocks" in said(job, made).message
+    for iteration in range(4):
+        for p, node in enumerate(job.nodes):
+            for stage in range(2):
+                job.state.reported(node, Report(p, stage, 0, iteration, 10, 10, 1000, None))
+    job.state.measure_baseline()
+    settle(job)
+    assert all(node.selected for node in job.nodes)
+
+
+def test_a_lost_lease_and_new_pods_go_on_where_it_was(make_job: Any) -> None:
+    job = profiled(make_job)
+    settle(job)
+    measure(job, 1000)
+    settle(job)
+    job.nodes[0].lost()
+    made = obey(job)
+    made = settle(job)
+    assert all(node.selected == {p: 1} for p, node in enumerate(job.nodes))
+    job.state.place([], {n.name: n.address for n in job.nodes})
+    assert "No pod of the job is running" in said(job, job.plan()).message
+    job.start_pods()
+    job.connect_ranks(pid=2)
+    made = settle(job)
+    assert job.state.profiling.sweep.point == 1
+    assert [a for a in made.actions if isinstance(a, Select | Push)] == []
+    assert all(node.selected == {p: 1} for p, node in enumerate(job.nodes))
+
+
+def test_other_gpus_or_another_number_of_clocks_begin_anew(make_job: Any) -> None:
+    job = profiled(make_job)
+    settle(job)
+    measure(job, 1000)
+    for node in job.nodes:
+        node.clocks_mhz = dict.fromkeys(node.clocks_mhz, (500, 900))
+    settle(job)
+    assert job.state.profiling.sweep.clocks_mhz == (900, 500)
+    assert job.state.profiling.sweep.readings == ()
+    measure(job, 1000)
+    longer = {**ONLINE, "online": {**ONLINE["online"], "maxDurationSeconds": 10}}
+    job.state.accept(make_job(profile=longer).spec)
+    settle(job)
+    assert len(job.state.profiling.sweep.readings) == 1, "other bounds do not undo what has been measured"
+    assert job.state.profiling.sweep.recipe.most_us == 10_000_000
+
+
+def test_what_cannot_be_measured_is_said_and_leaves_default_clocks(make_job: Any) -> None:
+    locked = profiled(make_job)
+    locked.nodes[0].uncontrollable = {"GPU-0-0": "MIG"}
+    made = settle(locked)
+    assert said(locked, made).reason is Reason.PROFILING_FAILED
+    assert "GPU-0-0 on node-0" in said(locked, made).message
+    mixed = profiled(make_job)
+    mixed.nodes[0].clocks_mhz = dict.fromkeys(mixed.nodes[0].clocks_mhz, (1, 2))
+    assert "0 clocks in common" in said(mixed, settle(mixed)).message
+    late = profiled(make_job)
+    settle(late)
+    late.state.profiling.sweep = replace(late.state.profiling.sweep, spent_us=10**12)
+    made = settle(late)
+    assert "raise spec.profile.online.maxDurationSeconds" in said(late, made).message
+    assert not any(node.selected for node in late.nodes)
+    stuck = profiled(make_job)
+    settle(stuck)
+    stuck.state.profiling.trouble = "pipeline 0, stage 1 does not follow its schedule"
+    assert "cannot be used: pipeline 0, stage 1 does not follow" in said(stuck, stuck.plan()).message
+
+
+def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: Any) -> None:
+    job = profiled(make_job)
+    settle(job)
+    measure(job, 1000)
+    settle(job)
+    job.state.told = ()
+    for iteration in range(12):
+        for p, node in enumerate(job.nodes):
+            for stage in range(2):
+                slow = 3_000_000 if p else 1_000_000
+                job.state.reported(node, Report(p, stage, 0, iteration, 3_000_000, slow, 1000, 1))
+    assert job.state.sweeping
+    assert job.state.detector.slowdowns == {}
+    made = job.plan()
+    assert made.slowdowns == {}
+    assert made.guard == job.state.guard
+
+
+def test_a_profile_that_no_longer_fits_is_measured_anew(make_job: Any) -> None:
+    job = make_job(profile=ONLINE)
+    job.run()
+    for node in job.nodes:
+        node.clocks_mhz = {rank.gpu_uuid: CLOCKS for rank in node.ranks.values()}
+    assert settle(job).applied
+    job.state.profiling.stale, job.state.profiling.why = "csv", "Stage 1 takes 13% more time than profiled. "
+    made = settle(job)
+    assert job.state.profiling.sweep.replaces == "csv"
+    assert said(job, made).message.startswith("Stage 1 takes 13% more time than profiled. Measuring 1000 MHz")
+    assert all(node.pushed[0].startswith(DIGEST_PREFIX) for node in job.nodes)
+    # Too little could be measured: then the old profile must do.
+    job.state.profiling.fault = Fault(Reason.PROFILING_FAILED, "no")
+    assert settle(job).applied
+
+
+def test_writes_that_fail_are_tried_again_later(make_job: Any) -> None:
+    job = profiled(make_job)
+    settle(job)
+    measure(job, 1000)
+    job.state.profiling.retry_at_s = job.now_s + 5
+    made = job.plan()
+    assert not [action for action in made.actions if isinstance(action, SaveSweep)]
+    assert made.wake_at_s <= job.now_s + 5
+    job.now_s += 5
+    assert [action for action in job.plan().actions if isinstance(action, SaveSweep)]
+    job.state.profiling.busy = True
+    assert not [action for action in job.plan().actions if isinstance(action, SaveSweep)]
