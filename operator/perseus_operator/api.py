@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from perseus_operator.api_pipeline import Pipeline
 from perseus_operator.api_workload import Workload
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.schema import DNS_NAME, Rule, camel, choice, flag, integer, listing, nested, parse, text
@@ -20,26 +21,8 @@ from perseus_proto.units import ratio_from_percent
 
 PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"
 _PERCENT_RULE = "a percentage such as 3% or 2.5%"
+MAX_BLOCKING_POWER_MW = 2_000_000
 _WEEK_US = 7 * 24 * 3600 * 1_000_000
-_FIXED = "is immutable: the training processes run this pipeline; create another PerseusJob for another one"
-
-
-class ScheduleName(StrEnum):
-    """Pipeline schedules that the solver knows."""
-
-    ONE_F_ONE_B = "1F1B"
-    GPIPE = "GPipe"
-    INTERLEAVED = "Interleaved1F1B"
-    EARLY_RECOMPUTE = "EarlyRecompute1F1B"
-    ZB_H1 = "ZBH1"
-    ZB_V = "ZBV"
-    DUALPIPE = "DualPipe"
-
-    @property
-    def solver_name(self) -> str:
-        """What ``perseus_solver.schedules`` calls it."""
-        names = {"INTERLEAVED": "interleaved-1f1b", "EARLY_RECOMPUTE": "early-recompute-1f1b"}
-        return names.get(self.name) or self.value.lower().replace("zb", "zb-")
 
 
 class ObjectiveType(StrEnum):
@@ -68,43 +51,6 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
-    """The shape of the training job."""
-
-    schedule: ScheduleName = choice(
-        "Pipeline schedule of every pipeline.", ScheduleName, immutable=f"schedule {_FIXED}"
-    )
-    stages: int = integer(
-        "Pipeline stages (pipeline-parallel degree).", minimum=1, maximum=1024, immutable=f"stages {_FIXED}"
-    )
-    microbatches: int = integer(
-        "Microbatches of each pipeline in one iteration.", minimum=1, maximum=65536, immutable=f"microbatches {_FIXED}"
-    )
-    chunks: int | None = integer(
-        "Model chunks (virtual stages) on each stage, for schedule Interleaved1F1B alone.",
-        minimum=2,
-        maximum=64,
-        required=False,
-        immutable=f"chunks {_FIXED}",
-    )
-    data_parallel: int = integer("Number of pipelines (data-parallel degree).", minimum=1, maximum=65536, default=1)
-    tensor_parallel: int = integer(
-        "GPUs that share each stage (tensor-parallel degree); each runs its stage's plan.",
-        minimum=1,
-        maximum=1024,
-        default=1,
-        immutable=f"tensorParallel {_FIXED}",
-    )
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            f"(self.schedule == '{ScheduleName.INTERLEAVED}') == has(self.chunks)",
-            f"chunks must be set if and only if schedule is {ScheduleName.INTERLEAVED}",
-            lambda p: (p.schedule is ScheduleName.INTERLEAVED) == (p.chunks is not None),
-        ),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class ConfigMapRef:
     """Where the profile is kept, in the namespace of the PerseusJob."""
 
@@ -119,14 +65,65 @@ class ConfigMapRef:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Online:
+    """How the profile is measured on the running job."""
+
+    max_clocks: int = integer(
+        "At most this many clocks are measured, at equal steps from the highest that all GPUs of the job support.",
+        minimum=2,
+        maximum=255,
+        default=24,
+    )
+    iterations_per_clock: int = integer(
+        "Iterations measured at each clock, after the first, which does not count.",
+        minimum=1,
+        maximum=1000,
+        default=5,
+    )
+    max_slowdown: str = text(
+        "No clock is measured at which iterations could take longer than at the highest clock by more than this.",
+        rule=_PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        default="100%",
+    )
+    max_duration_seconds: int = integer(
+        "Training time that measuring may take; what has been measured by then is the profile.",
+        minimum=1,
+        maximum=7 * 24 * 3600,
+        default=3600,
+    )
+
+    @property
+    def max_slowdown_ratio(self) -> float:
+        """``"100%"`` as 1.0."""
+        return ratio_from_percent(self.max_slowdown)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """Time and energy of every instruction at every clock."""
 
     config_map_ref: ConfigMapRef = nested(
         "ConfigMap with the profile CSV: stage,instruction,frequency,time,energy (MHz, seconds, joules).", ConfigMapRef
     )
-    blocking_power_milliwatts: int = integer(
-        "Power of one GPU while it waits for another stage, in milliwatts.", minimum=0, maximum=2_000_000
+    online: Online | None = nested(
+        "Measure the profile on the running job if the ConfigMap does not exist, and keep it there for later jobs.",
+        Online,
+        required=False,
+    )
+    blocking_power_milliwatts: int | None = integer(
+        "Power of one GPU while it waits for another stage, in milliwatts; absent: as measured with the profile.",
+        minimum=0,
+        maximum=MAX_BLOCKING_POWER_MW,
+        required=False,
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.online) || has(self.blockingPowerMilliwatts)",
+            "blockingPowerMilliwatts must be set unless online is",
+            lambda p: p.online is not None or p.blocking_power_milliwatts is not None,
+        ),
     )
 
 

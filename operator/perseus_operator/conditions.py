@@ -43,6 +43,9 @@ class Reason(StrEnum):
     KEY_NOT_FOUND = "KeyNotFound"
     PROFILE_INVALID = "ProfileInvalid"
     PROFILE_UNREADABLE = "ProfileUnreadable"
+    PROFILING = "Profiling"
+    PROFILING_FAILED = "ProfilingFailed"
+    PROFILING_NEEDS_ENFORCE = "ProfilingNeedsEnforce"
     # FrontierReady
     SOLVED = "Solved"
     RESTORED = "Restored"

@@ -6,7 +6,7 @@ Called by the job's runner, in a thread where arrays are large. The only module 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,7 +93,21 @@ def from_config_map(kept: ConfigMap, request: SolveRequest, *, digest: str) -> S
 
 def plan_set(solved: Solved, stages: Iterable[int]) -> agent_pb2.PlanSet:
     """The plans of some stages, as the agent wants them."""
-    frontier, order = solved.frontier, solved.schedule
+    view = solved.view
+    points = [PlanPoint(t, e) for t, e in zip(view.times_us, view.energies_mj, strict=True)]
+    return _encoded(solved.schedule, stages, points, solved.frontier.frequencies_mhz)
+
+
+def uniform_plan_set(schedule: Schedule, stages: Iterable[int], clocks_mhz: Sequence[int]) -> agent_pb2.PlanSet:
+    """One point for each clock, at which every instruction runs at it: how profiles are measured."""
+    points = [PlanPoint(1 + number, 0) for number in range(len(clocks_mhz))]  # what they take is not known yet
+    clocks = np.asarray(clocks_mhz, dtype=np.uint16)[:, None]
+    return _encoded(schedule, stages, points, np.broadcast_to(clocks, (len(points), schedule.instructions)))
+
+
+def _encoded(
+    order: Schedule, stages: Iterable[int], points: list[PlanPoint], frequencies_mhz: np.ndarray
+) -> agent_pb2.PlanSet:
     schedules, clocks = [], []
     for stage in sorted(stages):
         own = slice(int(order.stage_offset[stage]), int(order.stage_offset[stage + 1]))
@@ -105,9 +119,7 @@ def plan_set(solved: Solved, stages: Iterable[int]) -> agent_pb2.PlanSet:
                 tuple(order.chunk[own].tolist()),
             )
         )
-        clocks.append(_fill(frontier.frequencies_mhz[:, own]).tolist())
-    view = solved.view
-    points = [PlanPoint(t, e) for t, e in zip(view.times_us, view.energies_mj, strict=True)]
+        clocks.append(_fill(frequencies_mhz[:, own]).tolist())
     return encode_plan_set(schedules, points, clocks)
 
 

@@ -49,6 +49,8 @@ class ConfigMap:
     binary: Mapping[str, bytes]
     uid: str = ""
     """Of the object that was read."""
+    ours: bool = False
+    """It was written by an operator."""
 
 
 class Kube(Protocol):
@@ -62,8 +64,8 @@ class Kube(Protocol):
         """Create or replace; garbage-collected with its PerseusJob."""
         ...
 
-    async def write_beside(self, namespace: str, owner: ConfigMap, config_map: ConfigMap) -> None:
-        """Create, or add the keys to what is there; garbage-collected with the ConfigMap ``owner``.
+    async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
+        """Create, or add the keys to what is there; garbage-collected with the ConfigMap ``owner``, or never.
 
         Raises KubeConflict: somebody else's object has the name, or somebody wrote in between.
         """
@@ -73,8 +75,8 @@ class Kube(Protocol):
         """Merge into the status subresource."""
         ...
 
-    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None]) -> None:
-        """Set or (None) remove annotations."""
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> None:
+        """Set or (None) remove annotations. Raises KubeConflict if the object is no longer at ``version``."""
         ...
 
     async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
@@ -126,7 +128,8 @@ class KubeClient:
             binary = {key: base64.b64decode(text, validate=True) for key, text in (found.binary_data or {}).items()}
         except binascii.Error as error:
             raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
-        return ConfigMap(name, found.data or {}, binary, found.metadata.uid)
+        ours = (found.metadata.labels or {}).get(_MANAGED_BY) == FIELD_MANAGER
+        return ConfigMap(name, found.data or {}, binary, found.metadata.uid, ours)
 
     async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
         """See ``Kube``."""
@@ -164,14 +167,13 @@ class KubeClient:
                 )
             )
 
-    async def write_beside(self, namespace: str, owner: ConfigMap, config_map: ConfigMap) -> None:
+    async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
         """See ``Kube``."""
-        metadata = {
-            "name": config_map.name,
-            "namespace": namespace,
-            "labels": {_MANAGED_BY: FIELD_MANAGER},
-            "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": owner.name, "uid": owner.uid}],
-        }
+        metadata: Json = {"name": config_map.name, "namespace": namespace, "labels": {_MANAGED_BY: FIELD_MANAGER}}
+        if owner is not None:
+            metadata["ownerReferences"] = [
+                {"apiVersion": "v1", "kind": "ConfigMap", "name": owner.name, "uid": owner.uid}
+            ]
         body: Any = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(config_map.data)}
         about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
         try:
@@ -199,12 +201,15 @@ class KubeClient:
             )
         )
 
-    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None]) -> None:
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> None:
         """See ``Kube``."""
+        metadata: Json = {"uid": job.uid, "annotations": dict(annotations)}
+        if version is not None:
+            metadata["resourceVersion"] = version
         await _ask(
             self._custom.patch_namespaced_custom_object(
                 *_custom(job),
-                {"metadata": {"uid": job.uid, "annotations": dict(annotations)}},
+                {"metadata": metadata},
                 field_manager=FIELD_MANAGER,
                 _content_type=_MERGE,
                 _request_timeout=_TIMEOUT_S,

@@ -17,7 +17,8 @@ from datetime import datetime
 from perseus_operator.api import JobSpec, Mode, StragglerMode
 from perseus_operator.conditions import Reason
 from perseus_operator.guard import CONFIRM, Guard, Hold, judge
-from perseus_operator.objective import FrontierView, Infeasible, Target, bound_us, selections, target
+from perseus_operator.objective import Infeasible, Target, bound_us, selections, target
+from perseus_operator.profiling_plan import Need, ProfilingAction, need
 from perseus_operator.state import Fault, JobState, Node
 from perseus_operator.told import told_slowdowns
 from perseus_operator.workloads import absence, silent
@@ -86,10 +87,11 @@ class Release:
 
 @dataclass(frozen=True)
 class Push:
-    """Give the agent the plans of these stages."""
+    """Give the agent the plans of these stages, out of the plans of this digest."""
 
     node: str
     stages: frozenset[int]
+    plans: str
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Select:
     from_iteration: int
 
 
-Action = ReadProfile | Solve | Calibrate | Acquire | Renew | Release | Push | Select
+Action = ReadProfile | Solve | Calibrate | ProfilingAction | Acquire | Renew | Release | Push | Select
 NodeAction = Acquire | Renew | Release | Push | Select
 
 
@@ -120,6 +122,7 @@ class Plan:
         advised_point: what the objective asks for, enforced or not; None: no frontier, or no point of it will do.
         guard: whether the objective's bound is kept, to be remembered.
         wake_at_s: monotonic.
+        profiling: what is being done about a profile that is missing or no longer fits; None: nothing need be.
     """
 
     actions: tuple[Action, ...]
@@ -132,18 +135,22 @@ class Plan:
     advised_point: int | None
     guard: Guard
     wake_at_s: float
+    profiling: Fault | None = None
 
 
-def inputs_digest(spec: JobSpec, profile_digest: str, calibration_digest: str = "") -> str:
+def inputs_digest(
+    spec: JobSpec, profile_digest: str, calibration_digest: str = "", *, measured_power_mw: int | None = None
+) -> str:
     """SHA-256 over everything that the frontier depends on; the leading word changes with the solver's format."""
+    given = spec.profile.blocking_power_milliwatts
     parts = (
         "perseus.frontier.1",
         profile_digest,
-        spec.pipeline.schedule.value,
+        spec.pipeline.schedule.value if spec.pipeline.schedule else "",
         spec.pipeline.stages,
         spec.pipeline.microbatches,
         spec.pipeline.chunks,
-        spec.profile.blocking_power_milliwatts,
+        measured_power_mw if given is None else given,
         spec.points,
         calibration_digest,
     )
@@ -167,50 +174,99 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
         wake.append(due_s)
 
     if state.profile_digest is not None:
-        digest = inputs_digest(spec, state.profile_digest, state.learning.in_use)
+        digest = inputs_digest(
+            spec, state.profile_digest, state.learning.in_use, measured_power_mw=state.measured_power_mw
+        )
         if _solve_due(state, digest):
             actions.append(Solve(digest))
         elif _calibrate_due(state, limits):
             actions.append(Calibrate())
 
-    slowdowns, told = _slowdowns(state, spec, now)
+    needed = _profile_needed(state, spec, now)
+    if needed is not None:
+        actions.extend(needed.actions)
+        wake.append(needed.wake_at_s)
+    slowdowns, told = ({}, frozenset[int]()) if needed else _slowdowns(state, spec, now)
     wake.extend(notice.from_s for notice in state.told if notice.from_s > now.monotonic_s)
 
-    guard = _guard(state, spec, slowdowns, now)
-    if guard.hold is not Hold.NOTHING or guard.trips:
+    guard = state.guard if needed else _guard(state, spec, slowdowns, now)
+    if needed is None and (guard.hold is not Hold.NOTHING or guard.trips):
         wake.append(guard.until_s if guard.hold else guard.until_s + guard.pause_s)
     asked = goal(state, spec, now)
     if guard.hold is Hold.FASTEST_PLAN and state.frontier is not None and isinstance(asked, Target):
         asked = Target(state.frontier.t_min_us, asked.note)
     note = asked.note if isinstance(asked, Target) else ""
     advised = state.frontier.lookup(asked.time_us) if state.frontier and isinstance(asked, Target) else None
-    wanted, waiting = _wanted(state, spec, asked, slowdowns)
-    drive = spec.mode is Mode.ENFORCE
-    if wanted and guard.hold is Hold.DEFAULT_CLOCKS:
-        drive, wanted = False, {}
-        waiting = Fault(Reason.BOUND_EXCEEDED, "The bound was exceeded: default clocks until the next attempt.")
-    for action, wake_at_s in _on_nodes(state, wanted, drive=drive, now=now):
+    intent = _intent(state, spec, asked, slowdowns, guard=guard, needed=needed)
+    for action, wake_at_s in _on_nodes(state, intent, now=now):
         if action is not None:
             actions.append(action)
         wake.append(wake_at_s)
 
-    applied = bool(wanted) and all(
-        _holds(node, state.frontier) and _selected(node, wanted) for node in state.nodes.values() if node.ranks
-    )
+    wanted, waiting = intent.wanted, intent.waiting
+    applied = needed is None and bool(wanted) and _in_force(state, intent)
     if wanted and not applied and waiting is None:
         waiting = first_fault(state) or Fault(Reason.APPLYING, "Agents are being told.")
-    return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, guard, min(wake))
+    said = needed.said if needed else None
+    return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, guard, min(wake), said)
 
 
-def _on_nodes(
-    state: JobState, wanted: dict[int, int], *, drive: bool, now: Now
-) -> Iterator[tuple[NodeAction | None, float]]:
-    """At most one action for every node, and when to look at it again. ``drive``: whether clocks may be touched."""
-    may_select = bool(wanted) and all(
-        _holds(node, state.frontier) or (node.fault is not None and node.selected)
+@dataclass(frozen=True)
+class _Intent:
+    """What agents shall be told: to hold the plans of this digest, and the point of each pipeline; whether clocks may
+    be touched at all; and why there is nothing to tell."""
+
+    plans: str | None
+    wanted: dict[int, int]
+    drive: bool
+    waiting: Fault | None
+
+
+def _intent(
+    state: JobState,
+    spec: JobSpec,
+    asked: Target | Infeasible | None,
+    slowdowns: dict[int, float],
+    *,
+    guard: Guard,
+    needed: Need | None,
+) -> _Intent:
+    if needed is not None:  # a sweep keeps a bound of its own: that of the objective is for plans
+        sweep = needed.sweep
+        points = dict.fromkeys(range(spec.pipeline.data_parallel), sweep.point) if sweep else {}
+        return _Intent(sweep.digest if sweep else None, points, needed.drive, needed.said)
+    plans = state.frontier.digest if state.frontier else None
+    wanted, waiting = _wanted(state, spec, asked, slowdowns)
+    if wanted and guard.hold is Hold.DEFAULT_CLOCKS:
+        waiting = Fault(Reason.BOUND_EXCEEDED, "The bound was exceeded: default clocks until the next attempt.")
+        return _Intent(plans, {}, False, waiting)
+    return _Intent(plans, wanted, spec.mode is Mode.ENFORCE, waiting)
+
+
+def _in_force(state: JobState, intent: _Intent) -> bool:
+    nodes = [node for node in state.nodes.values() if node.ranks]
+    return all(_holds(node, intent.plans) and _selected(node, intent.wanted) for node in nodes)
+
+
+def _profile_needed(state: JobState, spec: JobSpec, now: Now) -> Need | None:
+    unready = _ranks_fault(state, spec) or _baseline_fault(state, spec)
+    return need(state, spec, unready, schedule=schedule_digest(spec), now_s=now.monotonic_s)
+
+
+def schedule_digest(spec: JobSpec) -> str:
+    """What every stage executes, as far as it matters to what has been measured of it."""
+    shape = spec.pipeline
+    return f"{shape.solver_name}/{shape.stages}/{shape.microbatches}/{shape.chunks}/{shape.tensor_parallel}"
+
+
+def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[NodeAction | None, float]]:
+    """At most one action for every node, and when to look at it again."""
+    may_select = bool(intent.wanted) and all(
+        _holds(node, intent.plans) or (node.fault is not None and node.selected)
         for node in state.nodes.values()
         if node.pods
     )
+    wanted = intent.wanted if may_select else {}
     from_iteration = state.furthest_iteration + 1
     for node in state.nodes.values():
         if node.busy or node.address is None:
@@ -218,9 +274,7 @@ def _on_nodes(
         if node.retry_at_s > now.monotonic_s:
             yield None, node.retry_at_s
             continue
-        action = _node_action(
-            node, drive, state.frontier, wanted if may_select else {}, from_iteration=from_iteration, now=now
-        )
+        action = _node_action(node, intent.drive, intent.plans, wanted, from_iteration=from_iteration, now=now)
         leased = action is None and node.leased_pods is not None
         yield action, node.renew_at_s if leased else math.inf
 
@@ -378,13 +432,13 @@ def first_fault(state: JobState) -> Fault | None:
     return None
 
 
-def _holds(node: Node, frontier: FrontierView | None) -> bool:
-    """The agent has the plans of the current frontier for every stage it runs."""
+def _holds(node: Node, plans: str | None) -> bool:
+    """The agent has these plans for every stage it runs."""
     return (
         node.leased_pods is not None
         and node.pushed is not None
-        and frontier is not None
-        and node.pushed[0] == frontier.digest
+        and plans is not None
+        and node.pushed[0] == plans
         and node.stages <= node.pushed[1]
     )
 
@@ -394,7 +448,7 @@ def _selected(node: Node, wanted: dict[int, int]) -> bool:
 
 
 def _node_action(
-    node: Node, drive: bool, frontier: FrontierView | None, wanted: dict[int, int], *, from_iteration: int, now: Now
+    node: Node, drive: bool, plans: str | None, wanted: dict[int, int], *, from_iteration: int, now: Now
 ) -> NodeAction | None:
     """The one thing to do next on a node. Keeping the lease goes first: without it nothing else lasts."""
     if not node.pods or (not drive and node.selected):
@@ -403,8 +457,8 @@ def _node_action(
         return Acquire(node.name)
     if node.renew_at_s <= now.monotonic_s:
         return Renew(node.name)
-    if drive and frontier is not None and node.ranks and not _holds(node, frontier):
-        return Push(node.name, node.stages)
+    if drive and plans is not None and node.ranks and not _holds(node, plans):
+        return Push(node.name, node.stages, plans)
     if wanted and node.ranks and not _selected(node, wanted):
         points = tuple((pipeline, wanted[pipeline]) for pipeline in sorted(node.pipelines))
         return Select(node.name, points, from_iteration)

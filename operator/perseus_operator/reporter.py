@@ -93,7 +93,8 @@ class Reporter:
             return due_s
         self._writing = True
         announced = self._annotation if status.in_force(state) else None
-        self._spawn(self._write(wanted, said, f"{slowdown:.4f}" if plan.applied else announced))
+        slowed = plan.applied or (plan.profiling is not None and bool(plan.wanted))
+        self._spawn(self._write(wanted, said, f"{slowdown:.4f}" if slowed else announced))
         return NEVER_S
 
     def _due_s(self, wanted: Json, now: Now) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from perseus_operator import frontiers, planner, releasing
+from perseus_operator import frontiers, planner, profiles, releasing
 from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left, Opened
 from perseus_operator.api import Profile, parse_spec
 from perseus_operator.conditions import Reason
@@ -27,7 +27,6 @@ from perseus_operator.errors import (
     InvalidProfile,
     InvalidSpec,
     KubeError,
-    KubeNotFound,
     SolveFailed,
     SolveTimeout,
 )
@@ -36,10 +35,13 @@ from perseus_operator.history import Measured, Report
 from perseus_operator.kube import ConfigMap, Json
 from perseus_operator.learner import Learner
 from perseus_operator.planner import Acquire, Calibrate, NodeAction, Now, Push, ReadProfile, Release, Renew, Solve
+from perseus_operator.profiler import Profiler
+from perseus_operator.profiling_plan import BeginSweep, KeepProfile, SaveSweep
 from perseus_operator.reporter import Reporter
 from perseus_operator.services import BACKOFF_S, Services
 from perseus_operator.solving import SolveRequest, check_profile
 from perseus_operator.state import Fault, JobRef, JobState, Node, Pod
+from perseus_operator.telling import Seen
 from perseus_operator.told import noticed, parse_annotation
 from perseus_operator.web.view import JobView
 from perseus_operator.workloads import select
@@ -73,9 +75,11 @@ class JobRunner:
         self._recalled: Profile | None = None
         """The profile beside which a calibration was looked for."""
         self._learner = Learner(self.state, services)
+        self._profiler = Profiler(self.state, services)
         self._reporter = Reporter(ref, services, self._spawn)
         self._raw_spec: Any = None
         self._raw_annotation: str | None = None
+        self.seen = Seen("", "")
 
     # ------------------------------------------------------------------------------------------------ what is the case
 
@@ -96,8 +100,11 @@ class JobRunner:
             else:
                 if self.state.spec is None or spec.profile != self.state.spec.profile:
                     self.state.profile_read_at_s = None
+                    self._profiler.edited()
                 self.state.accept(spec)
-        self._observe_annotation((metadata.get("annotations") or {}).get(keys.ANNOTATION_STRAGGLER, ""))
+        annotation = (metadata.get("annotations") or {}).get(keys.ANNOTATION_STRAGGLER, "")
+        self.seen = Seen(metadata.get("resourceVersion", ""), annotation)
+        self._observe_annotation(annotation)
         self._wake.set()
 
     def _observe_annotation(self, text: str) -> None:
@@ -117,6 +124,11 @@ class JobRunner:
         chosen = select(self.state.spec, pods)
         self.state.place(chosen.pods, agents, attempt=chosen.attempt, left_out=chosen.left_out)
         self._wake.set()
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """As stored, as far as is known."""
+        return self._reporter.written
 
     def view(self) -> JobView:
         """What the web page may see."""
@@ -179,6 +191,12 @@ class JobRunner:
             learning = self.state.learning
             learning.running, learning.begun, learning.since = True, True, 0
             self._spawn(self._learner.calibrate(self._solve_request(), self._profile_map))
+        elif isinstance(action, BeginSweep):
+            self._profiler.begin(action.sweep)
+            self._wake.set()
+        elif isinstance(action, SaveSweep | KeepProfile):
+            self.state.profiling.busy = True
+            self._spawn(self._profiler.write(action))
         else:
             node = self.state.nodes[action.node]
             node.busy = True
@@ -212,14 +230,20 @@ class JobRunner:
         assert state.spec is not None
         asked, stages = state.spec.profile, state.spec.pipeline.stages
         digest, csv, fault = state.profile_digest, self._profile_csv, None
+        power_mw = state.measured_power_mw
         try:
-            csv = await self._profile_bytes(asked.config_map_ref.name, asked.config_map_ref.key)
+            if asked.online is not None:
+                await self._profiler.recall()
+            found = await profiles.find(self._services.kube, self.ref.namespace, state.spec)
+            csv, power_mw, self._profile_map = found.csv, found.power_mw, found.config_map
             digest = hashlib.sha256(csv).hexdigest()
             if digest != state.profile_digest:
                 await asyncio.to_thread(check_profile, csv, stages)
-            if self._recalled != asked and self._profile_map is not None:
-                await self._learner.recall(self._profile_map, self._solve_request(csv))
+            if self._recalled != asked:
+                await self._learner.recall(found.config_map, self._solve_request(csv))
                 self._recalled = asked
+            if await self._profiler.settled(digest):
+                self._learner.restart()
         except InvalidProfile as error:
             fault = Fault(Reason(error.reason), str(error))
         except KubeError as error:
@@ -231,36 +255,19 @@ class JobRunner:
         state.profile_read_at_s = self._services.monotonic_s()
         state.profile_fault = fault
         if fault is None:
-            state.profile_digest, self._profile_csv = digest, csv
-
-    async def _profile_bytes(self, name: str, key: str) -> bytes:
-        field_name = "spec.profile.configMapRef"
-        try:
-            found = await self._services.kube.read_config_map(self.ref.namespace, name)
-        except KubeNotFound as error:
-            message = f"{field_name}.name: ConfigMap {name} does not exist in namespace {self.ref.namespace}."
-            raise InvalidProfile(Reason.CONFIG_MAP_NOT_FOUND, message) from error
-        self._profile_map = found
-        if key in found.data:
-            return found.data[key].encode()
-        if key in found.binary:
-            return found.binary[key]
-        there = ", ".join(sorted([*found.data, *found.binary])[:10]) or "none"
-        message = f"{field_name}.key: ConfigMap {name} has no key {key}; its keys: {there}."
-        raise InvalidProfile(Reason.KEY_NOT_FOUND, message)
+            state.profile_digest, self._profile_csv, state.measured_power_mw = digest, csv, power_mw
 
     def _solve_request(self, csv: bytes | None = None) -> SolveRequest:
         """The inputs as they are now, which the digest was made from: while a solve waits or runs they may change."""
         spec, csv = self.state.spec, self._profile_csv if csv is None else csv
         assert spec is not None
-        assert csv is not None
         return SolveRequest(
-            profile_csv=csv.decode(errors="replace"),
-            schedule=spec.pipeline.schedule.solver_name,
+            profile_csv=(csv or b"").decode(errors="replace"),
+            schedule=spec.pipeline.solver_name,
             stages=spec.pipeline.stages,
-            microbatches=spec.pipeline.microbatches,
+            microbatches=spec.pipeline.microbatches or 0,
             chunks=spec.pipeline.chunks,
-            blocking_power_mw=spec.profile.blocking_power_milliwatts,
+            blocking_power_mw=self.state.blocking_power_mw,
             points=spec.points,
             calibration=self._learner.calibration,
         )
@@ -398,15 +405,17 @@ class JobRunner:
 
     async def _push(self, node: Node, action: Push) -> None:
         solved, address = self._solved, node.address
-        assert solved is not None
         assert address is not None
-        message = await self._services.library.plan_set(solved, action.stages)
+        if solved is not None and solved.view.digest == action.plans:
+            message = await self._services.library.plan_set(solved, action.stages)
+        else:
+            message = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._solve_request())
         if message.plan_id != node.plan_id:
             await self._services.agents.push(
                 address, job_uid=self.ref.uid, epoch=self._services.epoch, plan_set=message
             )
             node.plan_id, node.selected = message.plan_id, {}
-        node.pushed = solved.view.digest, action.stages
+        node.pushed = action.plans, action.stages
 
     async def _describe(self, node: Node) -> None:
         """Bring ranks and GPUs up to date with what the agent says; what was missed in between is made good."""
@@ -420,6 +429,7 @@ class JobRunner:
         for rank in ranks:
             self.state.joined(node, rank)
         gpus = {rank.gpu_uuid for rank in ranks}
+        node.clocks_mhz = {gpu: clocks for gpu, clocks in info.clocks_mhz.items() if gpu in gpus}
         node.uncontrollable = {gpu: why for gpu, why in info.uncontrollable.items() if gpu in gpus}
 
     def _forget(self, node: Node) -> None:
@@ -455,9 +465,11 @@ class JobRunner:
     def _take(self, node: Node, event: Event) -> None:
         uids = {pod.uid for pod in node.pods}
         if isinstance(event, Report):
+            self._profiler.take(node, event, self._solve_request)
             iteration = self.state.reported(node, event)
             if iteration is not None:
                 self._learner.take(iteration, self._solved)
+                self._profiler.watch(iteration, self._solved, self._profile_map)
         elif isinstance(event, Opened):
             node.renew_at_s = 0.0  # a renewal asks for the ranks too: who came while nobody listened is not missed
         elif isinstance(event, Joined):

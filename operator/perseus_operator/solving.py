@@ -35,6 +35,7 @@ class SolveRequest:
     schedule: str
     stages: int
     microbatches: int
+    """Of a schedule by name; otherwise its order tells."""
     chunks: int | None
     blocking_power_mw: int
     points: int

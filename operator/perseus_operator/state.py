@@ -15,6 +15,8 @@ from perseus_operator.conditions import Reason
 from perseus_operator.guard import Guard
 from perseus_operator.history import History, JobIteration, Measured, Report, summarise
 from perseus_operator.objective import FrontierView
+from perseus_operator.profiling import DIGEST_PREFIX, Sweep
+from perseus_operator.profiling_drift import Drift
 from perseus_operator.stragglers import Detector, Promises
 from perseus_operator.told import Notice
 
@@ -37,6 +39,11 @@ class JobRef:
     def frontier_config_map(self) -> str:
         """Name of the ConfigMap that keeps the frontier."""
         return f"{self.name}-frontier"
+
+    @property
+    def profiling_config_map(self) -> str:
+        """Name of the ConfigMap that keeps what of its profile has been measured."""
+        return f"{self.name}-profiling"
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,36 @@ class Learning:
 
 
 @dataclass
+class Profiling:
+    """How far measuring the job's profile has got."""
+
+    sweep: Sweep | None = None
+    """The latest, begun by this operator or by one before."""
+    counted: int = 0
+    """Iterations measured at its current clock."""
+    trouble: str = ""
+    """Why the latest iteration could not be measured; empty: it could."""
+    saved: int = 0
+    """Clocks of which the measurements are kept in the cluster."""
+    kept: bool = False
+    """The profile is written, and to be read back."""
+    busy: bool = False
+    retry_at_s: float = 0.0
+    failures: int = 0
+    fault: Fault | None = None
+    """Why no profile can be measured; until the spec's profile changes."""
+    drift: Drift = field(default_factory=Drift)
+    stale: str = ""
+    """Digest of the profile that no longer fits; empty: none."""
+    why: str = ""
+    """What was seen of that, in a sentence."""
+    remeasured: int = 0
+    """How often that has happened."""
+    remark: str = ""
+    """What the last sweep came to, in a sentence."""
+
+
+@dataclass
 class Node:
     """One node that runs pods of the job, and how far its agent has got."""
 
@@ -143,6 +180,8 @@ class Node:
     selected: dict[int, int] = field(default_factory=dict)
     from_iteration: int = 0
     ranks: dict[tuple[int, int, int], Rank] = field(default_factory=dict)
+    clocks_mhz: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """GPU UUID → supported clocks."""
     uncontrollable: dict[str, str] = field(default_factory=dict)
     """GPU UUID → why its clocks cannot be set."""
     gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -196,6 +235,9 @@ class JobState:
     history: History | None = None
     detector: Detector = field(default_factory=Detector)
     learning: Learning = field(default_factory=Learning)
+    profiling: Profiling = field(default_factory=Profiling)
+    measured_power_mw: int | None = None
+    """Blocking power that is kept with the profile; the spec's goes before it."""
     guard: Guard = field(default_factory=Guard)
     baseline: Measured | None = None
     fenced: Fault | None = None
@@ -275,7 +317,7 @@ class JobState:
                 rank.pod_uid, rank.gpu_uuid, rank.pipeline, rank.stage, rank.tensor, rank.pid, report.iteration + 1
             )
         iteration = self.history.add(report)
-        if iteration is None or self.frontier is None:
+        if iteration is None or self.frontier is None or self.sweeping:
             return iteration
         # At default clocks a pipeline runs like the fastest plan.
         times_us = self.frontier.times_us
@@ -286,7 +328,7 @@ class JobState:
             self.spec.straggler,
             promises=self.promises,
             stage_noise=self.learning.verdict.stage_noise if self.learning.verdict else None,
-            evident=self._evident(),
+            evident=self.evident(),
         )
         return iteration
 
@@ -294,9 +336,21 @@ class JobState:
         """Whether an iteration shows how the job runs: no start, no transition, no straggler."""
         planned = any(point is not None for point in iteration.points.values())
         since = self.plan_since if planned else 1
-        return not iteration.mixed and iteration.iteration >= max(1, since) and not self.detector.slowdowns
+        usual = not iteration.mixed and not self.detector.slowdowns and not self.sweeping
+        return usual and iteration.iteration >= max(1, since)
 
-    def _evident(self) -> set[int]:
+    @property
+    def sweeping(self) -> bool:
+        """Whether some agent holds the clocks of a sweep: points of iterations are then none of the frontier."""
+        return any(node.pushed and node.pushed[0].startswith(DIGEST_PREFIX) for node in self.nodes.values())
+
+    @property
+    def blocking_power_mw(self) -> int:
+        """Of one GPU while it waits: the spec's, or as measured with the profile."""
+        given = self.spec.profile.blocking_power_milliwatts if self.spec else None
+        return given if given is not None else self.measured_power_mw or 0
+
+    def evident(self) -> set[int]:
         """Pipelines of which a GPU says that something slows it."""
         slowed = {gpu for node in self.nodes.values() for gpu, kind in node.gpu_events if kind in EVIDENCE}
         return {rank.pipeline for rank in self.ranks if rank.gpu_uuid in slowed} if slowed else set()

@@ -43,6 +43,8 @@ WARNINGS = frozenset(
         Reason.KEY_NOT_FOUND,
         Reason.PROFILE_INVALID,
         Reason.PROFILE_UNREADABLE,
+        Reason.PROFILING_FAILED,
+        Reason.PROFILING_NEEDS_ENFORCE,
         Reason.SOLVE_FAILED,
         Reason.SOLVE_TIMEOUT,
         Reason.NO_AGENT,
@@ -82,7 +84,7 @@ def conditions(state: JobState, plan: Plan) -> list[Condition]:
     spec = state.spec
     if spec is not None:
         applied = _plan_applied(state, plan, spec)
-        said += [_profile(state), _frontier(state), _agents(state), applied]
+        said += [_profile(state, plan), _frontier(state), _agents(state), applied]
         said += [_straggler(state, plan, spec), _model(state), _bound(state, plan, spec)]
     return [*said, _ready(said, spec)]
 
@@ -95,14 +97,17 @@ def _accepted(state: JobState) -> Condition:
     return Condition(ConditionType.ACCEPTED, False, fault.reason, fault.message + kept)
 
 
-def _profile(state: JobState) -> Condition:
+def _profile(state: JobState, plan: Plan) -> Condition:
+    if plan.profiling is not None:
+        return Condition(ConditionType.PROFILE_READY, False, plan.profiling.reason, plan.profiling.message)
     if state.profile_fault is not None:
         kept = " The profile read before stays in use." if state.profile_digest is not None else ""
         message = state.profile_fault.message + kept
         return Condition(ConditionType.PROFILE_READY, False, state.profile_fault.reason, message)
     if state.profile_digest is None:
         return Condition(ConditionType.PROFILE_READY, None, Reason.PROFILE_UNREADABLE, "The profile is being read.")
-    return Condition(ConditionType.PROFILE_READY, True, Reason.PROFILE_READ, "The profile is valid.")
+    said = f"The profile is valid. {state.profiling.remark}".strip()
+    return Condition(ConditionType.PROFILE_READY, True, Reason.PROFILE_READ, said)
 
 
 def _frontier(state: JobState) -> Condition:
@@ -155,7 +160,8 @@ def _plan_applied(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
             return Condition(kind, False, Reason.APPLYING, "Agents are being told.")
         if waiting.reason is Reason.RECOMMEND_ONLY and state.frontier is not None:
             return Condition(kind, False, waiting.reason, f"{waiting.message} {_advice(state, plan)}")
-        kept = " The plan in force before stays." if not plan.wanted and in_force(state) else ""
+        stays = not plan.wanted and in_force(state) and waiting.reason is not Reason.SUSPENDED
+        kept = " The plan in force before stays." if stays else ""
         return Condition(kind, False, waiting.reason, waiting.message + kept)
     assert state.frontier is not None
     point = common_point(plan.wanted, plan.slowdowns)
@@ -322,7 +328,11 @@ def in_force(state: JobState) -> bool:
 
 
 def planned_slowdown(state: JobState, plan: Plan) -> float:
-    """By how much pipelines are slowed on purpose: the largest ratio of a plan's time to T_min."""
+    """By how much pipelines are slowed on purpose: the largest ratio of a plan's time to T_min; while a profile is
+    being measured at most that of the clocks."""
+    sweep = state.profiling.sweep
+    if plan.profiling is not None and plan.wanted and sweep is not None:
+        return sweep.clocks_mhz[0] / sweep.clocks_mhz[sweep.point]
     if not plan.applied or state.frontier is None:
         return 1.0
     return max(state.frontier.times_us[point] for point in plan.wanted.values()) / state.frontier.t_min_us

@@ -39,3 +39,5 @@ DEFAULT_WEB_PORT: Final = 9473
 
 PROFILE_KEY: Final = "profile.csv"
 """Default key of the profile inside its ConfigMap."""
+SCHEDULE_KEY: Final = "schedule.csv"
+"""Default key of a schedule inside its ConfigMap."""

@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from perseus_operator.api import ScheduleName, StatusFigures, parse_spec
+from perseus_operator.api import StatusFigures, parse_spec
+from perseus_operator.api_pipeline import ScheduleName
 from perseus_operator.crd import crd, crd_yaml
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.schema import dump, openapi_of
@@ -88,7 +89,7 @@ def test_kubectl_shows_what_users_ask_for() -> None:
 
 
 def test_every_schedule_of_the_crd_is_known_to_the_solver() -> None:
-    assert {name.solver_name for name in ScheduleName} == set(SCHEDULES)
+    assert {name.solver_name for name in ScheduleName} == {*SCHEDULES, "custom"}
 
 
 def test_the_samples_are_accepted() -> None:
@@ -115,6 +116,10 @@ ACCEPTED: list[dict[str, Any]] = [
     {"objective": {"type": "PowerCap", "powerCapWatts": 5000}},
     {"straggler": {"mode": "Off", "slowdownThreshold": "50%", "recoveryThreshold": "0.5%", "confirmIterations": 1}},
     {"pipeline": {"schedule": "Interleaved1F1B", "stages": 4, "microbatches": 8, "chunks": 2}},
+    {"pipeline": {"scheduleRef": {"name": "s"}, "stages": 4}},
+    {"pipeline": {"schedule": "FromRanks", "stages": 4}},
+    {"profile": {"configMapRef": {"name": "p"}, "online": {}}},
+    {"profile": {"configMapRef": {"name": "p"}, "online": {"maxClocks": 255}, "blockingPowerMilliwatts": 0}},
     {"mode": "Recommend", "points": 2, "baselineIterations": 0},
     {"workload": {"selector": {"matchLabels": {"app": "x"}}}},
 ]
@@ -123,6 +128,9 @@ REFUSED: list[tuple[str, Any, str, bool]] = [
     # path, value, message, refused by the schema alone (else by a CEL rule)
     ("pipeline", None, "spec.pipeline: is required", True),
     ("pipeline.schedule", "2F2B", "spec.pipeline.schedule: must be one of 1F1B, GPipe, ", True),
+    ("pipeline", {"stages": 4, "microbatches": 8}, "exactly one of schedule and scheduleRef must be set", False),
+    ("pipeline.scheduleRef", {"name": "s"}, "exactly one of schedule and scheduleRef must be set", False),
+    ("pipeline.microbatches", None, "microbatches must be set for a schedule by name", False),
     ("pipeline.stages", 0, "spec.pipeline.stages: must be an integer from 1 to 1024, not 0", True),
     ("pipeline.stages", -4, "spec.pipeline.stages: must be an integer from 1 to 1024, not -4", True),
     ("pipeline.stages", 2.5, "spec.pipeline.stages: must be an integer", True),
@@ -135,7 +143,9 @@ REFUSED: list[tuple[str, Any, str, bool]] = [
     ("pipeline.dataParallel", 0, "spec.pipeline.dataParallel: must be an integer", True),
     ("pipeline.tensorParallel", -1, "spec.pipeline.tensorParallel: must be an integer", True),
     ("profile.blockingPowerMilliwatts", -1, "spec.profile.blockingPowerMilliwatts: must be an integer", True),
-    ("profile.blockingPowerMilliwatts", None, "spec.profile.blockingPowerMilliwatts: is required", True),
+    ("profile", {"configMapRef": {"name": "p"}}, "blockingPowerMilliwatts must be set unless online is", False),
+    ("profile.online", {"maxClocks": 1}, "spec.profile.online.maxClocks: must be an integer from 2 to 255", True),
+    ("profile.online", {"maxSlowdown": "2"}, "spec.profile.online.maxSlowdown: must be a percentage", True),
     ("profile.configMapRef.name", "", "spec.profile.configMapRef.name: must be the name of a ConfigMap", True),
     ("profile.configMapRef.name", "Upper", "spec.profile.configMapRef.name: must be the name of a ConfigMap", True),
     ("profile.configMapRef.key", "a/b", "spec.profile.configMapRef.key: must be a ConfigMap key", True),
@@ -231,7 +241,7 @@ def test_immutable_is_what_the_training_processes_run() -> None:
         for rule in schema.get("x-kubernetes-validations", ())
         if rule["rule"] == "self == oldSelf"
     }
-    names = ("schedule", "stages", "microbatches", "chunks", "tensorParallel")
+    names = ("schedule", "scheduleRef.name", "scheduleRef.key", "stages", "microbatches", "chunks", "tensorParallel")
     assert fixed == {f"spec.pipeline.{name}" for name in names}
 
 

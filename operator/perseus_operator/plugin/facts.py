@@ -144,9 +144,9 @@ def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier
         return f"the profile cannot be read from ConfigMap {name}, key {key}: {error}"
     plain = SolveRequest(
         profile_csv=csv,
-        schedule=spec.pipeline.schedule.solver_name,
+        schedule=spec.pipeline.solver_name,
         stages=spec.pipeline.stages,
-        microbatches=spec.pipeline.microbatches,
+        microbatches=spec.pipeline.microbatches or 0,
         chunks=spec.pipeline.chunks,
         blocking_power_mw=mw_from_w(frontier.blocking_power_w),
         points=spec.points,

@@ -107,9 +107,8 @@ class Job:
                 if not node.pods:
                     del self.state.nodes[node.name]
             elif isinstance(action, Push):
-                node.plan_id, node.selected = f"plan-{made.wanted}", {}
-                assert self.state.frontier is not None
-                node.pushed = self.state.frontier.digest, action.stages
+                node.plan_id, node.selected = action.plans, {}
+                node.pushed = action.plans, action.stages
             else:
                 node.selected = {**node.selected, **dict(action.points)}
                 node.from_iteration = action.from_iteration

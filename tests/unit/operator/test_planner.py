@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api import ScheduleName
+from perseus_operator.api_pipeline import ScheduleName
 from perseus_operator.conditions import Reason
 from perseus_operator.planner import Acquire, Push, ReadProfile, Release, Renew, Select, Solve, inputs_digest
 from perseus_operator.state import Fault
@@ -69,7 +69,8 @@ def test_lease_push_select_in_this_order_and_then_peace(job: Any) -> None:
     assert set(job.act().actions) == {Acquire("node-0"), Acquire("node-1")}
     assert job.act().waiting.reason is Reason.WAITING_FOR_RANKS
     job.connect_ranks()
-    assert set(job.act().actions) == {Push("node-0", frozenset({0, 1})), Push("node-1", frozenset({0, 1}))}
+    plans = job.state.frontier.digest
+    assert set(job.act().actions) == {Push(f"node-{n}", frozenset({0, 1}), plans) for n in (0, 1)}
     job.state.nodes["node-1"].ranks[1, 0, 0] = replace(job.state.nodes["node-1"].ranks[1, 0, 0], iteration=41)
     assert set(job.act().actions) == {Select("node-0", ((0, 0),), 42), Select("node-1", ((1, 0),), 42)}
     made = job.act()
@@ -90,13 +91,14 @@ def test_nothing_is_selected_before_every_node_holds_the_plans(job: Any) -> None
     job.start_pods()
     job.connect_ranks()
     job.act()
+    plans = job.state.frontier.digest
     node = job.state.nodes["node-0"]
     node.busy = True
     made = job.act()
-    assert made.actions == (Push("node-1", frozenset({0, 1})),)
+    assert made.actions == (Push("node-1", frozenset({0, 1}), plans),)
     assert job.act().actions == ()
     node.busy = False
-    assert job.act().actions == (Push("node-0", frozenset({0, 1})),)
+    assert job.act().actions == (Push("node-0", frozenset({0, 1}), plans),)
     assert {type(action) for action in job.act().actions} == {Select}
 
 
