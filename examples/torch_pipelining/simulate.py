@@ -1,4 +1,4 @@
-"""``make example``: train.py for real, on simulated GPUs; profiled while it runs, planned by the operator, measured.
+"""``make example``: train.py for real, on simulated GPUs; profiled and planned by the operator while it runs; measured.
 
 An embedded API server, the operator, an agent and four simulated A100s run on this machine. The four training
 processes are real PyTorch, exchange real tensors and learn; after each instruction they sleep for as long as the
@@ -24,7 +24,6 @@ from perseus_proto import keys
 from perseus_sim.cluster import SimulatedCluster
 from perseus_sim.live_job import LiveIteration, LiveJob, start_live_job, tables_of
 from perseus_sim.model import MODELS, stage_weights
-from perseus_sim.sweep import Hand, measure_profile
 from perseus_solver.schedules import Schedule, build_schedule, read_order
 
 HERE = Path(__file__).resolve().parent
@@ -66,7 +65,7 @@ class Example:
         order.unlink(missing_ok=True)
         with SimulatedCluster() as cluster:
             cluster.apply(CRD)
-            cluster.start_operator()
+            cluster.start_operator("--status-interval-s", "0.5")
             node = cluster.add_node("node-0", self._stages, GPU, clocks_mhz=CLOCKS_MHZ)
             job = start_live_job(
                 cluster,
@@ -82,38 +81,24 @@ class Example:
             )
             self._say(f"{self._stages} PyTorch processes train on as many simulated GPUs; the operator runs")
             try:
-                return self._tell(cluster, job, order, lambda uid: Hand(cluster, node, job, uid))
+                return self._tell(cluster, job, order)
             finally:
                 job.stop()
 
-    def _tell(
-        self, cluster: SimulatedCluster, job: LiveJob, order: Path, take: Callable[[str], Hand]
-    ) -> dict[str, float]:
+    def _tell(self, cluster: SimulatedCluster, job: LiveJob, order: Path) -> dict[str, float]:
         baseline = self._measure(job, 3, "at default clocks")
         schedule = read_order(order)
         declared = build_schedule("1f1b", stages=self._stages, microbatches=self._microbatches)
         self._require(_same(schedule, declared), "the exported schedule is not the manifest's")
         self._say(f"schedule exported by the training process: {order}, {schedule.instructions} instructions")
 
-        self._say(f"profiling while it trains: {len(CLOCKS_MHZ)} clocks")
-        with take("profiling") as hand:
-            profile = measure_profile(hand, schedule, CLOCKS_MHZ)
+        cluster.apply(self._manifest)
+        self._say(f"applied {MANIFEST.name}: there is no profile, so the operator measures one")
+        self._follow_profiling(cluster, job)
+        profile = self._profile(cluster)
         (self._output / "profile.csv").write_text(profile)
         self._say(f"profile measured: {self._output / 'profile.csv'}, {len(profile.splitlines()) - 1} rows")
-
-        reference = self._manifest["spec"]["profile"]["configMapRef"]
-        cluster.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": reference["name"]},
-                "data": {reference.get("key", keys.PROFILE_KEY): profile},
-            }
-        )
-        cluster.apply(self._manifest)
-        self._say(f"applied {MANIFEST.name} and its ConfigMap")
-        api = client.CustomObjectsApi(cluster.api)
-        status = self._await(lambda: self._planned(api, job), "a plan")
+        status = self._await(lambda: self._planned(cluster, job), "a plan")
         self._say(f"plan applied: point {status['plan']['point']} of {status['frontier']['points']}")
         planned = self._measure(job, len(job.iterations(0)) + 1, "under the plan")
         self._require_order(job, schedule)
@@ -122,7 +107,7 @@ class Example:
         slower = planned.time_s / baseline.time_s - 1
         self._say(f"measured: energy {-saved:+.1%}, iteration time {slower:+.1%}")
         self._require(saved > 0, "the plan saved no energy")
-        savings = self._await(lambda: self._planned(api, job).get("savings"), "savings in the PerseusJob's status")
+        savings = self._await(lambda: self._planned(cluster, job).get("savings"), "savings in the PerseusJob's status")
         self._say(f"the PerseusJob's status says: energy saved {savings['energy']}, slowdown {savings['slowdown']}")
         figures = {
             "baseline_time_s": baseline.time_s,
@@ -156,17 +141,48 @@ class Example:
         self._require(len(clocks) > 1, "every instruction ran at the same clock")
         self._say(f"instructions ran in the exported order, at {len(clocks)} different clocks")
 
-    def _planned(self, api: client.CustomObjectsApi, job: LiveJob) -> dict[str, Any]:
-        """The PerseusJob's status once its plan is applied."""
+    def _follow_profiling(self, cluster: SimulatedCluster, job: LiveJob) -> None:
+        """Say each clock as it is measured, until the profile is there."""
+        said = ""
+
+        def ready() -> bool:
+            nonlocal said
+            found = self._condition(self._status(cluster, job), "ProfileReady")
+            message = str(found.get("message", ""))
+            clock = message.partition(":")[0]
+            if clock.startswith("Measuring") and clock != said:
+                said = clock
+                self._say(f"  {clock}")
+            if found.get("status") == "True":
+                self._say(f"  {message}")
+            return found.get("status") == "True"
+
+        self._await(ready, "a profile")
+        self._require(bool(said), "the operator measured nothing")
+
+    def _profile(self, cluster: SimulatedCluster) -> str:
+        """As the operator keeps it."""
+        reference = self._manifest["spec"]["profile"]["configMapRef"]
+        kept = cluster.core.read_namespaced_config_map(reference["name"], "default")
+        return str(kept.data[reference.get("key", keys.PROFILE_KEY)])
+
+    def _status(self, cluster: SimulatedCluster, job: LiveJob) -> dict[str, Any]:
         job.check()
+        api = client.CustomObjectsApi(cluster.api)
         found: Any = api.get_namespaced_custom_object(
             keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL, self._name
         )
         status: dict[str, Any] = found.get("status", {})
-        for condition in status.get("conditions", ()):
-            if condition["type"] == "PlanApplied" and condition["status"] == "True":
-                return status
-        return {}
+        return status
+
+    @staticmethod
+    def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+        return next((c for c in status.get("conditions", ()) if c["type"] == kind), {})
+
+    def _planned(self, cluster: SimulatedCluster, job: LiveJob) -> dict[str, Any]:
+        """The PerseusJob's status once its plan is applied."""
+        status = self._status(cluster, job)
+        return status if self._condition(status, "PlanApplied").get("status") == "True" else {}
 
     def _await(self, seen: Callable[[], T | None], what: str) -> T:
         deadline_s = time.monotonic() + PATIENCE_S

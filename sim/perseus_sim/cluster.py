@@ -233,7 +233,7 @@ class SimulatedCluster:
         if not node.agent_pod:
             node.agent_pod = f"perseus-agent-{node.number}"
             port = int(node.grpc_address.rpartition(":")[2])
-            self._run_pod(
+            self.run_pod(
                 SYSTEM_NAMESPACE,
                 node.agent_pod,
                 node.name,
@@ -292,7 +292,7 @@ class SimulatedCluster:
             pod_name = f"{name}-{pipeline}"
             labels = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {})
             uuids = tuple(gpu.spec.uuid for gpu in gpus[pipeline])
-            uid = self._run_pod(namespace, pod_name, node.name, labels, [])
+            uid = self.run_pod(namespace, pod_name, node.name, labels, [])
             pod = AdmittedPod(uid, namespace, pod_name, uuids)
             node.kubelet.admit(pod)
             node.kubelet.place([c.pid for (p, _), c in training.children.items() if p == pipeline], uid)
@@ -312,7 +312,7 @@ class SimulatedCluster:
             self.core.delete_namespaced_pod(name, job.namespace, grace_period_seconds=0)
         self.jobs.remove(job)
 
-    def _run_pod(
+    def run_pod(
         self, namespace: str, name: str, node: str, labels: dict[str, str], ports: list[dict[str, Any]]
     ) -> str:
         """A pod that runs on a node of this machine; returns its UID."""

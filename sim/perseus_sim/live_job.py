@@ -135,7 +135,7 @@ def start_live_job(
         gpus = free[pipeline * stages : (pipeline + 1) * stages]
         labels = {"app": name, keys.LABEL_JOB: name}
         pod_name = f"{name}-{pipeline}"
-        uid = cluster._run_pod("default", pod_name, node.name, labels, [])
+        uid = cluster.run_pod("default", pod_name, node.name, labels, [])
         pod = AdmittedPod(uid, "default", pod_name, tuple(gpu.spec.uuid for gpu in gpus))
         node.kubelet.admit(pod)
         job.pods.append(pod)

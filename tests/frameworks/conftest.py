@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from perseus_sim.cluster import SimulatedCluster
+from perseus_sim.hand import Hand
 from perseus_sim.live_job import LiveJob, start_live_job, tables_of
 from perseus_sim.model import MODELS
-from perseus_sim.sweep import Hand
 from perseus_solver.schedules import Schedule, read_order
 
 HERE = Path(__file__).resolve().parent
