@@ -5,7 +5,7 @@ operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml, charts/perseu
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
 the CRD → docs/perseusjob.md (``deploy/reference.py``)
-agent.proto → docs/agent-api.md (``deploy/wire_reference.py``)
+agent.proto, operator.proto → docs/agent-api.md, docs/operator-api.md (``deploy/wire_reference.py``)
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from perseus_operator.cluster import Operator
 from perseus_operator.errors import KubeError
 from perseus_operator.kube import EPOCH_CONFIG_MAP, KubeClient
 from perseus_operator.metrics import Metrics, MetricsServer
+from perseus_operator.rpc import OperatorService, RpcServer
 from perseus_operator.services import Services
 from perseus_operator.settings import Settings, settings_or_exit
 from perseus_operator.solving import SolverPool
@@ -54,6 +55,7 @@ class Process:
         self._operator: Operator | None = None
         self._server: MetricsServer | None = None
         self._web: WebServer | None = None
+        self._rpc: RpcServer | None = None
 
     async def start(self) -> Operator:
         """Begin to serve."""
@@ -86,15 +88,20 @@ class Process:
                 settings.metrics_address, self._metrics, healthy=operator.unhealthy, ready=lambda: True
             )
         self._web = _web_server(settings.web_address, operator)
-        address = self._server.address if self._server else ""
-        web = self._web.address if self._web else ""
-        logger.info("serving with epoch %d, metrics on %s, page on %s", epoch, address or "none", web or "none")
+        self._rpc = await _rpc_server(settings, credentials, operator, epoch)
+        serving = {"metrics": self._server, "web": self._web, "rpc": self._rpc}
+        addresses = {name: server.address if server else "" for name, server in serving.items()}
+        logger.info(
+            "serving with epoch %d: %s", epoch, ", ".join(f"{k} on {v or 'none'}" for k, v in addresses.items())
+        )
         if settings.ready_file:
-            Path(settings.ready_file).write_text(json.dumps({"epoch": epoch, "metrics": address, "web": web}))
+            Path(settings.ready_file).write_text(json.dumps({"epoch": epoch, **addresses}))
         return operator
 
     async def stop(self) -> None:
         """Take everything down. Leases stay, for the next operator."""
+        if self._rpc is not None:
+            await self._rpc.close()
         for server in (self._web, self._server):
             if server is not None:
                 await asyncio.to_thread(server.close)
@@ -113,6 +120,20 @@ def _web_server(address: str, operator: Operator) -> WebServer | None:
         return WebServer(address, views) if address else None
     except OSError as error:
         logger.warning("no page: --web-address %s: %s", address, error)
+        return None
+
+
+async def _rpc_server(
+    settings: Settings, credentials: Credentials | None, operator: Operator, epoch: int
+) -> RpcServer | None:
+    """Nor must an address on which infrastructure cannot tell of stragglers: telemetry shows them too."""
+    if not settings.rpc_address or credentials is None:
+        return None
+    try:
+        service = OperatorService(operator.tell, epoch, settings.rpc_allowed_sans)
+        return await RpcServer.start(settings.rpc_address, credentials, service)
+    except OSError as error:
+        logger.error("no set_straggler: --rpc-address %s: %s", settings.rpc_address, error)
         return None
 
 

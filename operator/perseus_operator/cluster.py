@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
+from perseus_operator import telling
 from perseus_operator.errors import KubeError
 from perseus_operator.kube import KubeClient, pod_of
 from perseus_operator.runner import JobRunner
@@ -122,6 +123,10 @@ class Operator:
     async def views(self) -> list[JobView]:
         """Every job as the web page may see it; a coroutine, so that threads must ask on the event loop."""
         return [runner.view() for runner in self._runners.values()]
+
+    async def tell(self, request: telling.Request) -> tuple[JobRef, str]:
+        """Somebody says that a pipeline is slow. Raises like ``telling.set_straggler``."""
+        return await telling.set_straggler(request, self._runners.values(), self._kube, self._services.epoch)
 
     def unhealthy(self) -> str | None:
         """What does not make progress; None: all well."""

@@ -6,6 +6,9 @@ OperatorError
 ├── SolveFailed          the solver refused or broke: waits for an edit
 │   └── SolveTimeout     … or took longer than allowed
 ├── CannotAnswer         kubectl perseus has nothing to show: one line for who asked
+├── NotAllowed           a caller whose certificate carries no allowed name
+├── StaleEpoch           a caller has seen a newer operator, or this one has been replaced
+├── UnknownJob           a caller names a job or GPU that this operator does not serve
 ├── AgentError           a node agent did not do what it was asked
 │   ├── AgentUnavailable retry: dead, restarting, unreachable, too slow, or overloaded
 │   ├── AgentFenced      stop: a newer operator commands this job
@@ -46,6 +49,18 @@ class SolveTimeout(SolveFailed):
 
 class CannotAnswer(OperatorError):
     """What was asked from a terminal is not there, or may not be seen or done."""
+
+
+class NotAllowed(OperatorError):
+    """The caller may not tell this operator anything."""
+
+
+class StaleEpoch(OperatorError):
+    """Another operator is in command."""
+
+
+class UnknownJob(OperatorError):
+    """No job that this operator serves."""
 
 
 class AgentError(OperatorError):

@@ -110,6 +110,15 @@ class Settings:
         keys.DEFAULT_SOCKET_PATH,
         "Path of the agents' socket on nodes, and in the containers that the webhook gives it.",
     )
+    rpc_address: str = _setting(
+        "",
+        "host:port of the gRPC service by which infrastructure tells stragglers (set_straggler). Needs TLS. Port 0: any"
+        " free one. Empty: not served.",
+    )
+    rpc_allowed_san: str = _setting(
+        "perseus-infrastructure",
+        "Names, separated by commas, of which a caller's certificate must carry one to be served there.",
+    )
     ready_file: str = _setting(
         "", "Written once the operator serves: JSON with epoch and the addresses really bound. Empty: none."
     )
@@ -121,13 +130,7 @@ class Settings:
             minimum = setting.metadata["minimum"]
             if minimum is not None and getattr(self, setting.name) < minimum:
                 raise InvalidSetting(f"{_flag(setting.name)}: must be at least {minimum}")
-        tls = (self.tls_cert, self.tls_key, self.tls_ca)
-        if self.insecure and any(tls):
-            raise InvalidSetting("--insecure: excludes --tls-cert, --tls-key and --tls-ca")
-        if not self.insecure and not all(tls):
-            raise InvalidSetting(
-                "--tls-cert, --tls-key, --tls-ca: all three are needed (or --insecure for a demonstration)"
-            )
+        self._check_tls()
         if 3 * self.agent_timeout_s > self.lease_ttl_s:
             raise InvalidSetting("--agent-timeout-s: must be at most a third of --lease-ttl-s")
         if not self.agent_namespace:
@@ -144,10 +147,26 @@ class Settings:
         if self.log_format not in {"json", "text"}:
             raise InvalidSetting("--log-format: must be json or text")
 
+    def _check_tls(self) -> None:
+        tls = (self.tls_cert, self.tls_key, self.tls_ca)
+        if self.insecure and any(tls):
+            raise InvalidSetting("--insecure: excludes --tls-cert, --tls-key and --tls-ca")
+        if not self.insecure and not all(tls):
+            raise InvalidSetting(
+                "--tls-cert, --tls-key, --tls-ca: all three are needed (or --insecure for a demonstration)"
+            )
+        if self.rpc_address and (self.insecure or not self.rpc_allowed_sans):
+            raise InvalidSetting("--rpc-address: is served with TLS and to the names of --rpc-allowed-san alone")
+
     @property
     def namespace_list(self) -> tuple[str, ...]:
         """The namespaces to serve; empty: all."""
         return tuple(name.strip() for name in self.namespaces.split(",") if name.strip())
+
+    @property
+    def rpc_allowed_sans(self) -> frozenset[str]:
+        """The names in ``rpc_allowed_san``."""
+        return frozenset(filter(None, (name.strip() for name in self.rpc_allowed_san.split(","))))
 
     @property
     def limits(self) -> Limits:

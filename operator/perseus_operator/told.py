@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 from perseus_operator.errors import InvalidSpec
 from perseus_proto import keys
@@ -17,7 +18,7 @@ from perseus_proto import keys
 _ENTRY = re.compile(
     r"(?P<id>\d{1,5}|GPU-[0-9a-zA-Z-]{1,60}):(?P<delay>\d{1,7}(?:\.\d{1,6})?):(?P<degree>\d{1,3}(?:\.\d{1,6})?)"
 )
-_MOST: int = 256
+_MOST: Final = 256
 """Entries of one annotation: all of an object's annotations together must stay below 256 KiB."""
 
 
@@ -83,6 +84,14 @@ def tell(text: str, entry: Told) -> str:
     written = ",".join(map(str, wanted))
     parse_annotation(written)
     return written
+
+
+def seconds_of(iterations: float, status: Mapping[str, Any]) -> float | None:
+    """How long some iterations take, by the figures in a PerseusJob's status; None: none is known yet."""
+    for name in ("measured", "predicted", "baseline"):
+        if status.get(name):
+            return float(round(iterations * int(status[name]["iterationTimeMicroseconds"]) / 1e6, 3))
+    return None
 
 
 def noticed(before: Iterable[Notice], told: Iterable[Told], now_s: float) -> tuple[Notice, ...]:

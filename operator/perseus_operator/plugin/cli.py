@@ -24,7 +24,7 @@ from perseus_operator.plugin.door import Cluster
 from perseus_operator.plugin.facts import gather, job_of
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
-from perseus_operator.told import Told, parse_annotation, tell
+from perseus_operator.told import Told, parse_annotation, seconds_of, tell
 from perseus_proto import keys
 
 NO, USAGE, UNREACHABLE = 1, 2, 3
@@ -144,12 +144,9 @@ def _delay_s(job: Json, text: str) -> float:
     match = _DELAY.fullmatch(text)
     assert match is not None, "argparse has checked it"
     number = float(match["number"])
-    if match["unit"] == "s":
-        return number
-    status = job.get("status") or {}
-    for figures in (status.get("measured"), status.get("predicted"), status.get("baseline")):
-        if figures:
-            return float(round(number * figures["iterationTimeMicroseconds"] / 1e6, 3))
+    delay_s = number if match["unit"] == "s" else seconds_of(number, job.get("status") or {})
+    if delay_s is not None:
+        return delay_s
     raise CannotAnswer("--delay: nobody knows yet what an iteration takes; give seconds, such as 30s")
 
 
