@@ -1,0 +1,197 @@
+"""What becomes of a job as its workload comes and goes: suspended, restarted, resized, finished, deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes.aio.client
+from tests.integration.operator_loop.conftest import GROUP, PIPELINES, STAGES, World
+
+from perseus_proto import keys
+from perseus_sim.model import profile_csv
+
+JOB = {"batch.kubernetes.io/job-name": "train"}
+
+
+async def begin(world: World, **changes: Any) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(objective={"type": "MinEnergy"}, **changes)
+    await world.train_until_applied()
+
+
+async def make_owner(world: World, name: str) -> dict[str, Any]:
+    """What stands for one making of the Job ``train``: pods of an owner that is not there would be collected."""
+    template = {"spec": {"containers": [{"name": "c", "image": "i"}]}}
+    body: Any = {"metadata": {"name": name}, "spec": {"template": template}}
+    made = await kubernetes.aio.client.BatchV1Api(world.api).create_namespaced_job(world.namespace, body)
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": made.metadata.uid, "controller": True}
+
+
+async def make_pod(world: World, pipeline: int, name: str, owner: dict[str, Any] | None = None) -> None:
+    """A worker of the Job ``train``, and the process in it, which begins at iteration 0."""
+    agent = world.agents[pipeline]
+    owners = [owner] if owner else []
+    metadata = {"name": name, "labels": {keys.LABEL_JOB: "gpt3", **JOB}, "ownerReferences": owners}
+    spec = {"nodeName": agent.node, "containers": [{"name": "c", "image": "i"}]}
+    made = await world.core.create_namespaced_pod(world.namespace, {"metadata": metadata, "spec": spec})
+    agent.iteration = -1
+    for rank in agent.ranks:
+        rank.pod_uid, rank.pid = made.metadata.uid, rank.pid + 1000
+
+
+async def delete_pod(world: World, name: str) -> None:
+    await world.core.delete_namespaced_pod(name, world.namespace, grace_period_seconds=0)
+
+
+async def until_released(world: World, *pipelines: int) -> None:
+    async def released() -> bool:
+        return not any(world.agents[p].leased or world.agents[p].point is not None for p in pipelines)
+
+    await world.until(f"released on {pipelines}", released)
+
+
+async def until_points(world: World, expected: list[int | None]) -> None:
+    """Training goes on meanwhile."""
+
+    async def chosen() -> bool:
+        await world.step()
+        return [agent.point for agent in world.agents] == expected
+
+    await world.until(f"points {expected}", chosen)
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+
+
+async def test_a_suspended_job_is_let_alone_and_resumes_where_it_was(world: World) -> None:
+    await begin(world)
+    points = [agent.point for agent in world.agents]
+    before = (await world.job())["status"]
+
+    await world.patch({"spec": {"suspend": True}})
+    await until_released(world, 0, 1)
+    said = await world.until_condition("AgentsReady", "False", "Suspended")
+    assert said == "spec.suspend is true: the GPUs of the job are at their default clocks."
+    await world.until_condition("PlanApplied", "False", "Suspended")
+    await world.until_condition("Ready", "False", "Suspended")
+    await world.step(3)  # training goes on
+    calls = [len(agent.calls) for agent in world.agents]
+    during = (await world.job())["status"]
+    assert (during["frontier"], during["baseline"]) == (before["frontier"], before["baseline"])
+
+    await world.patch({"spec": {"suspend": False}})
+    await until_points(world, points)
+    assert all(agent.from_iteration > 3 for agent in world.agents), "the processes are those that were there"
+    for agent, many in zip(world.agents, calls, strict=True):
+        assert agent.calls[many:][:1] == ["acquire"], "nothing was asked of an agent meanwhile"
+    after = (await world.job())["status"]
+    assert (after["frontier"], after["baseline"]) == (before["frontier"], before["baseline"])
+    assert (await world.reasons()).count("Solved") == 1
+
+
+async def test_a_restarted_workload_begins_again_and_its_past_does_not_count(world: World) -> None:
+    owner = await make_owner(world, "first")
+    for pipeline in range(PIPELINES):
+        await delete_pod(world, f"trainer-{pipeline}")
+        await make_pod(world, pipeline, f"train-a-{pipeline}", owner)
+    await begin(world, workload={"reference": {"kind": "Job", "name": "train"}})
+    points = [agent.point for agent in world.agents]
+    await world.step(30)
+
+    async def measured() -> int:
+        return int((await world.job())["status"].get("measured", {}).get("iterations", 0))
+
+    async def much_measured() -> bool:
+        return await measured() > 6
+
+    await world.until("measured", much_measured)
+    before = (await world.job())["status"]
+
+    # The Job is deleted and made again; pods of the old one are still there when those of the new one come.
+    for agent in world.agents:
+        agent.point, agent.from_iteration = None, 0
+    owner = await make_owner(world, "second")
+    for pipeline in range(PIPELINES):
+        await make_pod(world, pipeline, f"train-b-{pipeline}", owner)
+
+    async def new_pods_alone() -> bool:
+        return [agent.pods for agent in world.agents] == [["train-b-0"], ["train-b-1"]]
+
+    await world.until("leased for the new pods alone", new_pods_alone)
+    for pipeline in range(PIPELINES):
+        await delete_pod(world, f"train-a-{pipeline}")
+    world.iteration = 0
+    await world.step()
+    await until_points(world, points)
+    assert all(agent.from_iteration <= 3 for agent in world.agents), "counted from its own start"
+    await world.step(4)
+
+    async def measured_anew() -> bool:
+        return 0 < await measured() <= 5
+
+    await world.until("measured anew", measured_anew)
+    after = (await world.job())["status"]
+    assert (after["frontier"], after["baseline"]) == (before["frontier"], before["baseline"])
+    said = await world.reasons()
+    assert (said.count("Solved"), said.count("BaselineMeasured")) == (1, 1)
+
+
+async def test_pipelines_leave_and_join_without_another_profile_or_frontier(world: World) -> None:
+    await begin(world)
+    point = world.agents[0].point
+    await delete_pod(world, "trainer-1")
+    await until_released(world, 1)
+    said = await world.until_condition("PlanApplied", "False", "WaitingForRanks")
+    assert said.startswith(f"{STAGES} of {2 * STAGES} training processes have connected.")
+    assert world.agents[0].point == point, "who is there keeps the plan"
+
+    await world.patch({"spec": {"pipeline": {"dataParallel": 1}}})
+    await until_points(world, [point, None])
+
+    await world.patch({"spec": {"pipeline": {"dataParallel": 2}}})
+    await make_pod(world, 1, "trainer-1-again")
+    await until_points(world, [point, point])
+    assert (await world.reasons()).count("Solved") == 1
+
+
+async def test_a_stage_that_is_not_in_the_pipeline_is_named(world: World) -> None:
+    world.agents[1].ranks[-1].stage = STAGES + 3
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply()
+    said = await world.until_condition("PlanApplied", "False", "RanksMismatch")
+    assert f"says it is pipeline 1, stage {STAGES + 3}, tensor rank 0; spec.pipeline has 2 × {STAGES} × 1." in said
+    world.agents[1].ranks[-1].stage = STAGES - 1
+    await world.train_until_applied()
+
+
+async def test_pods_end_before_their_job(world: World) -> None:
+    """One has finished, the other is deleted: no clock stays, and the job tells what it was."""
+    await begin(world)
+    over = {"status": {"phase": "Succeeded"}}
+    await world.core.patch_namespaced_pod_status(
+        "trainer-0", world.namespace, over, _content_type="application/merge-patch+json"
+    )
+    await until_released(world, 0)
+    await delete_pod(world, "trainer-1")
+    await until_released(world, 1)
+    await world.until_condition("AgentsReady", "False", "NoPods")
+    status = (await world.job())["status"]
+    assert {"frontier", "baseline"} <= set(status)
+
+    await world.custom.delete_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL, "gpt3")
+
+    async def gone() -> bool:
+        return not (await world.custom.list_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL))["items"]
+
+    await world.until("gone", gone)
+
+
+async def test_pods_of_another_workload_are_left_out_and_counted(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(workload={"reference": {"kind": "PyTorchJob", "name": "train"}})
+    said = await world.until_condition("AgentsReady", "False", "NoPods")
+    assert said == (
+        "No worker of PyTorchJob train with the label of the job is running. None does while spec.runPolicy.suspend is"
+        " true. Of the pods that opted in, 2 belong to another workload."
+    )
+    assert not any(agent.leased for agent in world.agents)
+    await world.patch({"spec": {"workload": None}})
+    await world.train_until_applied()
