@@ -24,10 +24,8 @@ SHARES, QUICK_SHARES = (1.0, 0.7, 0.4, 0.2, 0.0), (1.0, 0.4, 0.0)
 SHY = 0.99
 """When following a timetable an instruction whose flow lies on the verge between two corners takes the slower one;
 just below, it would hand its time on. Slightly less than the full worth decides for the slower."""
-SPANS = (0, 1, 2, 4, 7)
-"""How many samples away from the deadline the two mixed schedules are taken: far ones have fewer fractional
-durations.
-"""
+_CELLS = 1024
+"""Cells of the grid over each table's durations; a table has tens of options."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,25 +37,37 @@ class Curve:
     through: Floats
     makespan: Floats
 
+    def around(self, deadline: Floats) -> tuple[Index, Index, Floats]:
+        """The neighbours of each deadline on the curve, and how far it lies from the first to the second."""
+        last = len(self.makespan) - 1
+        left = np.clip(np.searchsorted(self.makespan, deadline, side="right") - 1, 0, max(last - 1, 0))
+        right = np.minimum(left + 1, last)
+        gap = np.maximum(self.makespan[right] - self.makespan[left], 1.0)
+        return left, right, np.clip((deadline - self.makespan[left]) / gap, 0.0, 1.0)
+
+    def through_at(self, deadline: Floats) -> Floats:
+        """The flow for a deadline: what time is worth at each instruction."""
+        left, right, share = self.around(deadline)
+        return self.through[:, left] * (1.0 - share) + self.through[:, right] * share
+
 
 class Rounder:
     """The tables and the graph of one problem, laid out for sweeps. Choices count from the fastest."""
 
     def __init__(self, tables: Tables, graph: Graph, table_of: Index) -> None:
         self.tables, self.graph, self.table_of = tables, graph, table_of
-        self._width = tables.ticks.shape[1]
-        finite = tables.ticks[np.isfinite(tables.ticks)]
-        # One sorted array for all tables: table k lies in [k·stride, (k + 1)·stride).
-        self._stride = 2.0 ** (np.ceil(np.log2(finite.max() + 1.0)) + 1.0)
-        padded = np.where(np.isfinite(tables.ticks), tables.ticks, self._stride - 1.0)
-        self._keys = (padded + np.arange(len(padded))[:, None] * self._stride).ravel()
+        # One column more than the widest table: behind its slowest option every table has one that takes for ever.
+        self._width = tables.ticks.shape[1] + 1
         self._first = (table_of * self._width)[:, None]
-        self._shift = (table_of * self._stride)[:, None]
-        self._ticks = tables.ticks.ravel()
-        self._energy = tables.energy_j.ravel()
+        self._ticks = np.pad(tables.ticks, ((0, 0), (0, 1)), constant_values=np.inf).ravel()
+        self._energy = np.pad(tables.energy_j, ((0, 0), (0, 1))).ravel()
+        self._grid = _Grid.of(tables)
+        self._fastest, self._scale = (part[table_of][:, None] for part in (tables.ticks[:, 0], self._grid.scale))
+        self._cell_first = (table_of * (_CELLS + 1))[:, None]
         prefixes = _best_in_prefix(tables)
         self._prefix = prefixes.ravel()
-        self._prefix_first = (table_of * (prefixes.shape[1] * self._width))[:, None]
+        self._prefix_width = prefixes.shape[2]
+        self._prefix_first = (table_of * (prefixes.shape[1] * self._prefix_width))[:, None]
 
     def ticks(self, choice: Index) -> Floats:
         """Durations of a choice."""
@@ -68,6 +78,16 @@ class Rounder:
         """Effective energy of each column."""
         total: Floats = self._energy[self._first + choice].sum(axis=0)
         return total
+
+    def curve(self, choice: Index, relaxed: Curve) -> Curve:
+        """Plans (columns, by rising makespan) as timetables, each with the relaxation's flow for its makespan.
+
+        Their durations are measured options already, so what is mixed from two of them has hardly any in between.
+        """
+        duration = self.ticks(choice)
+        finish = self.graph.finish(duration)[:-1]
+        makespan = finish.max(axis=0)
+        return Curve(finish - duration, finish, relaxed.through_at(makespan), makespan)
 
     def makespan(self, choice: Index) -> Floats:
         """Ticks from start to end of each column."""
@@ -82,20 +102,23 @@ class Rounder:
             rows = np.flatnonzero(self.table_of == k)
             falling = -tables.hull_price[k, : int(tables.hull_size[k]) - 1]
             corner[rows] = np.searchsorted(falling, -price[rows], side="right")
-        found: Index = self._prefix_first + corner * self._width
+        found: Index = self._prefix_first + corner * self._prefix_width
         return found
-
-    def held(self, worth: Index, row: Index) -> Index:
-        """The same worth, except that in each column one row keeps to the fastest corner of its hull."""
-        held = worth.copy()
-        held[row, np.arange(worth.shape[1])] = self._prefix_first[row, 0]
-        return held
 
     def _pick(self, rows: slice, limit: Floats, worth: Index) -> Index:
         """The best option that takes at most ``limit``, unused time being worth its price; the fastest if none does."""
-        key = np.minimum(limit, self._stride - 2.0) + self._shift[rows]
-        slowest = self._keys.searchsorted(key, side="right") - 1 - self._first[rows]
-        best: Index = self._prefix[worth[rows] + np.maximum(slowest, 0)]
+        place = limit - self._fastest[rows]
+        place *= self._scale[rows]
+        np.clip(place, 0.0, _CELLS, out=place)
+        cell = place.astype(np.intp)
+        cell += self._cell_first[rows]
+        at = self._grid.before.take(cell)
+        for _ in range(self._grid.depth):
+            at += self._ticks.take(at + 1) <= limit
+        at -= self._first[rows]
+        np.maximum(at, 0, out=at)
+        at += worth[rows]
+        best: Index = self._prefix.take(at)
         return best
 
     def follow(self, finish: Floats, worth: Index) -> Index:
@@ -140,6 +163,36 @@ class Rounder:
             edge_of_time[rows] = near + self._ticks[self._first[rows] + choice[rows]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grid:
+    """Where to look for the slowest option within a limit: a bisection without branches, as most cells hold none.
+
+    Attributes:
+        scale: cells in a tick, by table.
+        before: flat [table, cell], the last option (in the padded tables) of an earlier cell, which is within any limit
+            of this cell; one before the table's first where there is none.
+        depth: the most options in a cell.
+    """
+
+    scale: Floats
+    before: Index
+    depth: int
+
+    @classmethod
+    def of(cls, tables: Tables) -> _Grid:
+        count, width = tables.ticks.shape
+        fastest = tables.ticks[:, 0]
+        slowest = tables.ticks[np.arange(count), tables.size - 1]
+        scale = _CELLS / np.maximum(slowest - fastest, 1.0)
+        before = np.empty((count, _CELLS + 1), dtype=np.intp)
+        depth = 1
+        for k, options in enumerate(tables.size.tolist()):
+            cell = ((tables.ticks[k, :options] - fastest[k]) * scale[k]).clip(0.0, _CELLS).astype(np.intp)
+            before[k] = k * (width + 1) + cell.searchsorted(np.arange(_CELLS + 1)) - 1
+            depth = max(depth, int(np.bincount(cell).max()))
+        return cls(scale, before.ravel(), depth)
+
+
 def _best_in_prefix(tables: Tables) -> Index:
     """[table, corner, k]: the best of options 0 … k when time has a price at which that corner of the hull is best."""
     shape = (len(tables.size), tables.hull_price.shape[1], tables.ticks.shape[1])
@@ -168,11 +221,8 @@ def round_plans(
     """
     ways, shares = ((False,), QUICK_SHARES) if quick else ((False, True), SHARES)
     last = len(curve.makespan) - 1
-    left = np.clip(np.searchsorted(curve.makespan, deadline, side="right") - 1, 0, max(last - 1, 0))
-    right = np.minimum(left + 1, last)
-    gap = np.maximum(curve.makespan[right] - curve.makespan[left], 1.0)
-    share = np.clip((deadline - curve.makespan[left]) / gap, 0.0, 1.0)
-    through = curve.through[:, left] * (1.0 - share) + curve.through[:, right] * share
+    left, right, _ = curve.around(deadline)
+    through = curve.through_at(deadline)
     mixed, least = [], []
     for before, after in spans:
         fast, slow = np.maximum(left - before, 0), np.minimum(right + after, last)
@@ -194,28 +244,6 @@ def round_plans(
         better = energy[winner] < best_j
         best[:, better], best_j[better] = choice[:, winner[better]], energy[winner[better]]
     return best
-
-
-def exchange(rounder: Rounder, choice: Index, deadline: Floats, tries: int, rounds: int) -> Index:
-    """Local search: take its time from one instruction, offer it to all others, and keep the best outcome."""
-    random = np.random.default_rng(0)  # reproducible: the same problem always gets the same plans
-    n, columns = choice.shape
-    tries = min(tries, n)
-    limit = np.repeat(deadline, tries)
-    free = rounder.worth(np.zeros((n, columns * tries)))
-    trial_of = np.arange(columns * tries)
-    for turn in range(rounds):
-        row = np.tile(random.permutation(n)[:tries], columns)
-        trial = np.repeat(choice, tries, axis=1)
-        # To the fastest and to the next faster in turn: far from T* much time has to move, near T* hardly any.
-        trial[row, trial_of] = np.maximum(trial[row, trial_of] - 1, 0) if turn % 4 > 1 else 0
-        rounder.reclaim(trial, limit, rounder.held(free, row), back=bool(turn % 2))
-        rounder.reclaim(trial, limit, free)
-        energy = rounder.energy_j(trial).reshape(columns, tries)
-        best = energy.argmin(axis=1) + np.arange(columns) * tries
-        better = energy.min(axis=1) < rounder.energy_j(choice)
-        choice = np.where(better, trial[:, best], choice)
-    return choice
 
 
 def improve(rounder: Rounder, choices: Index, deadline: Floats) -> Index:

@@ -1,0 +1,213 @@
+"""Plans found so far, their bounds, and the ways to find better ones. Called by ``frontier`` alone.
+
+For each deadline the relaxation's schedules are rounded (``rounding``); where that leaves a gap, more prices are solved
+and more mixtures tried, plans are spliced with their neighbours, and small graphs are searched (``recreate``). Whatever
+is found is simulated exactly before it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.certify import iteration_bound
+from perseus_solver.engine.curve import Engine, Sample
+from perseus_solver.engine.graph import Index
+from perseus_solver.problem import Floats
+from perseus_solver.recreate import Recreate
+from perseus_solver.result import DEFAULT_GAP, Frontier, verdict
+from perseus_solver.rounding import Curve, Rounder, improve, round_plans
+from perseus_solver.simulate import Choice, Simulator
+from perseus_solver.switches import clock_changes
+
+Columns = npt.NDArray[np.int16]
+
+_GOOD_GAP = 1e-3
+"""Plans within this of their bound are left as they are; for the others more ways of rounding are tried."""
+_CELLS, _LARGE = 4_000_000, 2_000_000
+"""Instructions × plans rounded at once, a few hundred megabytes of work arrays; beyond so many in all, in one pass."""
+_NEAR = [(0, 0), (1, 1)]
+_WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
+"""Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
+_SPLICES = [[(0, 0), (1, 1)], [(0, 0), (2, 2)]]
+"""Spans of the passes that mix plans with plans: what one finds, the next may use."""
+_SMALL = 400
+"""Instructions of the largest graph that is searched."""
+_SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 6, 16, 30))
+_SEARCH_ONE = ((0.0, 6, 16, 30),)
+"""Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
+whole frontier, and for a single deadline."""
+
+
+class Pool:
+    """Rounded plans, a column each, with what the simulator says about them."""
+
+    def __init__(self, engine: Engine, samples: list[Sample], *, exact: bool = False) -> None:
+        """Prepare; ``exact``: a plan that ends before its deadline has not done well because its own bound is near."""
+        self._engine, self._exact = engine, exact
+        self._rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+        self._simulator = Simulator(engine.problem)
+        self._columns: list[Columns] = []
+        self._makespan, self._time_s, self._energy_j, self._effective_j = (np.zeros(0) for _ in range(4))
+        self._learn(samples)
+
+    def _learn(self, samples: list[Sample]) -> None:
+        self.samples = samples
+        self.proofs = sorted([*samples, *self._engine.mixed(samples)], key=lambda s: -s.price)
+        # Only optimal flows determine a schedule; the rhythm's are rounded, so those in between serve as well.
+        flows = self.proofs if self._engine.steady else samples
+        duration, makespan = self._engine.schedules(flows)
+        finish = self._engine.graph.finish(duration)[:-1]
+        order = np.argsort(makespan, kind="stable")
+        through = np.stack([s.through for s in flows], axis=1)[self._engine.graph.order].astype(np.float64)
+        self.curve = Curve((finish - duration)[:, order], finish[:, order], through[:, order], makespan[order])
+
+    def bound_j(self, time_s: Floats) -> Floats:
+        """The best proven bound on iteration energy."""
+        return iteration_bound(self._engine.problem, [s.bound for s in self.proofs], time_s)
+
+    def add(self, deadline: Floats, report: Callable[[float], None]) -> None:
+        """Round for these deadlines (ticks), a few at a time; where the result is poor, look closer."""
+        n = self._engine.graph.n
+        size = max(_CELLS // n, 1)
+        large = n * len(deadline) > _LARGE
+        for begin in range(0, len(deadline), size):
+            part = deadline[begin : begin + size]
+            self._keep(round_plans(self._rounder, self.curve, part, _NEAR[:1] if large else _NEAR, quick=large))
+            report(min(begin + size, len(deadline)) / len(deadline))
+        if large:
+            return
+        for worst in (_GOOD_GAP, DEFAULT_GAP):
+            poor = deadline[self._gap(deadline) > worst]
+            if len(poor):
+                self._learn(self._engine.refine(self.samples, poor))
+                self._keep(round_plans(self._rounder, self.curve, poor, _WIDE))
+        for spans in _SPLICES:
+            self._splice(deadline[self._gap(deadline) > _GOOD_GAP], spans)
+        if n <= _SMALL:
+            for worst, starts, tries, rounds in _SEARCH_ONE if self._exact else _SEARCH:
+                poor = deadline[-2:] if self._exact else deadline[self._gap(deadline) > worst]
+                self._recreate(poor, starts, tries, rounds)
+
+    def add_single_clocks(self, deadline: float) -> None:
+        """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""
+        engine = self._engine
+        clocks = np.unique(np.concatenate([o.frequency_mhz for o in engine.problem.options]))
+        if len(clocks) * engine.graph.n > _LARGE:
+            return
+        tables = engine.tables
+        position = np.empty((len(tables.size), len(clocks)), dtype=np.intp)
+        for k, options in enumerate(engine.problem.options):
+            nearest = np.abs(options.frequency_mhz[:, None] - clocks).argmin(axis=0)
+            efficient_s = tables.time_s[k, : tables.size[k]]
+            position[k] = np.maximum(efficient_s.searchsorted(options.time_s[nearest], side="right") - 1, 0)
+        columns = position[engine.table_of]
+        limit = np.where(self._rounder.makespan(columns) <= deadline, deadline, 0.0)
+        self._keep(improve(self._rounder, columns, limit))
+
+    def _splice(self, deadline: Floats, spans: list[tuple[int, int]]) -> None:
+        """Mix plans with their neighbours, as the first rounding mixed relaxed schedules."""
+        if not len(deadline):
+            return
+        order = np.lexsort((self._effective_j, self._makespan))
+        least = np.minimum.accumulate(self._effective_j[order])
+        kept = order[np.append(True, least[1:] < least[:-1])]
+        curve = self._rounder.curve(self._pick(kept), self.curve)
+        self._keep(round_plans(self._rounder, curve, deadline, spans, quick=True))
+
+    def _recreate(self, deadline: Floats, starts: int, tries: int, rounds: int) -> None:
+        if not len(deadline):
+            return
+        chosen = [self._cheapest(end, starts) for end in deadline.tolist()]
+        target = np.repeat(deadline, [len(start) for start in chosen])
+        columns, through = self._pick(np.concatenate(chosen)), self.curve.through_at(target)
+        graph, problem = self._engine.graph, self._engine.problem
+        stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
+        search = Recreate(self._rounder, stage[graph.order])
+        size = max(_CELLS // (graph.n * tries), 1)
+        for begin in range(0, len(target), size):
+            part = slice(begin, begin + size)
+            self._keep(search.run(columns[:, part], target[part], through[:, part], tries, rounds))
+
+    def _cheapest(self, deadline: float, count: int) -> Index:
+        """Different plans that meet a deadline, the cheapest first; fewer if there are not as many."""
+        fits = np.flatnonzero(self._makespan <= deadline)
+        _, first = np.unique(self._effective_j[fits], return_index=True)
+        return fits[first[:count]]
+
+    def _pick(self, which: Index) -> Index:
+        if len(self._columns) > 1:
+            self._columns = [np.concatenate(self._columns, axis=1)]
+        return self._columns[0][:, which].astype(np.intp)
+
+    def _keep(self, columns: Index) -> None:
+        rounder = self._rounder
+        time_s, energy_j = self._simulator.totals(self._choice(columns))
+        self._columns.append(columns.astype(np.int16))
+        self._makespan = np.append(self._makespan, rounder.makespan(columns))
+        self._effective_j = np.append(self._effective_j, rounder.energy_j(columns))
+        self._time_s, self._energy_j = np.append(self._time_s, time_s), np.append(self._energy_j, energy_j)
+
+    def _choice(self, columns: npt.NDArray[np.signedinteger]) -> Choice:
+        """Positions in the problem's options, plans [plans, n]."""
+        engine = self._engine
+        row: Choice = engine.tables.row[engine.table_of[:, None], columns][engine.graph.rank].T.astype(np.int32)
+        return row
+
+    def _gap(self, deadline: Floats) -> Floats:
+        """How far the best plan for each deadline is from the bound at its own time, or at the deadline (``exact``)."""
+        problem = self._engine.problem
+        best = np.array([self._cheapest(end, 1)[0] for end in deadline.tolist()], dtype=np.intp)
+        time_s, energy_j = self._time_s[best], self._energy_j[best]
+        if self._exact:
+            end_s = np.maximum(deadline * self._engine.tables.tick_s + problem.overhead_s, time_s)
+            energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
+            time_s = end_s
+        gap: Floats = energy_j / self.bound_j(time_s) - 1.0
+        return gap
+
+    def frontier(self, points: int | None = None) -> Frontier:
+        """The plans that no other dominates; at most ``points`` of them."""
+        problem = self._engine.problem
+        time_s, energy_j = self._time_s, self._energy_j
+        effective = energy_j - problem.blocking_power_w * problem.stages * time_s
+        order = np.lexsort((effective, time_s))
+        best = np.minimum.accumulate(effective[order])
+        kept = order[np.append(True, best[1:] < best[:-1])]
+        bound = np.minimum(self.bound_j(time_s[kept]), energy_j[kept])
+        gap = energy_j[kept] / bound - 1.0
+        if points is not None and len(kept) > points:
+            chosen = _spread(time_s[kept], effective[kept], gap, points)
+            kept, bound, gap = kept[chosen], bound[chosen], gap[chosen]
+        clocks = np.zeros((len(problem.options), max(len(o.frequency_mhz) for o in problem.options)), dtype=np.uint16)
+        for row, options in zip(clocks, problem.options, strict=True):
+            row[: len(options.frequency_mhz)] = options.frequency_mhz
+        frequency = clocks[problem.option_of, self._choice(self._pick(kept))]
+        return Frontier(
+            time_s=time_s[kept],
+            energy_j=energy_j[kept],
+            energy_lower_bound_j=bound,
+            statuses=tuple(verdict(g) for g in gap.tolist()),
+            frequencies_mhz=frequency,
+            stage_offset=problem.stage_offset,
+            clock_changes=clock_changes(frequency, problem.stage_offset),
+            blocking_power_w=problem.blocking_power_w,
+        )
+
+
+def _spread(time_s: Floats, effective_j: Floats, gap: Floats, points: int) -> Index:
+    """Which ``points`` plans to keep: the frontier in as many equal parts, time and energy counting alike, and of each
+    part the best proven plan; both ends, and the best of the rest where parts are empty.
+    """
+    along = (time_s - time_s[0]) / (time_s[-1] - time_s[0])
+    along += (effective_j[0] - effective_j) / (effective_j[0] - effective_j[-1])
+    part = np.minimum((along / along[-1] * points).astype(np.intp), points - 1)
+    rank = gap.copy()
+    rank[[0, -1]] = -1.0
+    order = np.lexsort((rank, part))
+    first = np.append(True, np.diff(part[order]) > 0)
+    rest = order[~first]
+    rest = rest[np.argsort(rank[rest], kind="stable")][: points - int(first.sum())]
+    return np.sort(np.concatenate((order[first], rest)))

@@ -1,0 +1,64 @@
+"""Local search on plans: ruin a small part, recreate it, keep the best outcome.
+
+A trial makes some instructions faster, near each other in the order and in the pipeline, and hands the time that this
+sets free out again: once at a random share of what time is worth, once free. Many trials of many plans are swept side
+by side. Called by ``pool`` for small graphs, where whole options weigh most; proves nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perseus_solver.engine.graph import Index
+from perseus_solver.problem import Floats
+from perseus_solver.rounding import Rounder
+
+_SHARES = np.linspace(0.0, 1.4, 8)
+"""Of the worth of time; above 1, time is kept for those who come later."""
+_REACH, _DENSITY = 3.0, 0.6
+"""A ruined part lies within at most this distance of an instruction, and holds this share of those that do."""
+_FINE = 3
+"""Options that half of the trials go back, at most; the others go to the fastest."""
+
+
+class Recreate:
+    """The search on one problem. Reproducible: the same calls find the same plans."""
+
+    def __init__(self, rounder: Rounder, stage: Index) -> None:
+        """``stage`` of each row."""
+        self._rounder, self._random = rounder, np.random.default_rng(0)
+        graph = rounder.graph
+        level = np.repeat(np.arange(len(graph.levels)), [part.end - part.begin for part in graph.levels])
+        # Along a stage a microbatch is two levels apart from the next: its forward and its backward.
+        away = np.abs(level[:, None] - level) / 2.0 + np.abs(stage[:, None] - stage)
+        self._away = away.astype(np.float32)
+
+    def run(self, choice: Index, deadline: Floats, through: Floats, tries: int, rounds: int) -> Index:
+        """Plans (columns) made no dearer, each within its deadline; so many trials of each a round."""
+        rounder, columns = self._rounder, choice.shape[1]
+        of = np.repeat(np.arange(columns), tries)  # the plan that a trial starts from
+        first, limit = np.arange(columns) * tries, deadline[of]
+        worth = np.stack([rounder.worth(through * share) for share in _SHARES], axis=2)
+        free = worth[:, of, 0]
+        energy = rounder.energy_j(choice)
+        for turn in range(rounds):
+            trial = self._ruined(choice[:, of])
+            share = self._random.integers(0, len(_SHARES), len(of))
+            rounder.reclaim(trial, limit, worth[:, of, share], back=bool(turn % 2))
+            rounder.reclaim(trial, limit, free, back=bool(turn % 2))
+            found = rounder.energy_j(trial).reshape(columns, tries)
+            least, best = found.min(axis=1), found.argmin(axis=1)
+            taken = least <= energy  # sidesteps are welcome: they lead on to other plans
+            choice = np.where(taken, trial[:, first + best], choice)
+            energy = np.where(taken, least, energy)
+        return choice
+
+    def _ruined(self, trial: Index) -> Index:
+        rows, columns = trial.shape
+        random = self._random
+        reach = random.integers(0, int(2 * _REACH) + 1, columns) / 2.0
+        ruined = self._away[:, random.integers(0, rows, columns)] <= reach
+        ruined &= random.random(trial.shape, dtype=np.float32) < _DENSITY
+        fine = random.integers(1, _FINE + 1, columns)
+        steps = np.where(random.random(columns) < 0.5, fine, self._rounder.tables.ticks.shape[1])
+        return np.where(ruined, np.maximum(trial - steps, 0), trial)
