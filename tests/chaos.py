@@ -252,10 +252,7 @@ class World:
             {"type": "MaxThroughput"},
             {"type": "MinEnergy"},
             {"type": "MaxSlowdown", "maxSlowdown": f"{dice.choice([0, 1, 3, 7.5, 20])}%"},
-            {
-                "type": "Deadline",
-                "deadline": {"iterationTimeMicroseconds": round(fastest_us * dice.uniform(1.01, 1.3))},
-            },
+            {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": deadline_us}},
             {"type": "PowerCap", "powerCapWatts": dice.randint(1150, 1600)},
         ]
         for objective in objectives:
