@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 from perseus_operator.api_pipeline import Pipeline
 from perseus_operator.api_workload import Workload
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.schema import DNS_NAME, Rule, camel, choice, flag, integer, listing, nested, parse, text
+from perseus_operator.schema import DNS_NAME, Rule, camel, choice, flag, integer, nested, parse, text
 from perseus_proto import keys
 from perseus_proto.units import ratio_from_percent
 
 PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"
-_PERCENT_RULE = "a percentage such as 3% or 2.5%"
+PERCENT_RULE = "a percentage such as 3% or 2.5%"
 MAX_BLOCKING_POWER_MW = 2_000_000
-_WEEK_US = 7 * 24 * 3600 * 1_000_000
+WEEK_US = 7 * 24 * 3600 * 1_000_000
 
 
 class ObjectiveType(StrEnum):
@@ -82,7 +82,7 @@ class Online:
     )
     max_slowdown: str = text(
         "No clock is measured at which iterations could take longer than at the highest clock by more than this.",
-        rule=_PERCENT_RULE,
+        rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
         default="100%",
@@ -132,7 +132,7 @@ class Deadline:
     """Either a time for each iteration, or a date by which a number of iterations must be done."""
 
     iteration_time_microseconds: int | None = integer(
-        "Every iteration may take this long.", minimum=1, maximum=_WEEK_US, required=False
+        "Every iteration may take this long.", minimum=1, maximum=WEEK_US, required=False
     )
     finish_by: str | None = text(
         "Date and time, RFC 3339, by which `iterations` iterations must be done.",
@@ -180,7 +180,7 @@ class Objective:
     )
     max_slowdown: str | None = text(
         "Allowed slowdown against the fastest iteration, for type MaxSlowdown.",
-        rule=_PERCENT_RULE,
+        rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
         required=False,
@@ -215,14 +215,14 @@ class Straggler:
     )
     slowdown_threshold: str = text(
         "A pipeline slower than the others by this much is a straggler.",
-        rule=_PERCENT_RULE,
+        rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
         default="5%",
     )
     recovery_threshold: str = text(
         "It is none any more once it is slower by less than this; must be below slowdownThreshold.",
-        rule=_PERCENT_RULE,
+        rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
         default="2%",
@@ -271,6 +271,12 @@ class JobSpec:
     mode: Mode = choice(
         "Enforce: set clocks. Recommend: plan and report only, no clock is touched.", Mode, default=Mode.ENFORCE.value
     )
+    priority: int = integer(
+        "Among the jobs of a PowerBudget: while watts are short, a job of lower priority gives first.",
+        minimum=-1_000_000,
+        maximum=1_000_000,
+        default=0,
+    )
     points: int = integer("Points of the frontier to compute.", minimum=2, maximum=1000, default=100)
     baseline_iterations: int = integer(
         "Iterations measured at default clocks before the plan is applied; savings are reported against them. 0: do not"
@@ -278,126 +284,6 @@ class JobSpec:
         minimum=0,
         maximum=1000,
         default=3,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontierStatus:
-    """The solved frontier in figures; the plans themselves are kept in a ConfigMap."""
-
-    config_map_name: str = text("ConfigMap that keeps the frontier.", rule="a name", max_length=253)
-    digest: str = text("SHA-256 of everything the frontier was solved from.", rule="a digest", max_length=64)
-    points: int = integer("Number of plans.", minimum=1, maximum=100_000)
-    minimum_time_microseconds: int = integer("T_min: the fastest iteration.", minimum=1, maximum=_WEEK_US)
-    minimum_energy_time_microseconds: int = integer("The iteration of least energy.", minimum=1, maximum=_WEEK_US)
-    slowest_time_microseconds: int = integer(
-        "T*: going slower saves nothing, even while a straggler is waited for.", minimum=1, maximum=_WEEK_US
-    )
-    median_gap_parts_per_million: int = integer("Median certified optimality gap.", minimum=0, maximum=10**9)
-    maximum_gap_parts_per_million: int = integer("Largest certified optimality gap.", minimum=0, maximum=10**9)
-    solve_milliseconds: int = integer("Time the solver took.", minimum=0, maximum=10**9)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Time and energy of one iteration of the whole job."""
-
-    iteration_time_microseconds: int = integer("Time of one iteration.", minimum=0, maximum=_WEEK_US)
-    energy_millijoules: int | None = integer(
-        "Energy of all GPUs of the job in one iteration; absent if some GPU has no counter.",
-        minimum=0,
-        maximum=2**53,
-        required=False,
-    )
-    iterations: int | None = integer(
-        "Iterations these figures were measured over; absent for a prediction.",
-        minimum=1,
-        maximum=2**31 - 1,
-        required=False,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanStatus:
-    """The plan that pipelines without a straggler run."""
-
-    point: int = integer("Index on the frontier, 0 is the fastest.", minimum=0, maximum=100_000)
-    from_iteration: int = integer("First iteration that ran it.", minimum=0, maximum=2**53)
-    planned_slowdown: str = text("Slowdown by intent against T_min.", rule=_PERCENT_RULE, max_length=9, pattern=PERCENT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StragglerStatus:
-    """A pipeline that is slow, and what it runs."""
-
-    data_parallel_rank: int = integer("Which pipeline.", minimum=0, maximum=65535)
-    slowdown: str = text("How much slower than the others.", rule=_PERCENT_RULE, max_length=9, pattern=PERCENT)
-    stage: int | None = integer(
-        "Its slowest stage, where single stages can be told.", minimum=0, maximum=1023, required=False
-    )
-    source: str = text("Detected (from telemetry) or Told (by annotation).", rule="Detected or Told", max_length=16)
-    point: int = integer("Index on the frontier that it runs itself.", minimum=0, maximum=100_000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Savings:
-    """What the plan saves."""
-
-    energy: str = text(
-        "Energy saved per iteration, measured against the measured baseline; negative: more energy.",
-        rule="a signed percentage",
-        max_length=9,
-        pattern=r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$",
-    )
-    slowdown: str = text(
-        "Measured iteration time against the measured baseline; negative: faster.",
-        rule="a signed percentage",
-        max_length=9,
-        pattern=r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationStatus:
-    """How well predicted iteration times come true, judged on iterations that nothing was fitted to."""
-
-    verdict: str = text("Explains or DoesNotExplain.", rule="Explains or DoesNotExplain", max_length=16)
-    held_out_error: str | None = text(
-        "Mean error of predicted iteration times, on iterations not used for fitting.",
-        rule=_PERCENT_RULE,
-        max_length=9,
-        pattern=PERCENT,
-        required=False,
-    )
-    uncalibrated_error: str = text(
-        "The same without calibration: computations alone.", rule=_PERCENT_RULE, max_length=9, pattern=PERCENT
-    )
-    allowance: str = text(
-        "Bounds are planned shorter by this, so that nearly all iterations keep within them.",
-        rule=_PERCENT_RULE,
-        max_length=9,
-        pattern=PERCENT,
-    )
-    iterations: int = integer("Iterations that were learnt from and judged on.", minimum=0, maximum=2**31 - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatusFigures:
-    """Everything in status but conditions and observedGeneration."""
-
-    frontier: FrontierStatus | None = nested("The solved frontier.", FrontierStatus, required=False)
-    plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)
-    predicted: Figures | None = nested("What the plan in force should take.", Figures, required=False)
-    measured: Figures | None = nested("What iterations take now: median of the latest.", Figures, required=False)
-    calibration: CalibrationStatus | None = nested(
-        "How well the model explains the run.", CalibrationStatus, required=False
-    )
-    baseline: Figures | None = nested(
-        "What iterations took at default clocks, before the plan.", Figures, required=False
-    )
-    savings: Savings | None = nested("Measured savings; never predicted ones.", Savings, required=False)
-    stragglers: tuple[StragglerStatus, ...] | None = listing(
-        "Pipelines that are slow now; at most the 32 slowest.", StragglerStatus, key="dataParallelRank", max_items=32
     )
 
 

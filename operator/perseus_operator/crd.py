@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from perseus_operator.api import JobSpec, StatusFigures
+from perseus_operator.api import JobSpec
+from perseus_operator.api_status import StatusFigures
 from perseus_operator.schema import openapi_of
 from perseus_proto import keys
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from perseus_operator.api import Figures, StatusFigures
+from perseus_operator.api_status import Figures, StatusFigures
 from perseus_operator.history import Measured
 from perseus_operator.state import JobRef, Verdict
 from perseus_proto.units import j_from_mj, s_from_us

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from perseus_operator.api import (
+from perseus_operator.api import JobSpec, Mode, StragglerMode
+from perseus_operator.api_status import (
     CalibrationStatus,
     Figures,
     FrontierStatus,
-    JobSpec,
-    Mode,
     PlanStatus,
     Savings,
     StatusFigures,
-    StragglerMode,
     StragglerStatus,
 )
 from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions

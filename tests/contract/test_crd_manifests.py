@@ -13,8 +13,9 @@ import jsonschema
 import pytest
 import yaml
 
-from perseus_operator.api import StatusFigures, parse_spec
+from perseus_operator.api import parse_spec
 from perseus_operator.api_pipeline import ScheduleName
+from perseus_operator.api_status import StatusFigures
 from perseus_operator.crd import crd, crd_yaml
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.schema import dump, openapi_of

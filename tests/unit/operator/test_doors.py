@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perseus_operator import frontiers
-from perseus_operator.api import Figures, StatusFigures
+from perseus_operator.api_status import Figures, StatusFigures
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
 from perseus_operator.metrics import Metrics, MetricsServer
 from perseus_operator.settings import InvalidSetting, Settings, parse_settings
