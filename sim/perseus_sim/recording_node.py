@@ -26,6 +26,8 @@ from perseus_sim.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.recording_trainer import schedule_of
 
 JOB = "job-uid"
+PATIENCE_S = 60.0
+"""What a broken program reaches and a busy machine does not."""
 
 
 def gpu_uuid(number: int) -> str:
@@ -115,7 +117,7 @@ class RecordingNode:
         self._children.append(self.agent)
         if wait:
             process = self.agent
-            wait_for(lambda: ready.exists() or process.poll() is not None, "the agent serves", 20)
+            wait_for(lambda: ready.exists() or process.poll() is not None, "the agent serves")
             if not ready.exists():
                 raise AssertionError(self.log())
             self.addresses = json.loads(ready.read_text())
@@ -189,7 +191,7 @@ class RecordingNode:
         return not any(self.locked().values())
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Poll until the condition holds.
 
     Raises:

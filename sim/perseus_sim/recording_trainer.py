@@ -29,7 +29,7 @@ def main() -> None:
         socket_path=arguments["socket"],
         gpu_uuid=arguments["gpu"] or None,
     )
-    session.wait_connected(5)
+    session.wait_connected(60)
     for _ in range(arguments["iterations"]):
         with session.step():
             for kind, microbatch, chunk in schedule:

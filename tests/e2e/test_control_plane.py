@@ -6,27 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 import yaml
 from kubernetes import client
+from tests.waiting import eventually
 
 from perseus_sim.controlplane import NoControlPlane, control_plane, find_assets
 from perseus_sim.processes import StartFailed
 from perseus_sim.servers import Feature, Server
 
 pytestmark = pytest.mark.e2e
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.05)
 
 
 def children_of(pid: int) -> list[int]:
@@ -60,11 +53,13 @@ def test_what_was_written_survives_a_killed_process(server: Server, api: Any, na
 
     def read() -> bool:
         try:
-            return core.read_namespaced_config_map("kept", namespace, _request_timeout=5).data == {"plan": "7"}
+            return core.read_namespaced_config_map("kept", namespace, _request_timeout=10).data == {"plan": "7"}
         except client.ApiException as error:
             if error.status < 500:
                 raise
             return False  # the API server is looking for etcd
+        except urllib3.exceptions.HTTPError:  # or is busy with it
+            return False
 
     eventually(read)
 
@@ -80,7 +75,7 @@ def test_no_process_outlives_its_owner(assets: Path, tmp_path: Path, end: signal
         children = children_of(owner.pid)
         assert len(children) >= 2
         owner.send_signal(end)
-        owner.wait(30)
+        owner.wait(60)
         eventually(lambda: all(gone(child) for child in children))
         if end != signal.SIGKILL:
             assert owner.returncode == 0

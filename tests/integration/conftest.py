@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client, config
+from tests.integration.client_agent import SCHEDULE, Agent
 from tests.integration.widgets import CRD, Widgets, absent
 from tests.waiting import eventually
 
+import perseus_client
+from perseus_client.session import Session
+from perseus_proto.hello import Hello
 from perseus_sim.nvml_shim import ShimError, build
 from perseus_sim.processes import Processes
 
@@ -82,6 +88,39 @@ def core(api: Any, namespace: str) -> Any:
     core = client.CoreV1Api(api)
     eventually(lambda: not absent(lambda: core.read_namespaced_service_account("default", namespace)))
     return core
+
+
+@pytest.fixture
+def agent_socket(tmp_path: Path) -> Path:
+    """Where the client looks for its agent."""
+    return tmp_path / "agent.sock"
+
+
+@pytest.fixture
+def agents(agent_socket: Path) -> Iterator[Callable[..., Agent]]:
+    """Start agents that are gone after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(answer: Callable[[socket.socket, Hello], None] | None = None) -> Agent:
+            agent = Agent(agent_socket, answer)
+            stack.callback(agent.die)
+            return agent
+
+        yield start
+
+
+@pytest.fixture
+def connect(agent_socket: Path) -> Iterator[Callable[..., Session]]:
+    """Connect sessions that are closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(**arguments: object) -> Session:
+            given = {"pipeline": 1, "stage": 2, "schedule": SCHEDULE, "socket_path": str(agent_socket)} | arguments
+            session = perseus_client.connect(**given)  # type: ignore[arg-type]
+            stack.callback(session.close)
+            return session
+
+        yield connect
 
 
 @pytest.fixture(scope="session")

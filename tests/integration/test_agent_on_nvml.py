@@ -61,7 +61,7 @@ def test_a_plan_becomes_clocks_and_measured_energy_and_ends_with_the_trainer(nod
     seen: set[int] = set()
     wait_for(lambda: seen.add(shim.get(0, "clock_mhz")) or {1200, 900} <= seen, "both clocks were run at")
     with node.stub() as stub:
-        watch = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=20)
+        watch = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB), timeout=60)
         report = next(
             event.iteration
             for batch in watch

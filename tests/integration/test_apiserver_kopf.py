@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import kopf
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from tests.waiting import eventually
 
 CRD: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -50,7 +50,7 @@ def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     extensions = client.ApiextensionsV1Api(api)
     extensions.create_custom_resource_definition(CRD)
-    until(lambda: served(api, namespace))
+    eventually(lambda: served(api, namespace))
     calls: list[str] = []
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
@@ -87,10 +87,10 @@ def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.MonkeyP
     # A loop of its own: on its way out, kopf waits for every task of the loop that it runs in.
     thread = threading.Thread(target=asyncio.run, args=(operator,))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     yield calls
     stop.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     extensions.delete_custom_resource_definition(CRD["metadata"]["name"])
 
@@ -105,13 +105,6 @@ def served(api: Any, namespace: str) -> bool:
     return True
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.05)
-
-
 def test_the_life_of_an_object_under_kopf(api: Any, namespace: str, seen: list[str]) -> None:
     sprockets = client.CustomObjectsApi(api)
     place = (*PLACE, namespace, "sprockets")
@@ -122,21 +115,21 @@ def test_the_life_of_an_object_under_kopf(api: Any, namespace: str, seen: list[s
         "spec": {"teeth": 8},
     }
     sprockets.create_namespaced_custom_object(*place, body)
-    until(lambda: "created s at attempt 2" in seen)
+    eventually(lambda: "created s at attempt 2" in seen)
 
     def read() -> dict[str, Any]:
         found: dict[str, Any] = sprockets.get_namespaced_custom_object(*place, "s")
         return found
 
-    until(lambda: read().get("status", {}).get("ready") is True)
+    eventually(lambda: read().get("status", {}).get("ready") is True)
     assert read()["metadata"]["finalizers"]
     assert read()["metadata"]["generation"] == 1
 
     patch = {"spec": {"teeth": 9}}
     sprockets.patch_namespaced_custom_object(*place, "s", patch, _content_type="application/merge-patch+json")
-    until(lambda: "updated 8 to 9" in seen)
+    eventually(lambda: "updated 8 to 9" in seen)
 
     sprockets.delete_namespaced_custom_object(*place, "s")
-    until(lambda: "deleted s" in seen)
-    until(lambda: not sprockets.list_namespaced_custom_object(*place)["items"])
+    eventually(lambda: "deleted s" in seen)
+    eventually(lambda: not sprockets.list_namespaced_custom_object(*place)["items"])
     assert seen == ["created s at attempt 2", "updated 8 to 9", "deleted s"]

@@ -67,7 +67,7 @@ def kubectl(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Kubec
             input=yaml.safe_dump(manifest) if manifest else None,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=90,
             check=False,
         )
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
@@ -79,7 +79,7 @@ def kubectl(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Kubec
 @pytest.fixture(scope="module")
 def cogs(kubectl: Kubectl) -> Iterator[None]:
     assert "created" in kubectl("apply", "-f", "-", manifest=CRD)
-    kubectl("wait", "--for=condition=Established", "crd/cogs.tests.perseus.energy", "--timeout=20s")
+    kubectl("wait", "--for=condition=Established", "crd/cogs.tests.perseus.energy", "--timeout=60s")
     yield
     kubectl("delete", "crd", "cogs.tests.perseus.energy")
 
@@ -106,7 +106,7 @@ def test_apply_get_describe_and_delete(kubectl: Kubectl, cogs: None, namespace: 
     assert head.split() == ["NAME", "TEETH", "READY", "AGE"]
     assert row.split()[:3] == ["c", "9", "True"]
     assert json.loads(kubectl("get", "cog", "c", *inside, "-o", "json"))["metadata"]["generation"] == 2
-    kubectl("wait", "cog/c", *inside, "--for=condition=Ready", "--timeout=10s")
+    kubectl("wait", "cog/c", *inside, "--for=condition=Ready", "--timeout=60s")
     described = kubectl("describe", "cog", "c", *inside)
     assert "Teeth:  9" in described
     assert "Events:" in described

@@ -48,7 +48,7 @@ class Rig:
         self.pilot = Pilot(RANK, make_schedule(schedule_of(len(CLOCKS))), self.channel, self.plans)
         if start:
             self.worker.start()
-            self.worker.attach(self.pilot).result(5)
+            self.worker.attach(self.pilot).result(60)
 
     def iterate(self, iteration: int, instruction_us: int = 10_000, wait_us: int = 0) -> float:
         """Run an iteration; each instruction begins once its clock is there. Returns its energy, mJ."""
@@ -89,7 +89,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig = Rig(tmp_path)
     yield rig
     rig.gpu.fault = None
-    rig.worker.stop("test over").result(5)
+    rig.worker.stop("test over").result(60)
     rig.channel.close()
 
 
@@ -187,18 +187,18 @@ def test_a_gpu_without_a_counter_reports_time_and_no_energy(rig: Rig) -> None:
 def test_the_rank_leaves_and_the_gpu_goes_back(rig: Rig) -> None:
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
-    assert rig.worker.detach(rig.pilot, "gone").result(5) is True
+    assert rig.worker.detach(rig.pilot, "gone").result(60) is True
     assert rig.written[-1] is None
     assert rig.journal.locked == frozenset()
     assert rig.told(GpuNoticeKind.CLOCKS_RESTORED) == [True]
-    assert rig.worker.detach(rig.pilot, "gone again").result(5) is False
+    assert rig.worker.detach(rig.pilot, "gone again").result(60) is False
 
 
 def test_a_passing_fault_of_the_reset_does_not_keep_the_lock(rig: Rig) -> None:
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
     rig.gpu.fault = DeviceBusy("busy")
-    assert rig.worker.detach(rig.pilot, "gone").result(5) is False
+    assert rig.worker.detach(rig.pilot, "gone").result(60) is False
     rig.gpu.fault = None
     wait_for(lambda: rig.written[-1] is None, "the reset is tried again")
 
@@ -209,7 +209,7 @@ def test_a_call_that_hangs_loses_the_gpu_and_still_gives_it_back_when_it_returns
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
     hang = threading.Event()
-    monkeypatch.setattr(rig.gpu, "event_reasons", lambda: hang.wait(10) and EventReason.NONE)
+    monkeypatch.setattr(rig.gpu, "event_reasons", lambda: hang.wait(60) and EventReason.NONE)
     wait_for(lambda: rig.worker.check_hang() or rig.worker.governor.lost, "the watchdog")
     assert rig.told(GpuNoticeKind.LOST) == [True]
     assert rig.worker.progressing  # a lost GPU is no reason to restart the agent over and over
@@ -217,9 +217,9 @@ def test_a_call_that_hangs_loses_the_gpu_and_still_gives_it_back_when_it_returns
     assert not left.done()
     before = len(rig.written)
     hang.set()
-    assert left.result(5) is True
+    assert left.result(60) is True
     assert rig.written[before:] == [None]
-    rig.worker.attach(rig.pilot).result(5)
+    rig.worker.attach(rig.pilot).result(60)
     rig.rank.step_begin(1, rig.now_us)
     wait_for(lambda: rig.pilot.iteration == 1, "the rank is seen")
     assert rig.written[before:] == [None]
@@ -281,7 +281,7 @@ def test_a_fault_of_our_own_ends_in_default_clocks_and_a_living_thread(
     rig.rank.step_begin(1, rig.now_us)
     wait_for(lambda: rig.written[-1] is None and not rig.journal.locked, "default clocks")
     monkeypatch.undo()
-    assert rig.worker.attach(rig.pilot).result(5) is None
+    assert rig.worker.attach(rig.pilot).result(60) is None
     wait_for(lambda: rig.written[-1] is not None, "the next rank is followed")
 
 
@@ -289,16 +289,16 @@ def test_an_earlier_life_s_lock_is_given_back(tmp_path: Path) -> None:
     rig = Rig(tmp_path, start=False)
     rig.journal.record_lock("GPU-0")
     rig.worker.start()
-    assert rig.worker.restore("replayed").result(5) is True
+    assert rig.worker.restore("replayed").result(60) is True
     assert rig.written == [None]
     assert rig.journal.locked == frozenset()
-    rig.worker.stop("over").result(5)
+    rig.worker.stop("over").result(60)
     rig.channel.close()
 
 
 def test_after_the_end_commands_are_cancelled_and_nothing_is_touched(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    assert rig.worker.stop("over").result(5) is True
+    assert rig.worker.stop("over").result(60) is True
     rig.worker._thread.join(5)
     assert rig.worker.detach(rig.pilot, "late").cancelled()
     assert rig.worker.attach(rig.pilot).cancelled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.waiting import eventually
 
 from perseus_agent.errors import KubeletUnavailable
 from perseus_agent.podresources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources, Undrivable
@@ -225,17 +227,15 @@ def test_a_kubelet_that_restarts_is_found_again(path: Path, resources: PodResour
     server = start(second, path)
     second.pods = [pod("b", {"nvidia.com/gpu": [GPU[0]]})]
     try:
-        for _ in range(100):
+
+        def found() -> Allocation | None:
             clock.now_s += MIN_INTERVAL_S
-            try:
-                found = resources.allocation("training", "b")
-            except KubeletUnavailable:
-                threading.Event().wait(0.05)  # gRPC's own back-off runs on the real clock
-                continue
-            assert found == Allocation((GPU[0],), {})
-            break
-        else:
-            pytest.fail("the new kubelet was not found")
+            with contextlib.suppress(KubeletUnavailable):
+                return resources.allocation("training", "b")
+            return None
+
+        # gRPC's own back-off runs on the real clock.
+        assert eventually(found, "the new kubelet was not found", every_s=0.05) == Allocation((GPU[0],), {})
     finally:
         server.stop(0).wait()
 
