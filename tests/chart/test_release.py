@@ -6,12 +6,16 @@ environment, Secrets, probes, service account. So the certificates must be right
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +247,72 @@ def test_one_team_is_served_without_rights_in_other_namespaces(
     client.ApiextensionsV1Api(api).delete_custom_resource_definition(CRD)
 
 
+def test_the_webhook_is_installed_renewed_and_taken_away(
+    on_server: Helm, api: Any, server: Server, node: ProcessNode, namespace: str, tmp_path: Path
+) -> None:
+    """No proxy carries Services to processes here: the test asks the operator's pod itself, under the name of the
+    Service and with the authority that the API server was given."""
+    before = everything(api, tmp_path)
+    flags = ["--set", "agent.enabled=false,webhook.enabled=true,agent.socketDirectory=/srv/perseus"]
+    on_server("install", "perseus", str(CHART), *flags)
+    core, admission = client.CoreV1Api(api), client.AdmissionregistrationV1Api(api)
+    apps = client.AppsV1Api(api)
+    until("ready", lambda: apps.read_namespaced_deployment("perseus-operator", NAMESPACE).status.ready_replicas == 1)
+
+    def answer() -> Any:
+        (webhook,) = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
+        service = core.read_namespaced_service(webhook.client_config.service.name, NAMESPACE)
+        host = f"{service.metadata.name}.{service.metadata.namespace}.svc"
+        tls = ssl.create_default_context(cadata=b64decode(webhook.client_config.ca_bundle).decode())
+        request = {
+            "uid": "u", "operation": "CREATE", "userInfo": {}, "dryRun": False,
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "object": {"metadata": {"labels": {keys.LABEL_JOB: "gpt3"}}, "spec": {"containers": [{"name": "c"}]}},
+        }  # fmt: skip
+        try:
+            with (
+                socket.create_connection((node.address_of("perseus-operator"), 9443), timeout=10) as plain,
+                tls.wrap_socket(plain, server_hostname=host) as secure,
+            ):
+                connection = http.client.HTTPConnection(host)
+                connection.sock = secure
+                body = json.dumps({"kind": "AdmissionReview", "request": request})
+                connection.request("POST", webhook.client_config.service.path, body)
+                return json.loads(connection.getresponse().read())["response"]
+        except ConnectionError:
+            return None
+
+    until("answered", answer)
+    patch = b64decode(answer()["patch"]).decode()
+    assert '"/srv/perseus/agent.sock"' in patch, "where this release's agents listen"
+
+    kept = secrets(api)["perseus-webhook-tls"]
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values", "--set", "webhook.timeoutSeconds=1")
+    assert secrets(api)["perseus-webhook-tls"] == kept
+    assert answer() is not None, "the configuration still has the authority of that certificate"
+
+    # Nothing of a pod depends on us: here nobody answers under the Service's address.
+    team = "team-w"
+    core.create_namespace({"metadata": {"name": team}})
+    until("the service account is there", lambda: core.list_namespaced_service_account(team).items)
+    labelled = {"metadata": {"name": "p", "labels": {keys.LABEL_JOB: "gpt3"}}}
+    spec = {"containers": [{"name": "c", "image": "x"}], "automountServiceAccountToken": False}
+    made = core.create_namespaced_pod(team, {**labelled, "spec": spec}, dry_run="All")
+    assert not made.spec.volumes
+    core.delete_namespace(team)
+
+    core.delete_namespaced_secret("perseus-webhook-tls", NAMESPACE)
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values")
+    assert secrets(api)["perseus-webhook-tls"]["ca.crt"] != kept["ca.crt"]
+    (webhook,) = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
+    assert webhook.client_config.ca_bundle == secrets(api)["perseus-webhook-tls"]["ca.crt"]
+
+    on_server("uninstall", "perseus")
+    gone = {("CustomResourceDefinition", "", CRD), ("ConfigMap", NAMESPACE, "perseus-epoch"), ("Namespace", "", team)}
+    until("nothing else is left", lambda: everything(api, tmp_path) - before <= gone)
+    client.ApiextensionsV1Api(api).delete_custom_resource_definition(CRD)
+
+
 def make_job(api: Any) -> tuple[str, str, str, str, str]:
     place = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
     spec = {
@@ -265,8 +335,6 @@ def make_job(api: Any) -> tuple[str, str, str, str, str]:
 
 def may_command(node: ProcessNode, certificates: dict[str, dict[str, str]], who: str) -> bool:
     """Whether the agent answers a caller who shows this."""
-    from base64 import b64decode
-
     from perseus_sim.pki import Authority
 
     pem = {key: b64decode(data) for key, data in certificates["perseus-operator-tls"].items()}

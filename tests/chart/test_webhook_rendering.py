@@ -107,6 +107,7 @@ def test_a_generated_certificate_is_for_the_service(render: Render) -> None:
     assert webhook(objects)["clientConfig"]["caBundle"] == data["ca.crt"]
     authority, certificate = (x509.load_pem_x509_certificate(b64decode(data[key])) for key in ("ca.crt", "tls.crt"))
     certificate.verify_directly_issued_by(authority)
+    assert certificate.subject != authority.subject, "or it would be taken for its own issuer"
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert HOST in names.get_values_for_type(x509.DNSName)
     assert (

@@ -17,17 +17,15 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from kubernetes.utils import create_from_dict
+from tests.e2e.conftest import SYSTEM
 
 from perseus_proto import keys
-from perseus_sim import rbac
 from perseus_sim.pki import Authority
 from perseus_sim.processes import Child, Processes
 from perseus_sim.servers import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-SYSTEM = "perseus-webhook-system"
 NAME = "perseus-webhook"
 PORT = 9443
 ADDRESS = f"127.{192 + os.getpid() % 60}.{os.getpid() // 60 % 256}.78"
@@ -118,17 +116,12 @@ def injected(pod: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def operator(
-    server: Server, api: Any, crd: Any, tmp_path_factory: pytest.TempPathFactory
+    server: Server, api: Any, crd: Any, operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Child, Path]]:
     """Under its own account with the chart's rights: serving the webhook takes none."""
     if server.plane is None:
         pytest.skip(f"the {server.name} is not ours to ask an operator on this machine")
     folder = tmp_path_factory.mktemp("webhook")
-    core = client.CoreV1Api(api)
-    core.create_namespace({"metadata": {"name": SYSTEM}})
-    for document in rbac.operator_manifest(SYSTEM):
-        create_from_dict(api, document, namespace=SYSTEM, apply=True)
-    login = rbac.log_in(server.kubeconfig, SYSTEM, "perseus-operator", folder / "kubeconfig")
     authority = Authority("webhook")
     pair = authority.issue("webhook", hosts=(ADDRESS,))
     (folder / "tls.crt").write_bytes(pair.certificate)
@@ -140,7 +133,7 @@ def operator(
     ]
     admission = client.AdmissionregistrationV1Api(api)
     with Processes(folder) as processes:
-        child = processes.start("operator", command, environment={"KUBECONFIG": str(login)})
+        child = processes.start("operator", command, environment={"KUBECONFIG": str(operator_kubeconfig)})
         child.wait_until(lambda: "admission webhook served" in child.log.read_text(), 60)
         admission.create_mutating_webhook_configuration(configuration(authority))
         try:
@@ -148,7 +141,6 @@ def operator(
         finally:
             child.signal(signal.SIGCONT)
             admission.delete_mutating_webhook_configuration(NAME)
-            core.delete_namespace(SYSTEM)
 
 
 @pytest.fixture
