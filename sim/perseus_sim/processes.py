@@ -56,7 +56,7 @@ class Child:
         if self.running:
             self.popen.send_signal(number)
 
-    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait for a sign of readiness.
 
         Raises:
@@ -70,7 +70,7 @@ class Child:
                 raise StartFailed(f"{self.name} was not ready after {timeout_s:g} s:\n{self.tail()}")
             time.sleep(0.02)
 
-    def stop(self, timeout_s: float = 10.0) -> int:
+    def stop(self, timeout_s: float = 30.0) -> int:
         """SIGTERM, then SIGKILL; returns the exit code."""
         self.signal(signal.SIGTERM)
         try:
