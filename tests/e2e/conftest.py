@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 import yaml
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config import new_client_from_config
 from kubernetes.utils import create_from_dict
+from tests.waiting import eventually
 
 from perseus_proto import keys
 from perseus_sim import rbac
@@ -93,14 +95,11 @@ def crd(api: Any) -> Iterator[Any]:
         definitions.replace_custom_resource_definition(name, body)
     else:
         definitions.create_custom_resource_definition(body)
-    deadline = time.monotonic() + 20
 
     def conditions() -> dict[str, str]:
         return {c.type: c.status for c in definitions.read_custom_resource_definition(name).status.conditions or ()}
 
-    while conditions().get("Established") != "True":
-        assert time.monotonic() < deadline, f"the CRD is not established: {conditions()}"
-        time.sleep(0.05)
+    eventually(lambda: conditions().get("Established") == "True", "the CRD is not established")
     yield definitions.read_custom_resource_definition(name)
     if not found:
         definitions.delete_custom_resource_definition(name)
@@ -184,7 +183,7 @@ class World:
         return self.custom.patch_namespaced_custom_object(*self.place, "gpt3", patch, _content_type=kind)
 
     def job(self) -> Any:
-        return self.custom.get_namespaced_custom_object(*self.place, "gpt3", _request_timeout=5)
+        return self.custom.get_namespaced_custom_object(*self.place, "gpt3", _request_timeout=10)
 
     def gone(self) -> bool:
         return absent(self.job)
@@ -200,7 +199,14 @@ class World:
 
     def until(self, what: str, check: Callable[[], bool], timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
-        while not check():
+
+        def holds() -> bool:
+            try:
+                return check()
+            except urllib3.exceptions.HTTPError:  # the API server is slow, or on its way back
+                return False
+
+        while not holds():
             ended = self.operator is not None and not self.operator.running
             if ended or time.monotonic() > deadline:
                 log = self.operator.tail(40) if self.operator else "no operator runs"

@@ -112,7 +112,7 @@ class Page:
         return self.views
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection(self.server.address, timeout=5)
+        connection = http.client.HTTPConnection(self.server.address, timeout=60)
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         found = (answer.status, dict(answer.getheaders()), answer.read())
