@@ -1,7 +1,7 @@
 """The real cluster that tests run on: the one of `make cluster` (or of PERSEUS_CLUSTER), which must be up.
 
-The project's images are built and loaded once; PERSEUS_IMAGES names an archive that is there already. Tests that make and
-remove clusters of their own take none of this.
+The project's images are built and loaded once; PERSEUS_IMAGES names an archive that is there already. Tests that make
+and remove clusters of their own take none of this.
 """
 
 from __future__ import annotations

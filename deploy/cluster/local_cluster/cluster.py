@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -186,7 +187,9 @@ class Cluster:
 
     def load(self, archive: Path) -> dict[str, list[str]]:
         """Bring an archive of images to every node; returns each node's images."""
-        return {each.name: images.load(each, archive) for each in self.nodes}
+        with ThreadPoolExecutor() as hands:
+            loading = {each.name: hands.submit(images.load, each, archive) for each in self.nodes}
+        return {name: loaded.result() for name, loaded in loading.items()}
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
         """Output of kubectl, as administrator.
