@@ -73,8 +73,8 @@ chart-test: setup ## The Helm chart under a real Helm, and installed on a real A
 		else echo "make chart-test: Go is not installed: no Helm and no API server are built; what needs them is skipped unless it is found" >&2; fi
 	$(BIN)/pytest tests/chart
 
-images: ## Build the images of operator and agent, with docker, podman or buildah
-	@deploy/images/build.sh
+images: setup ## Build the images of operator, agent, simulated GPUs and trainer into out/images/perseus.tar; checks their sizes
+	@$(BIN)/python deploy/images/build.py --archive out/images/perseus.tar
 
 bench: $(BENCH_STAMP) ## Benchmarks against the real peers; ONLY=name runs one; writes out/bench.json
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) --output out/bench.json

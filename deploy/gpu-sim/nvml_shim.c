@@ -5,6 +5,9 @@
  * robust mutex in it, so that a killed process leaves no lock behind. A GPU's clock follows its lock after a delay; its power
  * follows the clock; its energy integrates the power and is published in ticks, as on hardware. perseus_sim.nvml_shim builds this
  * file and pokes the state through the perseus_shim_* functions at the end. Return codes are NVML's.
+ *
+ * A simulated trainer may lead a GPU (perseus_shim_spend): it then says what its past drew, and until it is heard no more the
+ * counter moves ahead of what it said by the idle power alone, which no load undercuts.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -42,11 +45,11 @@ typedef struct {
   char uuid[NAME_BYTES], name[NAME_BYTES];
   /* Written by perseus_shim_set; the order is that of KEYS below. */
   int64_t min_mhz, max_mhz, step_mhz, memory_mhz, idle_mw, max_mw, busy_permille, transition_us, energy_period_us, energy_frozen,
-      has_energy, lost, mig, mps, permitted, reasons, locked_mhz;
+      has_energy, lost, mig, mps, permitted, reasons, cap_mhz, locked_mhz;
   /* Kept by the shim; read by perseus_shim_get. */
   int64_t lock_calls, reset_calls, last_write_ns, clock_mhz, energy_mj;
   int64_t next_mhz, effective_us;
-  int64_t settled_us;
+  int64_t settled_us, lead_until_us, lead_mw;
   double exact_uj, published_uj;
 } gpu_t;
 
@@ -93,21 +96,34 @@ static state_t *map_state(const char *path) {
 
 /* ---------------------------------------------------------------------------------------------------------- physics */
 
-static double power_mw(const gpu_t *g, int64_t mhz) {
-  double speed = (double)mhz / (double)g->max_mhz;
+/* The clock that the lock, and whatever holds the clock down, leave. */
+static int64_t running_mhz(const gpu_t *g) {
+  return g->cap_mhz && g->cap_mhz < g->clock_mhz ? g->cap_mhz : g->clock_mhz;
+}
+
+static double formula_mw(const gpu_t *g) {
+  double speed = (double)running_mhz(g) / (double)g->max_mhz;
   return g->idle_mw + (g->max_mw - g->idle_mw) * (g->busy_permille / 1000.0) * (0.25 * speed + 0.75 * pow(speed, 3));
 }
 
+static double power_mw(const gpu_t *g) { return g->lead_until_us ? g->lead_mw : formula_mw(g); }
+
+static int busy(const gpu_t *g) { return g->busy_permille || g->lead_until_us; }
+
 static int64_t default_mhz(const gpu_t *g) {
-  return g->busy_permille ? g->max_mhz : g->max_mhz * IDLE_PERCENT_OF_CLOCK / 100;
+  return busy(g) ? g->max_mhz : g->max_mhz * IDLE_PERCENT_OF_CLOCK / 100;
 }
 
-/* Integrate at a constant clock up to `until`, publishing the energy at the last tick that was passed. */
-static void advance(gpu_t *g, int64_t until_us) {
-  if (until_us <= g->settled_us) return;
-  double mw = power_mw(g, g->clock_mhz); /* mW x us = nJ */
+/* Publish the energy at the last tick before `until`, drawing so much since it was settled; it never falls. */
+static void publish(gpu_t *g, int64_t until_us, double mw) {
   int64_t tick_us = until_us / g->energy_period_us * g->energy_period_us;
-  if (tick_us > g->settled_us) g->published_uj = g->exact_uj + mw * (tick_us - g->settled_us) / 1000;
+  double uj = g->exact_uj + mw * (tick_us - g->settled_us) / 1000; /* mW x us = nJ */
+  if (tick_us > g->settled_us && uj > g->published_uj) g->published_uj = uj;
+}
+
+static void advance(gpu_t *g, int64_t until_us, double mw) {
+  if (until_us <= g->settled_us) return;
+  publish(g, until_us, mw);
   g->exact_uj += mw * (until_us - g->settled_us) / 1000;
   g->settled_us = until_us;
 }
@@ -115,12 +131,17 @@ static void advance(gpu_t *g, int64_t until_us) {
 /* Bring a GPU to the present; call before anything is read or changed. */
 static void settle(gpu_t *g) {
   int64_t now_us = now_ns() / 1000;
+  if (g->lead_until_us && now_us >= g->lead_until_us) {
+    g->lead_until_us = 0;
+    if (!g->locked_mhz) g->next_mhz = default_mhz(g), g->effective_us = now_us;
+  }
   if (g->next_mhz && now_us >= g->effective_us) {
-    advance(g, g->effective_us);
+    if (!g->lead_until_us) advance(g, g->effective_us, formula_mw(g));
     g->clock_mhz = g->next_mhz;
     g->next_mhz = 0;
   }
-  advance(g, now_us);
+  if (g->lead_until_us) publish(g, now_us, g->idle_mw);
+  else advance(g, now_us, formula_mw(g));
   if (!g->energy_frozen) g->energy_mj = (int64_t)(g->published_uj / 1000);
 }
 
@@ -285,7 +306,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned int *index) {
 
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t d, unsigned int type, unsigned int *mhz) {
   ENTER(d);
-  *mhz = (unsigned int)(type == 2 ? g->memory_mhz : g->clock_mhz);
+  *mhz = (unsigned int)(type == 2 ? g->memory_mhz : running_mhz(g));
   return leave(SUCCESS);
 }
 
@@ -356,7 +377,7 @@ nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t d, unsigned long l
 
 nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned int *mw) {
   ENTER(d);
-  *mw = (unsigned int)power_mw(g, g->clock_mhz);
+  *mw = (unsigned int)power_mw(g);
   return leave(SUCCESS);
 }
 
@@ -366,21 +387,21 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int count, nvmlFieldValue_
     values[i].timestamp = now_ns() / 1000;
     values[i].nvmlReturn = values[i].fieldId == FIELD_POWER_INSTANT ? SUCCESS : NOT_SUPPORTED;
     values[i].valueType = 1;
-    values[i].value.ullVal = values[i].nvmlReturn ? 0 : (uint64_t)power_mw(g, g->clock_mhz);
+    values[i].value.ullVal = values[i].nvmlReturn ? 0 : (uint64_t)power_mw(g);
   }
   return leave(SUCCESS);
 }
 
 nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t d, unsigned long long *reasons) {
   ENTER(d);
-  *reasons = (unsigned long long)g->reasons | (g->busy_permille ? 0 : 1);
+  *reasons = (unsigned long long)g->reasons | (busy(g) ? 0 : 1);
   return leave(SUCCESS);
 }
 
 /* The same under the name that drivers before 535 know. */
 nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t d, unsigned long long *reasons) {
   ENTER(d);
-  *reasons = (unsigned long long)g->reasons | (g->busy_permille ? 0 : 1);
+  *reasons = (unsigned long long)g->reasons | (busy(g) ? 0 : 1);
   return leave(SUCCESS);
 }
 
@@ -408,7 +429,7 @@ nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned int *mode) {
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsigned int *celsius) {
   (void)sensor;
   ENTER(d);
-  *celsius = 30 + (unsigned int)(50 * power_mw(g, g->clock_mhz) / (double)g->max_mw);
+  *celsius = 30 + (unsigned int)(50 * power_mw(g) / (double)g->max_mw);
   return leave(SUCCESS);
 }
 
@@ -416,9 +437,9 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsig
 
 static const char *const KEYS[] = {
     "min_mhz", "max_mhz", "step_mhz", "memory_mhz", "idle_mw", "max_mw", "busy_permille", "transition_us",
-    "energy_period_us", "energy_frozen", "has_energy", "lost", "mig", "mps", "permitted", "reasons", "locked_mhz",
+    "energy_period_us", "energy_frozen", "has_energy", "lost", "mig", "mps", "permitted", "reasons", "cap_mhz", "locked_mhz",
     "lock_calls", "reset_calls", "last_write_ns", "clock_mhz", "energy_mj"};
-enum { WRITABLE_KEYS = 17, ALL_KEYS = 22 };
+enum { WRITABLE_KEYS = 18, ALL_KEYS = 23 };
 
 static int64_t *value_of(gpu_t *g, const char *key, int keys) {
   for (int i = 0; i < keys; i++)
@@ -483,10 +504,27 @@ int perseus_shim_get(state_t *s, unsigned int gpu, const char *key, int64_t *val
   int64_t *field = g ? value_of(g, key, ALL_KEYS) : NULL;
   if (field) {
     settle(g);
-    *value = *field;
+    *value = field == &g->clock_mhz ? running_mhz(g) : *field;
   }
   pthread_mutex_unlock(&s->mutex);
   return field ? 0 : EINVAL;
+}
+
+/* A trainer accounts for its GPU: so much power up to `until_us`, and it will be heard again within `hold_us` (0: no more). */
+int perseus_shim_spend(state_t *s, unsigned int gpu, int64_t until_us, int64_t mw, int64_t hold_us) {
+  lock_state(s);
+  gpu_t *g = gpu < s->count ? &s->gpus[gpu] : NULL;
+  if (g) {
+    settle(g);
+    int led = g->lead_until_us != 0;
+    if (led) advance(g, until_us, mw);
+    g->lead_mw = mw;
+    g->lead_until_us = now_ns() / 1000 + hold_us;
+    if (!led && !g->locked_mhz) request_clock(g, 0);
+    settle(g);
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return g ? 0 : EINVAL;
 }
 
 int perseus_shim_set_text(state_t *s, unsigned int gpu, const char *key, const char *text) {

@@ -1,13 +1,24 @@
 # The agent: gRPC and NVIDIA's NVML bindings; neither solver nor kopf nor Kubernetes client. The driver's library is not in the
-# image, the node's runtime class brings it. Built from the root of the repository by build.sh.
-# BASE must hold a Python that can make virtual environments, at the same place in both stages; releases pin it by digest.
+# image, the node's runtime class brings it. Built from the root of the repository by build.py.
+# BASE must hold a Python that can make virtual environments, at the same place in all stages; releases pin it by digest.
 ARG BASE=python:3.11.14-slim-bookworm
 
-FROM ${BASE} AS build
+FROM ${BASE} AS needs
 # For builders without a package index: --no-index --find-links of a folder mounted into the build.
 ARG PIP_OPTIONS=""
 WORKDIR /src
-COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY pyproject.toml requirements.lock deploy/images/requirements.py ./
+RUN python3 -m venv /opt/perseus \
+ && python3 requirements.py agent > needed.txt \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock -r needed.txt \
+ && echo /opt/app > "$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/app.pth"
+
+FROM needs AS slim
+RUN /opt/perseus/bin/pip uninstall --yes pip setuptools
+
+FROM needs AS build
+ARG PIP_OPTIONS=""
+COPY README.md LICENSE ./
 COPY proto proto
 COPY solver solver
 COPY agent agent
@@ -15,15 +26,19 @@ COPY client client
 COPY operator operator
 COPY sim sim
 COPY deploy/images/sbom.py ./
-RUN python3 -m venv /opt/perseus \
- && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock ".[agent]" \
- && /opt/perseus/bin/pip uninstall --yes pip \
- && /opt/perseus/bin/python sbom.py perseus-agent > /opt/perseus/sbom.cdx.json
+# Of the project, only the rooms that this image needs.
+RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --target /opt/app . \
+ && /opt/perseus/bin/pip uninstall --yes pip setuptools \
+ && cd /opt/app && rm -r perseus_client perseus_operator perseus_sim perseus_solver \
+ && find bin -type f ! -name perseus-agent -delete \
+ && /opt/perseus/bin/python /src/sbom.py perseus-agent > sbom.cdx.json
 
 FROM ${BASE}
-COPY --from=build /opt/perseus /opt/perseus
+# In two layers: what a new version of the project brings is small.
+COPY --from=slim /opt/perseus /opt/perseus
+COPY --from=build /opt/app /opt/app
 COPY LICENSE /licenses/LICENSE
-ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/app/bin:/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # Root: the kubelet's socket and the node's directories are root's. What else it may do is said by the chart.
 USER 0:0
 EXPOSE 50071 9471

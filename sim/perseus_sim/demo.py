@@ -22,8 +22,8 @@ from perseus_agent.devices.base import EventReason
 from perseus_proto import keys
 from perseus_proto.units import j_from_mj, s_from_us, us_from_s
 from perseus_sim.cluster import RunningJob, SimulatedCluster
+from perseus_sim.coordinator import PipelineIteration
 from perseus_sim.demo_report import Measurement, Report, percent
-from perseus_sim.job import PipelineIteration
 from perseus_sim.model import MODELS, profile_csv
 from perseus_solver.baselines import all_maximum
 from perseus_solver.problem import build_problem

@@ -1,15 +1,17 @@
 """Simulated GPUs on a real node: makes them, and offers them to the kubelet as ``nvidia.com/gpu``.
 
-A sidecar of the agent where the chart simulates GPUs (``python -m perseus_sim.device_plugin``), in the place of the
-NVIDIA device plugin. The kubelet allocates, PodResources names the UUIDs, and the agent drives them through
-``perseus_sim.gpu``: the production path. A pod that gets some finds their files, which its simulated trainer moves,
-below PERSEUS_SIM_GPUS. Only what the agent's image holds may be imported here.
+A DaemonSet of its own where the chart simulates GPUs (``python -m perseus_sim.device_plugin``), in the place of the
+NVIDIA driver and device plugin. The kubelet allocates, PodResources names the UUIDs, and the agent drives them through
+the library in the GPUs' folder, by NVML: the production path. A pod that gets some finds that folder, by which its
+simulated trainer moves them, at PERSEUS_SIM_GPUS. Only what its own small image holds may be imported here.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import filecmp
+import shutil
 import signal
 import sys
 import threading
@@ -23,9 +25,9 @@ import grpc
 
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
-from perseus_sim.gpu import ENV_GPUS
 from perseus_sim.model import MODELS, GpuModel
-from perseus_sim.shared_gpu import GpuSpec, SharedGpu
+from perseus_sim.nvml_shim import ENV_STATE, SONAME, ShimError
+from perseus_sim.shim_gpu import ENV_FOLDER, STATE, NodeGpus, NoGpus, open_shim
 
 RESOURCE: Final = "nvidia.com/gpu"
 ENDPOINT: Final = "perseus-simulated-gpus.sock"
@@ -35,20 +37,32 @@ _CHECK_S: Final = 1.0
 _CALL_TIMEOUT_S: Final = 5.0
 
 
-def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel) -> list[str]:
-    """The UUIDs of a node's GPUs, the same at every start; those that are there keep their state, others go."""
-    uuids = [f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)]
-    for surplus in {path.stem for path in folder.glob("*.gpu")} - set(uuids):
-        (folder / f"{surplus}.gpu").unlink()
-        (folder / f"{surplus}.json").unlink(missing_ok=True)
-    for gpu_uuid in uuids:
-        try:
-            SharedGpu(folder / f"{gpu_uuid}.gpu").close()
-        except (OSError, ValueError):
-            power_mw = round(model.blocking_power_w * 1000)
-            SharedGpu.create(folder, GpuSpec(gpu_uuid, model.name, model.clocks_mhz, power_mw)).close()
-        (folder / f"{gpu_uuid}.gpu").chmod(0o666)  # trainers run as any user
-    return uuids
+def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library: Path) -> NodeGpus:
+    """A node's GPUs, the same at every start: if they are there they keep their state."""
+    folder.mkdir(parents=True, exist_ok=True)
+    installed = folder / SONAME
+    if not installed.exists() or not filecmp.cmp(library, installed, shallow=False):
+        partial = folder / f"{SONAME}.partial"
+        shutil.copy(library, partial)
+        partial.chmod(0o755)
+        partial.replace(installed)  # who has loaded the old one keeps that
+    gpus = NodeGpus(
+        uuids=tuple(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)),
+        model=model.name,
+        clocks_mhz=model.clocks_mhz,
+        blocking_power_mw=round(model.blocking_power_w * 1000),
+        idle_power_mw=round(model.static_w * 1000),
+        max_power_mw=round(model.power_limit_w * 1000),
+    )
+    try:
+        kept = NodeGpus.read(folder) == gpus
+        open_shim(folder).close()
+    except (NoGpus, ShimError):
+        kept = False
+    if not kept:
+        gpus.create(folder)
+        gpus.write(folder)
+    return gpus
 
 
 class DevicePlugin(stubs.DevicePluginServicer):
@@ -71,12 +85,16 @@ class DevicePlugin(stubs.DevicePluginServicer):
             pass
 
     def Allocate(self, request: messages.AllocateRequest, context: Any) -> messages.AllocateResponse:  # noqa: N802, ARG002
-        """What a container gets: the names of its GPUs, as from the NVIDIA plugin, and the folder of the files."""
+        """What a container gets: the names of its GPUs, as from the NVIDIA plugin, and the GPUs' folder."""
         mount = messages.Mount(container_path=IN_CONTAINER, host_path=str(self._folder))
         return messages.AllocateResponse(
             container_responses=[
                 messages.ContainerAllocateResponse(
-                    envs={"NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices_ids), ENV_GPUS: IN_CONTAINER},
+                    envs={
+                        "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices_ids),
+                        ENV_FOLDER: IN_CONTAINER,
+                        ENV_STATE: f"{IN_CONTAINER}/{STATE}",  # for whoever loads the library by its name
+                    },
                     mounts=[mount],
                 )
                 for wanted in request.container_requests
@@ -84,8 +102,11 @@ class DevicePlugin(stubs.DevicePluginServicer):
         )
 
 
-def offer(kubelet: Path, plugin: DevicePlugin, stop: threading.Event) -> None:
-    """Serve and register, again after every restart of the kubelet (which empties its folder), until told to stop."""
+def offer(kubelet: Path, plugin: DevicePlugin, stop: threading.Event, heartbeat: Path | None = None) -> None:
+    """Serve and register, again after every restart of the kubelet (which empties its folder), until told to stop.
+
+    The heartbeat is touched as long as the kubelet has what it was told.
+    """
     socket = kubelet / ENDPOINT
     while not stop.is_set():
         socket.unlink(missing_ok=True)
@@ -98,7 +119,8 @@ def offer(kubelet: Path, plugin: DevicePlugin, stop: threading.Event) -> None:
                 if _register(kubelet):
                     print(f"offered as {RESOURCE}", flush=True)
                     while socket.exists() and not stop.wait(_CHECK_S):
-                        pass
+                        if heartbeat:
+                            heartbeat.touch()
                 else:
                     stop.wait(_CHECK_S)
             finally:
@@ -120,7 +142,9 @@ def _register(kubelet: Path) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="perseus_sim.device_plugin", description="Simulated GPUs on a real node.")
     parser.add_argument("--node-name", required=True, help="name of the node: part of the GPUs' UUIDs")
-    parser.add_argument("--gpus", type=Path, required=True, help="folder of their files, the same on the node")
+    parser.add_argument("--gpus", type=Path, required=True, help="their folder, the same on the node")
+    parser.add_argument("--library", type=Path, required=True, help=f"the {SONAME} to put into it")
+    parser.add_argument("--heartbeat", type=Path, help="a file touched while the kubelet can be served, for probes")
     parser.add_argument("--count", type=int, required=True, help="how many")
     parser.add_argument("--model", choices=sorted(MODELS), required=True, help="what they are")
     parser.add_argument("--kubelet", type=Path, required=True, help="the kubelet's folder of device plugins")
@@ -128,9 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    uuids = make_gpus(settings.gpus, settings.node_name, settings.count, MODELS[settings.model])
+    model = MODELS[settings.model]
+    gpus = make_gpus(settings.gpus, settings.node_name, settings.count, model, settings.library)
     with contextlib.suppress(KeyboardInterrupt):
-        offer(settings.kubelet, DevicePlugin(uuids, settings.gpus, stop), stop)
+        offer(settings.kubelet, DevicePlugin(gpus.uuids, settings.gpus, stop), stop, settings.heartbeat)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """A simulated training job: starts one trainer per data-parallel pipeline and stage, and joins them at every iteration.
 
-The coordinator thread stands for the gradient synchronisation: when every rank has ended its iteration, all begin the
-next at the latest of their ends. It also measures, from the GPUs' own counters as the trainers report them and without
-the agent, what each pipeline's iterations took. Used by ``perseus_sim.cluster``, the demo and tests.
+A thread runs the ``coordinator``, which stands for the gradient synchronisation. Used by ``perseus_sim.cluster``, the
+demo and tests.
 """
 
 from __future__ import annotations
 
 import json
 import queue
-import selectors
 import socket
 import sys
 import threading
@@ -20,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perseus_sim.coordinator import Coordinator, Gone, PipelineIteration, Place
 from perseus_sim.processes import Child, Processes, StartFailed
 from perseus_sim.shared_gpu import SharedGpu
 from perseus_solver.problem import Problem
-
-Place = tuple[int, int]
-"""Pipeline and stage."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +66,6 @@ class JobSpec:
         return self.synchronisation_us + round(self.problem.overhead_s * 1e6)
 
 
-@dataclass(frozen=True)
-class PipelineIteration:
-    """One iteration of one pipeline, as its GPUs' counters saw it."""
-
-    pipeline: int
-    iteration: int
-    begin_us: int
-    span_us: int
-    """To the end of its own last instruction."""
-    time_us: int
-    """To the begin of the next iteration, which waits for all pipelines."""
-    energy_mj: int
-    """Of all its GPUs, over ``time_us``."""
-
-
 class TrainingJob:
     """The processes of one job. ``samples`` fills while it runs."""
 
@@ -94,20 +75,23 @@ class TrainingJob:
         self.failure: str | None = None
         """Why the job ended, if nobody told it to."""
         self._spec = spec
-        self._slowdowns: dict[int, float] = {}
-        self._stopping = threading.Event()
-        self._paused = threading.Event()
-        self._iteration = -1
         self._parents: dict[Place, socket.socket] = {}
         self._thread = threading.Thread(target=self._coordinate, name="coordinator", daemon=True)
         self._start(folder, processes, name)
+        self._coordinator = Coordinator(
+            self._parents,
+            self.samples,
+            begin_us=max(SharedGpu(rank.gpu).physics().now_us for rank in spec.ranks),
+            between_us=spec.between_iterations_us,
+            speed=spec.speed,
+        )
 
     # --------------------------------------------------------------------------------- what is told
 
     @property
     def iteration(self) -> int:
         """The iteration that runs; −1 before the first."""
-        return self._iteration
+        return self._coordinator.iteration
 
     @property
     def running(self) -> bool:
@@ -119,7 +103,7 @@ class TrainingJob:
 
     def slow_down(self, pipeline: int, degree: float) -> None:
         """Make a pipeline take ``degree`` times as long from the next iteration on; 1: as before."""
-        self._slowdowns[pipeline] = degree
+        self._coordinator.slowdowns[pipeline] = degree
 
     def stop(self, timeout_s: float = 20.0) -> None:
         """End after the current iteration; returns when every rank has.
@@ -127,9 +111,9 @@ class TrainingJob:
         Raises:
             StartFailed: ranks did not end in time.
         """
-        self._stopping.set()
+        self._coordinator.stopping.set()
         if self._thread.ident is None:  # never begun
-            self._hang_up()
+            self._coordinator.hang_up()
         else:
             self._thread.join(timeout_s)
         for place, child in self.children.items():
@@ -143,7 +127,7 @@ class TrainingJob:
 
     def _start(self, folder: Path, processes: Processes, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        tables, steps = _steps(self._spec.problem)
+        tables, steps = steps_of(self._spec.problem)
         sockets = _connect(self._spec.ranks, steps)
         for number, rank in enumerate(self._spec.ranks):
             place = (rank.pipeline, rank.stage)
@@ -184,107 +168,15 @@ class TrainingJob:
 
     def _coordinate(self) -> None:
         try:
-            self._train()
-        except (_Gone, OSError) as error:
-            if not self._stopping.is_set():
+            self._coordinator.train()
+        except (Gone, OSError) as error:
+            if not self._coordinator.stopping.is_set():
                 self.failure = str(error)
         finally:
-            self._hang_up()
-
-    def _train(self) -> None:
-        begin_us = max(SharedGpu(rank.gpu).physics().now_us for rank in self._spec.ranks)
-        inbox = _Inbox(self._parents)
-        self._tell({"connect": True})
-        inbox.collect()
-        before: dict[Place, dict[str, Any]] = {}
-        iteration = 0
-        wall_ns = time.monotonic_ns()
-        while not self._stopping.is_set():
-            # Time lost by this machine is not made up for: pace anew from every barrier.
-            wall_ns = max(wall_ns, time.monotonic_ns())
-            self._iteration = iteration
-            slowdowns = dict(self._slowdowns)  # the same for all ranks of an iteration
-            for place in self._parents:
-                slowdown = slowdowns.get(place[0], 1.0)
-                order = {"iteration": iteration, "begin_us": begin_us, "wall_ns": wall_ns, "slowdown": slowdown}
-                self._tell(order, place)
-            reports = inbox.collect()
-            if before:
-                self._measure(before, {p: (r["begin_us"], r["begin_energy_uj"]) for p, r in reports.items()})
-            before = reports
-            next_us = max(report["end_us"] for report in reports.values()) + self._spec.between_iterations_us
-            if self._spec.speed:
-                wall_ns += int((next_us - begin_us) * 1000 / self._spec.speed)
-            begin_us = next_us
-            iteration += 1
-        self._tell({"stop": True, "begin_us": begin_us})
-        last = inbox.collect()
-        if before:
-            self._measure(before, {p: (r["final_us"], r["final_energy_uj"]) for p, r in last.items()})
-
-    def _measure(self, reports: Mapping[Place, dict[str, Any]], following: Mapping[Place, tuple[int, int]]) -> None:
-        for pipeline in range(self._spec.pipelines):
-            own = {place: report for place, report in reports.items() if place[0] == pipeline}
-            begin_us = min(report["begin_us"] for report in own.values())
-            energy_uj = sum(following[place][1] - report["begin_energy_uj"] for place, report in own.items())
-            self.samples.put(
-                PipelineIteration(
-                    pipeline=pipeline,
-                    iteration=next(iter(own.values()))["iteration"],
-                    begin_us=begin_us,
-                    span_us=max(report["end_us"] for report in own.values()) - begin_us,
-                    time_us=max(following[place][0] for place in own) - begin_us,
-                    energy_mj=round(energy_uj / 1000),
-                )
-            )
-
-    def _tell(self, order: dict[str, Any], place: Place | None = None) -> None:
-        line = json.dumps(order).encode() + b"\n"
-        for connection in [self._parents[place]] if place else self._parents.values():
-            connection.sendall(line)
-
-    def _hang_up(self) -> None:
-        for connection in self._parents.values():
-            connection.close()
+            self._coordinator.hang_up()
 
 
-class _Gone(Exception):
-    """A rank has ended before it was told to."""
-
-
-class _Inbox:
-    """One line from every rank, whichever comes first."""
-
-    def __init__(self, connections: Mapping[Place, socket.socket]) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._buffers: defaultdict[Place, bytes] = defaultdict(bytes)
-        for place, connection in connections.items():
-            self._selector.register(connection, selectors.EVENT_READ, place)
-
-    def collect(self) -> dict[Place, dict[str, Any]]:
-        """The next line of each.
-
-        Raises:
-            _Gone: one has hung up.
-        """
-        found: dict[Place, dict[str, Any]] = {}
-        while len(found) < len(self._selector.get_map()):
-            for key, _ in self._selector.select():
-                assert isinstance(key.fileobj, socket.socket)
-                try:
-                    data = key.fileobj.recv(65_536)
-                except ConnectionResetError:  # it left something of ours unread
-                    data = b""
-                if not data:
-                    raise _Gone(f"rank {key.data} has gone")
-                self._buffers[key.data] += data
-                if b"\n" in self._buffers[key.data]:
-                    line, _, self._buffers[key.data] = self._buffers[key.data].partition(b"\n")
-                    found[key.data] = json.loads(line)
-        return found
-
-
-def _steps(problem: Problem) -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
+def steps_of(problem: Problem) -> tuple[list[dict[str, Any]], dict[int, list[dict[str, Any]]]]:
     """Tables of time and power, and what each stage executes: what it waits for and to whom it sends."""
     tables = []
     for table in problem.options:
@@ -327,13 +219,18 @@ def _steps(problem: Problem) -> tuple[list[dict[str, Any]], dict[int, list[dict[
     return tables, steps
 
 
+def talking_stages(steps: Mapping[int, list[dict[str, Any]]]) -> set[tuple[int, int]]:
+    """Any two stages that send each other messages, the lower first."""
+    return {
+        (min(stage, peer), max(stage, peer)) for stage, own in steps.items() for step in own for peer in step["sends"]
+    }
+
+
 def _connect(
     ranks: Sequence[RankSpec], steps: Mapping[int, list[dict[str, Any]]]
 ) -> defaultdict[Place, dict[int, socket.socket]]:
     """A connected pair of sockets for any two stages that talk, in every pipeline."""
-    talking = {
-        (min(stage, peer), max(stage, peer)) for stage, own in steps.items() for step in own for peer in step["sends"]
-    }
+    talking = talking_stages(steps)
     sockets: defaultdict[Place, dict[int, socket.socket]] = defaultdict(dict)
     for pipeline in {rank.pipeline for rank in ranks}:
         for one, other in talking:

@@ -44,9 +44,9 @@ class Shim:
     """The state of simulated GPUs behind NVML: set what happens to them, read what was done to them.
 
     Values of a GPU: ``busy_permille`` (load), ``transition_us``, ``energy_frozen``, ``has_energy``, ``lost``, ``mig``,
-    ``mps`` (clients), ``permitted``, ``reasons`` (bits), ``locked_mhz`` (0: not locked; setting it is a foreign hand),
-    ``idle_mw``, ``max_mw``; read only: ``lock_calls``, ``reset_calls``, ``last_write_ns`` (monotonic), ``clock_mhz``,
-    ``energy_mj``.
+    ``mps`` (clients), ``permitted``, ``reasons`` (bits), ``cap_mhz`` (holds the clock down, as heat does; 0: nothing),
+    ``locked_mhz`` (0: not locked; setting it is a foreign hand), ``min_mhz``, ``max_mhz``, ``step_mhz``, ``idle_mw``,
+    ``max_mw``; read only: ``lock_calls``, ``reset_calls``, ``last_write_ns`` (monotonic), ``clock_mhz``, ``energy_mj``.
     """
 
     def __init__(self, library: Path, state: Path, create_gpus: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Shim:
         """
         self.state = state
         self._library = ctypes.CDLL(str(library))
-        for name in ("create", "set", "get", "set_text", "inject", "permute"):
+        for name in ("create", "set", "get", "spend", "set_text", "inject", "permute"):
             self._function(name).restype = ctypes.c_int
         if create_gpus is not None:
             self._check("create", self._function("create")(os.fsencode(state), ctypes.c_uint(create_gpus)))
@@ -79,6 +79,14 @@ class Shim:
         arguments = (self._handle, ctypes.c_uint(gpu), key.encode(), ctypes.byref(value))
         self._check(f"GPU {gpu}: {key}", self._function("get")(*arguments))
         return value.value
+
+    def spend(self, gpu: int, until_us: int, power_mw: int, hold_us: int) -> None:
+        """Lead a GPU: it drew so much up to a moment (monotonic), and will be told more within ``hold_us``; 0: no more.
+
+        From the first call on; a leader that falls silent for longer leaves an idle GPU.
+        """
+        arguments = (self._handle, ctypes.c_uint(gpu), *map(ctypes.c_int64, (until_us, power_mw, hold_us)))
+        self._check(f"GPU {gpu}", self._function("spend")(*arguments))
 
     def set_text(self, gpu: int, **values: str) -> None:
         """Set the ``uuid`` or the ``name`` of a GPU."""

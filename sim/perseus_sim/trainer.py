@@ -19,10 +19,10 @@ import time
 from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import perseus_client
-from perseus_sim.shared_gpu import Physics, SharedGpu
+from perseus_sim.shared_gpu import GpuSpec, Physics, Request, SharedGpu
 
 MESSAGE: Final = struct.Struct("<IIQ")  # iteration, instruction on the sender's stage, virtual time of its end
 _AGENT_PATIENCE_S: Final = 0.1
@@ -67,10 +67,24 @@ class Table:
         )
 
 
+class Gpu(Protocol):
+    """What an engine moves: ``shared_gpu.SharedGpu``, or ``shim_gpu.ShimGpu`` on a real node."""
+
+    spec: GpuSpec
+
+    def physics(self) -> Physics: ...
+    def advance(self, physics: Physics) -> None: ...
+    def requested(self) -> Request: ...
+    def requested_ns(self) -> int: ...
+    def capped(self) -> tuple[int, int]: ...
+    @property
+    def locked_mhz(self) -> int: ...
+
+
 class Engine:
     """Virtual time of one GPU: spends it on work and on waiting, and books the energy."""
 
-    def __init__(self, gpu: SharedGpu, *, speed: float | None, noise: float, seed: int, spikes: float = 0.0) -> None:
+    def __init__(self, gpu: Gpu, *, speed: float | None, noise: float, seed: int, spikes: float = 0.0) -> None:
         """``speed``: virtual over wall seconds, None for as fast as possible; ``noise``: relative, of durations;
         ``spikes``: share of instructions that take up to `SPIKE` longer.
         """
@@ -213,9 +227,10 @@ class Mailbox:
 class Rank:
     """One process of the job."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], gpu: Gpu) -> None:
         self._spec = spec
-        gpu = SharedGpu(Path(spec["gpu"]))
+        self._offset_us: int = spec.get("offset_us", 0)
+        """What this machine's clock shows beyond the job's."""
         self._engine = Engine(gpu, speed=spec["speed"], noise=spec["noise"], seed=spec["seed"], spikes=spec["spikes"])
         self._tables = [Table(**table) for table in spec["tables"]]
         sockets = {int(peer): socket.socket(fileno=number) for peer, number in spec["peers"].items()}
@@ -246,35 +261,38 @@ class Rank:
         self._say({"ready": True})
         order = self._next_order()
         while not order.get("stop"):
-            engine.pace_from(order["begin_us"], order["wall_ns"])
-            engine.wait_until(order["begin_us"])
-            begin = {"begin_us": int(engine.now_us), "begin_energy_uj": engine.energy_uj}
+            engine.pace_from(order["begin_us"] + self._offset_us, order["wall_ns"] + self._offset_us * 1000)
+            engine.wait_until(order["begin_us"] + self._offset_us)
+            begin = {"begin_us": self._job_us(), "begin_energy_uj": engine.energy_uj}
             session.step_begin()
             for index, step in enumerate(spec["steps"]):
                 self._execute(session, order["iteration"], index, step, order["slowdown"])
             session.step_end()
-            self._say({"iteration": order["iteration"], **begin, "end_us": int(engine.now_us)})
+            self._say({"iteration": order["iteration"], **begin, "end_us": self._job_us()})
             order = self._next_order()
-        engine.wait_until(order["begin_us"])
-        self._say({"final_energy_uj": engine.energy_uj, "final_us": int(engine.now_us)})
+        engine.wait_until(order["begin_us"] + self._offset_us)
+        self._say({"final_energy_uj": engine.energy_uj, "final_us": self._job_us()})
         session.close()
 
     def _execute(
         self, session: perseus_client.Session, iteration: int, index: int, step: dict[str, Any], slowdown: float
     ) -> None:
         engine = self._engine
-        extra_us = self._spec["delay_us"]
+        extra_us = self._spec["delay_us"] + self._offset_us
         arrivals = [self._mail[peer].end_of(iteration, sent) + us + extra_us for peer, sent, us in step["waits"]]
         engine.wait_until(max([engine.now_us + step["gap_us"], *arrivals]))
         session.instruction_begin(step["kind"], step["microbatch"], step["chunk"])
         engine.work(self._tables[step["table"]], slowdown)
         rings = session.rings
         session.instruction_end()
-        message = MESSAGE.pack(iteration, index, int(engine.now_us))
+        message = MESSAGE.pack(iteration, index, self._job_us())
         for peer in step["sends"]:
             self._peers[peer].sendall(message)
         if session.rings != rings:
             engine.await_agent()
+
+    def _job_us(self) -> int:
+        return int(self._engine.now_us) - self._offset_us
 
     def _say(self, message: dict[str, Any]) -> None:
         self._parent.sendall(json.dumps(message).encode() + b"\n")
@@ -290,7 +308,8 @@ class Rank:
 def main() -> int:
     """Entry point: 0 if told to stop, 3 if the job fell apart around this rank."""
     try:
-        Rank(json.loads(Path(sys.argv[1]).read_text())).run()
+        spec = json.loads(Path(sys.argv[1]).read_text())
+        Rank(spec, SharedGpu(Path(spec["gpu"]))).run()
     except (JobGone, BrokenPipeError, ConnectionResetError):
         return 3
     return 0

@@ -25,9 +25,11 @@ import pytest
 import yaml
 from kubernetes import client, dynamic
 
+from perseus_agent.devices.nvml import may_write
 from perseus_proto import keys
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 from perseus_sim import rbac
+from perseus_sim.nvml_shim import ShimError, build
 from perseus_sim.process_node import ProcessNode
 from perseus_sim.servers import Feature, Server
 
@@ -38,6 +40,7 @@ CHART, NAMESPACE = ROOT / "charts" / "perseus", "perseus-system"
 PROGRAMS = {
     "perseus-operator": [sys.executable, "-m", "perseus_operator"],
     "perseus-agent": [sys.executable, "-m", "perseus_agent"],
+    "perseus-trainer": [sys.executable, "-m", "perseus_sim.pod_job"],
 }
 CRD = "perseusjobs.perseus.energy"
 # Made by controllers, or by the cluster for itself.
@@ -89,11 +92,18 @@ def namespace(api: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def node(api: Any, server: Server, short: Path) -> Iterator[ProcessNode]:
+def node(api: Any, server: Server, short: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessNode]:
     if server.plane is None or Feature.CONTROLLERS not in server.features:
         pytest.skip(f"the {server.name} is not ours to put a node into, or has no controllers")
+    try:
+        library = build(tmp_path_factory.mktemp("library"))
+    except ShimError as error:
+        pytest.skip(f"no simulated GPUs: {error}")
+    programs = PROGRAMS | {
+        "perseus-gpu-sim": [sys.executable, "-m", "perseus_sim.device_plugin", f"--library={library}"]
+    }
     proc_root = "PERSEUS_AGENT_PROC_ROOT"
-    with ProcessNode(api, server.kubeconfig, short, PROGRAMS, proc_root_variable=proc_root) as node:
+    with ProcessNode(api, server.kubeconfig, short, programs, proc_root_variable=proc_root) as node:
         yield node
 
 
@@ -421,6 +431,8 @@ def test_the_commands_of_the_install_page(
     helm: Any, api: Any, server: Server, node: ProcessNode, tmp_path: Path
 ) -> None:
     assert server.plane is not None
+    if not may_write():
+        pytest.skip("simulated GPUs want of an agent what real ones want, CAP_SYS_ADMIN, and this user has it not")
     path = f"{server.plane.assets}:{helm.environment['PATH']}"
     environment = helm.environment | {"PATH": path, "KUBECONFIG": str(server.kubeconfig)}
     blocks = commands(ROOT / "docs" / "install.md")

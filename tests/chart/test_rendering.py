@@ -14,6 +14,8 @@ import yaml
 from perseus_agent.settings import parse_settings as agent_settings
 from perseus_operator.settings import parse_settings as operator_settings
 from perseus_proto import keys
+from perseus_sim.nvml_shim import ENV_STATE
+from perseus_sim.shim_gpu import STATE
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 OPERATOR, AGENT = ("Deployment", "perseus-operator"), ("DaemonSet", "perseus-agent")
@@ -217,21 +219,31 @@ def test_agents_run_on_gpu_nodes_and_make_way_for_the_driver(
     assert not node_matches(agent, {"nvidia.com/gpu.deploy.client": "true"})
 
 
-def test_simulated_gpus_need_no_gpu_node_and_no_privilege(render: Render) -> None:
+def test_simulated_gpus_need_no_gpu_node_and_leave_the_agent_as_it_is_in_production(render: Render) -> None:
     objects = render({"simulatedGpus": {"enabled": True, "count": 4}, "agent": {"runtimeClassName": "nvidia"}})
     agent = pod(objects, AGENT)
+    production = pod(render({"agent": {"runtimeClassName": "nvidia"}}), AGENT)
     assert node_matches(agent, {})
     assert "runtimeClassName" not in agent
-    main, plugin = agent["containers"][0], agent["initContainers"][0]
+    assert production["runtimeClassName"] == "nvidia"
+    main, real = agent["containers"][0], production["containers"][0]
+    assert main["args"] == real["args"]
+    assert main["securityContext"] == real["securityContext"]
+    assert agent_settings(main["args"], environment(main)).devices == "nvml"
     assert not any(name.startswith("NVIDIA") for name in environment(main))
-    for each in (main, plugin):
-        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert each["image"] == main["image"]
-    devices = agent_settings(main["args"], environment(main)).devices
-    assert devices == "perseus_sim.gpu:open_devices:/var/lib/perseus/gpus"
-    assert {"--count=4", "--gpus=/var/lib/perseus/gpus"} <= set(plugin["args"])
-    assert plugin["restartPolicy"] == "Always"
-    assert pod(render({"agent": {"runtimeClassName": "nvidia"}}), AGENT)["runtimeClassName"] == "nvidia"
+    [folder] = [m["mountPath"] for m in main["volumeMounts"] if m["name"] == "simulated-gpus"]
+    assert environment(main)["LD_LIBRARY_PATH"] == folder
+    assert environment(main)[ENV_STATE] == f"{folder}/{STATE}"
+
+    simulator = pod(objects, ("DaemonSet", "perseus-gpu-sim"))
+    assert node_matches(simulator, {})
+    container = simulator["containers"][0]
+    assert {"--count=4", f"--gpus={folder}"} <= set(container["args"])
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    hosts = {volume["name"]: volume["hostPath"]["path"] for volume in simulator["volumes"] if "hostPath" in volume}
+    assert hosts["gpus"] == folder  # where the agent looks, since the kubelet mounts it into pods from there
+    assert ("DaemonSet", "perseus-gpu-sim") not in render()
 
 
 def test_without_agents_nothing_of_them_is_left(render: Render) -> None:

@@ -55,6 +55,8 @@ def test_lint(helm: Callable[..., str]) -> None:
         ("agent.socketDirectory", "run/perseus", "socketDirectory"),
         ("agent.grpcPort", 0, "grpcPort"),
         ("simulatedGpus.count", 0, "count"),
+        ("simulatedGpus.count", 17, "count"),
+        ("simulatedGpus.image.tag", "latest", "tag"),
         ("simulatedGpus.model", "h100", "model"),
         ("tls.mode", "off", "mode"),
         ("tls.certManager.duration", "90d", "duration"),

@@ -11,18 +11,20 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.waiting import eventually
 
+from perseus_agent.devices.nvml import NvmlDevices
 from perseus_agent.podresources import PodResources
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
 from perseus_sim.device_plugin import IN_CONTAINER, DevicePlugin, make_gpus, offer
-from perseus_sim.gpu import ENV_GPUS, open_devices
 from perseus_sim.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.model import MODELS
-from perseus_sim.shared_gpu import SharedGpu
+from perseus_sim.nvml_shim import ENV_STATE
+from perseus_sim.shim_gpu import ENV_FOLDER, describe, open_shim
 
 A100 = MODELS["a100"]
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Registry(stubs.RegistrationServicer):
@@ -61,8 +63,8 @@ def gpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def uuids(tmp_path: Path, gpus: Path) -> Iterator[list[str]]:
-    uuids, stop = make_gpus(gpus, "node-a", 2, A100), threading.Event()
+def uuids(tmp_path: Path, gpus: Path, nvml_library: Path) -> Iterator[tuple[str, ...]]:
+    uuids, stop = make_gpus(gpus, "node-a", 2, A100, nvml_library).uuids, threading.Event()
     thread = threading.Thread(target=offer, args=(tmp_path, DevicePlugin(uuids, gpus, stop), stop))
     thread.start()
     yield uuids
@@ -72,7 +74,7 @@ def uuids(tmp_path: Path, gpus: Path) -> Iterator[list[str]]:
 
 
 def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
-    kubelet: Registry, uuids: list[str], gpus: Path, tmp_path: Path
+    kubelet: Registry, uuids: tuple[str, ...], gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = kubelet.registered.get(timeout=WAIT_S)
     assert (request.version, request.resource_name) == ("v1beta1", "nvidia.com/gpu")
@@ -86,7 +88,11 @@ def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
         wanted = messages.ContainerAllocateRequest(devices_ids=uuids[:1])
         answer = plugin.Allocate(messages.AllocateRequest(container_requests=[wanted]), timeout=WAIT_S)
     [container] = answer.container_responses
-    assert dict(container.envs) == {"NVIDIA_VISIBLE_DEVICES": uuids[0], ENV_GPUS: IN_CONTAINER}
+    assert dict(container.envs) == {
+        "NVIDIA_VISIBLE_DEVICES": uuids[0],
+        ENV_FOLDER: IN_CONTAINER,
+        ENV_STATE: f"{IN_CONTAINER}/nvml-state",
+    }
     [mount] = container.mounts
     assert (mount.host_path, mount.container_path, mount.read_only) == (str(gpus), IN_CONTAINER, False)
 
@@ -102,11 +108,15 @@ def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
         node.stop()
     assert allocation is not None
     assert allocation.gpu_uuids == (uuids[0],)
-    assert sorted(device.identity.uuid for device in open_devices(str(gpus)).devices) == sorted(uuids)
+    monkeypatch.setenv(ENV_STATE, str(gpus / "nvml-state"))
+    driver = NvmlDevices(privileged=lambda: True, energy_check_s=0.0)
+    assert [device.identity.uuid for device in driver.devices] == list(uuids)
+    assert driver.devices[0].identity.supported_clocks_mhz == A100.clocks_mhz
+    driver.close()
 
 
 def test_it_registers_again_with_a_kubelet_that_was_restarted(
-    kubelet: Registry, uuids: list[str], tmp_path: Path
+    kubelet: Registry, uuids: tuple[str, ...], tmp_path: Path
 ) -> None:
     endpoint = kubelet.registered.get(timeout=WAIT_S).endpoint
     kubelet.stop()
@@ -115,11 +125,35 @@ def test_it_registers_again_with_a_kubelet_that_was_restarted(
     assert kubelet.registered.get(timeout=WAIT_S).endpoint == endpoint
 
 
-def test_gpus_keep_their_names_and_state_over_a_restart_and_differ_between_nodes(gpus: Path, tmp_path: Path) -> None:
-    first = make_gpus(gpus, "node-a", 3, A100)
-    held = SharedGpu(gpus / f"{first[0]}.gpu")
-    held.request(1200)
-    assert make_gpus(gpus, "node-a", 2, A100) == first[:2]
-    assert sorted(path.stem for path in gpus.glob("*.gpu")) == sorted(first[:2])
-    assert SharedGpu(gpus / f"{first[0]}.gpu").locked_mhz == 1200
-    assert not set(first) & set(make_gpus(tmp_path / "other", "node-b", 3, A100))
+def test_gpus_keep_their_names_and_state_over_a_restart_and_differ_between_nodes(
+    gpus: Path, tmp_path: Path, nvml_library: Path
+) -> None:
+    first = make_gpus(gpus, "node-a", 3, A100, nvml_library)
+    open_shim(gpus).set(0, locked_mhz=1200)
+    assert make_gpus(gpus, "node-a", 3, A100, nvml_library) == first
+    assert [values["locked_mhz"] for values in describe(gpus).values()] == [1200, 0, 0]
+    fewer = make_gpus(gpus, "node-a", 2, A100, nvml_library).uuids
+    assert fewer == first.uuids[:2] == tuple(describe(gpus))
+    assert not set(fewer) & set(make_gpus(tmp_path / "other", "node-b", 3, A100, nvml_library).uuids)
+    (gpus / "nvml-state").write_bytes(b"cut short")
+    make_gpus(gpus, "node-a", 2, A100, nvml_library)
+    assert [values["locked_mhz"] for values in describe(gpus).values()] == [0, 0]
+
+
+def test_the_heartbeat_stops_with_the_kubelet(tmp_path: Path) -> None:
+    stop, beat = threading.Event(), tmp_path / "beat"
+    thread = threading.Thread(target=offer, args=(tmp_path, DevicePlugin((), tmp_path, stop), stop, beat))
+    registry = Registry(tmp_path)
+    registry.start()
+    thread.start()
+    try:
+        eventually(beat.exists)
+        registry.stop()
+        socket = tmp_path / "perseus-simulated-gpus.sock"
+        socket.unlink()
+        eventually(socket.exists)
+        beat.unlink()
+        assert not beat.exists()
+    finally:
+        stop.set()
+        thread.join(WAIT_S)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from tests.waiting import eventually
 
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 from perseus_sim.cluster import RunningJob, SimulatedCluster, SimulatedNode
-from perseus_sim.job import PipelineIteration
+from perseus_sim.coordinator import PipelineIteration
 from perseus_sim.model import MODELS, profile_csv
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.problem import Problem, build_problem
@@ -105,18 +105,11 @@ class Operator:
         self._agent.ReleaseLease(agent_pb2.ReleaseLeaseRequest(job_uid=JOB, epoch=1))
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        time.sleep(0.02)
-
-
 def after(job: RunningJob, iteration: int, count: int) -> list[PipelineIteration]:
     """Samples of so many iterations behind one."""
     found: list[PipelineIteration] = []
     while len(found) < count:
-        sample = job.training.samples.get(timeout=30)
+        sample = job.training.samples.get(timeout=60)
         if sample.iteration > iteration:
             found.append(sample)
     return found
@@ -124,7 +117,7 @@ def after(job: RunningJob, iteration: int, count: int) -> list[PipelineIteration
 
 def test_a_plan_takes_what_the_solver_promised(cluster: SimulatedCluster, problem: Problem, frontier: Frontier) -> None:
     node = cluster.add_node("node-0", STAGES, A100)
-    job = cluster.start_job("j", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=10.0)
+    job = cluster.start_job("j", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=60.0)
     operator = Operator(cluster, node, job)
     plans = plan_set(problem, frontier)
     operator.push(plans)
@@ -147,7 +140,7 @@ def test_a_killed_agent_delays_nobody_and_its_successor_restores_the_clocks(
     cluster: SimulatedCluster, problem: Problem, frontier: Frontier
 ) -> None:
     node = cluster.add_node("node-0", STAGES, A100)
-    job = cluster.start_job("j", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=10.0)
+    job = cluster.start_job("j", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=60.0)
     operator = Operator(cluster, node, job)
     plans = plan_set(problem, frontier)
     operator.push(plans)

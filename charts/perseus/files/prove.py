@@ -5,11 +5,12 @@ Runs in the operator's image under a service account of its own. No GPU and no a
 
 # ruff: noqa: T201  # what it prints is what `helm test --logs` shows
 
+import asyncio
 import os
 import sys
 import time
 
-from kubernetes import client, config
+from kubernetes.aio import client, config
 
 from perseus_proto import keys
 from perseus_sim.model import profile_csv
@@ -25,50 +26,54 @@ SPEC = {
 }
 
 
-def delete(core, jobs):
+async def delete(core, jobs):
     for forget in (
         lambda: jobs.delete_namespaced_custom_object(*PLACE, NAME),
         lambda: core.delete_namespaced_config_map(NAME, NAMESPACE),
     ):
         try:
-            forget()
+            await forget()
         except client.ApiException as error:
             if error.status != 404:
                 raise
 
 
-def planned(jobs, timeout_s):
+async def planned(jobs, timeout_s):
     """The job once it is Ready; what it says instead when the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
-        job = jobs.get_namespaced_custom_object(*PLACE, NAME)
+        job = await jobs.get_namespaced_custom_object(*PLACE, NAME)
         said = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
         if said.get("Ready", {}).get("status") == "True":
             return job
         if time.monotonic() > deadline:
             sys.exit(f"FAILED: not Ready after {timeout_s} s. {said or 'The operator has said nothing: see its log.'}")
-        time.sleep(0.5)
+        await asyncio.sleep(0.5)
 
 
-def main():
+async def main():
     try:
         config.load_incluster_config()
     except config.ConfigException:
-        config.load_kube_config()
-    core, jobs = client.CoreV1Api(), client.CustomObjectsApi()
-    delete(core, jobs)  # what a test that was killed has left
+        await config.load_kube_config()
+    async with client.ApiClient() as connection:
+        await prove(client.CoreV1Api(connection), client.CustomObjectsApi(connection), client.AppsV1Api(connection))
+
+
+async def prove(core, jobs, apps):
+    await delete(core, jobs)  # what a test that was killed has left
     try:
         profile = {"metadata": {"name": NAME}, "data": {keys.PROFILE_KEY: profile_csv(stages=2)}}
-        core.create_namespaced_config_map(NAMESPACE, profile)
+        await core.create_namespaced_config_map(NAMESPACE, profile)
         api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
         job = {"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": NAME}, "spec": SPEC}
-        jobs.create_namespaced_custom_object(*PLACE, job)
-        frontier = planned(jobs, 90)["status"]["frontier"]
+        await jobs.create_namespaced_custom_object(*PLACE, job)
+        frontier = (await planned(jobs, 90))["status"]["frontier"]
         print(f"operator: planned a job; its frontier has {frontier['points']} points")
     finally:
-        delete(core, jobs)
+        await delete(core, jobs)
     if AGENTS:
-        agents = client.AppsV1Api().read_namespaced_daemon_set(AGENTS, RELEASE_NAMESPACE).status
+        agents = (await apps.read_namespaced_daemon_set(AGENTS, RELEASE_NAMESPACE)).status
         print(f"agents: {agents.number_ready or 0} of {agents.desired_number_scheduled or 0} ready")
         if not agents.desired_number_scheduled:
             print("agents: no node looks like a GPU node; see agent.affinity")
@@ -76,4 +81,4 @@ def main():
             sys.exit("FAILED: an agent is not ready: kubectl logs it")
 
 
-main()
+asyncio.run(main())

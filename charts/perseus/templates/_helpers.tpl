@@ -80,3 +80,8 @@ relabelings: {{- toYaml . | nindent 2 }}
 metricRelabelings: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+
+{{- /* Directory of the node with simulated GPUs. It must not outlive a restart of the node, like a driver's. */ -}}
+{{- define "perseus.simulatedGpus" -}}
+/run/perseus-simulated-gpus
+{{- end -}}

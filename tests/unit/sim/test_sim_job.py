@@ -13,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import eventually
 
-from perseus_sim.job import JobSpec, PipelineIteration, RankSpec, TrainingJob
+from perseus_sim.coordinator import PipelineIteration
+from perseus_sim.job import JobSpec, RankSpec, TrainingJob
 from perseus_sim.model import MODELS, profile_csv
 from perseus_sim.processes import Processes
 from perseus_sim.shared_gpu import GpuSpec, SharedGpu
@@ -55,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
 
 
 def take(job: TrainingJob, iterations: int, pipelines: int = 1) -> list[PipelineIteration]:
-    return [job.samples.get(timeout=30) for _ in range(iterations * pipelines)]
+    return [job.samples.get(timeout=60) for _ in range(iterations * pipelines)]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb-v"])
@@ -141,8 +143,17 @@ def test_pipelines_wait_for_the_slowest_at_every_iteration(start: Callable[..., 
 
 def test_virtual_time_follows_the_wall_clock_at_the_speed_asked_for(start: Callable[..., TrainingJob]) -> None:
     job = start(problem_of(stages=2, microbatches=2), speed=4.0)
-    first = take(job, 1)[0]
-    began_s = time.monotonic()
+
+    def nothing_waits() -> bool:
+        while not job.samples.empty():
+            job.samples.get()
+        nonlocal began_s
+        began_s = time.monotonic()
+        return job.samples.empty()
+
+    began_s = 0.0
+    eventually(nothing_waits)
+    first = take(job, 1)[0]  # was ready after ``began_s``
     last = take(job, 4)[-1]
     took_s = time.monotonic() - began_s
     job.stop()
@@ -153,10 +164,7 @@ def test_a_killed_rank_ends_the_job_and_no_process_stays(start: Callable[..., Tr
     job = start(problem_of())
     take(job, 1)
     os.kill(job.children[0, 1].pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while job.running or any(child.running for child in job.children.values()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not job.running and not any(child.running for child in job.children.values()))
     assert job.failure is not None
     assert "has gone" in job.failure
 

@@ -1,0 +1,50 @@
+# Simulated GPUs for nodes that have none: a device plugin, and the library that stands for NVIDIA's. Built from the root of the
+# repository by build.py.
+# BASE must hold a Python that can make virtual environments, at the same place in all stages; releases pin it by digest.
+ARG BASE=python:3.11.14-slim-bookworm
+# Its compiler makes the library, for the same C library as BASE has; nothing of it stays.
+ARG COMPILER=gcc:12.5.0-bookworm
+
+FROM ${BASE} AS needs
+# For builders without a package index: --no-index --find-links of a folder mounted into the build.
+ARG PIP_OPTIONS=""
+WORKDIR /src
+COPY pyproject.toml requirements.lock deploy/images/requirements.py ./
+RUN python3 -m venv /opt/perseus \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock grpcio protobuf \
+ && echo /opt/app > "$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/app.pth"
+
+FROM needs AS slim
+RUN /opt/perseus/bin/pip uninstall --yes pip setuptools
+
+FROM needs AS build
+ARG PIP_OPTIONS=""
+COPY README.md LICENSE ./
+COPY proto proto
+COPY solver solver
+COPY agent agent
+COPY client client
+COPY operator operator
+COPY sim sim
+COPY deploy/images/sbom.py ./
+# Of the project, only the rooms that this image needs.
+RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --target /opt/app . \
+ && /opt/perseus/bin/pip uninstall --yes pip setuptools \
+ && cd /opt/app && rm -r perseus_agent perseus_client perseus_operator perseus_solver \
+ && find bin -type f -delete \
+ && /opt/perseus/bin/python /src/sbom.py perseus-gpu-sim > sbom.cdx.json
+
+FROM ${COMPILER} AS library
+COPY deploy/gpu-sim/nvml_shim.c /src/
+RUN gcc -O2 -Wall -Wextra -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o /libnvidia-ml.so.1 /src/nvml_shim.c -lpthread -lm
+
+FROM ${BASE}
+# In two layers: what a new version of the project brings is small.
+COPY --from=slim /opt/perseus /opt/perseus
+COPY --from=build /opt/app /opt/app
+COPY --from=library /libnvidia-ml.so.1 /opt/gpu-sim/libnvidia-ml.so.1
+COPY LICENSE /licenses/LICENSE
+ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Root: the kubelet's directory of device plugins is root's.
+USER 0:0
+ENTRYPOINT ["python", "-m", "perseus_sim.device_plugin", "--library=/opt/gpu-sim/libnvidia-ml.so.1"]

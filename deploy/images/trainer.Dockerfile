@@ -1,0 +1,44 @@
+# A training job that only keeps time, for nodes with simulated GPUs: the client, as in any training image, and no framework. NumPy
+# reads the profile. Built from the root of the repository by build.py.
+# BASE must hold a Python that can make virtual environments, at the same place in all stages; releases pin it by digest.
+ARG BASE=python:3.11.14-slim-bookworm
+
+FROM ${BASE} AS needs
+# For builders without a package index: --no-index --find-links of a folder mounted into the build.
+ARG PIP_OPTIONS=""
+WORKDIR /src
+COPY pyproject.toml requirements.lock deploy/images/requirements.py ./
+RUN python3 -m venv /opt/perseus \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock numpy \
+ && echo /opt/app > "$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/app.pth"
+
+FROM needs AS slim
+RUN /opt/perseus/bin/pip uninstall --yes pip setuptools \
+ && cd "$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && find numpy -type d -name tests -prune -exec rm -r {} +
+
+FROM needs AS build
+ARG PIP_OPTIONS=""
+COPY README.md LICENSE ./
+COPY proto proto
+COPY solver solver
+COPY agent agent
+COPY client client
+COPY operator operator
+COPY sim sim
+COPY deploy/images/sbom.py ./
+# Of the project, only the rooms that this image needs.
+RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --target /opt/app . \
+ && /opt/perseus/bin/pip uninstall --yes pip setuptools \
+ && cd /opt/app && rm -r perseus_agent perseus_operator \
+ && find bin -type f -delete \
+ && /opt/perseus/bin/python /src/sbom.py perseus-trainer > sbom.cdx.json
+
+FROM ${BASE}
+# In two layers: what a new version of the project brings is small.
+COPY --from=slim /opt/perseus /opt/perseus
+COPY --from=build /opt/app /opt/app
+COPY LICENSE /licenses/LICENSE
+ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "perseus_sim.pod_job"]

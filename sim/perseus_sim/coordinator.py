@@ -1,0 +1,178 @@
+"""The gradient synchronisation of a simulated training job: when all ranks have ended their iteration, the next begins.
+
+It begins at the latest of their ends. What each pipeline's iterations took is measured here, from what the ranks report
+of their GPUs and without the agent. Used by ``job``, which starts the ranks on this machine, and by ``pod_job``, whose
+ranks are processes of many pods.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+Place = tuple[int, int]
+"""Pipeline and stage."""
+LATEST_US: Final = 250_000
+"""In real time, how far a job may be behind its machine before that time counts as lost to it."""
+
+
+@dataclass(frozen=True)
+class PipelineIteration:
+    """One iteration of one pipeline, as its GPUs' counters saw it."""
+
+    pipeline: int
+    iteration: int
+    begin_us: int
+    span_us: int
+    """To the end of its own last instruction."""
+    time_us: int
+    """To the begin of the next iteration, which waits for all pipelines."""
+    energy_mj: int
+    """Of all its GPUs, over ``time_us``."""
+
+
+class Gone(Exception):
+    """A rank has ended before it was told to."""
+
+
+class Coordinator:
+    """Keeps the ranks of one job in step, over a connection to each. ``samples`` fills while it runs."""
+
+    def __init__(
+        self,
+        parents: Mapping[Place, socket.socket],
+        samples: queue.SimpleQueue[PipelineIteration],
+        *,
+        begin_us: int,
+        between_us: int,
+        speed: float | None,
+        real_time: bool = False,
+        first: int = 0,
+    ) -> None:
+        """Nothing is said yet.
+
+        Args:
+            parents: a connection to each rank.
+            samples: where measurements go.
+            begin_us: of the first iteration, in virtual time.
+            between_us: from the last rank's end to the next iteration.
+            speed: virtual over wall seconds; None: as fast as the machine can.
+            real_time: virtual time is this machine's monotonic clock.
+            first: number of the first iteration.
+        """  # fmt: skip
+        self.iteration = first - 1
+        """The iteration that runs; one less than the first before that."""
+        self.stopping = threading.Event()
+        self.slowdowns: dict[int, float] = {}
+        """By pipeline: how many times as long it takes, from the next iteration on."""
+        self._parents = parents
+        self._samples = samples
+        self._begin_us = begin_us
+        self._between_us = between_us
+        self._speed = speed
+        self._real_time = real_time
+
+    def train(self) -> None:
+        """Iterations until told to stop.
+
+        Raises:
+            Gone, OSError: a rank has.
+        """
+        begin_us = self._begin_us
+        inbox = _Inbox(self._parents)
+        self._tell({"connect": True})
+        inbox.collect()
+        before: dict[Place, dict[str, Any]] = {}
+        iteration = self.iteration + 1
+        wall_ns = time.monotonic_ns()
+        while not self.stopping.is_set():
+            if self._real_time:
+                begin_us = max(begin_us, time.monotonic_ns() // 1000 - LATEST_US)
+                wall_ns = begin_us * 1000
+            else:  # time lost by this machine is not made up for: pace anew from every barrier
+                wall_ns = max(wall_ns, time.monotonic_ns())
+            self.iteration = iteration
+            slowdowns = dict(self.slowdowns)  # the same for all ranks of an iteration
+            for place in self._parents:
+                slowdown = slowdowns.get(place[0], 1.0)
+                order = {"iteration": iteration, "begin_us": begin_us, "wall_ns": wall_ns, "slowdown": slowdown}
+                self._tell(order, place)
+            reports = inbox.collect()
+            if before:
+                self._measure(before, {p: (r["begin_us"], r["begin_energy_uj"]) for p, r in reports.items()})
+            before = reports
+            next_us = max(report["end_us"] for report in reports.values()) + self._between_us
+            if self._speed:
+                wall_ns += int((next_us - begin_us) * 1000 / self._speed)
+            begin_us = next_us
+            iteration += 1
+        self._tell({"stop": True, "begin_us": begin_us})
+        last = inbox.collect()
+        if before:
+            self._measure(before, {p: (r["final_us"], r["final_energy_uj"]) for p, r in last.items()})
+
+    def hang_up(self) -> None:
+        """Without us every rank ends."""
+        for connection in self._parents.values():
+            connection.close()
+
+    def _measure(self, reports: Mapping[Place, dict[str, Any]], following: Mapping[Place, tuple[int, int]]) -> None:
+        for pipeline in sorted({place[0] for place in self._parents}):
+            own = {place: report for place, report in reports.items() if place[0] == pipeline}
+            begin_us = min(report["begin_us"] for report in own.values())
+            energy_uj = sum(following[place][1] - report["begin_energy_uj"] for place, report in own.items())
+            self._samples.put(
+                PipelineIteration(
+                    pipeline=pipeline,
+                    iteration=next(iter(own.values()))["iteration"],
+                    begin_us=begin_us,
+                    span_us=max(report["end_us"] for report in own.values()) - begin_us,
+                    time_us=max(following[place][0] for place in own) - begin_us,
+                    energy_mj=round(energy_uj / 1000),
+                )
+            )
+
+    def _tell(self, order: dict[str, Any], place: Place | None = None) -> None:
+        line = json.dumps(order).encode() + b"\n"
+        for connection in [self._parents[place]] if place else self._parents.values():
+            connection.sendall(line)
+
+
+class _Inbox:
+    """One line from every rank, whichever comes first."""
+
+    def __init__(self, connections: Mapping[Place, socket.socket]) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._buffers: defaultdict[Place, bytes] = defaultdict(bytes)
+        for place, connection in connections.items():
+            self._selector.register(connection, selectors.EVENT_READ, place)
+
+    def collect(self) -> dict[Place, dict[str, Any]]:
+        """The next line of each.
+
+        Raises:
+            Gone: one has hung up.
+        """
+        found: dict[Place, dict[str, Any]] = {}
+        while len(found) < len(self._selector.get_map()):
+            for key, _ in self._selector.select():
+                assert isinstance(key.fileobj, socket.socket)
+                try:
+                    data = key.fileobj.recv(65_536)
+                except ConnectionResetError:  # it left something of ours unread
+                    data = b""
+                if not data:
+                    raise Gone(f"rank {key.data} has gone")
+                self._buffers[key.data] += data
+                if b"\n" in self._buffers[key.data]:
+                    line, _, self._buffers[key.data] = self._buffers[key.data].partition(b"\n")
+                    found[key.data] = json.loads(line)
+        return found
