@@ -153,3 +153,29 @@ def test_an_outage_of_the_api_server_changes_no_clock(system: System) -> None:
     assert all(system.locked())
     system.patch({"spec": {"mode": "Recommend"}})
     system.await_true("clocks are at default", lambda: not any(system.locked()))
+
+
+def test_suspended_resumed_and_made_smaller(system: System) -> None:
+    """Without another frontier; what is not the job's any more is at default clocks, and all of it trains on."""
+    in_force = lambda: system.says("PlanApplied", "True", "PlanInForce")  # noqa: E731
+    system.apply(objective={"type": "MinEnergy"}, baselineIterations=0)
+    system.await_true("a plan is in force", lambda: in_force() and all(system.locked()))
+    solved = system.status()["frontier"]
+
+    system.patch({"spec": {"suspend": True}})
+    system.await_true("clocks are at default", lambda: not any(system.locked()))
+    system.await_true("said so", lambda: system.says("Ready", "False", "Suspended"))
+    system.trains_on()
+    assert not any(system.locked())
+    system.patch({"spec": {"suspend": False}})
+    system.await_true("the plan is in force again", lambda: in_force() and all(system.locked()))
+
+    # The second pipeline's pod goes before anything is said of it.
+    system.cluster.core.delete_namespaced_pod("gpt3-1", "default", grace_period_seconds=0)
+    system.await_true("its clocks are at default", lambda: system.locked() == [True] * STAGES + [False] * STAGES)
+    system.await_true("missed", lambda: system.says("PlanApplied", "False", "WaitingForRanks"))
+    system.patch({"spec": {"pipeline": {"dataParallel": 1}}})
+    system.await_true("a plan is in force for one", in_force)
+    assert system.locked() == [True] * STAGES + [False] * STAGES
+    assert system.status()["frontier"] == solved
+    system.trains_on()
