@@ -93,13 +93,25 @@ class Followed:
 
     def assert_planned_clocks(self) -> None:
         """Instructions ran at the planned clocks, and the agent wrote those, in that order, and nothing else."""
-        for stage, plan in self.plan_mhz.items():
-            exact = sum(clocks == plan for clocks in self.clocks_mhz[stage])
+        for stage in self.plan_mhz:
+            exact = self._exact_iterations(stage)
             assert exact >= PLANNED_ITERATIONS, f"{exact} iterations at the planned clocks on stage {stage}"
-            history = self.history_mhz[stage]
-            assert set(history) <= set(CLOCKS_MHZ)
-            wanted = 2 * plan
-            assert any(history[k : k + len(wanted)] == wanted for k in range(len(history)))
+            assert set(self.history_mhz[stage]) <= set(CLOCKS_MHZ)
+            assert self._written_in_order(stage)
+
+    def runs_at_planned_clocks(self) -> bool:
+        """Whether enough of that has been seen."""
+        return all(
+            self._exact_iterations(stage) >= PLANNED_ITERATIONS and self._written_in_order(stage)
+            for stage in self.plan_mhz
+        )
+
+    def _exact_iterations(self, stage: int) -> int:
+        return sum(clocks == self.plan_mhz[stage] for clocks in self.clocks_mhz[stage])
+
+    def _written_in_order(self, stage: int) -> bool:
+        history, wanted = self.history_mhz[stage], 2 * self.plan_mhz[stage]
+        return any(history[k : k + len(wanted)] == wanted for k in range(len(history)))
 
 
 class Harness:
@@ -183,17 +195,22 @@ class Harness:
         with hand.telemetry() as reports:
             hand.select(0, pipelines)
             deadline_s = time.monotonic() + PATIENCE_S
-            while len(followed.complete) < stages or min(followed.complete.values()) <= PLANNED_ITERATIONS:
+            while True:
                 report = next(reports)
                 job.check()
-                assert time.monotonic() < deadline_s, "the plan was not followed in time"
                 if report.planned and report.durations_us:
                     followed.complete[report.stage] = followed.complete.get(report.stage, 0) + 1
-        for stage, gpu in gpus.items():
-            executed = job.executed(0, stage)[said[stage]["first_iteration"] :]
-            followed.marks[stage] = [[tuple(m[:3]) for m in one["instructions"]] for one in executed]  # type: ignore[misc]
-            followed.clocks_mhz[stage] = [[m[3] for m in one["instructions"]] for one in executed]
-            followed.history_mhz[stage] = [change.mhz for change in gpu.history()[min(before[stage], 511) :]]
+                if len(followed.complete) < stages or min(followed.complete.values()) <= PLANNED_ITERATIONS:
+                    assert time.monotonic() < deadline_s, "the plan was not followed in time"
+                    continue
+                for stage, gpu in gpus.items():
+                    executed = job.executed(0, stage)[said[stage]["first_iteration"] :]
+                    followed.marks[stage] = [[tuple(m[:3]) for m in one["instructions"]] for one in executed]  # type: ignore[misc]
+                    followed.clocks_mhz[stage] = [[m[3] for m in one["instructions"]] for one in executed]
+                    followed.history_mhz[stage] = [change.mhz for change in gpu.history()[min(before[stage], 511) :]]
+                # On a busy machine a clock comes late now and then: the tests ask for iterations without.
+                if followed.runs_at_planned_clocks() or time.monotonic() > deadline_s:
+                    break
         return followed
 
 

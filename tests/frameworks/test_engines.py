@@ -1,0 +1,43 @@
+"""Engines that schedule pipelines themselves, over gloo on CPU, with real agents: Megatron-Core, DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+ENGINES = {"megatron": ["plain", "recompute", "interleaved", "overlapped"], "deepspeed": ["plain", "recompute"]}
+CASES = [(engine, variant) for engine, variants in ENGINES.items() for variant in variants]
+UNTOUCHED = {"megatron": ("restored", True), "deepspeed": ("left_behind", [])}
+"""What a worker says of its engine's objects once the client has let go of them."""
+RANKED = [("megatron", "interleaved"), ("deepspeed", "plain")]
+
+
+@pytest.fixture(scope="module")
+def followed(harness: Any) -> dict[str, dict[str, Any]]:
+    return {engine: harness.follow(f"{engine}_worker.py", variants) for engine, variants in ENGINES.items()}
+
+
+@pytest.mark.parametrize(("engine", "variant"), CASES)
+def test_instructions_are_marked_in_the_engines_own_order(followed: Any, engine: str, variant: str) -> None:
+    followed[engine][variant].assert_marked_as_scheduled()
+
+
+@pytest.mark.parametrize(("engine", "variant"), CASES)
+def test_the_plan_is_applied_instruction_by_instruction(followed: Any, engine: str, variant: str) -> None:
+    followed[engine][variant].assert_planned_clocks()
+
+
+@pytest.mark.parametrize(("engine", "variant"), CASES)
+def test_training_is_the_same_to_the_bit_and_nothing_is_left_behind(followed: Any, engine: str, variant: str) -> None:
+    word, value = UNTOUCHED[engine]
+    for said in followed[engine][variant].said:
+        assert said["attached"]
+        assert said["idempotent"]
+        assert said["bit_identical"]
+        assert said[word] == value
+
+
+@pytest.mark.parametrize(("engine", "variant"), RANKED)
+def test_ranks_come_from_the_engines_own_groups(followed: Any, engine: str, variant: str) -> None:
+    assert [rank[:3] for rank in followed[engine][variant].ranks] == [(0, 0, 0), (0, 1, 0)]
