@@ -33,7 +33,7 @@ from perseus_sim.nvml_shim import ShimError, build
 from perseus_sim.process_node import ProcessNode
 from perseus_sim.servers import Feature, Server
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART, NAMESPACE = ROOT / "charts" / "perseus", "perseus-system"

@@ -24,7 +24,7 @@ from perseus_sim import rbac
 from perseus_sim.model import profile_csv
 from perseus_sim.servers import Feature, Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PROGRAM = Path(sys.executable).with_name("kubectl-perseus")
 USER_ROLES = Path(__file__).resolve().parents[2] / "charts" / "perseus" / "templates" / "user-roles.yaml"

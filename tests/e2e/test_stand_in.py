@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.needs(Feature.CONTROLLERS)
-@pytest.mark.timeout(300)  # a real garbage collector takes its time
+@pytest.mark.timeout(600)  # a real garbage collector takes its time
 def test_the_stand_ins_tests_hold_on_the_real_server(server: Server) -> None:
     programs = [str(server.plane.assets)] if server.plane else []
     path = os.pathsep.join([*programs, os.environ["PATH"]])

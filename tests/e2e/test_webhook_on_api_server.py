@@ -24,7 +24,7 @@ from perseus_sim.pki import Authority
 from perseus_sim.processes import Child, Processes
 from perseus_sim.servers import Server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 NAME = "perseus-webhook"
 PORT = 9443

@@ -21,7 +21,7 @@ from perseus_solver.problem import Problem, build_problem
 from perseus_solver.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
 A100 = MODELS["a100"]

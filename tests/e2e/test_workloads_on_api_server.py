@@ -22,7 +22,7 @@ from perseus_proto import keys
 from perseus_sim.model import profile_csv
 from perseus_sim.servers import Feature
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 NAME = "train"
 JOB_SET, KUBEFLOW, LWS = "jobset.sigs.k8s.io", "training.kubeflow.org", "leaderworkerset.sigs.k8s.io"

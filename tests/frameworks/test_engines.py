@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(900)  # one job after the other follows its plan before the first test
+
 ENGINES = {"megatron": ["plain", "recompute", "interleaved", "overlapped"], "deepspeed": ["plain", "recompute"]}
 CASES = [(engine, variant) for engine, variants in ENGINES.items() for variant in variants]
 UNTOUCHED = {"megatron": ("restored", True), "deepspeed": ("left_behind", [])}

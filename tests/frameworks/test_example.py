@@ -11,7 +11,7 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_pipelining" / "simulate.py"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_example_is_planned_by_the_operator_and_saves_energy(python: Path, tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("simulate", EXAMPLE)
     assert spec is not None

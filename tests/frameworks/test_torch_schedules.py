@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(900)  # one job after the other follows its plan before the first test
+
 SCHEDULES = [
     "GPipe",
     "1F1B",
