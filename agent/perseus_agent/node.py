@@ -27,7 +27,7 @@ from perseus_agent.podresources import Allocation
 from perseus_agent.ranks import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu
 from perseus_agent.telemetry import RankChange, RankIdentity, TelemetryHub, Watcher
 from perseus_agent.worker import GpuWorker, WorkerLimits
-from perseus_proto.hello import Reason, Timing
+from perseus_proto.hello import Instruction, Reason, Timing
 from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)
@@ -213,6 +213,12 @@ class Node:
                 (session.pilot.rank, session.pilot.iteration or 0) if session.pilot else (_stranger(session), 0)
                 for session in self._sessions
             ]
+
+    def schedules(self) -> dict[RankIdentity, tuple[Instruction, ...]]:
+        """What every process that said hello says that it executes."""
+        with self._lock:
+            sessions = list(self._sessions)
+        return {s.pilot.rank if s.pilot else _stranger(s): s.hello.schedule for s in sessions}
 
     # ------------------------------------------------------------------------------------------- the local socket's
     # events

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -35,6 +35,7 @@ from perseus_agent.leases import PodName
 from perseus_agent.node import LeaseView, Node
 from perseus_agent.telemetry import Event, IterationSummary, RankChange, RankIdentity
 from perseus_agent.worker import GpuWorker
+from perseus_proto.hello import Instruction
 from perseus_proto.planset import InvalidPlanSet, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -119,12 +120,13 @@ class AgentService(stubs.AgentServicer):
     @_command
     def DescribeNode(self, request: messages.DescribeNodeRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
         node = self._node
+        schedules = node.schedules() if request.with_schedules else {}
         return messages.NodeDescription(
             node_name=self._node_name,
             agent_version=__version__,
             driver_version=node.driver_version,
             gpus=[_gpu(worker) for worker in node.workers.values()],
-            ranks=[_rank(rank, iteration) for rank, iteration in node.ranks()],
+            ranks=[_rank(rank, iteration, schedules.get(rank, ())) for rank, iteration in node.ranks()],
             leases=[_lease(view) for view in node.lease_views()],
         )
 
@@ -208,7 +210,7 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
     )
 
 
-def _rank(rank: RankIdentity, iteration: int) -> messages.Rank:
+def _rank(rank: RankIdentity, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
     return messages.Rank(
         pod_uid=rank.pod_uid,
         gpu_uuid=rank.gpu_uuid,
@@ -217,6 +219,16 @@ def _rank(rank: RankIdentity, iteration: int) -> messages.Rank:
         tensor_parallel_rank=rank.tensor,
         iteration=iteration,
         pid=rank.pid,
+        schedule=_schedule(rank.stage, schedule) if schedule else None,
+    )
+
+
+def _schedule(stage: int, schedule: Sequence[Instruction]) -> messages.StageSchedule:
+    return messages.StageSchedule(
+        stage=stage,
+        kinds=[int(instruction.kind) for instruction in schedule],  # type: ignore[misc]  # numbers of the same enum
+        microbatches=[instruction.microbatch for instruction in schedule],
+        chunks=[instruction.chunk for instruction in schedule],
     )
 
 

@@ -66,6 +66,8 @@ class NodeInfo:
     uncontrollable: dict[str, str]
     clocks_mhz: dict[str, tuple[int, ...]]
     """GPU UUID → supported clocks."""
+    told: dict[tuple[str, int], tuple[tuple[int, int, int], ...]]
+    """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless asked for."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,10 @@ class AgentPool:
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    async def describe(self, address: str) -> NodeInfo:
+    async def describe(self, address: str, *, with_schedules: bool = False) -> NodeInfo:
         """The node's ranks of all jobs, and the GPUs that may not be driven."""
-        stub = self._stub(address)
-        answer = await _call(lambda: stub.DescribeNode(agent_pb2.DescribeNodeRequest(), timeout=self._timeout_s))
+        stub, request = self._stub(address), agent_pb2.DescribeNodeRequest(with_schedules=with_schedules)
+        answer = await _call(lambda: stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
             ranks=tuple(_rank(rank) for rank in answer.ranks),
@@ -139,6 +141,7 @@ class AgentPool:
                 if gpu.controllability not in fine
             },
             clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz) for gpu in answer.gpus},
+            told={(r.pod_uid, r.pid): _told(r.schedule) for r in answer.ranks if r.HasField("schedule")},
         )
 
     async def acquire(
@@ -286,6 +289,10 @@ def _rank(message: agent_pb2.Rank) -> Rank:
         pid=message.pid,
         iteration=message.iteration,
     )
+
+
+def _told(schedule: agent_pb2.StageSchedule) -> tuple[tuple[int, int, int], ...]:
+    return tuple(zip(schedule.kinds, schedule.microbatches, schedule.chunks, strict=False))
 
 
 def _event(event: agent_pb2.TelemetryEvent) -> Event | None:

@@ -236,6 +236,8 @@ def kept_name(profile: str) -> str:
 
 def kept_key(inputs: SolveRequest) -> str:
     """Where a pipeline's calibration is kept: for another one it would be wrong."""
+    if inputs.order:
+        return f"calibration-custom-{hashlib.sha256(inputs.order.encode()).hexdigest()[:16]}.json"
     chunks = "" if inputs.chunks is None else f"x{inputs.chunks}"
     return f"calibration-{inputs.schedule}-{inputs.stages}x{inputs.microbatches}{chunks}.json"
 

@@ -47,6 +47,8 @@ class Reason(StrEnum):
     PROFILING_FAILED = "ProfilingFailed"
     PROFILING_NEEDS_ENFORCE = "ProfilingNeedsEnforce"
     # FrontierReady
+    SCHEDULE_INVALID = "ScheduleInvalid"
+    SCHEDULE_UNREADABLE = "ScheduleUnreadable"
     SOLVED = "Solved"
     RESTORED = "Restored"
     SOLVING = "Solving"

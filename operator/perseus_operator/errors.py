@@ -3,6 +3,7 @@
 OperatorError
 ├── InvalidSpec          a manifest that the schema let through: names the field and the rule; waits for an edit
 ├── InvalidProfile       a ConfigMap that holds no usable profile: waits for an edit
+├── InvalidOrder         a schedule without a name that is none: waits for an edit, or for other processes
 ├── SolveFailed          the solver refused or broke: waits for an edit
 │   └── SolveTimeout     … or took longer than allowed
 ├── CannotAnswer         kubectl perseus has nothing to show: one line for who asked
@@ -33,6 +34,14 @@ class InvalidSpec(OperatorError):
 
 class InvalidProfile(OperatorError):
     """The profile cannot be used; ``reason`` is the condition's reason."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class InvalidOrder(OperatorError):
+    """The order of instructions cannot be used; ``reason`` is the condition's reason."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

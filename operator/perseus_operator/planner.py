@@ -139,7 +139,12 @@ class Plan:
 
 
 def inputs_digest(
-    spec: JobSpec, profile_digest: str, calibration_digest: str = "", *, measured_power_mw: int | None = None
+    spec: JobSpec,
+    profile_digest: str,
+    calibration_digest: str = "",
+    *,
+    measured_power_mw: int | None = None,
+    order: str = "",
 ) -> str:
     """SHA-256 over everything that the frontier depends on; the leading word changes with the solver's format."""
     given = spec.profile.blocking_power_milliwatts
@@ -153,6 +158,7 @@ def inputs_digest(
         measured_power_mw if given is None else given,
         spec.points,
         calibration_digest,
+        *([order] if order else ()),
     )
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
@@ -173,16 +179,21 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
     elif not state.reading:
         wake.append(due_s)
 
-    if state.profile_digest is not None:
+    if state.profile_digest is not None and state.order_known:
         digest = inputs_digest(
-            spec, state.profile_digest, state.learning.in_use, measured_power_mw=state.measured_power_mw
+            spec,
+            state.profile_digest,
+            state.learning.in_use,
+            measured_power_mw=state.measured_power_mw,
+            order=state.order or "",
         )
         if _solve_due(state, digest):
             actions.append(Solve(digest))
         elif _calibrate_due(state, limits):
             actions.append(Calibrate())
 
-    needed = _profile_needed(state, spec, now)
+    unready = _order_fault(state) or _ranks_fault(state, spec) or _baseline_fault(state, spec)
+    needed = need(state, spec, unready, now_s=now.monotonic_s)
     if needed is not None:
         actions.extend(needed.actions)
         wake.append(needed.wake_at_s)
@@ -248,17 +259,6 @@ def _in_force(state: JobState, intent: _Intent) -> bool:
     return all(_holds(node, intent.plans) and _selected(node, intent.wanted) for node in nodes)
 
 
-def _profile_needed(state: JobState, spec: JobSpec, now: Now) -> Need | None:
-    unready = _ranks_fault(state, spec) or _baseline_fault(state, spec)
-    return need(state, spec, unready, schedule=schedule_digest(spec), now_s=now.monotonic_s)
-
-
-def schedule_digest(spec: JobSpec) -> str:
-    """What every stage executes, as far as it matters to what has been measured of it."""
-    shape = spec.pipeline
-    return f"{shape.solver_name}/{shape.stages}/{shape.microbatches}/{shape.chunks}/{shape.tensor_parallel}"
-
-
 def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[NodeAction | None, float]]:
     """At most one action for every node, and when to look at it again."""
     may_select = bool(intent.wanted) and all(
@@ -282,7 +282,8 @@ def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[N
 def _profile_due_s(state: JobState, limits: Limits) -> float:
     if state.profile_read_at_s is None:
         return 0.0
-    return state.profile_read_at_s + (limits.profile_retry_s if state.profile_fault else limits.profile_refresh_s)
+    at_fault = state.profile_fault or state.order_fault
+    return state.profile_read_at_s + (limits.profile_retry_s if at_fault else limits.profile_refresh_s)
 
 
 def _solve_due(state: JobState, digest: str) -> bool:
@@ -373,7 +374,18 @@ def goal(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasible | None
     )
 
 
+def _order_fault(state: JobState) -> Fault | None:
+    """Why it is not known what the pipelines run."""
+    if state.order_known:
+        return None
+    asked = Fault(Reason.WAITING_FOR_RANKS, "Not all training processes have told yet what they run.")
+    return state.order_fault or asked
+
+
 def _frontier_fault(state: JobState) -> Fault:
+    unknown = _order_fault(state)
+    if unknown is not None:
+        return Fault(Reason.WAITING_FOR_FRONTIER, unknown.message)
     if state.profile_fault is not None:
         return Fault(Reason.WAITING_FOR_FRONTIER, state.profile_fault.message)
     if state.solve_fault is not None and state.solving is None:

@@ -7,6 +7,7 @@ for any plan: the sweep's clocks are the points of a plan set like that of a fro
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 
@@ -55,14 +56,13 @@ class Need:
     wake_at_s: float = math.inf
 
 
-def need(state: JobState, spec: JobSpec, unready: Fault | None, *, schedule: str, now_s: float) -> Need | None:
+def need(state: JobState, spec: JobSpec, unready: Fault | None, *, now_s: float) -> Need | None:
     """What profiling needs next; None: nothing, there is a profile or nobody wants one to be measured.
 
     Args:
         state: of the job.
         spec: of the job.
         unready: why the training processes cannot be driven yet.
-        schedule: digest of what they execute.
         now_s: monotonic.
     """
     own, online = state.profiling, spec.profile.online
@@ -77,7 +77,7 @@ def need(state: JobState, spec: JobSpec, unready: Fault | None, *, schedule: str
         fault = Fault(Reason.PROFILING_NEEDS_ENFORCE, f"{why}, or a profile stored there.")
     elif unready is not None and fault is None:
         return Need(Fault(Reason.PROFILING, f"To be measured into {where}. {unready.message}"), drive=True)
-    fresh = fault or _fresh(state, spec, schedule)
+    fresh = fault or _fresh(state, spec)
     if isinstance(fresh, Sweep):
         return _step(state, fresh, now_s)
     # A profile that fits badly is better than none.
@@ -93,7 +93,7 @@ def _step(state: JobState, fresh: Sweep, now_s: float) -> Need:
     return Need(said, drive=True, actions=() if own.busy else (BeginSweep(sweep),))
 
 
-def _fresh(state: JobState, spec: JobSpec, schedule: str) -> Sweep | Fault:
+def _fresh(state: JobState, spec: JobSpec) -> Sweep | Fault:
     """A sweep of the job as it is now, nothing measured yet; or why there can be none."""
     online = spec.profile.online
     assert online is not None
@@ -109,7 +109,16 @@ def _fresh(state: JobState, spec: JobSpec, schedule: str) -> Sweep | Fault:
     if len(chosen) < FEWEST:
         return Fault(Reason.PROFILING_FAILED, f"The GPUs of the job have {len(chosen)} clocks in common.")
     recipe = Recipe(online.iterations_per_clock, online.max_slowdown_ratio, 1_000_000 * online.max_duration_seconds)
+    schedule = _schedule_digest(spec, state.order or "")
     return Sweep(chosen, schedule, recipe, replaces=state.profiling.stale)
+
+
+def _schedule_digest(spec: JobSpec, order: str) -> str:
+    """What every stage executes, as far as it matters to what has been measured of it."""
+    shape = spec.pipeline
+    if order:
+        return f"{hashlib.sha256(order.encode()).hexdigest()}/{shape.tensor_parallel}"
+    return f"{shape.solver_name}/{shape.stages}/{shape.microbatches}/{shape.chunks}/{shape.tensor_parallel}"
 
 
 def _go_on(state: JobState, sweep: Sweep, now_s: float) -> Need:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from perseus_operator import frontiers, planner, profiles, releasing
+from perseus_operator import frontiers, orders, planner, releasing
 from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left, Opened
-from perseus_operator.api import Profile, parse_spec
+from perseus_operator.api import parse_spec
 from perseus_operator.conditions import Reason
 from perseus_operator.errors import (
     AgentError,
@@ -32,14 +31,15 @@ from perseus_operator.errors import (
 )
 from perseus_operator.frontiers import Solved
 from perseus_operator.history import Measured, Report
-from perseus_operator.kube import ConfigMap, Json
+from perseus_operator.inputs import Inputs
+from perseus_operator.kube import Json
 from perseus_operator.learner import Learner
 from perseus_operator.planner import Acquire, Calibrate, NodeAction, Now, Push, ReadProfile, Release, Renew, Solve
 from perseus_operator.profiler import Profiler
 from perseus_operator.profiling_plan import BeginSweep, KeepProfile, SaveSweep
 from perseus_operator.reporter import Reporter
 from perseus_operator.services import BACKOFF_S, Services
-from perseus_operator.solving import SolveRequest, check_profile
+from perseus_operator.solving import SolveRequest
 from perseus_operator.state import Fault, JobRef, JobState, Node, Pod
 from perseus_operator.telling import Seen
 from perseus_operator.told import noticed, parse_annotation
@@ -70,16 +70,14 @@ class JobRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._solved: Solved | None = None
-        self._profile_csv: bytes | None = None
-        self._profile_map: ConfigMap | None = None
-        self._recalled: Profile | None = None
-        """The profile beside which a calibration was looked for."""
         self._learner = Learner(self.state, services)
         self._profiler = Profiler(self.state, services)
+        self._inputs = Inputs(self.state, services, self._learner, self._profiler)
         self._reporter = Reporter(ref, services, self._spawn)
         self._raw_spec: Any = None
         self._raw_annotation: str | None = None
         self.seen = Seen("", "")
+        self.labels: Mapping[str, str] = {}
 
     # ------------------------------------------------------------------------------------------------ what is the case
 
@@ -104,6 +102,7 @@ class JobRunner:
                 self.state.accept(spec)
         annotation = (metadata.get("annotations") or {}).get(keys.ANNOTATION_STRAGGLER, "")
         self.seen = Seen(metadata.get("resourceVersion", ""), annotation)
+        self.labels = metadata.get("labels") or {}
         self._observe_annotation(annotation)
         self._wake.set()
 
@@ -135,7 +134,7 @@ class JobRunner:
         return JobView(self.ref, self.state.spec, self._reporter.written, self._solved)
 
     def _recall(self, written: Json, annotations: Mapping[str, str]) -> None:
-        """What an operator before this one has written: the baseline outlives a restart."""
+        """What an operator before this one has written."""
         self._reporter.recall(written, annotations)
         baseline = written.get("baseline")
         if isinstance(baseline, Mapping):
@@ -183,14 +182,14 @@ class JobRunner:
     def _start(self, action: planner.Action) -> None:
         if isinstance(action, ReadProfile):
             self.state.reading = True
-            self._spawn(self._read_profile())
+            self._spawn(self._inputs.read())
         elif isinstance(action, Solve):
             self.state.solving = action.digest
-            self._spawn(self._solve(action.digest, self._solve_request()))
+            self._spawn(self._solve(action.digest, self._inputs.request()))
         elif isinstance(action, Calibrate):
             learning = self.state.learning
             learning.running, learning.begun, learning.since = True, True, 0
-            self._spawn(self._learner.calibrate(self._solve_request(), self._profile_map))
+            self._spawn(self._learner.calibrate(self._inputs.request(), self._inputs.profile_map))
         elif isinstance(action, BeginSweep):
             self._profiler.begin(action.sweep)
             self._wake.set()
@@ -224,53 +223,6 @@ class JobRunner:
         self._watches.clear()
 
     # ---------------------------------------------------------------------------------------- profile and frontier
-
-    async def _read_profile(self) -> None:
-        state = self.state
-        assert state.spec is not None
-        asked, stages = state.spec.profile, state.spec.pipeline.stages
-        digest, csv, fault = state.profile_digest, self._profile_csv, None
-        power_mw = state.measured_power_mw
-        try:
-            if asked.online is not None:
-                await self._profiler.recall()
-            found = await profiles.find(self._services.kube, self.ref.namespace, state.spec)
-            csv, power_mw, self._profile_map = found.csv, found.power_mw, found.config_map
-            digest = hashlib.sha256(csv).hexdigest()
-            if digest != state.profile_digest:
-                await asyncio.to_thread(check_profile, csv, stages)
-            if self._recalled != asked:
-                await self._learner.recall(found.config_map, self._solve_request(csv))
-                self._recalled = asked
-            if await self._profiler.settled(digest):
-                self._learner.restart()
-        except InvalidProfile as error:
-            fault = Fault(Reason(error.reason), str(error))
-        except KubeError as error:
-            fault = Fault(Reason.PROFILE_UNREADABLE, f"ConfigMap {asked.config_map_ref.name}: {error}")
-        finally:
-            state.reading = False
-        if state.spec.profile != asked:
-            return  # edited meanwhile: what was read is not what is wanted any more
-        state.profile_read_at_s = self._services.monotonic_s()
-        state.profile_fault = fault
-        if fault is None:
-            state.profile_digest, self._profile_csv, state.measured_power_mw = digest, csv, power_mw
-
-    def _solve_request(self, csv: bytes | None = None) -> SolveRequest:
-        """The inputs as they are now, which the digest was made from: while a solve waits or runs they may change."""
-        spec, csv = self.state.spec, self._profile_csv if csv is None else csv
-        assert spec is not None
-        return SolveRequest(
-            profile_csv=(csv or b"").decode(errors="replace"),
-            schedule=spec.pipeline.solver_name,
-            stages=spec.pipeline.stages,
-            microbatches=spec.pipeline.microbatches or 0,
-            chunks=spec.pipeline.chunks,
-            blocking_power_mw=self.state.blocking_power_mw,
-            points=spec.points,
-            calibration=self._learner.calibration,
-        )
 
     async def _solve(self, digest: str, request: SolveRequest) -> None:
         """Read the frontier back if it was solved from the same inputs before; else solve, and keep it."""
@@ -409,7 +361,7 @@ class JobRunner:
         if solved is not None and solved.view.digest == action.plans:
             message = await self._services.library.plan_set(solved, action.stages)
         else:
-            message = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._solve_request())
+            message = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
         if message.plan_id != node.plan_id:
             await self._services.agents.push(
                 address, job_uid=self.ref.uid, epoch=self._services.epoch, plan_set=message
@@ -420,7 +372,8 @@ class JobRunner:
     async def _describe(self, node: Node) -> None:
         """Bring ranks and GPUs up to date with what the agent says; what was missed in between is made good."""
         assert node.address is not None
-        info = await self._services.agents.describe(node.address)
+        asking = orders.wanted_from_ranks(self.state)
+        info = await self._services.agents.describe(node.address, with_schedules=asking)
         uids = {pod.uid for pod in node.pods}
         ranks = [rank for rank in info.ranks if rank.pod_uid in uids]
         there = {rank.place for rank in ranks}
@@ -428,6 +381,9 @@ class JobRunner:
             self.state.left(node, gone)
         for rank in ranks:
             self.state.joined(node, rank)
+        if asking:
+            node.told = {rank.place: info.told.get((rank.pod_uid, rank.pid), ()) for rank in ranks}
+            await self._inputs.hear()
         gpus = {rank.gpu_uuid for rank in ranks}
         node.clocks_mhz = {gpu: clocks for gpu, clocks in info.clocks_mhz.items() if gpu in gpus}
         node.uncontrollable = {gpu: why for gpu, why in info.uncontrollable.items() if gpu in gpus}
@@ -465,16 +421,18 @@ class JobRunner:
     def _take(self, node: Node, event: Event) -> None:
         uids = {pod.uid for pod in node.pods}
         if isinstance(event, Report):
-            self._profiler.take(node, event, self._solve_request)
+            self._profiler.take(node, event, self._inputs.request)
             iteration = self.state.reported(node, event)
             if iteration is not None:
                 self._learner.take(iteration, self._solved)
-                self._profiler.watch(iteration, self._solved, self._profile_map)
+                self._profiler.watch(iteration, self._solved, self._inputs.profile_map)
         elif isinstance(event, Opened):
             node.renew_at_s = 0.0  # a renewal asks for the ranks too: who came while nobody listened is not missed
         elif isinstance(event, Joined):
             if event.rank.pod_uid in uids:
                 self.state.joined(node, event.rank)
+                if orders.wanted_from_ranks(self.state):
+                    node.renew_at_s = 0.0  # ask what it runs
         elif isinstance(event, Left):
             self.state.left(node, event.rank)
         elif isinstance(event, GpuTrouble):

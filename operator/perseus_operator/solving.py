@@ -41,6 +41,8 @@ class SolveRequest:
     points: int
     calibration: str = ""
     """JSON of the calibration to plan with; empty: none."""
+    order: str = ""
+    """CSV of a schedule that has no name."""
 
 
 class SolverPool:
@@ -119,16 +121,19 @@ def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedu
     """The order of instructions, with the profile's constant-time ones; ``profile``: if it has been read already. A
     request without a profile has none of them."""
     from perseus_solver.profile import read_profile
-    from perseus_solver.schedules import build_schedule
+    from perseus_solver.schedules import build_schedule, read_order, with_constants
 
     if profile is None and request.profile_csv:
         profile = read_profile(request.profile_csv.encode(), stages=request.stages)
+    constants = profile.constant_stages if profile else ()
+    if request.order:
+        return with_constants(read_order(request.order), constants)
     return build_schedule(
         request.schedule,
         stages=request.stages,
         microbatches=request.microbatches,
         chunks=request.chunks,
-        constants=profile.constant_stages if profile else (),
+        constants=constants,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from perseus_operator.api import JobSpec
+from perseus_operator.api_pipeline import ScheduleName
 from perseus_operator.conditions import Reason
 from perseus_operator.guard import Guard
 from perseus_operator.history import History, JobIteration, Measured, Report, summarise
@@ -182,6 +183,8 @@ class Node:
     ranks: dict[tuple[int, int, int], Rank] = field(default_factory=dict)
     clocks_mhz: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """GPU UUID → supported clocks."""
+    told: dict[tuple[int, int, int], tuple[tuple[int, int, int], ...]] = field(default_factory=dict)
+    """What ranks say that they run, where they had to be asked: (kind, microbatch, chunk) in order, by place."""
     uncontrollable: dict[str, str] = field(default_factory=dict)
     """GPU UUID → why its clocks cannot be set."""
     gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -221,6 +224,9 @@ class JobState:
     profile_fault: Fault | None = None
     profile_read_at_s: float | None = None
     reading: bool = False
+    order: str | None = None
+    """CSV of a schedule that has no name; None: not known, or it has a name."""
+    order_fault: Fault | None = None
     frontier: FrontierView | None = None
     promises: Promises | None = None
     """What its plans promise of single instructions."""
@@ -292,6 +298,9 @@ class JobState:
         node.ranks[rank.place] = rank
         if known is not None and known.identity == rank.identity:
             return
+        node.told.pop(rank.place, None)
+        if self.spec is not None and self.spec.pipeline.schedule is ScheduleName.FROM_RANKS:
+            self.order = None
         for other in self.nodes.values():
             # A new process counts its iterations from its own start: what was selected "from iteration n on" must be
             # said again.
@@ -338,6 +347,11 @@ class JobState:
         since = self.plan_since if planned else 1
         usual = not iteration.mixed and not self.detector.slowdowns and not self.sweeping
         return usual and iteration.iteration >= max(1, since)
+
+    @property
+    def order_known(self) -> bool:
+        """Whether it is known what the pipelines run."""
+        return self.order is not None or (self.spec is not None and self.spec.pipeline.is_named)
 
     @property
     def sweeping(self) -> bool:

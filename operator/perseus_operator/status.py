@@ -43,6 +43,8 @@ WARNINGS = frozenset(
         Reason.PROFILE_UNREADABLE,
         Reason.PROFILING_FAILED,
         Reason.PROFILING_NEEDS_ENFORCE,
+        Reason.SCHEDULE_INVALID,
+        Reason.SCHEDULE_UNREADABLE,
         Reason.SOLVE_FAILED,
         Reason.SOLVE_TIMEOUT,
         Reason.NO_AGENT,
@@ -110,6 +112,8 @@ def _profile(state: JobState, plan: Plan) -> Condition:
 
 def _frontier(state: JobState) -> Condition:
     kind = ConditionType.FRONTIER_READY
+    if state.order_fault is not None and state.frontier is None:
+        return Condition(kind, False, state.order_fault.reason, state.order_fault.message)
     if state.solving is not None:
         return Condition(kind, False, Reason.SOLVING, "The time-energy frontier is being computed.")
     if state.solve_fault is not None and state.frontier is None:

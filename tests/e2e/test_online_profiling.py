@@ -180,8 +180,9 @@ def test_a_job_is_profiled_planned_and_spares_the_next_one_the_same(system: Syst
     assert float(system.status("first")["savings"]["energy"].rstrip("%")) > 3
     assert "Profiling" in system.events("first")
 
+    # The second one does not even say what it runs: its processes do.
     system.train("second")
-    system.apply("second")
+    system.apply("second", pipeline={"schedule": "FromRanks", "stages": STAGES})
     eventually(lambda: system.in_force("second"), "the second job's plan is in force")
     assert "Profiling" not in system.events("second")
     assert system.config_map("second-profiling") is None

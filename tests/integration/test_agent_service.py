@@ -178,6 +178,15 @@ def test_a_late_watcher_is_told_who_is_here(stub: Any, node: RecordingNode) -> N
     stream.cancel()
 
 
+def test_what_a_rank_says_that_it_runs_is_told_to_who_asks(stub: Any, node: RecordingNode) -> None:
+    node.start_trainer(node.add_pod(0, [0]))
+    wait_for(lambda: list(describe(stub).ranks), "the rank has said hello")
+    assert not describe(stub).ranks[0].HasField("schedule"), "nobody asked"
+    [rank] = stub.DescribeNode(messages.DescribeNodeRequest(with_schedules=True)).ranks
+    told = list(zip(rank.schedule.kinds, rank.schedule.microbatches, rank.schedule.chunks, strict=True))
+    assert told == list(make_schedule(schedule_of(4)))
+
+
 def test_a_watcher_that_does_not_read_loses_the_oldest_and_is_told(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod], job="slow reader")  # readers of other tests' job may still be leaving
@@ -196,7 +205,7 @@ def test_a_watcher_that_does_not_read_loses_the_oldest_and_is_told(stub: Any, no
         ]
         return float(series.split()[-1]) > 0
 
-    wait_for(lost, "events are dropped", 20)
+    wait_for(lost, "events are dropped")
     dropped = 0
     for batch in stream:
         dropped = max(dropped, batch.dropped)
@@ -233,7 +242,7 @@ class Peer:
             self.socket.sendall(data)
 
     def answer(self) -> Welcome | Refusal:
-        return receive_answer(self.socket, 5)
+        return receive_answer(self.socket, 60)
 
 
 def hello(gpu: str = "", instructions: int = 4) -> bytes:
@@ -323,6 +332,10 @@ def test_metrics_and_health_are_served(stub: Any, node: RecordingNode) -> None:
 
 
 def test_every_line_of_the_log_is_json(node: RecordingNode) -> None:
+    peer = Peer(node, node.add_pod(0, [0]), hello())
+    assert isinstance(peer.answer(), Welcome)
+    wait_for(lambda: "a process said hello" in node.log(), "it is told")
+    peer.socket.close()
     lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
     assert lines
     assert all({"time", "level", "message"} <= line.keys() for line in lines)

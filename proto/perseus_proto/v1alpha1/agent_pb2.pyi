@@ -42,8 +42,10 @@ INSTRUCTION_KIND_WEIGHT_GRADIENT: InstructionKind
 INSTRUCTION_KIND_CONSTANT: InstructionKind
 
 class DescribeNodeRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_schedules",)
+    WITH_SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    with_schedules: bool
+    def __init__(self, with_schedules: _Optional[bool] = ...) -> None: ...
 
 class NodeDescription(_message.Message):
     __slots__ = ("node_name", "agent_version", "driver_version", "gpus", "ranks", "leases")
@@ -84,7 +86,7 @@ class Gpu(_message.Message):
     def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("pod_uid", "gpu_uuid", "data_parallel_rank", "stage", "tensor_parallel_rank", "iteration", "pid")
+    __slots__ = ("pod_uid", "gpu_uuid", "data_parallel_rank", "stage", "tensor_parallel_rank", "iteration", "pid", "schedule")
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +94,7 @@ class Rank(_message.Message):
     TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
     pod_uid: str
     gpu_uuid: str
     data_parallel_rank: int
@@ -99,7 +102,8 @@ class Rank(_message.Message):
     tensor_parallel_rank: int
     iteration: int
     pid: int
-    def __init__(self, pod_uid: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., iteration: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    schedule: StageSchedule
+    def __init__(self, pod_uid: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., iteration: _Optional[int] = ..., pid: _Optional[int] = ..., schedule: _Optional[_Union[StageSchedule, _Mapping]] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
     __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods")
