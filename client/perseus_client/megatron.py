@@ -21,6 +21,7 @@ from perseus_client.framework import (
     Place,
     Unsupported,
     csv_of,
+    log,
     one_f_one_b_row,
     order_of,
     require_names,
@@ -101,6 +102,8 @@ class _Hooks:
         self._attachment = attachment
         self._schedules = schedules
         self._running = False
+        self._seen = False
+        """Whether an iteration has come through here, or it was said that none does."""
         self._forwards: Counter[int] = Counter()
         for name in _ITERATIONS:
             attachment.replace(schedules, name, self._wrap_iteration(getattr(schedules, name)))
@@ -115,7 +118,7 @@ class _Hooks:
             microbatches, model = kwargs.get("num_microbatches"), kwargs.get("model")
             groups = kwargs.get("pg_collection")
             self._attachment.follow(microbatches, lambda: self._describe(microbatches, model, groups))
-            self._running = True
+            self._running = self._seen = True
             self._forwards.clear()
             try:
                 return original(*args, **kwargs)
@@ -150,6 +153,7 @@ class _Hooks:
         @functools.wraps(original)
         def backward_step(*args: Any, **kwargs: Any) -> Any:
             if not self._running:
+                self._missed()
                 return original(*args, **kwargs)
             output = args[1] if len(args) > 1 else kwargs.get("output_tensor")
             while isinstance(output, list | tuple) and output:
@@ -163,6 +167,17 @@ class _Hooks:
                 session.instruction_end("backward", microbatch, chunk)
 
         return backward_step
+
+    def _missed(self) -> None:
+        """A backward outside of every iteration: evaluation has none, so the iteration's function is not ours."""
+        if not self._seen and self._attachment.active:
+            self._seen = True
+            log.warning(
+                "perseus_client: %s: attached too late: training asked for its iteration's function before, so this "
+                "rank trains at default clocks. Call perseus_client.megatron.attach() before pretrain(), and before "
+                "any get_forward_backward_func()",
+                NAME,
+            )
 
     def _chunk(self, kwargs: dict[str, Any]) -> int:
         chunk = kwargs.get("vp_stage")

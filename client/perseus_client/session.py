@@ -22,6 +22,8 @@ from perseus_proto.hello import Instruction
 
 log = logging.getLogger("perseus_client")
 _NOTHING: Final = contextlib.nullcontext()
+EMPTY_STEPS: Final = 3
+"""Iterations in a row without an instruction after which something is said: one may have been skipped on purpose."""
 
 
 def monotonic_us() -> int:
@@ -99,6 +101,8 @@ class LiveSession(Session):
         self._next = 0
         self._last = 0
         self._faults = Faults.NONE
+        self._empty = 0
+        """Steps in a row in which no instruction began."""
         _live.add(self)
         connector.start()
 
@@ -188,6 +192,7 @@ class LiveSession(Session):
         writer, self._writer = self._writer, None
         if writer is None:
             return
+        self._count_empty(faults)
         if self._timer is None:
             writer.step_end(self._iteration, self._clock_us(), self._faults | faults)
             return
@@ -195,6 +200,20 @@ class LiveSession(Session):
         writer.step_end_untimed()
         for late in self._timer.collect(self._clock_us()):
             writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+
+    def _count_empty(self, faults: Faults) -> None:
+        """Say once that steps come without instructions: the hooks are not where the training code computes."""
+        if self._next or self._faults or faults:
+            self._empty = 0
+            return
+        self._empty += 1
+        if self._empty == EMPTY_STEPS:
+            log.warning(
+                "perseus_client: %d iterations without a single instruction: this rank trains at default clocks. The "
+                "hooks are not reached: attach before training begins, to the object that trains, or report the "
+                "framework's version",
+                EMPTY_STEPS,
+            )
 
     def _deviate(self, writer: ChannelWriter, fault: Faults) -> None:
         first = not self._faults
