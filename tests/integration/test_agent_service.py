@@ -307,6 +307,15 @@ def test_a_kubelet_that_is_down_freezes_what_is_known_and_delays_what_is_not(stu
     wait_for(lambda: joined(stub) == {gpu_uuid(0), gpu_uuid(2)}, "the third has joined")
 
 
+def answers(url: str) -> bool:
+    """Whether it is answered with success; where the machine has stalled, health is refused for a moment."""
+    try:
+        return bool(urllib.request.urlopen(url).status == 200)
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return False
+
+
 def test_metrics_and_health_are_served(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod])
@@ -325,8 +334,8 @@ def test_metrics_and_health_are_served(stub: Any, node: RecordingNode) -> None:
         "perseus_agent_build_info",
     ):
         assert series in page, series
-    assert urllib.request.urlopen(f"{base}/healthz").status == 200
-    assert urllib.request.urlopen(f"{base}/readyz").status == 200
+    for page in ("healthz", "readyz"):
+        wait_for(lambda page=page: answers(f"{base}/{page}"), f"{page} says that all is well")
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"{base}/else")
 

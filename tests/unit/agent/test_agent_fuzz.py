@@ -29,7 +29,7 @@ from perseus_proto.hello import ChannelError, Hello, Timing, decode_hello, encod
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.kubelet import KubeletDouble
 from perseus_sim.recording import RecordingGpu, RecordingSet
-from perseus_sim.recording_node import gpu_uuid, plan_set_of, pod_uid
+from perseus_sim.recording_node import gpu_uuid, plan_set_of, pod_uid, wait_for
 from perseus_sim.recording_trainer import schedule_of
 
 INPUTS = int(os.environ.get("PERSEUS_FUZZ_INPUTS", "150"))
@@ -89,7 +89,7 @@ class Agent:
 
     def assert_untouched(self) -> None:
         assert self.gpu.calls == []
-        assert self.node.progressing
+        wait_for(lambda: self.node.progressing, "the node's threads turn")
         assert self.journal.locked == frozenset()
 
 
@@ -98,7 +98,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     agent = Agent(tmp_path_factory.mktemp("agent"))
     yield agent
     agent.assert_untouched()
-    assert agent.node.drain(5) == []
+    assert agent.node.drain(60) == []
     agent.local.stop()
 
 
@@ -135,10 +135,10 @@ def test_any_hello_is_understood_or_refused_by_name(body: bytes) -> None:
 def test_any_bytes_on_the_socket_leave_the_agent_as_it_was(agent: Agent, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(agent.socket)
-        peer.sendall(data)
-        peer.shutdown(socket.SHUT_WR)
         try:
-            answer = receive_answer(peer, 5)
+            peer.sendall(data)
+            peer.shutdown(socket.SHUT_WR)
+            answer = receive_answer(peer, 60)
         except (ConnectionError, ChannelError):
             return
         for descriptor in (getattr(answer, "memory_fd", None), getattr(answer, "event_fd", None)):
@@ -224,5 +224,5 @@ def test_a_damaged_journal_leads_to_no_write(tmp_path: Path) -> None:
     gpus = [RecordingGpu(gpu_uuid(number)) for number in range(2)]
     node = Node(RecordingSet(gpus), journal, None, TelemetryHub(1), WorkerLimits())  # type: ignore[arg-type]
     node.start()
-    node.drain(5)
+    node.drain(60)
     assert [gpu.calls for gpu in gpus] == [[], []]
