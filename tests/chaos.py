@@ -241,8 +241,8 @@ class World:
         await self.cluster.end_training(subject.training)
         subject.training = None
 
-    def moves(self, subject: Subject) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-        """Everything that a user may validly do to this job now."""
+    def moves(self, subject: Subject, served: bool) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Everything that a user may validly do to this job now; what waits for an operator only if one runs."""
         dice = self.dice
         if not subject.exists:
             yield "create", lambda: self.create(subject)
@@ -269,16 +269,17 @@ class World:
         points = dice.choice([10, 15, 20])
         yield f"points {points}", lambda: self.edit(subject, points=points)
         yield "delete", lambda: self.delete(subject)
-        yield "recreate", lambda: self.recreate(subject)
+        if served:
+            yield "recreate", lambda: self.recreate(subject)
         if subject.training is None:
             yield "train", lambda: self.train(subject)
         else:
             yield "untrain", lambda: self.untrain(subject)
 
-    async def move(self) -> None:
-        """One valid edit of one job."""
-        subject = self.dice.choice(self.subjects)
-        what, act = self.dice.choice(list(self.moves(subject)))
+    async def move(self, *, served: bool = True) -> None:
+        """One valid edit of one job; ``served``: whether an operator runs."""
+        subject = self.dice.choice([subject for subject in self.subjects if subject.exists or served])
+        what, act = self.dice.choice(list(self.moves(subject, served)))
         self.done.append(f"{subject.name} {what}")
         if not subject.exists:  # the finalizer of the one before may still be at work
 

@@ -8,6 +8,7 @@ is decided.
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ import grpc.aio
 
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.history import Report
+from perseus_operator.plausible import MAX_ITERATION, rank_can_be, report_can_be
 from perseus_operator.state import Pod, Rank
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
     grpc.StatusCode.UNAVAILABLE: AgentUnavailable,
@@ -134,7 +137,7 @@ class AgentPool:
         answer = await _call(lambda: stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
-            ranks=tuple(_rank(rank) for rank in answer.ranks),
+            ranks=tuple(filter(rank_can_be, map(_rank, answer.ranks))),
             uncontrollable={
                 gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
                 for gpu in answer.gpus
@@ -197,6 +200,8 @@ class AgentPool:
         )
         stub = self._stub(address)
         answer = await _call(lambda: stub.SelectPlan(request, timeout=self._timeout_s))
+        if answer.furthest_iteration > MAX_ITERATION:
+            raise AgentRefused(f"furthest_iteration: {answer.furthest_iteration} cannot be")
         return int(answer.furthest_iteration)
 
     async def watch(self, address: str, job_uid: str) -> AsyncIterator[Event]:
@@ -206,7 +211,7 @@ class AgentPool:
             AgentError: it broke. A stream that the agent ends ends here without an error.
         """
         call = self._stub(address).WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid))
-        dropped, opened = 0, False
+        dropped, opened, lied = 0, False, False
         try:
             async for batch in call:
                 if not opened:
@@ -217,8 +222,13 @@ class AgentPool:
                     yield Dropped(dropped)
                 for event in batch.events:
                     translated = _event(event)
-                    if translated is not None:
+                    if translated is None:
+                        continue
+                    if _can_be(translated):
                         yield translated
+                    elif not lied:
+                        lied = True
+                        logger.warning("agent %s: left out what cannot be, now and from here on: %s", address, event)
         except grpc.aio.AioRpcError as error:
             raise _translate(error) from error
         finally:
@@ -293,6 +303,12 @@ def _rank(message: agent_pb2.Rank) -> Rank:
 
 def _told(schedule: agent_pb2.StageSchedule) -> tuple[tuple[int, int, int], ...]:
     return tuple(zip(schedule.kinds, schedule.microbatches, schedule.chunks, strict=False))
+
+
+def _can_be(event: Event) -> bool:
+    if isinstance(event, Report):
+        return report_can_be(event)
+    return rank_can_be(event.rank) if isinstance(event, Joined) else True
 
 
 def _event(event: agent_pb2.TelemetryEvent) -> Event | None:

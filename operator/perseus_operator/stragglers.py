@@ -24,6 +24,8 @@ _ENOUGH = 5
 _RESOLUTION = 0.01
 """A change of a known slowdown below this is not worth a new plan; a slowdown below it is none."""
 _SIGMA_PER_MAD = 1.4826
+MOST_DEGREE = 100.0
+"""Of a slowdown, told or seen. More is a hang or a lie, and no frontier reaches as far."""
 _LEAST = 1e-4
 """Of a threshold: the statistics want a number above 1, though the user may ask for 0%."""
 
@@ -108,7 +110,7 @@ class Detector:
     def _publish(self, slowdowns: Mapping[int, float]) -> None:
         known = self.slowdowns
         self.slowdowns = {
-            p: known[p] if p in known and abs(slowdown / known[p] - 1) <= _RESOLUTION else slowdown
+            p: known[p] if p in known and abs(slowdown / known[p] - 1) <= _RESOLUTION else min(slowdown, MOST_DEGREE)
             for p, slowdown in slowdowns.items()
             if slowdown > 1 + _RESOLUTION or p in known
         }

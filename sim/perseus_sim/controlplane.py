@@ -187,8 +187,9 @@ class ControlPlane:
         """Whether there are DaemonSets, garbage collection and service accounts; setup-envtest's binaries lack them."""
         return "kube-controller-manager" in self._commands
 
-    def start(self, name: str | None = None) -> None:
-        """Start one process, or all, and wait until it serves.
+    def start(self, name: str | None = None, *, wait: bool = True) -> None:
+        """Start one process, or all, and wait until it serves, or leave that to ``await_ready``. From the main thread:
+        a process ends with the thread that has started it.
 
         Raises:
             StartFailed: it ended or was not ready in time; the message holds the end of its log.
@@ -196,10 +197,15 @@ class ControlPlane:
         for each in self._commands if name is None else [name]:
             # No farewells: all state is forgotten, and an API server that has lost etcd takes its time to end.
             self.children[each] = self._processes.start(each, self._commands[each], on_our_death=signal.SIGKILL)
-            if each == "kube-apiserver":  # it waits for etcd itself
-                self.children[each].wait_until(lambda: self._answers("/readyz"), _START_TIMEOUT_S)
-            elif each == "kube-controller-manager":
-                self.children[each].wait_until(lambda: self._answers(_DEFAULT_ACCOUNT), _START_TIMEOUT_S)
+            if wait:
+                self.await_ready(each)
+
+    def await_ready(self, name: str) -> None:
+        """Wait until a process that was started serves. Raises like ``start``."""
+        if name == "kube-apiserver":  # it waits for etcd itself
+            self.children[name].wait_until(lambda: self._answers("/readyz"), _START_TIMEOUT_S)
+        elif name == "kube-controller-manager":
+            self.children[name].wait_until(lambda: self._answers(_DEFAULT_ACCOUNT), _START_TIMEOUT_S)
 
     def kill(self, name: str | None = None) -> None:
         """Kill one process, or all, and wait until it is gone."""

@@ -1,0 +1,318 @@
+"""Faults while users edit: killed operators and agents, an API server that is stopped or gone, slow, lying and cut-off
+agents, two operators at once. After each: every GPU's clock is its plan's, or the default.
+
+On the real API server, or where that is not built (or is a given cluster, whose nodes are not ours to make up) on the
+embedded one. Random, from PERSEUS_SEED, which a failure prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import chaos
+from tests.chaos import ITERATION_S, Subject
+
+from perseus_proto.v1alpha1 import agent_pb2 as pb
+from perseus_sim.controlplane import NoControlPlane, find_assets
+from perseus_sim.fleet import LightAgent
+from perseus_sim.servers import Server
+
+SEED = int(os.environ.get("PERSEUS_SEED", "11"))
+OUTAGE_S = float(os.environ.get("PERSEUS_OUTAGE_S", "35"))
+"""Longer than any request of the operator's waits for an answer."""
+TTL_S = float(chaos.FLAGS[chaos.FLAGS.index("--lease-ttl-s") + 1])
+
+
+def best_server() -> str:
+    """The real server, where there is one of our own."""
+    if "KUBECONFIG_E2E" in os.environ:
+        return "embedded"
+    try:
+        find_assets()
+    except NoControlPlane:
+        return "embedded"
+    return "real"
+
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.parametrize("server", [best_server()], indirect=True),
+]
+
+
+@pytest.fixture
+async def world(server: Server, crd: Any, operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[chaos.World]:
+    """Two jobs on three nodes, one shared, and an operator; all settled."""
+    logins = {"admin": server.kubeconfig, "operator": operator_kubeconfig}
+    namespace = f"chaos-{uuid.uuid4().hex[:8]}"
+    async with chaos.world(**logins, folder=tmp_path, namespace=namespace, seed=SEED, secure=True) as world:
+        await world.cluster.start_operator(*chaos.FLAGS)
+        await world.add("ada", "bell")
+        await world.settle("at the start")
+        yield world
+        for operator in world.cluster.operators:
+            assert "unexpected error" not in operator.log, operator.log[-4000:]
+
+
+def agents_of(world: chaos.World, subject: Subject) -> list[LightAgent]:
+    return [world.fleet.agents[node] for node in subject.nodes]
+
+
+def at_default(world: chaos.World, subject: Subject) -> bool:
+    return world.not_default(subject) == ""
+
+
+async def test_any_valid_edits_in_any_order(world: chaos.World) -> None:
+    for _ in range(25):
+        await world.move()
+        if world.dice.random() < 0.3:
+            await world.settle("between edits")
+    await world.settle("at the end")
+
+
+async def test_operators_and_agents_killed_at_any_moment(world: chaos.World) -> None:
+    dice, cluster = world.dice, world.cluster
+    for _ in range(4):
+        await world.move()
+        await asyncio.sleep(dice.uniform(0, 1.5))
+        if dice.random() < 0.6:
+            world.done.append("operator killed")
+            await asyncio.to_thread(cluster.operators[-1].kill)
+            if any(subject.exists for subject in world.subjects):
+                await world.move(served=False)
+            await cluster.start_operator(*chaos.FLAGS)
+        agent = dice.choice(list(world.fleet.agents.values()))
+        world.done.append(f"agent {agent.node} killed")
+        await agent.crash()
+        await asyncio.sleep(dice.uniform(0, 1))
+        await agent.serve()
+        await world.settle("after kills")
+
+
+async def test_a_stopped_api_server_changes_no_clock_and_nothing_is_missed(world: chaos.World, server: Server) -> None:
+    if server.plane is None:
+        pytest.skip("the embedded server has no processes that a test may stop")
+    ada, bell = world.subjects
+    await world.edit(ada, objective={"type": "MinEnergy"})
+    await world.settle("MinEnergy")
+    before = {subject.name: world.fleet.plans(subject.training) for subject in world.subjects if subject.training}
+
+    def undisturbed(*names: str) -> None:
+        for subject in world.subjects:
+            if subject.name in names and subject.training is not None:
+                assert world.fleet.plans(subject.training) == before[subject.name], subject.name
+
+    api = server.plane.children["kube-apiserver"]
+    api.signal(signal.SIGSTOP)
+    try:
+        until_s = time.monotonic() + OUTAGE_S
+        while time.monotonic() < until_s:
+            undisturbed("ada", "bell")
+            await asyncio.sleep(0.1)
+        # It needs no API server to answer a straggler.
+        assert bell.training is not None
+        bell.training.slowdowns[1] = 1.2
+        healthy = [rank for rank in before["bell"] if rank.pipeline == 0]
+        await world.until(
+            "the healthy pipeline slowed",
+            lambda: all(world.fleet.plans(bell.training)[r] not in (None, before["bell"][r]) for r in healthy),  # type: ignore[arg-type]
+        )
+        undisturbed("ada")
+        bell.training.slowdowns.clear()
+    finally:
+        api.signal(signal.SIGCONT)
+    await world.edit(bell, objective={"type": "MaxSlowdown", "maxSlowdown": "5%"})
+    await world.settle("after the stop")
+
+    before = {"ada": world.fleet.plans(ada.training)} if ada.training else {}
+    server.plane.kill("kube-apiserver")
+    for _ in range(round(3 * TTL_S / 0.1 / 2)):
+        undisturbed("ada")
+        await asyncio.sleep(0.1)
+    server.plane.start("kube-apiserver", wait=False)
+    await asyncio.to_thread(server.plane.await_ready, "kube-apiserver")
+    await world.edit(ada, mode="Recommend")
+    await world.delete(bell)
+    await world.settle("after the kill")
+
+
+async def test_agents_that_are_cut_off_or_slow_concern_their_own_jobs_alone(world: chaos.World) -> None:
+    ada, bell = world.subjects
+    assert ada.training is not None
+    alone = world.fleet.agents[ada.nodes[0]]  # bell has no pods there
+
+    alone.faults.partitioned = True
+    await world.until("its lease ran out", lambda: not any(alone.plans(ada.training).values()))  # type: ignore[arg-type]
+    await world.edit(bell, objective={"type": "MinEnergy"})
+    await world.until("bell's new plan", lambda: in_force(world, bell))
+    job = await world.find(ada)
+    assert job is not None
+    said = {c["type"]: c for c in job["status"]["conditions"]}
+    assert (said["AgentsReady"]["status"], said["AgentsReady"]["reason"]) == ("False", "AgentUnavailable")
+    assert alone.node in said["AgentsReady"]["message"]
+    alone.faults.partitioned = False
+    await world.settle("after the partition")
+
+    alone.faults.delay_s = 5.0
+    await world.until("its lease ran out", lambda: not any(alone.plans(ada.training).values()))  # type: ignore[arg-type]
+    await world.edit(bell, objective={"type": "MaxThroughput"})
+    await world.until("bell's new plan", lambda: in_force(world, bell))
+    alone.faults.delay_s = 0.0
+    await world.settle("after the slowness")
+
+    for agent in world.fleet.agents.values():  # the operator sees nobody any more
+        agent.faults.partitioned = True
+    await world.until("default clocks everywhere", lambda: all(at_default(world, s) for s in world.subjects))
+    for agent in world.fleet.agents.values():
+        agent.faults.partitioned = False
+    await world.settle("after the great partition")
+
+
+async def in_force(world: chaos.World, subject: Subject) -> bool:
+    return not await world.mismatch(subject)
+
+
+# ------------------------------------------------------------------------------------------------------------ lies
+
+HUGE = 2**64 - 1
+
+
+def rubbish(dice: Any) -> Callable[[Any], Any]:
+    """Telemetry in which nothing is as it should be; NaN and negative numbers the wire cannot carry."""
+
+    def rewrite(message: Any) -> Any:
+        if not isinstance(message, pb.TelemetryBatch):
+            return message
+        events = list(message.events)
+        for event in events:
+            if not event.HasField("iteration"):
+                continue
+            report = event.iteration
+            match dice.randrange(9):
+                case 0:
+                    report.iteration_time_us = report.compute_span_us = HUGE
+                case 1:
+                    report.iteration_time_us = report.compute_span_us = 0
+                case 2:
+                    report.energy_mj = HUGE
+                case 3:
+                    report.iteration = HUGE
+                case 4:
+                    report.iteration = 0
+                case 5:
+                    report.data_parallel_rank, report.stage, report.tensor_parallel_rank = 2**32 - 1, 10**6, 10**6
+                case 6:
+                    report.point, report.planned, report.plan_id = 2**32 - 1, True, "no such plan"
+                case 7:
+                    report.durations_us[:] = [0] * 3 if dice.random() < 0.5 else [2**32 - 1] * len(report.durations_us)
+                case 8:
+                    events.append(event)
+        dice.shuffle(events)
+        return pb.TelemetryBatch(dropped=dice.choice([0, HUGE]), events=events)
+
+    return rewrite
+
+
+def wrong_leases(dice: Any) -> Callable[[Any], Any]:
+    """Leases of other epochs with other plans, none of which the agent has."""
+
+    def rewrite(message: Any) -> Any:
+        if isinstance(message, pb.Lease):
+            message.epoch = dice.choice([0, 1, HUGE])
+            message.plan_id = dice.choice(["", "0" * 64, "not hexadecimal"])
+            message.remaining_ms = dice.choice([0, 2**32 - 1])
+            del message.selections[:]
+            message.selections.add(data_parallel_rank=dice.choice([0, 1, 2**32 - 1]), point=dice.choice([3, 2**32 - 1]))
+        if isinstance(message, pb.SelectPlanResponse):
+            message.furthest_iteration = dice.choice([0, HUGE])
+        if isinstance(message, pb.PushPlanSetResponse):
+            message.plan_id = "something else"
+        return message
+
+    return rewrite
+
+
+def wrong_nodes(dice: Any) -> Callable[[Any], Any]:
+    """Ranks twice, in places that do not exist, of pods that are not the job's; clocks that nobody asked for."""
+
+    def rewrite(message: Any) -> Any:
+        if isinstance(message, pb.NodeDescription):
+            for rank in list(message.ranks):
+                match dice.randrange(4):
+                    case 0:
+                        message.ranks.append(rank)
+                    case 1:
+                        rank.stage = 2**32 - 1
+                    case 2:
+                        rank.pod_uid = "somebody else's"
+                    case 3:
+                        rank.iteration = HUGE
+            for gpu in message.gpus:
+                gpu.locked_clock_mhz = gpu.current_clock_mhz = dice.choice([0, 2**32 - 1])
+                gpu.uuid = dice.choice([gpu.uuid, "", "GPU-" + "x" * 10_000])
+        return message
+
+    return rewrite
+
+
+async def test_a_lying_agent_harms_its_own_job_alone(world: chaos.World) -> None:
+    ada, bell = world.subjects
+    liar = world.fleet.agents[ada.nodes[0]]  # bell has no pods there
+    objectives: Iterator[dict[str, Any]] = itertools.cycle([{"type": "MinEnergy"}, {"type": "MaxThroughput"}])
+    for lie in (rubbish, wrong_leases, wrong_nodes):
+        world.done.append(lie.__name__)
+        liar.faults.rewrite = lie(world.dice)
+        until_s = time.monotonic() + TTL_S
+        for objective in itertools.islice(objectives, 2):
+            await world.edit(ada, objective=objective)
+            await world.edit(bell, objective=objective)
+            await world.until("bell's new plan", lambda: in_force(world, bell))
+        while time.monotonic() < until_s:
+            await asyncio.sleep(ITERATION_S)
+            assert not await world.mismatch(bell)
+        await world.until("ada's status up to date", lambda: is_seen(world, ada))
+        assert await asyncio.to_thread(world.cluster.operators[0].scrape, "/healthz") == "ok"
+        liar.faults.rewrite = lambda message: message
+        await world.settle("once it tells the truth again")
+
+
+async def is_seen(world: chaos.World, subject: Subject) -> bool:
+    job = await world.find(subject)
+    return job is not None and job["status"].get("observedGeneration") == job["metadata"]["generation"]
+
+
+async def test_of_two_operators_one_commands_whoever_sleeps_or_dies(world: chaos.World) -> None:
+    cluster = world.cluster
+    older = cluster.operators[0]
+    newer = await cluster.start_operator(*chaos.FLAGS)
+    assert newer.epoch > older.epoch
+    for _ in range(4):
+        await world.move()
+    await world.settle("with two operators")
+    commanded = [agent.epoch for subject in world.subjects for agent in agents_of(world, subject) if subject.training]
+    assert set(commanded) <= {newer.epoch}
+
+    # One that slept while the next took over wakes and believes itself in command.
+    newer.child.signal(signal.SIGSTOP)
+    third = await cluster.start_operator(*chaos.FLAGS)
+    await world.move()
+    await world.settle("while one sleeps")
+    newer.child.signal(signal.SIGCONT)
+    for _ in range(3):
+        await world.move()
+        await world.settle("after it woke")
+    assert max(agent.epoch for agent in world.fleet.agents.values()) == third.epoch
+    await asyncio.to_thread(third.kill)
+    await cluster.start_operator(*chaos.FLAGS)
+    await world.move()
+    await world.settle("after the last was killed")

@@ -1,0 +1,79 @@
+"""What cannot be true is not listened to, and nothing that can be true is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.operator.conftest import spec_of
+
+from perseus_operator.history import JobIteration, Report
+from perseus_operator.plausible import MAX_ITERATION, MAX_TIME_US, rank_can_be, report_can_be
+from perseus_operator.state import Rank
+from perseus_operator.stragglers import MOST_DEGREE, Detector
+
+REPORT = Report(
+    pipeline=0,
+    stage=0,
+    tensor=0,
+    iteration=7,
+    iteration_time_us=500_000,
+    compute_span_us=400_000,
+    energy_mj=150_000,
+    point=None,
+)
+RANK = Rank("pod", "GPU-1", 0, 0, 0, pid=1, iteration=7)
+
+
+@given(
+    st.integers(0, MAX_ITERATION - 1),
+    st.integers(1_000, MAX_TIME_US),
+    st.floats(0.001, 1.0),
+    st.none() | st.floats(0, 2_000),
+)
+def test_every_iteration_of_a_real_gpu_can_be(
+    iteration: int, time_us: int, share: float, power_w: float | None
+) -> None:
+    energy_mj = None if power_w is None else round(power_w * time_us / 1000)
+    span_us = max(1, int(share * time_us))
+    report = replace(
+        REPORT, iteration=iteration, iteration_time_us=time_us, compute_span_us=span_us, energy_mj=energy_mj
+    )
+    assert report_can_be(report)
+    assert rank_can_be(replace(RANK, iteration=iteration))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"iteration": 2**64 - 1},
+        {"iteration_time_us": 2**64 - 1},
+        {"iteration_time_us": 0},
+        {"compute_span_us": 0},
+        {"compute_span_us": 2**64 - 1},
+        {"energy_mj": 2**64 - 1},
+        {"energy_mj": 20 * 500_000},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_told_apart(lie: dict[str, Any]) -> None:
+    assert report_can_be(REPORT)
+    assert not report_can_be(replace(REPORT, **lie))
+
+
+@pytest.mark.parametrize("lie", [{"iteration": 2**64 - 1}, {"gpu_uuid": "x" * 10_000}, {"pod_uid": "x" * 10_000}])
+def test_so_is_a_rank(lie: dict[str, Any]) -> None:
+    assert rank_can_be(RANK)
+    assert not rank_can_be(replace(RANK, **lie))
+
+
+def test_a_slowdown_has_an_end() -> None:
+    detector = Detector()
+    for iteration in range(5):
+        spans = {0: 500_000, 1: MAX_TIME_US}
+        seen = JobIteration(iteration, spans, MAX_TIME_US, None, {0: None, 1: None}, mixed=False)
+        detector.observe(seen, {0: 500_000, 1: 500_000}, spec_of().straggler)
+    assert detector.slowdowns == {1: MOST_DEGREE}
