@@ -136,6 +136,8 @@ def _frontier(reader: Reader, namespace: str, figures: Mapping[str, Any]) -> Fro
 
 def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier) -> Simulator | str:
     """Of the profile, with or without the calibration kept beside it: whichever the frontier was solved with."""
+    if not spec.pipeline.is_named:
+        return "the order of instructions is the training processes' own, and not kept with the frontier"
     name, key = spec.profile.config_map_ref.name, spec.profile.config_map_ref.key
     try:
         kept = reader.config_map(namespace, name)

@@ -1,0 +1,244 @@
+"""The profiler keeps what it measures: over restarts, over an API server that fails, for this job and later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perseus_operator import profiles
+from perseus_operator.conditions import Reason
+from perseus_operator.errors import InvalidProfile, KubeConflict, KubeNotFound, KubeUnavailable
+from perseus_operator.history import JobIteration, Report
+from perseus_operator.kube import ConfigMap
+from perseus_operator.profiler import Profiler
+from perseus_operator.profiling import Mean, Reading, Recipe, StageReading, Sweep
+from perseus_operator.profiling_drift import DRIFT_ITERATIONS, DRIFT_REST
+from perseus_operator.profiling_plan import KeepProfile, SaveSweep
+from perseus_operator.solving import SolveRequest
+from perseus_operator.state import JobRef, JobState
+from perseus_proto.planset import decode_plan_set
+
+ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {}}
+REQUEST = SolveRequest("", "1f1b", 2, 4, None, 0, 10)
+CLOCKS = (1400, 1200)
+
+
+class Kube:
+    """ConfigMaps, and an API server that can be away."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, ConfigMap] = {}
+        self.away = False
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
+        self._ask()
+        if name not in self.kept:
+            raise KubeNotFound(name)
+        return self.kept[name]
+
+    async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
+        self._ask()
+        self.kept[config_map.name] = config_map
+
+    async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
+        self._ask()
+        there = self.kept.get(config_map.name)
+        if there is not None and not there.ours:
+            raise KubeConflict("not the operator's")
+        assert owner is None, "a profile outlives its job"
+        self.kept[config_map.name] = config_map
+
+    def _ask(self) -> None:
+        if self.away:
+            raise KubeUnavailable("away")
+
+
+def profiler(kube: Kube, make_job: Any, **changes: Any) -> tuple[Profiler, JobState]:
+    state: JobState = make_job(**{"profile": ONLINE, **changes}).state
+    services: Any = SimpleNamespace(kube=kube, monotonic_s=lambda: 100.0)
+    return Profiler(state, services), state
+
+
+def reading(clock: int) -> Reading:
+    means = {("forward", 0): Mean(4, 2e7 / clock, 3e3), ("backward", 0): Mean(4, 4e7 / clock, 5e3)}
+    stage = StageReading(4e8 / clock, 40e3, means)
+    return Reading(clock, 4e8 / clock, (stage, stage))
+
+
+def sweep(*measured: int, replaces: str = "") -> Sweep:
+    return Sweep(CLOCKS, "s", Recipe(2, 1.0, 10**12), tuple(map(reading, measured)), 5_000_000, replaces)
+
+
+async def test_an_operator_started_anew_goes_on_where_the_one_before_was(make_job: Any) -> None:
+    kube = Kube()
+    first, state = profiler(kube, make_job)
+    first.begin(sweep(1400))
+    await first.write(SaveSweep())
+    assert state.profiling.saved == 1
+    second, after = profiler(kube, make_job)
+    await second.recall()
+    assert after.profiling.sweep == sweep(1400)
+    kube.kept["job-profiling"] = ConfigMap("job-profiling", {}, {"sweep": b"damaged"})
+    third, damaged = profiler(kube, make_job)
+    await third.recall()
+    assert damaged.profiling.sweep is None
+
+
+async def test_what_is_not_known_is_not_taken_for_nothing(make_job: Any) -> None:
+    kube = Kube()
+    kube.away = True
+    own, state = profiler(kube, make_job)
+    with pytest.raises(KubeUnavailable):
+        await own.recall()
+    own.begin(sweep(1400))
+    await own.write(SaveSweep())
+    assert (state.profiling.saved, state.profiling.busy) == (0, False)
+    assert state.profiling.retry_at_s > 100.0
+    kube.away = False
+    await own.write(SaveSweep())
+    assert (state.profiling.saved, state.profiling.failures) == (1, 0)
+
+
+async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_job: Any) -> None:
+    kube = Kube()
+    own, state = profiler(kube, make_job)
+    own.begin(sweep(*CLOCKS))
+    await own.write(SaveSweep())
+    await own.write(KeepProfile())
+    assert state.profiling.kept
+    assert state.profile_read_at_s is None, "to be read back at once"
+    spec = state.spec
+    assert spec is not None
+    found = await profiles.find(kube, "ns", spec)  # type: ignore[arg-type]
+    assert found.csv.startswith(b"stage,instruction,frequency,time,energy\n")
+    assert found.power_mw is not None
+    assert found.power_mw > 0
+    assert await own.settled("digest of it")
+    assert state.profiling.sweep is None
+    assert "Measured at 2 clocks in 5 s of training: all clocks are measured." in state.profiling.remark
+    assert kube.kept["job-profiling"].binary == {}, "nothing is left to go on with"
+    assert not await own.settled("digest of it")
+    # A later job without a figure of its own takes the one that was measured; one of another shape is refused.
+    other = make_job(profile=ONLINE, pipeline={"schedule": "1F1B", "stages": 3, "microbatches": 4}).spec
+    with pytest.raises(InvalidProfile, match=r"ConfigMap p was measured on 2 stages, spec\.pipeline has 3 stages"):
+        await profiles.find(kube, "ns", other)  # type: ignore[arg-type]
+
+
+async def test_somebody_elses_profile_is_never_written_over(make_job: Any) -> None:
+    kube = Kube()
+    own, state = profiler(kube, make_job)
+    own.begin(sweep(*CLOCKS))
+    kube.kept["p"] = ConfigMap("p", {"profile.csv": "theirs"}, {})
+    await own.write(KeepProfile())
+    assert kube.kept["p"].data == {"profile.csv": "theirs"}
+    assert not state.profiling.kept
+    assert state.profile_read_at_s is None, "and what is there is looked at"
+    assert await own.settled("digest of theirs"), "and ends the sweep"
+
+
+async def test_measurements_that_are_no_profile_are_said_to_be(make_job: Any) -> None:
+    own, state = profiler(Kube(), make_job)
+    bad = reading(1400)
+    nothing = replace(bad, stages=tuple(replace(s, means={("forward", 0): Mean(4, 1.0, 1.0)}) for s in bad.stages))
+    own.begin(replace(sweep(), clocks_mhz=(1400,), readings=(nothing,)))
+    await own.write(KeepProfile())
+    assert state.profiling.fault is not None
+    assert state.profiling.fault.reason is Reason.PROFILING_FAILED
+    assert "no 'backward' rows" in state.profiling.fault.message
+    own.edited()
+    assert state.profiling.fault is None, "an edit is another chance"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"profile.csv": "x"}, r"spec\.profile\.blockingPowerMilliwatts: must be set, as ConfigMap p has no key"),
+        ({"profile.csv": "x", "blockingPowerMilliwatts": "-1"}, "must be an integer from 0 to 2000000, not '-1'"),
+        ({"profile.csv": "x", "blockingPowerMilliwatts": "2000001"}, "must be an integer from 0 to 2000000"),
+    ],
+)
+async def test_a_kept_power_must_be_there_and_a_number(make_job: Any, data: Mapping[str, str], why: str) -> None:
+    kube: Any = Kube()
+    kube.kept["p"] = ConfigMap("p", data, {})
+    with pytest.raises(InvalidProfile, match=why):
+        await profiles.find(kube, "ns", make_job(profile=ONLINE).spec)
+
+
+def reports(iteration: int, point: int | None = 0) -> Iterable[Report]:
+    """Of all ranks: two pipelines of two stages, eight instructions each."""
+    for pipeline in range(2):
+        for stage in range(2):
+            yield Report(
+                pipeline, stage, 0, iteration, 10_000, 10_000, 1000, point, [1000] * 8, [100] * 8, iteration + 1
+            )
+
+
+def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_gpu_is_hot(make_job: Any) -> None:
+    kube = Kube()
+    own, state = profiler(kube, make_job)
+    job = make_job(profile=ONLINE)
+    job.start_pods()
+    job.connect_ranks()
+    state.nodes.update(job.state.nodes)
+    nodes = [state.nodes[name] for name in sorted(state.nodes)]
+    own.begin(sweep())
+
+    def train(iteration: int) -> None:
+        for report in reports(iteration):
+            own.take(nodes[report.pipeline], report, lambda: REQUEST)
+
+    train(0)
+    assert state.profiling.sweep is not None
+    assert state.profiling.sweep == sweep(), "agents hold something else"
+    plans = decode_plan_set(own.plan_set({0, 1}, REQUEST))
+    assert [set(plans.stage_clocks_mhz(0, point)) for point in range(2)] == [{clock} for clock in CLOCKS]
+    for node in nodes:
+        node.pushed = state.profiling.sweep.digest, frozenset({0, 1})
+    train(1)
+    train(2)
+    assert state.profiling.counted == 1
+    nodes[0].gpu_events["GPU-0-0", "THERMAL_SLOWDOWN"] = "hot"
+    train(3)
+    nodes[0].gpu_events.clear()
+    train(4)  # its energy alone cannot be told: the agent's mean holds the hot one
+    train(5)
+    assert state.profiling.counted == 1, "neither the hot one nor those that have no good neighbour"
+    train(6)
+    assert [found.clock_mhz for found in state.profiling.sweep.readings] == [1400]
+    assert state.profiling.counted == 0
+
+
+class Paces:
+    """Promises that are kept, or are not."""
+
+    def __init__(self, pace: float) -> None:
+        self._pace = pace
+
+    def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
+        return {0: (1.0, self._pace), 1: (1.0, self._pace)}
+
+
+async def test_drift_of_a_profile_of_our_own_asks_for_another_and_then_rests(make_job: Any) -> None:
+    own, state = profiler(Kube(), make_job)
+    state.profile_digest = "old"
+    iteration = JobIteration(5, {0: 1, 1: 1}, 1, None, {0: 0, 1: 0}, mixed=False)
+    solved: Any = SimpleNamespace(promises=Paces(1.2))
+    ours, theirs = ConfigMap("p", {}, {}, ours=True), ConfigMap("p", {}, {})
+    for _ in range(2 * DRIFT_ITERATIONS):
+        own.watch(iteration, solved, theirs)
+    assert state.profiling.stale == "", "a profile that somebody has stored is theirs"
+    for _ in range(DRIFT_ITERATIONS):
+        own.watch(iteration, solved, ours)
+    assert state.profiling.stale == "old"
+    assert state.profiling.why == "Stage 1 takes 20% more time than profiled. "
+    own.begin(sweep(*CLOCKS, replaces="old"))
+    assert not await own.settled("old"), "until there is another one"
+    assert await own.settled("new")
+    assert state.profiling.drift.rest == 2 * DRIFT_REST
+    for _ in range(2 * DRIFT_REST):
+        own.watch(iteration, solved, ours)
+    assert state.profiling.stale == ""
