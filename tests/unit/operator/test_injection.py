@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonpatch
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.injection import VOLUME, inject
@@ -140,6 +140,9 @@ def test_windows_is_left_alone() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- laws
 
+# How long an example takes says how busy the machine is.
+LAW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 NAMES = st.sampled_from(["v", "w", VOLUME])
 PATHS = st.sampled_from(["/run/perseus", "/run/perseus/", "/run", "/", "/data", "/run/perseus/deep", "/run/perseusx"])
 VOLUMES = st.lists(
@@ -189,6 +192,7 @@ def pods(draw: st.DrawFn) -> dict[str, Any]:
     return pod(*containers, annotations=draw(ANNOTATIONS), **spec)
 
 
+@LAW
 @given(pods())
 def test_twice_is_once(before: dict[str, Any]) -> None:
     once = inject(before, SOCKET)
@@ -197,6 +201,7 @@ def test_twice_is_once(before: dict[str, Any]) -> None:
     assert twice.warnings == once.warnings
 
 
+@LAW
 @given(pods())
 def test_nothing_is_taken_away_or_replaced(before: dict[str, Any]) -> None:
     after = inject(before, SOCKET).pod
@@ -213,6 +218,7 @@ def test_nothing_is_taken_away_or_replaced(before: dict[str, Any]) -> None:
     assert without["metadata"] == before["metadata"]
 
 
+@LAW
 @given(pods())
 def test_what_comes_out_is_a_valid_pod(before: dict[str, Any]) -> None:
     after = inject(before, SOCKET).pod["spec"]
@@ -225,6 +231,7 @@ def test_what_comes_out_is_a_valid_pod(before: dict[str, Any]) -> None:
         assert len(variables) == len(set(variables))
 
 
+@LAW
 @given(pods())
 def test_the_json_patch_makes_exactly_that_pod(before: dict[str, Any]) -> None:
     """By the library that kopf makes the patch with: it moves no element that was there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.api import parse_spec
@@ -180,6 +180,7 @@ def test_where_attempts_cannot_be_told_none_is() -> None:
     assert (len(chosen.pods), chosen.attempt) == (2, "")
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 3), st.sampled_from("ab"), st.booleans()), max_size=12)
 )
