@@ -198,16 +198,17 @@ def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_g
     assert [set(plans.stage_clocks_mhz(0, point)) for point in range(2)] == [{clock} for clock in CLOCKS]
     for node in nodes:
         node.pushed = state.profiling.sweep.digest, frozenset({0, 1})
-    train(1)
+    train(1)  # its energy alone cannot be told: the agent's mean holds one that nobody has heard of
     train(2)
+    train(3)
     assert state.profiling.counted == 1
     nodes[0].gpu_events["GPU-0-0", "THERMAL_SLOWDOWN"] = "hot"
-    train(3)
+    train(4)
     nodes[0].gpu_events.clear()
-    train(4)  # its energy alone cannot be told: the agent's mean holds the hot one
     train(5)
-    assert state.profiling.counted == 1, "neither the hot one nor those that have no good neighbour"
     train(6)
+    assert state.profiling.counted == 1, "neither the hot one nor those that have no good neighbour"
+    train(7)
     assert [found.clock_mhz for found in state.profiling.sweep.readings] == [1400]
     assert state.profiling.counted == 0
 
