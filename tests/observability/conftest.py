@@ -129,12 +129,12 @@ def prometheus(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     # As in a cluster, where the target's labels would collide with careless ones of ours.
     labels = {"namespace": "perseus-system", "job": "perseus", "pod": "p", "container": "c", "endpoint": "metrics"}
     settings = {
-        "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
+        "global": {"scrape_interval": "1s", "evaluation_interval": "500ms"},
         "rule_files": [str(RULES)],
         "scrape_configs": [
             {
                 "job_name": "perseus",
-                "scrape_timeout": "500ms",
+                "scrape_timeout": "1s",
                 "static_configs": [{"targets": targets, "labels": labels}],
             }
         ],
@@ -169,4 +169,4 @@ def prometheus(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield asked
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(60)

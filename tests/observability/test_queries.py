@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,11 +51,18 @@ def page_queries() -> Iterator[tuple[str, str]]:
                 yield path.name, filled(line)
 
 
+def never_answered(prometheus: Prometheus, queries: list[tuple[str, str]]) -> str:
+    """Those that find no data however long one waits: where the machine stalls, a scrape fails now and then."""
+    deadline_s = time.monotonic() + 60
+    while queries and time.monotonic() < deadline_s:
+        queries = [(where, query) for where, query in queries if not prometheus.values(query)]
+    return "\n".join(f"{where}: {query}" for where, query in queries)
+
+
 def test_every_panel_and_page_has_data(prometheus: Prometheus) -> None:
     queries = [*panel_queries(), *page_queries()]
     assert len(queries) > 50
-    empty = [f"{where}: {query}" for where, query in queries if not prometheus.values(query)]
-    assert not empty, "\n".join(empty)
+    assert not never_answered(prometheus, queries)
 
 
 def test_every_drop_down_has_values(prometheus: Prometheus) -> None:
@@ -82,12 +90,14 @@ def test_every_rule_is_evaluated_and_rests_on_data(prometheus: Prometheus) -> No
     rules = [rule for group in groups for rule in group["rules"]]
     written = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     assert len(rules) == len(written) == len([rule for rule in rules if rule["health"] == "ok"])
+    measures = []
     for rule in written:
         # An alert is silent when all is well; what it compares must be there nevertheless.
         measured = _COMPARISON.split(rule["expr"].partition(" unless ")[0])[0]
         if measured.startswith("absent("):
             measured = measured.removeprefix("absent(").removesuffix(")")
-        assert prometheus.values(measured), rule["expr"]
+        measures.append((rule["expr"], measured))
+    assert not never_answered(prometheus, measures)
 
 
 def test_no_alert_of_trouble_fires_on_a_system_that_is_well(prometheus: Prometheus) -> None:
@@ -114,11 +124,14 @@ def test_series_stay_within_the_budget_that_the_metrics_page_states(prometheus: 
 
 
 def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> None:
-    (saved,) = prometheus.values("job:perseus_saved_ratio:baseline")
-    assert saved == pytest.approx(float(world.status()["savings"]["energy"].rstrip("%")) / 100, abs=0.02)
-    assert prometheus.values("sum(perseus_gpu_rank_info)") == [6.0]
-    power = "sum(rate(perseus_gpu_energy_joules_total[5s]))"
-    assert prometheus.values(power)[0] > 0
+    def agreed() -> bool:
+        saved = float(world.status()["savings"]["energy"].rstrip("%")) / 100
+        return prometheus.values("job:perseus_saved_ratio:baseline") == pytest.approx([saved], abs=0.02)
+
+    await_true("savings agree", agreed)
+    await_true("all ranks are shown", lambda: prometheus.values("sum(perseus_gpu_rank_info)") == [6.0])
+    power = "sum(rate(perseus_gpu_energy_joules_total[10s]))"
+    await_true("GPUs draw power", lambda: sum(prometheus.values(power)) > 0)
 
 
 def test_a_deleted_job_takes_its_series_along(prometheus: Prometheus, world: World) -> None:
