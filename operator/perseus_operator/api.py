@@ -253,6 +253,24 @@ class Straggler:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Switching:
+    """Plans with few changes of clock."""
+
+    max_energy_loss: str = text(
+        "Energy of an iteration that may be given up for fewer changes of clock.",
+        rule=PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        default="0.2%",
+    )
+
+    @property
+    def max_energy_loss_ratio(self) -> float:
+        """``"0.2%"`` as 0.002."""
+        return ratio_from_percent(self.max_energy_loss)
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What the user wants."""
 
@@ -276,6 +294,11 @@ class JobSpec:
         minimum=-1_000_000,
         maximum=1_000_000,
         default=0,
+    )
+    switching: Switching | None = nested(
+        "Prefer plans that seldom change clocks; absent: plans of least energy, which change them all the time.",
+        Switching,
+        required=False,
     )
     points: int = integer("Points of the frontier to compute.", minimum=2, maximum=1000, default=100)
     baseline_iterations: int = integer(

@@ -58,6 +58,12 @@ class PlanStatus:
     point: int = integer("Index on the frontier, 0 is the fastest.", minimum=0, maximum=100_000)
     from_iteration: int = integer("First iteration that ran it.", minimum=0, maximum=2**53)
     planned_slowdown: str = text("Slowdown by intent against T_min.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT)
+    clock_changes: int | None = integer(
+        "Changes of clock in one iteration, over the stages of one pipeline.",
+        minimum=0,
+        maximum=2**31 - 1,
+        required=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,7 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         solve_ms=solve_ms,
         restored=restored,
         allowance=open_calibration(request.calibration).verdict.allowance if request.calibration else 0.0,
+        clock_changes=tuple(frontier.clock_changes.tolist()),
     )
     promises = Promises(simulator_of(request), frontier)
     return Solved(view, request, promises.schedule, frontier, promises, data)

@@ -50,6 +50,7 @@ class Inputs:
             points=spec.points,
             calibration=self._learner.calibration,
             order=state.order or "",
+            switch_loss=spec.switching.max_energy_loss_ratio if spec.switching else None,
         )
 
     async def read(self) -> None:

@@ -37,6 +37,8 @@ class FrontierView:
     allowance: float = 0.0
     """Share by which nearly all iterations stay within these times, if they are calibrated: a plan exactly at a bound
     would break it in half of the iterations."""
+    clock_changes: tuple[int, ...] = ()
+    """Of each point, in one iteration of one pipeline, over all stages."""
 
     @property
     def t_min_us(self) -> int:

@@ -43,6 +43,8 @@ class SolveRequest:
     """JSON of the calibration to plan with; empty: none."""
     order: str = ""
     """CSV of a schedule that has no name."""
+    switch_loss: float | None = None
+    """Share of the energy that may be given up for fewer changes of clock; None: least energy."""
 
 
 class SolverPool:
@@ -140,8 +142,13 @@ def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedu
 def solve_here(request: SolveRequest) -> bytes:
     """The solve itself, in this process."""
     from perseus_solver.frontier import solve_frontier
+    from perseus_solver.switches import calm
 
-    return solve_frontier(problem_of(request), points=request.points).to_bytes()
+    problem = problem_of(request)
+    frontier = solve_frontier(problem, points=request.points)
+    if request.switch_loss is not None:
+        frontier = calm(problem, frontier, loss=request.switch_loss)
+    return frontier.to_bytes()
 
 
 def problem_of(request: SolveRequest) -> Problem:

@@ -271,10 +271,12 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
     if plan.applied:
         time_us, energy_mj = predict(view, plan.wanted, plan.slowdowns, spec.pipeline.tensor_parallel)
         predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
+        point = common_point(plan.wanted, plan.slowdowns)
         following = PlanStatus(
-            point=common_point(plan.wanted, plan.slowdowns),
+            point=point,
             from_iteration=state.plan_since,
             planned_slowdown=percent(planned_slowdown(state, plan) - 1),
+            clock_changes=view.clock_changes[point] if view.clock_changes else None,
         )
     slowest = sorted(plan.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
     return StatusFigures(
