@@ -1,7 +1,9 @@
 """Test files that know nothing of the client pass with the client attached to every schedule they step.
 
-PyTorch's wheel ships no tests: PERSEUS_TORCH_TESTS names the folder ``test/distributed/pipelining`` of a checkout of
-the installed version.
+PyTorch's wheel ships no tests, and no package of its sources is published: PERSEUS_TORCH_TESTS names the folder
+``test/distributed/pipelining`` of a checkout of the installed version, such as
+git clone --depth 1 --branch v2.13.0 --filter blob:none --sparse https://github.com/pytorch/pytorch
+git -C pytorch sparse-checkout set test/distributed/pipelining
 """
 
 from __future__ import annotations
