@@ -125,13 +125,13 @@ class FileGpu(RecordingGpu):
     def _change(self, mhz: int | None) -> None:
         self._misbehave()
         super()._change(mhz)
-        temporary = self._folder / f"{self.uuid}.new"
-        temporary.write_text(str(mhz or ""))
-        temporary.replace(self._folder / f"{self.uuid}.lock")
         call = self.calls.pop()
         line = json.dumps({"time_ns": call.time_ns, "gpu": call.gpu, "mhz": call.mhz, "pid": os.getpid()}) + "\n"
         with (self._folder / "calls").open("a") as file:
-            file.write(line)
+            file.write(line)  # first: who sees the lock has the call that made it
+        temporary = self._folder / f"{self.uuid}.new"
+        temporary.write_text(str(mhz or ""))
+        temporary.replace(self._folder / f"{self.uuid}.lock")
 
     def _misbehave(self) -> None:
         try:

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -82,8 +83,11 @@ def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
     return error.value.code(), trailing.get(ERROR_METADATA, ""), error.value.details()
 
 
-def test_the_node_describes_itself(stub: Any) -> None:
-    node = describe(stub)
+def test_a_new_node_describes_itself(tmp_path: Path) -> None:
+    with RecordingNode.open(tmp_path, gpus=3) as fresh:
+        fresh.start_agent()
+        with fresh.stub() as stub:
+            node = describe(stub)
     assert node.node_name == "node-under-test"
     assert [gpu.uuid for gpu in node.gpus] == [gpu_uuid(number) for number in range(3)]
     gpu = node.gpus[0]
@@ -137,6 +141,7 @@ def test_a_malformed_plan_set_is_refused_whole_and_the_one_in_force_stays(stub: 
 def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     lease = acquire(stub, [pod])
+    written = len(node.calls())
     stream = stub.WatchTelemetry(messages.WatchTelemetryRequest(job_uid=JOB))
     next(stream)
     node.start_trainer(pod, instruction_s=0.003)
@@ -162,7 +167,7 @@ def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node
         assert sum(report.durations_us) <= report.compute_span_us <= report.iteration_time_us
         assert report.has_energy
     assert seen[1].iteration > answer.furthest_iteration
-    assert {call.mhz for call in node.calls() if call.gpu == gpu_uuid(0)} == {1200, 900, 600}
+    assert {call.mhz for call in node.calls()[written:] if call.gpu == gpu_uuid(0)} == {1200, 900, 600}
     released = stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=JOB, epoch=lease.epoch))
     assert list(released.restored_gpu_uuids) == [gpu_uuid(0)]
 
