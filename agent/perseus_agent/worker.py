@@ -188,7 +188,7 @@ class GpuWorker:
         now_s = time.monotonic()
         while not stopping:
             # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep us awake.
-            events = self._epoll.poll(self._sleep() if self._look_s else max(0.0, self._due_s - now_s))
+            events = self._events_until_look() if self._look_s else self._epoll.poll(max(0.0, self._due_s - now_s))
             self._awake_since_s = now_s = time.monotonic()
             try:
                 for descriptor, _ in events:
@@ -212,10 +212,11 @@ class GpuWorker:
         while self._commands:  # that came after the last one
             _refuse(self._commands.popleft()[1])
 
-    def _sleep(self) -> float:
-        """Until there is an event or something is due, to the microsecond: epoll's own timeout counts milliseconds."""
-        select.select([self._epoll], [], [], max(0.0, min(self._due_s, self._look_s) - time.monotonic()))
-        return 0.0
+    def _events_until_look(self) -> list[tuple[int, int]]:
+        """Wait to the microsecond: the timeout of epoll itself counts milliseconds."""
+        until_s = min(self._due_s, self._look_s)
+        rung, _, _ = select.select([self._epoll], [], [], max(0.0, until_s - time.monotonic()))
+        return self._epoll.poll(0) if rung else []
 
     def _routine(self, now_s: float) -> None:
         """What is due by time: a write that had to wait, a sample, a read-back."""
