@@ -17,16 +17,17 @@ from perseus_proto.channel import ChannelReader
 
 PATIENCE_SHARE: Final = 16
 PATIENCE_MIN_US: Final = 50
-PATIENCE_MAX_US: Final = 400
+PATIENCE_MAX_US: Final = 600
 """How long a mark may wait for its look: a small share of the span that it ends, well below a millisecond."""
-LOOKS_PER_MARK: Final = 1.5
+AGAIN_US: Final = 50
+"""After a look that came too early."""
+LOOKS_PER_MARK: Final = 2.0
 LOOKS_SAVED: Final = 32.0
 """A look costs the agent what a ring costs it. So many are affordable on average, and in a row after better times;
 beyond, the rank rings."""
-LEAD_LATE_US: Final = 8
-LEAD_EARLY_US: Final = 2
+LEAD_STEP_US: Final = 2
 LEAD_MAX_US: Final = 150
-"""Looks move behind the expected end until about one in five comes too early, which costs a second look."""
+"""Looks move back and forth until every other one comes too early: then half of the marks are met as they are made."""
 LONGEST_US: Final = 10_000_000
 """Spans longer than this are not foreseen: one ring more or less is nothing then."""
 _KEPT: Final = 3
@@ -70,17 +71,17 @@ class Foresight:
         if (iteration, passed) != self._passed:
             self._passed = iteration, passed
             self._affords = min(self._affords + LOOKS_PER_MARK, LOOKS_SAVED)
-            self._lead_us = max(self._lead_us - LEAD_EARLY_US, 0)
+            self._lead_us = max(self._lead_us - LEAD_STEP_US, 0)
             if passed >= 0:
                 self._learn(iteration, passed, passed_us)
         elif self._standing:
-            self._lead_us = min(self._lead_us + LEAD_LATE_US, LEAD_MAX_US)
+            self._lead_us = min(self._lead_us + LEAD_STEP_US, LEAD_MAX_US)
         span_us = self._span_us(awaited) if awaited >= 0 else 0
         if not span_us or self._affords < 1 or not now_us - LONGEST_US < passed_us <= now_us:
             return self._say(0, 0, (iteration, ended))
         self._affords -= 1
         patience_us = min(max(span_us // PATIENCE_SHARE, PATIENCE_MIN_US), PATIENCE_MAX_US)
-        due_us = max(passed_us + span_us + self._lead_us, now_us + patience_us // 2)
+        due_us = max(passed_us + span_us + self._lead_us, now_us + AGAIN_US)
         return self._say(due_us - patience_us, due_us, (iteration, awaited))
 
     def rest(self, iteration: int, ended: int) -> int:
