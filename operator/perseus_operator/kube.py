@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -38,6 +39,8 @@ _EPOCH_KEY: Final = "epoch"
 _TIMEOUT_S: Final = 15.0
 _MERGE: Final = "application/merge-patch+json"
 _ATTEMPTS: Final = 20
+_PAGE: Final = 500
+"""Pods in one answer: some MiB, read in some ten milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -248,38 +251,33 @@ class KubeClient:
         )
 
     async def agent_addresses(self, namespace: str) -> dict[str, str]:
-        """See ``Kube``. Resource version 0 lets the API server answer from its cache."""
-        pods = await _ask(
-            self._core.list_namespaced_pod(
-                namespace,
-                label_selector=f"{keys.LABEL_COMPONENT}={keys.COMPONENT_AGENT}",
-                resource_version="0",
-                _request_timeout=_TIMEOUT_S,
-            )
-        )
-        addresses: dict[str, str] = {}
-        for pod in pods.items:
-            port = _grpc_port(pod)
-            if pod.spec.node_name and pod.status and pod.status.pod_ip and port and not pod.metadata.deletion_timestamp:
-                host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
-                addresses[pod.spec.node_name] = f"{host}:{port}"
-        return addresses
+        """See ``Kube``."""
+        selector = f"{keys.LABEL_COMPONENT}={keys.COMPONENT_AGENT}"
+        found = [address async for pod in self._pods(namespace, selector) if (address := agent_of(pod)) is not None]
+        return dict(found)
 
     async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
         """See ``Kube``."""
-        options: dict[str, Any] = {
-            "label_selector": keys.LABEL_JOB,
-            "resource_version": "0",
-            "_request_timeout": _TIMEOUT_S,
-        }
-        names = list(namespaces)
-        lists = (
-            [await _ask(self._core.list_namespaced_pod(name, **options)) for name in names]
-            if names
-            else [await _ask(self._core.list_pod_for_all_namespaces(**options))]
-        )
-        raw = [self._api.sanitize_for_serialization(pod) for found in lists for pod in found.items]
-        return [pod for pod in map(pod_of, raw) if pod is not None]
+        found: list[Pod] = []
+        for namespace in list(namespaces) or [""]:
+            found += [pod async for raw in self._pods(namespace, keys.LABEL_JOB) if (pod := pod_of(raw)) is not None]
+        return found
+
+    async def _pods(self, namespace: str, selector: str) -> AsyncIterator[Json]:
+        """Pods as JSON, page by page. The client's models cost a millisecond for each, and all jobs wait meanwhile."""
+        options: Json = {"label_selector": selector, "limit": _PAGE, "_request_timeout": _TIMEOUT_S}
+        while True:
+            asked = (
+                self._core.list_namespaced_pod_without_preload_content(namespace, **options)
+                if namespace
+                else self._core.list_pod_for_all_namespaces_without_preload_content(**options)
+            )
+            page = await _ask(_read(asked))
+            for pod in page["items"]:
+                yield pod
+            options["_continue"] = page.get("metadata", {}).get("continue")
+            if not options["_continue"]:
+                return
 
     async def next_epoch(self, namespace: str) -> int:
         """Draw a number larger than any drawn before: a counter in a ConfigMap, compared and swapped.
@@ -346,12 +344,25 @@ def _custom(job: JobRef) -> tuple[str, str, str, str, str]:
     return keys.API_GROUP, keys.API_VERSION, job.namespace, keys.PLURAL, job.name
 
 
-def _grpc_port(pod: Any) -> int | None:
-    for container in pod.spec.containers:
-        for port in container.ports or ():
-            if port.name == keys.AGENT_GRPC_PORT_NAME:
-                return int(port.container_port)
-    return None
+def agent_of(raw: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Node and host:port of an agent's pod; None: it has no address yet, or leaves."""
+    spec, address = raw.get("spec", {}), raw.get("status", {}).get("podIP")
+    ports = [port for container in spec.get("containers", ()) for port in container.get("ports") or ()]
+    port = next((p["containerPort"] for p in ports if p.get("name") == keys.AGENT_GRPC_PORT_NAME), None)
+    if not spec.get("nodeName") or not address or not port or raw.get("metadata", {}).get("deletionTimestamp"):
+        return None
+    return spec["nodeName"], f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+async def _read(request: Any) -> Any:
+    """The JSON of an answer that the client has not read."""
+    async with await request as answer:
+        text = await answer.read()
+        if answer.status != 200:
+            error = k8s.ApiException(status=answer.status, reason=answer.reason)
+            error.body = text.decode(errors="replace")
+            raise error
+        return json.loads(text)
 
 
 async def _ask(request: Any) -> Any:

@@ -1,0 +1,96 @@
+"""Pods are read page by page, whole or not at all; errors keep their meaning though the client does not look."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import kubernetes.aio.client as k8s
+import pytest
+from aiohttp import web
+
+from perseus_operator.errors import KubeForbidden, KubeUnavailable
+from perseus_operator.kube import KubeClient, agent_of
+from perseus_proto import keys
+
+PODS = 1_234
+
+
+def pod(number: int) -> dict[str, Any]:
+    ports = [{"name": "metrics", "containerPort": 1}, {"name": keys.AGENT_GRPC_PORT_NAME, "containerPort": 9000}]
+    return {
+        "metadata": {
+            "uid": f"u{number}",
+            "namespace": "training",
+            "name": f"p{number}",
+            "labels": {keys.LABEL_JOB: "gpt3"},
+        },
+        "spec": {"nodeName": f"n{number}", "containers": [{"name": "init"}, {"name": "c", "ports": ports}]},
+        "status": {"podIP": f"10.0.{number // 250}.{number % 250}", "phase": "Running"},
+    }
+
+
+class Pages:
+    """An API server that has pods, until it has none of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, str]] = []
+        self.refuse_at, self.status = -1, 200
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.asked.append(dict(request.query))
+        if len(self.asked) - 1 == self.refuse_at:
+            return web.json_response({"message": "not now"}, status=self.status)
+        first, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
+        last = min(first + limit, PODS)
+        metadata = {"continue": str(last)} if last < PODS else {}
+        return web.json_response({"metadata": metadata, "items": [pod(n) for n in range(first, last)]})
+
+
+@asynccontextmanager
+async def served(pages: Pages) -> AsyncIterator[KubeClient]:
+    app = web.Application()
+    app.router.add_get("/{path:.*}", pages.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    configuration = k8s.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
+    kube = KubeClient(k8s.ApiClient(configuration))
+    try:
+        yield kube
+    finally:
+        await kube.close()
+        await runner.cleanup()
+
+
+async def test_every_page_is_read_once() -> None:
+    pages = Pages()
+    async with served(pages) as kube:
+        found = await kube.training_pods([])
+        assert [p.uid for p in found] == [f"u{n}" for n in range(PODS)]
+        assert [asked.get("continue") for asked in pages.asked] == [None, "500", "1000"]
+        assert {asked["labelSelector"] for asked in pages.asked} == {keys.LABEL_JOB}
+        addresses = await kube.agent_addresses("perseus-system")
+        assert len(addresses) == PODS
+        assert addresses["n251"] == "10.0.1.1:9000"
+        assert len(await kube.training_pods(["a", "b"])) == 2 * PODS
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, KubeForbidden), (503, KubeUnavailable), (429, KubeUnavailable)])
+async def test_half_a_list_is_none(status: int, kind: type[Exception]) -> None:
+    pages = Pages()
+    pages.refuse_at, pages.status = 1, status
+    async with served(pages) as kube:
+        with pytest.raises(kind, match=f"{status}.*not now"):
+            await kube.training_pods([])
+
+
+def test_an_agent_has_an_address_from_its_pods_address_to_its_end() -> None:
+    there = pod(1)
+    assert agent_of(there) == ("n1", "10.0.0.1:9000")
+    assert agent_of({**there, "status": {"podIP": "fd00::1"}}) == ("n1", "[fd00::1]:9000")
+    assert agent_of({**there, "status": {}}) is None
+    assert agent_of({**there, "spec": {**there["spec"], "nodeName": None}}) is None
+    assert agent_of({**there, "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}) is None
+    assert agent_of({**there, "metadata": {**there["metadata"], "deletionTimestamp": "2030-01-01T00:00:00Z"}}) is None
