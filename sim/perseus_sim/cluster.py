@@ -312,9 +312,7 @@ class SimulatedCluster:
             self.core.delete_namespaced_pod(name, job.namespace, grace_period_seconds=0)
         self.jobs.remove(job)
 
-    def run_pod(
-        self, namespace: str, name: str, node: str, labels: dict[str, str], ports: list[dict[str, Any]]
-    ) -> str:
+    def run_pod(self, namespace: str, name: str, node: str, labels: dict[str, str], ports: list[dict[str, Any]]) -> str:
         """A pod that runs on a node of this machine; returns its UID."""
         if Feature.CONTROLLERS in self.server.features:
             self._await_account(namespace)
