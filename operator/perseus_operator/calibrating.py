@@ -26,11 +26,11 @@ from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, 
 from perseus_solver.calibration.estimate import replay_s
 from perseus_solver.calibration.recorder import MOST_ITERATIONS
 from perseus_solver.errors import InvalidTrace, SolverError
-from perseus_solver.problem import Floats
 from perseus_solver.result import Frontier
 from perseus_solver.schedules import Schedule
 from perseus_solver.simulate import Simulator
 from perseus_solver.stragglers import stage_pace, straggling_time_s
+from perseus_solver.vocabulary import Floats
 
 _MOST_NUMBERS: Final = 4_000_000
 """Durations kept of one job, 32 MB: of very large pipelines fewer iterations, or too few to calibrate."""

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perseus_solver.frontier import solve_deadline, solve_frontier
-    from perseus_solver.problem import Kind, Problem, build_problem
+    from perseus_solver.problem import Problem, build_problem
     from perseus_solver.profile import Profile, read_profile
     from perseus_solver.result import Frontier, Point, Status
     from perseus_solver.sampling import Sampling
     from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order
     from perseus_solver.simulate import Simulator
     from perseus_solver.switches import Switching, calm, calm_point
+    from perseus_solver.vocabulary import Kind
 
 __all__ = [
     "SCHEDULES",
@@ -50,13 +51,14 @@ __all__ = [
 
 _HOME = {
     "frontier": ("solve_deadline", "solve_frontier"),
-    "problem": ("Kind", "Problem", "build_problem"),
+    "problem": ("Problem", "build_problem"),
     "profile": ("Profile", "read_profile"),
     "result": ("Frontier", "Point", "Status"),
     "sampling": ("Sampling",),
     "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_order"),
     "simulate": ("Simulator",),
     "switches": ("Switching", "calm", "calm_point"),
+    "vocabulary": ("Kind",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

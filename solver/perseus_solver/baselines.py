@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.problem import Kind, Problem
+from perseus_solver.problem import Problem
 from perseus_solver.simulate import Simulator
+from perseus_solver.vocabulary import Kind
 
 Plan = npt.NDArray[np.intp]
 

@@ -15,9 +15,10 @@ import numpy as np
 from perseus_solver import baselines
 from perseus_solver.errors import SolverError
 from perseus_solver.frontier import solve_deadline
-from perseus_solver.problem import Floats, Problem
+from perseus_solver.problem import Problem
 from perseus_solver.result import Point
 from perseus_solver.simulate import Choice, Simulator
+from perseus_solver.vocabulary import Floats
 
 
 @dataclass(frozen=True, slots=True)

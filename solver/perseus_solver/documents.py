@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from perseus_solver.problem import Kind, Problem
+from perseus_solver.problem import Problem
 from perseus_solver.result import Frequencies, Frontier, Point
+from perseus_solver.vocabulary import Kind
 
 
 class PlanWriter:

@@ -14,9 +14,10 @@ from perseus_solver.certify import Certificate
 from perseus_solver.engine.curve import Engine, trace
 from perseus_solver.errors import Infeasible, InvalidProblem
 from perseus_solver.pool import Pool
-from perseus_solver.problem import Floats, Problem
+from perseus_solver.problem import Problem
 from perseus_solver.result import Frontier, Point
 from perseus_solver.simulate import Simulator
+from perseus_solver.vocabulary import Floats
 
 Progress = Callable[[int, int], None]
 

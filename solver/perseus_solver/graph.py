@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.problem import Ints
+from perseus_solver.vocabulary import Ints
 
 STUCK = -1
 """Level of an instruction on or behind a cycle."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perseus_solver.problem import Floats, Kind, Problem
+from perseus_solver.problem import Problem
 from perseus_solver.simulate import Choice, Simulation, Simulator
+from perseus_solver.vocabulary import Floats, Kind
 
 if TYPE_CHECKING:
     from perseus_solver.calibration.model import Calibration

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from perseus_solver.certify import iteration_bound
 from perseus_solver.engine.curve import Engine, Sample
 from perseus_solver.engine.graph import Index
-from perseus_solver.problem import Floats
 from perseus_solver.recreate import Recreate
 from perseus_solver.result import DEFAULT_GAP, Frontier, verdict
 from perseus_solver.rounding import Curve, Rounder, improve, round_plans
 from perseus_solver.simulate import Choice, Simulator
 from perseus_solver.switches import clock_changes
+from perseus_solver.vocabulary import Floats
 
 Columns = npt.NDArray[np.int16]
 
@@ -31,14 +31,14 @@ _CELLS, _LARGE = 4_000_000, 2_000_000
 _NEAR = [(0, 0), (1, 1)]
 _WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
 """Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
-_SPLICES = [[(0, 0), (1, 1)], [(0, 0), (2, 2)]]
-"""Spans of the passes that mix plans with plans: what one finds, the next may use."""
-_SMALL = 400
-"""Instructions of the largest graph that is searched."""
+_SPLICES = [(True, [(0, 0), (1, 1)]), (False, [(0, 0), (2, 2)])]
+"""The passes that mix plans with plans, whether quick, and their spans: what one finds, the next may use."""
+_SMALL, _MIDDLE = 400, 2_000
+"""Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 6, 16, 30))
-_SEARCH_ONE = ((0.0, 6, 16, 30),)
+_SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 3, 16, 10),)
 """Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
-whole frontier, and for a single deadline."""
+whole frontier, and for a single deadline on a small graph or a larger one."""
 
 
 class Pool:
@@ -83,13 +83,16 @@ class Pool:
             poor = deadline[self._gap(deadline) > worst]
             if len(poor):
                 self._learn(self._engine.refine(self.samples, poor))
-                self._keep(round_plans(self._rounder, self.curve, poor, _WIDE))
-        for spans in _SPLICES:
-            self._splice(deadline[self._gap(deadline) > _GOOD_GAP], spans)
-        if n <= _SMALL:
-            for worst, starts, tries, rounds in _SEARCH_ONE if self._exact else _SEARCH:
-                poor = deadline[-2:] if self._exact else deadline[self._gap(deadline) > worst]
-                self._recreate(poor, starts, tries, rounds)
+                self._keep(round_plans(self._rounder, self.curve, poor, _WIDE, quick=True))
+        for quick, spans in _SPLICES:
+            self._splice(deadline[self._gap(deadline) > _GOOD_GAP], spans, quick=quick)
+        if n > (_MIDDLE if self._exact else _SMALL):
+            return
+        one = _SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE
+        for worst, starts, tries, rounds in one if self._exact else _SEARCH:
+            # The last two of a single deadline are itself and itself in ticks, rounded up.
+            poor = deadline[-2:] if self._exact else deadline[self._gap(deadline) > worst]
+            self._recreate(poor, starts, tries, rounds)
 
     def add_single_clocks(self, deadline: float) -> None:
         """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""
@@ -107,7 +110,7 @@ class Pool:
         limit = np.where(self._rounder.makespan(columns) <= deadline, deadline, 0.0)
         self._keep(improve(self._rounder, columns, limit))
 
-    def _splice(self, deadline: Floats, spans: list[tuple[int, int]]) -> None:
+    def _splice(self, deadline: Floats, spans: list[tuple[int, int]], *, quick: bool) -> None:
         """Mix plans with their neighbours, as the first rounding mixed relaxed schedules."""
         if not len(deadline):
             return
@@ -115,7 +118,7 @@ class Pool:
         least = np.minimum.accumulate(self._effective_j[order])
         kept = order[np.append(True, least[1:] < least[:-1])]
         curve = self._rounder.curve(self._pick(kept), self.curve)
-        self._keep(round_plans(self._rounder, curve, deadline, spans, quick=True))
+        self._keep(round_plans(self._rounder, curve, deadline, spans, quick=quick))
 
     def _recreate(self, deadline: Floats, starts: int, tries: int, rounds: int) -> None:
         if not len(deadline):

@@ -8,52 +8,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
-
-if TYPE_CHECKING:
-    from perseus_solver.calibration.model import Calibration
-    from perseus_solver.profile import Profile
-    from perseus_solver.schedules import Schedule
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int32]
+from perseus_solver.profile import Profile
+from perseus_solver.schedules import Schedule
+from perseus_solver.vocabulary import Floats, Ints, Kind, Options
 
 
-class Kind(IntEnum):
-    """What an instruction computes; numbers as on the wire (``InstructionKind``)."""
+class Waits(Protocol):
+    """What a calibration has learnt about the time between computations."""
 
-    FORWARD = 1
-    BACKWARD = 2
-    INPUT_GRADIENT = 3
-    WEIGHT_GRADIENT = 4
-    CONSTANT = 5
-
-    @property
-    def label(self) -> str:
-        """The name used in CSV and JSON: the member's name in lower case."""
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """All measured choices for one kind of instruction of one stage, by descending frequency.
-
-    ``time_s[k]`` and ``energy_j[k]`` are what an instruction takes at ``frequency_mhz[k]``. Measurements are kept as
-    they are: noise may make a lower clock faster. A constant-time instruction has exactly one option with frequency 0.
-    """
-
-    stage: int
-    kind: Kind
-    chunk: int
-    frequency_mhz: Ints
-    time_s: Floats
-    energy_j: Floats
+    def delays_for(self, schedule: Schedule) -> tuple[Floats, Floats, float]:
+        """Seconds between stages [from, to], before each instruction of a stage, and outside the pipeline."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +73,7 @@ def build_problem(
     blocking_power_w: float,
     delay_s: float | Floats = 0.0,
     overhead_s: float = 0.0,
-    calibration: Calibration | None = None,
+    calibration: Waits | None = None,
 ) -> Problem:
     """Join measurements and order.
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from perseus_solver.errors import InvalidProfile
-from perseus_solver.problem import Kind, Options
 from perseus_solver.sampling import Sampling, condense
+from perseus_solver.vocabulary import Kind, Options
 
 COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 MAX_ROWS = 250_000

@@ -8,17 +8,18 @@ by side. Called by ``pool`` for small graphs, where whole options weigh most; pr
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from perseus_solver.engine.graph import Index
-from perseus_solver.problem import Floats
 from perseus_solver.rounding import Rounder
+from perseus_solver.vocabulary import Floats
 
 _SHARES = np.linspace(0.0, 1.4, 8)
 """Of the worth of time; above 1, time is kept for those who come later."""
 _REACH, _DENSITY = 3.0, 0.6
 """A ruined part lies within at most this distance of an instruction, and holds this share of those that do."""
-_FINE = 3
-"""Options that half of the trials go back, at most; the others go to the fastest."""
+_FEW, _FINE = 4, 3
+"""Instructions ruined anywhere, on average at most; and how many options a trial goes back that goes back a little."""
 
 
 class Recreate:
@@ -40,9 +41,12 @@ class Recreate:
         first, limit = np.arange(columns) * tries, deadline[of]
         worth = np.stack([rounder.worth(through * share) for share in _SHARES], axis=2)
         free = worth[:, of, 0]
+        scarce = through > 0  # elsewhere nothing waits for time, and as much of it has been used as can be
+        scarce[:, ~scarce.any(axis=0)] = True
+        scarce = scarce[:, of]
         energy = rounder.energy_j(choice)
         for turn in range(rounds):
-            trial = self._ruined(choice[:, of])
+            trial = self._ruined(choice[:, of], scarce)
             share = self._random.integers(0, len(_SHARES), len(of))
             rounder.reclaim(trial, limit, worth[:, of, share], back=bool(turn % 2))
             rounder.reclaim(trial, limit, free, back=bool(turn % 2))
@@ -53,12 +57,16 @@ class Recreate:
             energy = np.where(taken, least, energy)
         return choice
 
-    def _ruined(self, trial: Index) -> Index:
-        rows, columns = trial.shape
-        random = self._random
+    def _ruined(self, trial: Index, scarce: npt.NDArray[np.bool_]) -> Index:
+        """Every other trial a neighbourhood, made much faster or a little; the others a few anywhere, a little."""
+        columns, random = trial.shape[1], self._random
+        dice = random.random(trial.shape, dtype=np.float32)
+        count = scarce.sum(axis=0)
+        centre = (np.cumsum(scarce, axis=0) <= random.integers(0, count)).sum(axis=0)
         reach = random.integers(0, int(2 * _REACH) + 1, columns) / 2.0
-        ruined = self._away[:, random.integers(0, rows, columns)] <= reach
-        ruined &= random.random(trial.shape, dtype=np.float32) < _DENSITY
-        fine = random.integers(1, _FINE + 1, columns)
-        steps = np.where(random.random(columns) < 0.5, fine, self._rounder.tables.ticks.shape[1])
-        return np.where(ruined, np.maximum(trial - steps, 0), trial)
+        near = (self._away[:, centre] <= reach) & (dice < _DENSITY)
+        anywhere = scarce & (dice < random.integers(1, _FEW + 1, columns) / count)
+        apart = np.arange(columns) % 2 == 1
+        steps = np.asarray(random.integers(1, _FINE + 1, columns))
+        steps[~apart & (random.random(columns) < 0.5)] = self._rounder.tables.ticks.shape[1]
+        return np.where(np.where(apart, anywhere, near), np.maximum(trial - steps, 0), trial)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import SolverError
-from perseus_solver.problem import Floats, Ints
+from perseus_solver.vocabulary import Floats, Ints
 
 Frequencies = npt.NDArray[np.uint16]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from perseus_solver.engine.graph import Graph, Index, latest_of
 from perseus_solver.engine.tables import Tables
-from perseus_solver.problem import Floats
+from perseus_solver.vocabulary import Floats
 
 SHARES, QUICK_SHARES = (1.0, 0.7, 0.4, 0.2, 0.0), (1.0, 0.4, 0.0)
 """Slack is offered at these shares of its worth, one sweep each: first to those who save most by it."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.problem import Floats, Problem
+from perseus_solver.problem import Problem
+from perseus_solver.vocabulary import Floats
 
 Index = npt.NDArray[np.intp]
 

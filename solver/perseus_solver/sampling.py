@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perseus_solver.problem import Floats
+from perseus_solver.vocabulary import Floats
 
 _NORMAL_FROM_MAD = 1.4826  # standard deviation of a normal law over its median absolute deviation
 _MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, normal law

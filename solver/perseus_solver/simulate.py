@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem, InvalidSchedule
 from perseus_solver.graph import levels
-from perseus_solver.problem import Floats, Ints, Problem
+from perseus_solver.problem import Problem
 from perseus_solver.schedules.base import name_cycle
+from perseus_solver.vocabulary import Floats, Ints
 
 Choice = npt.NDArray[np.integer]
 """Index into the options of each instruction: [n], or [plans, n]."""

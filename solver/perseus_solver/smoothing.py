@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perseus_solver.problem import Floats
 from perseus_solver.runs import Clocks, Index
+from perseus_solver.vocabulary import Floats
 
 _CELLS = 100_000_000
 """Positions × stages × clocks × plans walked at once, a byte each."""

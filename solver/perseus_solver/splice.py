@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.problem import Floats
 from perseus_solver.runs import Index
+from perseus_solver.vocabulary import Floats
 
 _ROUNDS = 5
 """Splices of splices: what one round finds, the next may use."""

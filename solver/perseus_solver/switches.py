@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.problem import Floats, Ints, Problem
+from perseus_solver.problem import Problem
 from perseus_solver.result import DEFAULT_GAP, Frequencies, Frontier, Point, verdict
 from perseus_solver.runs import CUTS, Clocks, Index, Runs
 from perseus_solver.simulate import Simulator
 from perseus_solver.smoothing import Smoother
 from perseus_solver.splice import HAIR, Candidates, Deadlines, join
+from perseus_solver.vocabulary import Floats, Ints
 
 DEFAULT_LOSS = 2e-3
 """Share of the iteration energy that may be given up for fewer changes."""

@@ -22,9 +22,10 @@ from perseus_solver.calibration import Calibration, Trace, calibrate, predict_s,
 from perseus_solver.calibration.noise import usual_durations_s
 from perseus_solver.calibration.rehearsal import Rehearsal
 from perseus_solver.frontier import solve_deadline, solve_frontier
-from perseus_solver.problem import Floats, Problem, build_problem
+from perseus_solver.problem import Problem, build_problem
 from perseus_solver.profile import read_profile
 from perseus_solver.simulate import Choice, Simulator
+from perseus_solver.vocabulary import Floats
 
 DATA = Path(os.environ.get("PERSEUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "sosp24"
 TRACES = {

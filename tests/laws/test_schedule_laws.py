@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from perseus_solver.errors import InvalidSchedule
 from perseus_solver.graph import STUCK, levels
-from perseus_solver.problem import Kind, Options, Problem, build_problem
+from perseus_solver.problem import Problem, build_problem
 from perseus_solver.profile import Profile
 from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
 from perseus_solver.schedules.base import ABSENT, assemble
 from perseus_solver.simulate import Simulator
+from perseus_solver.vocabulary import Kind, Options
 
 
 def build(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:

@@ -21,8 +21,8 @@ from perseus_operator.status import percent
 from perseus_operator.words import seconds
 from perseus_proto.units import mj_from_j, us_from_s
 from perseus_solver.baselines import all_maximum
-from perseus_solver.problem import Kind
 from perseus_solver.simulate import Simulator
+from perseus_solver.vocabulary import Kind
 
 
 def frontier_document(facts: Facts) -> Json:

@@ -17,8 +17,8 @@ from perseus_operator.schema import dump
 from perseus_operator.solving import SolveRequest, problem_of
 from perseus_operator.web.view import JobView
 from perseus_solver.baselines import all_maximum
-from perseus_solver.problem import Kind
 from perseus_solver.simulate import Simulator
+from perseus_solver.vocabulary import Kind
 
 Json = dict[str, Any]
 

@@ -18,7 +18,7 @@ from perseus_solver.calibration.fit import Parameters
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.engine.linear import minimise
-from perseus_solver.problem import Floats
+from perseus_solver.vocabulary import Floats
 
 _CHI2_95 = 3.841
 _ROUNDS = 3

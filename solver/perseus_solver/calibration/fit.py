@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.engine.linear import minimise
-from perseus_solver.problem import Floats
+from perseus_solver.vocabulary import Floats
 
 REGULARISATION = 0.1
 """A delay may differ from its siblings only where that removes, on average over iterations, more than a tenth of what

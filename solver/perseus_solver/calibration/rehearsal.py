@@ -14,8 +14,8 @@ import numpy as np
 
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidTrace
-from perseus_solver.problem import Floats
 from perseus_solver.stragglers import Detector, Straggler, Thresholds, stage_pace
+from perseus_solver.vocabulary import Floats
 
 SLOW, BESIDE = 0, 1
 """Numbers of the two pipelines."""

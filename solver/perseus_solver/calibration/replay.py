@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.graph import levels
-from perseus_solver.problem import Floats
 from perseus_solver.schedules import Schedule
+from perseus_solver.vocabulary import Floats
 
 Pairs = tuple[tuple[int, int], ...]
 Index = npt.NDArray[np.intp]

@@ -1,8 +1,8 @@
 """The relaxed frontier of a problem, sampled at prices: proven lines below it and schedules near it.
 
-Every flow, at whatever price, proves a line; the frontier is their upper envelope. Prices are added where the last ones
-still raised it. Where the graph repeats, flows come from ``steady``, else from one network for all. Called by
-``frontier``.
+Every flow, at whatever price, proves a line; the frontier is their upper envelope. Prices are added where they may
+raise it most (``prices``). Where the graph repeats, flows come from ``steady``, else from one network for all. Called
+by ``frontier``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ import numpy.typing as npt
 from perseus_solver.certify import Bound, Certificate, prove
 from perseus_solver.engine.graph import Graph, Index, build_graph
 from perseus_solver.engine.periods import find_runs
+from perseus_solver.engine.prices import Doubt
 from perseus_solver.engine.relaxation import Dual, build_network, durations, intervals, solve_price, stretch
 from perseus_solver.engine.steady import NotSteady, Steady
 from perseus_solver.engine.tables import build_tables
-from perseus_solver.problem import Floats, Problem
+from perseus_solver.problem import Problem
+from perseus_solver.vocabulary import Floats
 
 Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 SHARPNESS = 2e-5
-"""A stretch of the envelope is known well enough once a new line raises it by less than this share of the energy."""
-MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 48, 7, 72_000
-"""48 prices are enough for steps of a few percent over the three decades that profiles span. A network with many rows
-gets fewer, so that prices × rows stay about constant, and the flows between two prices are mixed instead
-(`Engine.mixed`)."""
+"""The envelope is known well enough where a new line can raise it by no more than this share of the energy."""
+_NOTHING = 1e-300  # joules; keeps shares defined where a problem takes no energy at all
+MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 7, 72_000
+"""With 40 well chosen prices the envelope lies within a few hundredths of a percent of the relaxation's frontier. A
+network with many rows gets fewer, so that prices × rows stay about constant, and the flows between two prices are
+mixed instead (`Engine.mixed`)."""
 MIXED = 4
 """Mixtures between two samples."""
 KEEP, LEAST_GAIN = 8, 2
@@ -89,14 +92,9 @@ class Engine:
         ]
 
     def refine(self, samples: list[Sample], makespan: Floats) -> list[Sample]:
-        """More samples on either side of the lines that are highest at these makespans."""
-        value = np.stack([s.bound.constant_j - s.bound.price_w * makespan * self.tables.tick_s for s in samples])
-        best = np.unique(value.argmax(axis=0))
-        prices = np.array([s.price for s in samples])
-        left = np.unique(np.clip(np.concatenate((best - 1, best)), 0, len(samples) - 2))
-        middle = {round(math.sqrt(float(prices[i]) * max(float(prices[i + 1]), 1.0))) for i in left.tolist()}
-        more = self.sample(sorted(middle - set(prices.tolist())))
-        return sorted((*samples, *more), key=lambda s: -s.price)
+        """More samples, each where it may raise the bound at one of these makespans most."""
+        prices = {self._next(samples, at_s) for at_s in (makespan * self.tables.tick_s).tolist()}
+        return _sorted([*samples, *self.sample(sorted({price for price, _ in prices if price is not None}))])
 
     def mixed(self, samples: list[Sample]) -> list[Sample]:
         """Proofs between the samples where these are few: convex combinations of two flows are flows."""
@@ -132,32 +130,68 @@ class Engine:
         shortest, longest = intervals(self.tables, self.table_of, through)
         return stretch(self.graph, shortest, longest, np.floor(np.clip(ends, self.fastest, self.slowest)))
 
-    def worthwhile(self, most: int) -> list[int]:
-        """Prices to begin with: both ends; where few can be afforded, also those that the rhythm finds most telling."""
-        ends = [0, self.steepest()]
-        if self.steady is None or self.most_prices == MOST_PRICES:
-            return ends
-        blocking = self.problem.blocking_power_w * self.problem.stages
-        forecast = _bisect(self._forecast, self._forecast(ends), MOST_PRICES // 2, blocking)
-        # Lines that lie nowhere visibly above their neighbours' tell nothing.
-        telling = []
-        for fast, this, slow in zip(forecast, forecast[1:], forecast[2:], strict=False):
-            at = crossing(fast.bound, slow.bound)
-            here = fast.bound.at(at)
-            if this.bound.at(at) - here > SHARPNESS * abs(here + blocking * at):
-                telling.append(this.price)
-        chosen = np.unique(np.linspace(0, len(telling) - 1, most - len(ends)).round().astype(int))
-        return [*ends, *(telling[i] for i in chosen.tolist() if telling)]
+    def ends(self) -> list[int]:
+        """The prices at which every duration is known."""
+        return [0, self.steepest()]
 
-    def _forecast(self, prices: list[int]) -> list[Sample]:
+    def forecast(self, most: int) -> list[int]:
+        """Prices to begin with: where few can be afforded, those that the rhythm alone, which is cheap, wants next."""
+        if self.steady is None or self.most_prices == MOST_PRICES:
+            return self.ends()
+        return [sample.price for sample in self.explore(self._rhythm(self.ends()), self._rhythm, most)]
+
+    def _rhythm(self, prices: list[int]) -> list[Sample]:
         assert self.steady is not None
         nothing = np.zeros(0, dtype=np.int64)
         return [Sample(price, nothing, nothing, self.steady.lines(price)) for price in prices]
+
+    def explore(
+        self,
+        samples: list[Sample],
+        solve: Callable[[list[int]], list[Sample]],
+        most: int,
+        *,
+        at_s: float | None = None,
+        report: Callable[[float], None] = lambda _share: None,
+    ) -> list[Sample]:
+        """Add the most telling price until nothing visible can be gained, or ``most`` are there."""
+        samples = _sorted(samples)
+        while len(samples) < most:
+            price, rise = self._next(samples, at_s)
+            if price is None or rise <= SHARPNESS:
+                break
+            samples = _sorted([*samples, *solve([price])])
+            report(len(samples) / most)
+        return samples
+
+    def _next(self, samples: list[Sample], at_s: float | None) -> tuple[int | None, float]:
+        """The price that may raise the envelope most (at one makespan, or anywhere), and by what share of the energy;
+        none where all prices between two samples have been solved.
+        """
+        prices = np.array([sample.price for sample in reversed(samples)])
+        lines = [sample.bound for sample in reversed(samples)]
+        price_w, value_j = np.array([b.price_w for b in lines]), np.array([b.constant_j for b in lines])
+        tick_s = self.tables.tick_s
+        doubt = Doubt.between(price_w, value_j, self.fastest * tick_s, self.slowest * tick_s)
+        waiting_w = self.problem.blocking_power_w * self.problem.stages
+        if at_s is None:
+            rise = doubt.rise_j() / np.maximum(doubt.least_j + (waiting_w - doubt.price_w) * doubt.makespan_s, _NOTHING)
+        else:
+            known_j = float((value_j - price_w * at_s).max())
+            rise = doubt.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
+        middle = np.rint(doubt.price_w / self.tables.unit_w).astype(np.int64)
+        rise = np.where((prices[:-1] < middle) & (middle < prices[1:]), rise, 0.0)
+        best = int(rise.argmax())
+        return (int(middle[best]), float(rise[best])) if rise[best] > 0 else (None, 0.0)
 
     def steepest(self) -> int:
         """A price at which nothing has a reason left to be slow: no cut is dearer than all first slopes together."""
         counts = np.bincount(self.table_of, minlength=len(self.tables.size))
         return max(int(np.dot(counts, self.tables.hull_price[:, 0])), 1)
+
+
+def _sorted(samples: list[Sample]) -> list[Sample]:
+    return sorted(samples, key=lambda s: -s.price)
 
 
 def crossing(fast: Bound, slow: Bound) -> float:
@@ -168,57 +202,11 @@ def crossing(fast: Bound, slow: Bound) -> float:
 
 
 def trace(engine: Engine, report: Callable[[float], None], only: float | None = None) -> list[Sample]:
-    """Samples of the frontier from dear to cheap time, until new lines no longer raise the envelope.
+    """Samples of the frontier from dear to cheap time, until new lines can no longer raise the envelope visibly.
 
     ``only`` is a makespan in ticks: then just the stretch around it is refined.
     """
     at_s = None if only is None else only * engine.tables.tick_s
-    first = engine.sample(engine.worthwhile(engine.most_prices if only is None else LEAST_PRICES // 2))
-    blocking = engine.problem.blocking_power_w * engine.problem.stages
-    return _bisect(engine.sample, first, engine.most_prices, blocking, report=report, at_s=at_s)
-
-
-def _bisect(
-    solve: Callable[[list[int]], list[Sample]],
-    first: list[Sample],
-    most: int,
-    blocking_w: float,
-    *,
-    report: Callable[[float], None] = lambda _share: None,
-    at_s: float | None = None,
-) -> list[Sample]:
-    """Add prices between neighbours until nothing is gained, or ``most`` are there.
-
-    The envelope is concave in the price, so a line between two others raises it most near where those cross, and by
-    about a quarter of what its own parents' line did.
-    """
-    samples = sorted(first, key=lambda s: -s.price)
-    hopes = {(a.price, b.price): math.inf for a, b in pairwise(samples)}
-    while len(samples) < most and hopes:
-        if at_s is not None:
-            hopes = _around(samples, hopes, at_s)
-        pairs = {(a.price, b.price): (a, b) for a, b in pairwise(samples)}
-        wanted = []
-        for key in sorted(hopes, key=hopes.__getitem__, reverse=True)[: most - len(samples)]:
-            fast, slow = pairs[key]
-            price = round(math.sqrt(fast.price * max(slow.price, 1)))
-            if slow.price < price < fast.price:
-                wanted.append((key, price))
-        hopes = {}
-        new = solve([price for _, price in wanted])
-        for (key, _), sample in zip(wanted, new, strict=True):
-            fast, slow = pairs[key]
-            at = crossing(fast.bound, slow.bound)
-            here = max(fast.bound.at(at), slow.bound.at(at))
-            raised = (sample.bound.at(at) - here) / max(abs(here + blocking_w * at), 1e-300)
-            if raised > SHARPNESS:
-                hopes[fast.price, sample.price] = hopes[sample.price, slow.price] = raised
-        samples = sorted((*samples, *new), key=lambda s: -s.price)
-        report(len(samples) / most)
-    return samples
-
-
-def _around(samples: list[Sample], hopes: dict[tuple[int, int], float], at_s: float) -> dict[tuple[int, int], float]:
-    """The hopes next to the line that is highest at a makespan."""
-    best = max(samples, key=lambda s: s.bound.at(at_s)).price
-    return {key: hope for key, hope in hopes.items() if best in key}
+    most = engine.most_prices
+    samples = engine.sample(engine.forecast(most) if only is None else engine.ends())
+    return engine.explore(samples, engine.sample, most, at_s=at_s, report=report)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.graph import STUCK
 from perseus_solver.graph import levels as levels_of
-from perseus_solver.problem import Floats, Problem
+from perseus_solver.problem import Problem
+from perseus_solver.vocabulary import Floats
 
 Index = npt.NDArray[np.intp]
 Links = tuple[tuple[Index, Floats | None, Index], ...]

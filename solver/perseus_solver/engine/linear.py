@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from perseus_solver.problem import Floats
+from perseus_solver.vocabulary import Floats
 
 
 class ProgrammeFailed(RuntimeError):

@@ -13,17 +13,13 @@ Called by ``frontier``; knows nothing of discrete options.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perseus_solver.engine.flow import Int64, min_cost_flow
-from perseus_solver.engine.graph import latest_of
-
-if TYPE_CHECKING:
-    from perseus_solver.engine.graph import Graph, Index
-    from perseus_solver.engine.tables import Tables
-    from perseus_solver.problem import Floats
+from perseus_solver.engine.graph import Graph, Index, latest_of
+from perseus_solver.engine.tables import Tables
+from perseus_solver.vocabulary import Floats
 
 
 @dataclass(frozen=True, slots=True)

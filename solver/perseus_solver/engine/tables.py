@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.problem import Floats, Options, Problem
+from perseus_solver.problem import Problem
+from perseus_solver.vocabulary import Floats, Options
 
 TICKS = 2.0**30
 """Ticks in an upper bound of the longest iteration divided by the stages, so about 2^30 an iteration: rounding a

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.problem import Ints, Kind
+from perseus_solver.vocabulary import Ints, Kind
 
 ABSENT = -1
 """In `Schedule.position`: the stage has no such chunk."""

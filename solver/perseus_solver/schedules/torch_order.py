@@ -17,8 +17,8 @@ import numpy as np
 
 from perseus_solver.errors import InvalidSchedule
 from perseus_solver.graph import STUCK, levels
-from perseus_solver.problem import Ints, Kind
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, name_cycle
+from perseus_solver.vocabulary import Ints, Kind
 
 _KINDS = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.INPUT_GRADIENT, "W": Kind.WEIGHT_GRADIENT}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}

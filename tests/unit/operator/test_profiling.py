@@ -30,7 +30,7 @@ from perseus_operator.profiling import (
 from perseus_operator.profiling_drift import DRIFT_ITERATIONS, Drift
 from perseus_operator.profiling_meter import Meter, Shape
 from perseus_sim.model import BACKWARD_RATIO, MODELS, stage_weights
-from perseus_solver.problem import Kind
+from perseus_solver.vocabulary import Kind
 from perseus_solver.profile import read_profile
 from perseus_solver.schedules import build_schedule
 

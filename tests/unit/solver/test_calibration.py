@@ -19,10 +19,11 @@ from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, 
 from perseus_solver.calibration.estimate import replay_s
 from perseus_solver.errors import InvalidCalibration, InvalidProblem, InvalidSchedule, InvalidTrace
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.problem import Kind, build_problem
+from perseus_solver.problem import build_problem
 from perseus_solver.profile import read_profile
 from perseus_solver.schedules import Schedule, build_schedule
 from perseus_solver.simulate import Simulator
+from perseus_solver.vocabulary import Kind
 
 STAGES, MICROBATCHES = 3, 8
 OVERHEAD_S = 0.120
