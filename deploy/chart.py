@@ -1,4 +1,4 @@
-"""What is generated in the chart: schema and README's table from values.yaml, the CRD's template from the typed model.
+"""What is generated in the chart: schema and README's table from values.yaml, the CRDs' template from the typed models.
 
 Called by ``deploy/generate.py``. In values.yaml ``# --`` above a key says what the value does, ``# @schema`` (YAML)
 what it may be beyond the type of its default; ``{settings: operator}`` there stands for the fields of that program's
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,16 @@ class Value:
     schema: dict[str, Any]
 
 
-def write_chart(crd: str) -> None:
-    """Bring values.schema.json, README.md and the CRD's template up to date."""
+def write_chart(crds: Iterable[str]) -> None:
+    """Bring values.schema.json, README.md and the CRDs' template up to date."""
     text = (CHART / "values.yaml").read_text(encoding="utf-8")
     schema, values = read_values(text)
     (CHART / "values.schema.json").write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     readme = CHART / "README.md"
     before, _, rest = readme.read_text(encoding="utf-8").partition(_BEGIN)
     readme.write_text(before + _BEGIN + "".join(_table(values)) + _END + rest.partition(_END)[2], encoding="utf-8")
-    (CHART / "templates" / "crd.yaml").write_text(_crd_template(crd), encoding="utf-8")
+    template = "---\n".join(_crd_template(crd) for crd in crds)
+    (CHART / "templates" / "crd.yaml").write_text(template, encoding="utf-8")
 
 
 def read_values(text: str) -> tuple[dict[str, Any], list[Value]]:

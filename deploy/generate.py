@@ -1,10 +1,10 @@
 """Regenerate everything in the tree that is generated; `make verify` fails if that changes a file.
 
 proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
-operator/perseus_operator/api.py → deploy/crds/perseusjobs.yaml, charts/perseus/templates/crd.yaml
+operator/perseus_operator/api.py, api_budget.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
-the CRD → docs/perseusjob.md (``deploy/reference.py``)
+the CRDs → docs/perseusjob.md, docs/powerbudget.md (``deploy/reference.py``)
 agent.proto, operator.proto → docs/agent-api.md, docs/operator-api.md (``deploy/wire_reference.py``)
 """
 
@@ -40,13 +40,15 @@ def generate_stubs() -> None:
 
 
 def generate_crd_and_chart() -> None:
-    """Write the CRD from the operator's typed model, and what the chart derives from its values."""
-    from perseus_operator.crd import crd_yaml
+    """Write the CRDs from the operator's typed models, and what the chart derives from its values."""
+    from perseus_operator.crd import budget_crd_yaml, crd_yaml
 
-    target = ROOT / "deploy" / "crds" / "perseusjobs.yaml"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(crd_yaml(), encoding="utf-8")
-    write_chart(crd_yaml())
+    crds = {"perseusjobs": crd_yaml(), "powerbudgets": budget_crd_yaml()}
+    folder = ROOT / "deploy" / "crds"
+    folder.mkdir(exist_ok=True)
+    for name, text in crds.items():
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    write_chart(crds.values())
 
 
 if __name__ == "__main__":

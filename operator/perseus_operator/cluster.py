@@ -14,8 +14,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from perseus_operator import telling
+from perseus_operator.budgets import Budgets
 from perseus_operator.errors import KubeError
 from perseus_operator.kube import KubeClient, pod_of
+from perseus_operator.planner import Now
 from perseus_operator.runner import JobRunner
 from perseus_operator.services import Services
 from perseus_operator.settings import Settings
@@ -31,6 +33,8 @@ _POD_RESYNC_S: Final = 60.0
 _STUCK_S: Final = 30.0
 """A runner this late, or an event loop this silent, makes the liveness probe fail."""
 _HEARTBEAT_S: Final = 1.0
+_SHARING_S: Final = 1.0
+"""How often PowerBudgets are shared anew."""
 
 
 class Operator:
@@ -47,16 +51,20 @@ class Operator:
         self._agents: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._beat_s = time.monotonic()
+        self.budgets = Budgets(kube, self._runners.values, grace_s=settings.lease_ttl_s)
 
     async def start(self) -> None:
-        """List agents and pods once, then go on listing in the background."""
-        for poll in (self._poll_agents, self._poll_pods):
+        """List agents, pods and budgets once, then go on listing in the background."""
+        # A budget is the site's: who serves some namespaces alone may not see it.
+        recall = () if self._settings.namespace_list else (self.budgets.recall,)
+        for poll in (self._poll_agents, self._poll_pods, *recall):
             with contextlib.suppress(KubeError):  # said in the log; the polls go on
                 await poll()
         self._tasks = [
             asyncio.create_task(self._every(self._settings.agent_poll_s, self._poll_agents)),
             asyncio.create_task(self._every(_POD_RESYNC_S, self._poll_pods)),
             asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
+            asyncio.create_task(self._every(_SHARING_S, self._share)),
         ]
 
     async def close(self) -> None:
@@ -74,6 +82,7 @@ class Operator:
             return
         runner = self._runner(ref)
         runner.observe(body)
+        self.budgets.place(runner)
         self._place(runner)
 
     def job_gone(self, body: Mapping[str, Any]) -> None:
@@ -164,6 +173,9 @@ class Operator:
             for pod in pods.values():
                 self._pods_of.setdefault(_key(pod), {})[pod.uid] = pod
             self._place_all()
+
+    async def _share(self) -> None:
+        await self.budgets.tick(Now(self._services.monotonic_s(), self._services.wall_s()))
 
     async def _heartbeat(self) -> None:
         self._beat_s = time.monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 
 class ConditionType(StrEnum):
@@ -65,6 +65,7 @@ class Reason(StrEnum):
     FENCED = "Fenced"
     # PlanApplied
     PLAN_IN_FORCE = "PlanInForce"
+    LIMITED_BY_BUDGET = "LimitedByBudget"
     RECOMMEND_ONLY = "RecommendOnly"
     WAITING_FOR_FRONTIER = "WaitingForFrontier"
     WAITING_FOR_AGENTS = "WaitingForAgents"
@@ -108,18 +109,42 @@ class Condition:
     message: str
 
 
+class Statement(Protocol):
+    """A condition, of whatever kind of object."""
+
+    @property
+    def type(self) -> StrEnum:
+        """What is said."""
+        ...
+
+    @property
+    def status(self) -> bool | None:
+        """Whether it is so; None: unknown."""
+        ...
+
+    @property
+    def reason(self) -> StrEnum:
+        """Why, one word."""
+        ...
+
+    @property
+    def message(self) -> str:
+        """Why, one line for people."""
+        ...
+
+
 _MAX_MESSAGE = 1024
 
 
 def merge_conditions(
-    old: Sequence[Mapping[str, Any]], new: Iterable[Condition], *, generation: int, now_rfc3339: str
+    old: Sequence[Mapping[str, Any]], new: Iterable[Statement], *, generation: int, now_rfc3339: str
 ) -> list[dict[str, Any]]:
     """The conditions to store. Transition time moves only when the status does; types not known here are left alone."""
     before = {str(condition.get("type")): condition for condition in old}
     merged = {name: dict(condition) for name, condition in before.items()}
     for condition in new:
         status = "Unknown" if condition.status is None else str(condition.status)
-        previous = before.get(condition.type, {})
+        previous = before.get(condition.type.value, {})
         merged[condition.type.value] = {
             "type": condition.type.value,
             "status": status,

@@ -1,6 +1,7 @@
-"""The CustomResourceDefinition, written from the typed model.
+"""The CustomResourceDefinitions, written from the typed models.
 
-``crd_yaml`` is called by ``deploy/generate.py``. Fields are declared in ``api``, not here.
+``crd_yaml`` and ``budget_crd_yaml`` are called by ``deploy/generate.py``. Fields are declared in ``api`` and
+``api_budget``, not here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from perseus_operator.api import JobSpec
+from perseus_operator.api_budget import BudgetFigures, BudgetSpec
 from perseus_operator.api_status import StatusFigures
 from perseus_operator.schema import openapi_of
 from perseus_proto import keys
@@ -40,8 +42,7 @@ _CONDITION: Json = {
 }
 
 
-def _status() -> Json:
-    figures = openapi_of(StatusFigures)
+def _status(figures: Json) -> Json:
     return {
         "type": "object",
         "description": "What the operator sees and does. Written by the operator alone.",
@@ -54,7 +55,7 @@ def _status() -> Json:
             },
             "conditions": {
                 "type": "array",
-                "description": "One per aspect; Ready is their summary.",
+                "description": "One per aspect.",
                 "maxItems": 16,
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["type"],
@@ -80,20 +81,97 @@ def _condition_path(kind: str, field: str = "status") -> str:
 
 
 def crd() -> Json:
-    """The CRD as a document."""
+    """The CRD of PerseusJob as a document."""
+    columns = [
+        _column("Ready", _condition_path("Ready"), "string", "Whether the plan asked for is in force."),
+        _column("Reason", _condition_path("Ready", "reason"), "string", "Why it is not.", wide=True),
+        _column("Mode", ".spec.mode", "string", "Enforce or Recommend."),
+        _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
+        _column("Saved", ".status.savings.energy", "string", "Measured energy saved per iteration."),
+        _column("Slowdown", ".status.savings.slowdown", "string", "Measured slowdown against the baseline."),
+        _column("Straggler", _condition_path("StragglerDetected"), "string", "Whether a pipeline is slow."),
+        _column("Points", ".status.frontier.points", "integer", "Plans on the frontier.", wide=True),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    rule = {
+        "rule": "size(self.metadata.name) <= 63",
+        "message": "metadata.name must be at most 63 characters: it is a label value",
+    }
+    return _definition(
+        kind=keys.KIND,
+        plural=keys.PLURAL,
+        short=keys.SHORT_NAME,
+        scope="Namespaced",
+        description="A pipeline-parallel training job and the GPU clocks it should run at.",
+        rules=[rule],
+        spec={**openapi_of(JobSpec), "description": "What the user wants."},
+        status=_status(openapi_of(StatusFigures)),
+        columns=columns,
+    )
+
+
+def budget_crd() -> Json:
+    """The CRD of PowerBudget as a document."""
+    columns = [
+        _column("Watts", ".spec.watts", "integer", "What all selected jobs together may draw."),
+        _column("Granted", ".status.grantedWatts", "integer", "All shares together."),
+        _column("Wanted", ".status.wantedWatts", "integer", "What the jobs' own objectives ask for."),
+        _column("Jobs", ".status.jobs", "integer", "Jobs that share it now."),
+        _column("Kept", _condition_path("Kept"), "string", "Whether the jobs' plans draw no more."),
+        _column("Reason", _condition_path("Kept", "reason"), "string", "Why they do.", wide=True),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    return _definition(
+        kind=keys.BUDGET_KIND,
+        plural=keys.BUDGET_PLURAL,
+        short=keys.BUDGET_SHORT_NAME,
+        scope="Cluster",
+        description="Watts that training jobs share, so that the most is trained with them.",
+        rules=[],
+        spec={**openapi_of(BudgetSpec), "description": "What the site wants."},
+        status=_status(openapi_of(BudgetFigures)),
+        columns=columns,
+    )
+
+
+def _definition(
+    *,
+    kind: str,
+    plural: str,
+    short: str,
+    scope: str,
+    description: str,
+    rules: list[Json],
+    spec: Json,
+    status: Json,
+    columns: list[Json],
+) -> Json:
+    schema = {
+        "type": "object",
+        "description": description,
+        "required": ["spec"],
+        **({"x-kubernetes-validations": rules} if rules else {}),
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{keys.PLURAL}.{keys.API_GROUP}"},
+        "metadata": {"name": f"{plural}.{keys.API_GROUP}"},
         "spec": {
             "group": keys.API_GROUP,
-            "scope": "Namespaced",
+            "scope": scope,
             "names": {
-                "kind": keys.KIND,
-                "listKind": f"{keys.KIND}List",
-                "plural": keys.PLURAL,
-                "singular": keys.KIND.lower(),
-                "shortNames": [keys.SHORT_NAME],
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
                 "categories": ["perseus"],
             },
             "versions": [
@@ -102,41 +180,8 @@ def crd() -> Json:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
-                    "additionalPrinterColumns": [
-                        _column("Ready", _condition_path("Ready"), "string", "Whether the plan asked for is in force."),
-                        _column("Reason", _condition_path("Ready", "reason"), "string", "Why it is not.", wide=True),
-                        _column("Mode", ".spec.mode", "string", "Enforce or Recommend."),
-                        _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
-                        _column("Saved", ".status.savings.energy", "string", "Measured energy saved per iteration."),
-                        _column(
-                            "Slowdown", ".status.savings.slowdown", "string", "Measured slowdown against the baseline."
-                        ),
-                        _column(
-                            "Straggler", _condition_path("StragglerDetected"), "string", "Whether a pipeline is slow."
-                        ),
-                        _column("Points", ".status.frontier.points", "integer", "Plans on the frontier.", wide=True),
-                        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
-                    ],
-                    "schema": {
-                        "openAPIV3Schema": {
-                            "type": "object",
-                            "description": "A pipeline-parallel training job and the GPU clocks it should run at.",
-                            "required": ["spec"],
-                            "x-kubernetes-validations": [
-                                {
-                                    "rule": "size(self.metadata.name) <= 63",
-                                    "message": "metadata.name must be at most 63 characters: it is a label value",
-                                }
-                            ],
-                            "properties": {
-                                "apiVersion": {"type": "string"},
-                                "kind": {"type": "string"},
-                                "metadata": {"type": "object"},
-                                "spec": {**openapi_of(JobSpec), "description": "What the user wants."},
-                                "status": _status(),
-                            },
-                        }
-                    },
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": schema},
                 }
             ],
         },
@@ -149,6 +194,15 @@ class _Dumper(yaml.SafeDumper):
 
 
 def crd_yaml() -> str:
-    """The CRD as YAML, with the line that says where it comes from."""
-    body = yaml.dump(crd(), Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
-    return f"# Generated from operator/perseus_operator/api.py by `make generate`; do not edit.\n{body}"
+    """The CRD of PerseusJob as YAML, with the line that says where it comes from."""
+    return _yaml(crd(), "api.py")
+
+
+def budget_crd_yaml() -> str:
+    """That of PowerBudget."""
+    return _yaml(budget_crd(), "api_budget.py")
+
+
+def _yaml(document: Json, source: str) -> str:
+    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+    return f"# Generated from operator/perseus_operator/{source} by `make generate`; do not edit.\n{body}"

@@ -8,14 +8,19 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import IntEnum
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from perseus_operator.api import Objective
+from perseus_operator.api_status import GuardStatus
+from perseus_operator.errors import InvalidSpec
 from perseus_operator.history import JobIteration
+from perseus_operator.schema import parse
 
 TOLERANCE: Final = 0.01
 """Beyond the bound before an iteration counts: a job's iterations differ by some tenths of a per cent by themselves."""
@@ -38,18 +43,19 @@ class Guard:
     """What is known of a bound: nothing, at first.
 
     Attributes:
-        about: frontier and objective; with others, everything begins anew.
-        hold: at what, until ``until_s`` (monotonic).
+        about: digest of frontier and objective; with others, everything begins anew.
+        hold: at what, until ``until_s`` (monotonic), which is ``until_wall_s`` for an operator that comes after.
         since: iterations before this one are no evidence.
         trips: how often in a row the plan had to go.
         reference_us: an iteration at default clocks, as measured during the last hold.
         measured_us, bound_us: what was seen when it had to go, and what was allowed.
     """
 
-    about: tuple[str, Objective] | None = None
+    about: str = ""
     hold: Hold = Hold.NOTHING
     since: int = 0
     until_s: float = 0.0
+    until_wall_s: float = 0.0
     trips: int = 0
     reference_us: int | None = None
     measured_us: int = 0
@@ -61,6 +67,11 @@ class Guard:
         return float(min(FIRST_PAUSE_S * 2 ** max(0, self.trips - 1), LONGEST_PAUSE_S))
 
 
+def about(frontier_digest: str, objective: Objective) -> str:
+    """What a guard is about."""
+    return hashlib.sha256(f"{frontier_digest}\n{objective!r}".encode()).hexdigest()
+
+
 def judge(
     guard: Guard,
     iterations: Iterable[JobIteration],
@@ -69,6 +80,7 @@ def judge(
     confirm: int,
     furthest: int,
     now_s: float,
+    wall_s: float,
 ) -> Guard:
     """The guard after these iterations, which may have been seen before.
 
@@ -79,6 +91,7 @@ def judge(
         confirm: consecutive iterations that must be beyond it.
         furthest: the furthest iteration that any rank has begun.
         now_s: monotonic.
+        wall_s: the same moment by the wall clock.
     """
     seen = [i for i in iterations if not i.mixed and i.iteration >= guard.since]
     if guard.hold is not Hold.NOTHING and now_s >= guard.until_s:
@@ -103,4 +116,48 @@ def judge(
         measured_us=round(median(i.time_us for i in last)),
         bound_us=round(bound_us),
     )
-    return replace(tripped, until_s=now_s + tripped.pause_s)
+    return replace(tripped, until_s=now_s + tripped.pause_s, until_wall_s=wall_s + tripped.pause_s)
+
+
+def remembered(guard: Guard) -> GuardStatus | None:
+    """What an operator that comes after must know; None: nothing."""
+    if guard.hold is Hold.NOTHING and not guard.trips and guard.reference_us is None:
+        return None
+    until = datetime.fromtimestamp(guard.until_wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return GuardStatus(
+        hold=_WORDS[guard.hold],
+        about=guard.about,
+        trips=guard.trips,
+        until=until,
+        since_iteration=guard.since,
+        measured_time_microseconds=guard.measured_us,
+        allowed_time_microseconds=guard.bound_us,
+        reference_time_microseconds=guard.reference_us,
+    )
+
+
+def recalled(written: Mapping[str, Any], *, now_s: float, wall_s: float) -> Guard:
+    """What an operator before this one knew. A pause goes on, but for no longer than it was made for, whatever the
+    clocks say; what cannot be read is nothing."""
+    try:
+        known = parse(GuardStatus, written, "status.guard")
+    except InvalidSpec:
+        return Guard()
+    hold = next((hold for hold, word in _WORDS.items() if word == known.hold), Hold.NOTHING)
+    until_wall_s = datetime.fromisoformat(known.until).timestamp()
+    guard = Guard(
+        about=known.about,
+        hold=hold,
+        since=known.since_iteration,
+        until_wall_s=until_wall_s,
+        trips=known.trips,
+        reference_us=known.reference_time_microseconds,
+        measured_us=known.measured_time_microseconds,
+        bound_us=known.allowed_time_microseconds,
+    )
+    # A hold that is over, but whose pause of watching is not, lies in the past by less than that.
+    left_s = min(until_wall_s - wall_s, guard.pause_s)
+    return replace(guard, until_s=now_s + max(left_s, -guard.pause_s))
+
+
+_WORDS: Final = {Hold.NOTHING: "Nothing", Hold.FASTEST_PLAN: "FastestPlan", Hold.DEFAULT_CLOCKS: "DefaultClocks"}

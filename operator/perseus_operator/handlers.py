@@ -17,6 +17,7 @@ from perseus_operator.cluster import Operator
 from perseus_operator.settings import Settings
 from perseus_proto import keys
 
+_BUDGETS: Final = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
 _JOBS: Final = (keys.API_GROUP, keys.API_VERSION, keys.PLURAL)
 _EXIT_MARGIN_S: Final = 2.0
 
@@ -57,6 +58,15 @@ def register(
             return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason
 
         await running[0].keep(body, _until(stopped), is_deleted)
+
+    if not own.namespace_list:  # cluster-wide objects are seen by who serves all namespaces
+
+        @kopf.on.event(*_BUDGETS, registry=registry)
+        async def budget_seen(body: kopf.Body, event: Any, **_: Any) -> None:
+            if event["type"] == "DELETED":
+                running[0].budgets.gone(body)
+            else:
+                running[0].budgets.observe(body)
 
     # Not filtered here by label: a pod that loses it must be heard of; the API server does the filtering.
     @kopf.on.event("v1", "pods", registry=registry)

@@ -204,6 +204,27 @@ class KubeClient:
             )
         )
 
+    async def power_budgets(self) -> list[Json]:
+        """Every PowerBudget; none if its CRD is not installed."""
+        place = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
+        try:
+            found = await _ask(self._custom.list_cluster_custom_object(*place, _request_timeout=_TIMEOUT_S))
+        except KubeNotFound:
+            return []
+        return list(found["items"])
+
+    async def patch_budget_status(self, name: str, uid: str, status: Json) -> None:
+        """Merge into the status of a PowerBudget. The UID guards as in ``patch_status``."""
+        await _ask(
+            self._custom.patch_cluster_custom_object_status(
+                *(keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL, name),
+                {"metadata": {"uid": uid}, "status": status},
+                field_manager=FIELD_MANAGER,
+                _content_type=_MERGE,
+                _request_timeout=_TIMEOUT_S,
+            )
+        )
+
     async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> None:
         """See ``Kube``."""
         metadata: Json = {"uid": job.uid, "annotations": dict(annotations)}

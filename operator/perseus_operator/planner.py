@@ -16,8 +16,9 @@ from datetime import datetime
 
 from perseus_operator.api import JobSpec, Mode, StragglerMode
 from perseus_operator.conditions import Reason
-from perseus_operator.guard import CONFIRM, Guard, Hold, judge
+from perseus_operator.guard import CONFIRM, Guard, Hold, about, judge
 from perseus_operator.objective import Infeasible, Target, bound_us, selections, target
+from perseus_operator.power import Share, within
 from perseus_operator.profiling_plan import Need, ProfilingAction, need
 from perseus_operator.state import Fault, JobState, Node
 from perseus_operator.told import told_slowdowns
@@ -120,6 +121,7 @@ class Plan:
         told: which of them were told.
         note: what the objective could not have, though a plan exists.
         advised_point: what the objective asks for, enforced or not; None: no frontier, or no point of it will do.
+        limited: the share of a PowerBudget, where that and not the objective decides.
         guard: whether the objective's bound is kept, to be remembered.
         wake_at_s: monotonic.
         profiling: what is being done about a profile that is missing or no longer fits; None: nothing need be.
@@ -136,6 +138,7 @@ class Plan:
     guard: Guard
     wake_at_s: float
     profiling: Fault | None = None
+    limited: Share | None = None
 
 
 def inputs_digest(
@@ -159,7 +162,6 @@ def inputs_digest(
         spec.points,
         calibration_digest,
         *([order] if order else ()),
-        *([f"switching {spec.switching.max_energy_loss_ratio}"] if spec.switching else ()),
     )
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
@@ -201,15 +203,17 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
     slowdowns, told = ({}, frozenset[int]()) if needed else _slowdowns(state, spec, now)
     wake.extend(notice.from_s for notice in state.told if notice.from_s > now.monotonic_s)
 
-    guard = state.guard if needed else _guard(state, spec, slowdowns, now)
+    asked, limited = within(goal(state, spec, now), state.share, state.frontier, copies_of(spec))
+    # Slower because watts are short is slower by intent: no bound is kept then, and no fallback may draw more.
+    guard = state.guard if needed or limited else _guard(state, spec, slowdowns, now)
+    hold = Hold.NOTHING if limited else guard.hold
     if needed is None and (guard.hold is not Hold.NOTHING or guard.trips):
         wake.append(guard.until_s if guard.hold else guard.until_s + guard.pause_s)
-    asked = goal(state, spec, now)
-    if guard.hold is Hold.FASTEST_PLAN and state.frontier is not None and isinstance(asked, Target):
+    if hold is Hold.FASTEST_PLAN and state.frontier is not None and isinstance(asked, Target):
         asked = Target(state.frontier.t_min_us, asked.note)
     note = asked.note if isinstance(asked, Target) else ""
     advised = state.frontier.lookup(asked.time_us) if state.frontier and isinstance(asked, Target) else None
-    intent = _intent(state, spec, asked, slowdowns, guard=guard, needed=needed)
+    intent = _intent(state, spec, asked, slowdowns, hold=hold, needed=needed, limited=limited)
     for action, wake_at_s in _on_nodes(state, intent, now=now):
         if action is not None:
             actions.append(action)
@@ -220,7 +224,8 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
     if wanted and not applied and waiting is None:
         waiting = first_fault(state) or Fault(Reason.APPLYING, "Agents are being told.")
     said = needed.said if needed else None
-    return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, guard, min(wake), said)
+    share = state.share if limited else None
+    return Plan(tuple(actions), wanted, waiting, applied, slowdowns, told, note, advised, guard, min(wake), said, share)
 
 
 @dataclass(frozen=True)
@@ -240,16 +245,17 @@ def _intent(
     asked: Target | Infeasible | None,
     slowdowns: dict[int, float],
     *,
-    guard: Guard,
+    hold: Hold,
     needed: Need | None,
+    limited: bool,
 ) -> _Intent:
     if needed is not None:  # a sweep keeps a bound of its own: that of the objective is for plans
         sweep = needed.sweep
         points = dict.fromkeys(range(spec.pipeline.data_parallel), sweep.point) if sweep else {}
         return _Intent(sweep.digest if sweep else None, points, needed.drive, needed.said)
     plans = state.frontier.digest if state.frontier else None
-    wanted, waiting = _wanted(state, spec, asked, slowdowns)
-    if wanted and guard.hold is Hold.DEFAULT_CLOCKS:
+    wanted, waiting = _wanted(state, spec, asked, slowdowns, limited=limited)
+    if wanted and hold is Hold.DEFAULT_CLOCKS:
         waiting = Fault(Reason.BOUND_EXCEEDED, "The bound was exceeded: default clocks until the next attempt.")
         return _Intent(plans, {}, False, waiting)
     return _Intent(plans, wanted, spec.mode is Mode.ENFORCE, waiting)
@@ -283,8 +289,9 @@ def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[N
 def _profile_due_s(state: JobState, limits: Limits) -> float:
     if state.profile_read_at_s is None:
         return 0.0
-    at_fault = state.profile_fault or state.order_fault
-    return state.profile_read_at_s + (limits.profile_retry_s if at_fault else limits.profile_refresh_s)
+    return state.profile_read_at_s + (
+        limits.profile_retry_s if state.profile_fault or state.order_fault else limits.profile_refresh_s
+    )
 
 
 def _solve_due(state: JobState, digest: str) -> bool:
@@ -319,8 +326,8 @@ def _guard(state: JobState, spec: JobSpec, slowdowns: dict[int, float], now: Now
     """Whether measured iterations keep the bound, stragglers allowed for."""
     if state.frontier is None or state.history is None:
         return state.guard
-    about = state.frontier.digest, spec.objective
-    guard = state.guard if state.guard.about == about else Guard(about)
+    subject = about(state.frontier.digest, spec.objective)
+    guard = state.guard if state.guard.about == subject else Guard(subject)
     fastest_us = fastest(state, guard)
     bound = bound_us(spec.objective, fastest_us)
     slowest = max([*slowdowns.values(), *state.detector.slowdowns.values()], default=1.0)
@@ -333,6 +340,7 @@ def _guard(state: JobState, spec: JobSpec, slowdowns: dict[int, float], now: Now
         confirm=min(max(CONFIRM, spec.straggler.confirm_iterations + 1), state.history.recent.maxlen or CONFIRM),
         furthest=state.furthest_iteration,
         now_s=now.monotonic_s,
+        wall_s=now.wall_s,
     )
 
 
@@ -346,7 +354,7 @@ def fastest(state: JobState, guard: Guard) -> int | None:
 
 
 def _wanted(
-    state: JobState, spec: JobSpec, asked: Target | Infeasible | None, slowdowns: dict[int, float]
+    state: JobState, spec: JobSpec, asked: Target | Infeasible | None, slowdowns: dict[int, float], *, limited: bool
 ) -> tuple[dict[int, int], Fault | None]:
     """A point for every pipeline; or none and why."""
     if state.frontier is None or asked is None:
@@ -355,7 +363,10 @@ def _wanted(
         return {}, Fault(Reason.OBJECTIVE_INFEASIBLE, asked.message)
     if spec.mode is Mode.RECOMMEND:
         return {}, Fault(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: clocks are not touched.")
-    fault = _ranks_fault(state, spec) or _baseline_fault(state, spec)
+    if state.share is not None and state.share.watts is None:
+        return {}, Fault(Reason.APPLYING, f"PowerBudget {state.share.budget} is being shared.")
+    # At default clocks a job draws more than its share.
+    fault = _ranks_fault(state, spec) or (None if limited else _baseline_fault(state, spec))
     if fault is not None:
         return {}, fault
     return selections(state.frontier, asked.time_us, spec.pipeline.data_parallel, slowdowns), None
@@ -369,7 +380,7 @@ def goal(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasible | None
     return target(
         spec.objective,
         state.frontier,
-        gpus_per_stage=spec.pipeline.data_parallel * spec.pipeline.tensor_parallel,
+        gpus_per_stage=copies_of(spec),
         iterations_done=state.furthest_iteration,
         remaining_s=datetime.fromisoformat(finish_by).timestamp() - now.wall_s if finish_by else None,
     )
@@ -381,6 +392,11 @@ def _order_fault(state: JobState) -> Fault | None:
         return None
     asked = Fault(Reason.WAITING_FOR_RANKS, "Not all training processes have told yet what they run.")
     return state.order_fault or asked
+
+
+def copies_of(spec: JobSpec) -> int:
+    """How often the energy of a frontier is spent: it is that of one pipeline."""
+    return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
 
 
 def _frontier_fault(state: JobState) -> Fault:

@@ -100,7 +100,8 @@ class Share:
     """What a PowerBudget grants one job."""
 
     budget: str
-    watts: float
+    watts: float | None
+    """None: not known yet."""
     feasible: bool = True
     """Whether the budget is enough for the most frugal plans of all its jobs."""
 
@@ -180,10 +181,10 @@ def within(
     asked: Target | Infeasible | None, share: Share | None, frontier: FrontierView | None, copies: int
 ) -> tuple[Target | Infeasible | None, bool]:
     """What a job may have of what its own objective asks for, and whether the share is what limits it."""
-    if share is None or frontier is None or not isinstance(asked, Target):
+    if share is None or share.watts is None or frontier is None or not isinstance(asked, Target):
         return asked, False
-    last = len(frontier.times_us) - 1
-    fits = (p for p in range(last + 1) if power_w(frontier, p, copies) <= share.watts + _ROUNDING_W)
+    last, bound_w = len(frontier.times_us) - 1, share.watts + _ROUNDING_W
+    fits = (p for p in range(last + 1) if power_w(frontier, p, copies) <= bound_w)
     point = next(fits, last)
     if point <= frontier.lookup(asked.time_us):
         return asked, False

@@ -30,13 +30,15 @@ from perseus_operator.errors import (
     SolveTimeout,
 )
 from perseus_operator.frontiers import Solved
-from perseus_operator.history import Measured, Report
+from perseus_operator.history import Report
 from perseus_operator.inputs import Inputs
 from perseus_operator.kube import Json
 from perseus_operator.learner import Learner
 from perseus_operator.planner import Acquire, Calibrate, NodeAction, Now, Push, ReadProfile, Release, Renew, Solve
+from perseus_operator.power import Share
 from perseus_operator.profiler import Profiler
 from perseus_operator.profiling_plan import BeginSweep, KeepProfile, SaveSweep
+from perseus_operator.recalling import recall
 from perseus_operator.reporter import Reporter
 from perseus_operator.services import BACKOFF_S, Services
 from perseus_operator.solving import SolveRequest
@@ -136,13 +138,13 @@ class JobRunner:
     def _recall(self, written: Json, annotations: Mapping[str, str]) -> None:
         """What an operator before this one has written."""
         self._reporter.recall(written, annotations)
-        baseline = written.get("baseline")
-        if isinstance(baseline, Mapping):
-            self.state.baseline = Measured(
-                int(baseline["iterationTimeMicroseconds"]),
-                baseline.get("energyMillijoules"),
-                int(baseline.get("iterations", 1)),
-            )
+        recall(self.state, written, now_s=self._services.monotonic_s(), wall_s=self._services.wall_s())
+
+    def grant(self, share: Share | None) -> None:
+        """The job's share of a PowerBudget; None: no budget selects it."""
+        if share != self.state.share:
+            self.state.share = share
+            self._wake.set()
 
     # ---------------------------------------------------------------------------------------------------- what to do
 

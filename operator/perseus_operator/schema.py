@@ -136,7 +136,30 @@ def flag(description: str, *, default: bool = False) -> Any:
     return _field({"description": description, "type": "boolean"}, parse, required=True, default=default)
 
 
-def labels(description: str) -> Any:
+def names(description: str, *, rule: str, pattern: str, max_items: int) -> Any:
+    """A set of names, at least one; may be left out."""
+    compiled = re.compile(pattern)
+
+    def parse(value: Any, path: str) -> tuple[str, ...]:
+        if not isinstance(value, list) or not 1 <= len(value) <= max_items or len({*map(str, value)}) < len(value):
+            raise _must(path, f"a list of 1 to {max_items} different names", value)
+        for number, name in enumerate(value):
+            if not isinstance(name, str) or not 1 <= len(name) <= 253 or not compiled.search(name):
+                raise _must(f"{path}[{number}]", rule, name)
+        return tuple(value)
+
+    openapi = {
+        "description": description,
+        "type": "array",
+        "items": {"type": "string", "minLength": 1, "maxLength": 253, "pattern": pattern},
+        "minItems": 1,
+        "maxItems": max_items,
+        "x-kubernetes-list-type": "set",
+    }
+    return _field(openapi, parse, required=False, default=None)
+
+
+def labels(description: str, *, required: bool = True) -> Any:
     """A map of label names to values, at least one."""
 
     def parse(value: Any, path: str) -> Mapping[str, str]:
@@ -153,7 +176,7 @@ def labels(description: str) -> Any:
         "maxProperties": 16,
         "x-kubernetes-map-type": "atomic",
     }
-    return _field(openapi, parse, required=True, default=None)
+    return _field(openapi, parse, required=required, default=None)
 
 
 def nested(description: str, model: type[Any], *, required: bool = True, default: Json | None = None) -> Any:
@@ -172,7 +195,7 @@ def nested(description: str, model: type[Any], *, required: bool = True, default
 
 
 def listing(description: str, model: type[Any], *, key: str, max_items: int) -> Any:
-    """A list of objects, a map by one of their fields."""
+    """A list of objects, a map by one of their fields, or by several, separated by commas."""
 
     def parse_items(value: Any, path: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > max_items:
@@ -185,7 +208,7 @@ def listing(description: str, model: type[Any], *, key: str, max_items: int) -> 
         "items": openapi_of(model),
         "maxItems": max_items,
         "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": [key],
+        "x-kubernetes-list-map-keys": key.split(","),
     }
     return _field(openapi, parse_items, required=False, default=None)
 

@@ -7,7 +7,7 @@ decision.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perseus_operator.api import JobSpec
@@ -16,6 +16,7 @@ from perseus_operator.conditions import Reason
 from perseus_operator.guard import Guard
 from perseus_operator.history import History, JobIteration, Measured, Report, summarise
 from perseus_operator.objective import FrontierView
+from perseus_operator.power import Share
 from perseus_operator.profiling import DIGEST_PREFIX, Sweep
 from perseus_operator.profiling_drift import Drift
 from perseus_operator.stragglers import Detector, Promises
@@ -246,6 +247,8 @@ class JobState:
     """Blocking power that is kept with the profile; the spec's goes before it."""
     guard: Guard = field(default_factory=Guard)
     baseline: Measured | None = None
+    share: Share | None = None
+    """Of a PowerBudget; None: no budget selects the job."""
     fenced: Fault | None = None
 
     def accept(self, spec: JobSpec) -> None:
@@ -395,3 +398,4 @@ class JobState:
     def _start_over(self, pipelines: int, ranks_per_pipeline: int) -> None:
         self.history = History(pipelines, ranks_per_pipeline)
         self.detector = Detector()
+        self.guard = replace(self.guard, since=0)

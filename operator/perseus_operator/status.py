@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from perseus_operator import advice
 from perseus_operator.api import JobSpec, Mode, StragglerMode
 from perseus_operator.api_status import (
     CalibrationStatus,
@@ -22,13 +23,13 @@ from perseus_operator.api_status import (
     StragglerStatus,
 )
 from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
-from perseus_operator.guard import Hold
+from perseus_operator.guard import Hold, remembered
 from perseus_operator.history import Measured
 from perseus_operator.objective import bound_us, predict
 from perseus_operator.planner import Plan, common_point, fastest, first_fault
 from perseus_operator.schema import dump
 from perseus_operator.state import JobState, Verdict
-from perseus_operator.words import joules, seconds, small_percent
+from perseus_operator.words import joules, percent, seconds, small_percent
 from perseus_operator.workloads import absence
 
 _SHOWN_STRAGGLERS = 32
@@ -161,22 +162,17 @@ def _plan_applied(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
         if waiting is None:
             return Condition(kind, False, Reason.APPLYING, "Agents are being told.")
         if waiting.reason is Reason.RECOMMEND_ONLY and state.frontier is not None:
-            return Condition(kind, False, waiting.reason, f"{waiting.message} {_advice(state, plan)}")
+            said = f"{waiting.message} {advice.recommendation(state, plan)}".strip()
+            return Condition(kind, False, waiting.reason, said)
         stays = not plan.wanted and in_force(state) and waiting.reason is not Reason.SUSPENDED
         kept = " The plan in force before stays." if stays else ""
         return Condition(kind, False, waiting.reason, waiting.message + kept)
     assert state.frontier is not None
     point = common_point(plan.wanted, plan.slowdowns)
     message = f"Point {point} of {len(state.frontier.times_us)} for objective {spec.objective.type.value}."
+    if plan.limited is not None:
+        return Condition(kind, True, Reason.LIMITED_BY_BUDGET, f"{message} {advice.limited(state, plan, point)}")
     return Condition(kind, True, Reason.PLAN_IN_FORCE, f"{message} {plan.note}".strip())
-
-
-def _advice(state: JobState, plan: Plan) -> str:
-    assert state.frontier is not None
-    times, point = state.frontier.times_us, plan.advised_point
-    if point is None:
-        return ""
-    return f"It would run point {point} of {len(times)}, {seconds(times[point])} an iteration."
 
 
 def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
@@ -229,6 +225,9 @@ def _model(state: JobState) -> Condition:
 
 def _bound(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
     kind, guard = ConditionType.BOUND_KEPT, plan.guard
+    if plan.limited is not None:
+        said = f"PowerBudget {plan.limited.budget} decides how fast the job runs: no bound on time is kept."
+        return Condition(kind, True, Reason.NO_BOUND, said)
     if guard.hold is not Hold.NOTHING:
         at = "T_min" if guard.hold is Hold.FASTEST_PLAN else "default clocks"
         return Condition(
@@ -296,6 +295,9 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
         measured=_figures(measured),
         calibration=_calibration(state.learning.verdict),
         baseline=_figures(state.baseline),
+        advised=advice.advised(state, plan),
+        power_budget=advice.share_status(state.share),
+        guard=remembered(plan.guard),
         savings=savings(state.baseline, measured),
         stragglers=tuple(
             StragglerStatus(
@@ -350,12 +352,6 @@ def savings(baseline: Measured | None, measured: Measured | None) -> Savings | N
         energy=percent(1 - measured.energy_mj / baseline.energy_mj),
         slowdown=percent(measured.time_us / baseline.time_us - 1),
     )
-
-
-def percent(ratio: float) -> str:
-    """0.0312 as ``3.12%``."""
-    bounded = min(max(100 * ratio, -999.0), 999.0)
-    return f"{bounded + 0.0:.2f}%".replace("-0.00%", "0.00%")
 
 
 def _fine(share: float) -> str:
@@ -455,7 +451,9 @@ def plan_event(state: JobState, plan: Plan) -> Event:
     assert state.frontier is not None
     times, counts = state.frontier.times_us, Counter(plan.wanted.values())
     parts = [f"point {point} ({seconds(times[point])}) on {n} pipelines" for point, n in counts.most_common(4)]
-    return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}.")
+    slower = planned_slowdown(state, plan) - 1
+    intent = f"; up to {percent(slower)} slower than T_min on purpose" if slower > 0 else ""
+    return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}{intent}.")
 
 
 _UNEVENTFUL = frozenset(

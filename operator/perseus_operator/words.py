@@ -20,5 +20,11 @@ def small_percent(share: float) -> str:
     return f"{100 * share:.2g} %"
 
 
+def percent(ratio: float) -> str:
+    """0.0312 as ``3.12%``, as fields of a status have it."""
+    bounded = min(max(100 * ratio, -999.0), 999.0)
+    return f"{bounded + 0.0:.2f}%".replace("-0.00%", "0.00%")
+
+
 def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -12,6 +12,9 @@ API_VERSION: Final = "v1alpha1"
 KIND: Final = "PerseusJob"
 PLURAL: Final = "perseusjobs"
 SHORT_NAME: Final = "pj"
+BUDGET_KIND: Final = "PowerBudget"
+BUDGET_PLURAL: Final = "powerbudgets"
+BUDGET_SHORT_NAME: Final = "pb"
 
 # Labels and annotations.
 LABEL_JOB: Final = "perseus.energy/job"

@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from perseus_operator.api import parse_spec
+from perseus_operator.api_budget import parse_budget
 from perseus_operator.api_pipeline import ScheduleName
 from perseus_operator.api_status import StatusFigures
-from perseus_operator.crd import crd, crd_yaml
+from perseus_operator.crd import budget_crd, budget_crd_yaml, crd, crd_yaml
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.schema import dump, openapi_of
 from perseus_proto import keys
@@ -26,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VERSION = crd()["spec"]["versions"][0]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
+BUDGET = budget_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 MINIMAL: dict[str, Any] = {
     "pipeline": {"schedule": "1F1B", "stages": 4, "microbatches": 8},
     "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
@@ -43,8 +45,9 @@ def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
 
 FIELDS = [
     (path, schema)
+    for root, name in ((SCHEMA, ""), (BUDGET, "budget."))
     for part in ("spec", "status")
-    for path, schema in nodes(SCHEMA["properties"][part], part)
+    for path, schema in nodes(root["properties"][part], f"{name}{part}")
     if not path.endswith("[]")
 ]
 
@@ -52,6 +55,7 @@ FIELDS = [
 def test_the_committed_crd_is_the_generated_one() -> None:
     committed = (REPOSITORY / "deploy/crds/perseusjobs.yaml").read_text()
     assert committed == crd_yaml(), "run `make generate`"
+    assert (REPOSITORY / "deploy/crds/powerbudgets.yaml").read_text() == budget_crd_yaml(), "run `make generate`"
 
 
 @pytest.mark.parametrize(("path", "schema"), FIELDS, ids=[path for path, _ in FIELDS])
@@ -71,8 +75,9 @@ def test_every_field_obeys_the_conventions(path: str, schema: dict[str, Any]) ->
         for word in schema.get("enum", ()):
             assert word[0].isupper() or word[0].isdigit(), "CamelCase"
     if kind == "array":
-        assert schema["x-kubernetes-list-type"] == "map"
-        assert schema["x-kubernetes-list-map-keys"]
+        plain = "properties" not in schema["items"]
+        assert schema["x-kubernetes-list-type"] == ("set" if plain else "map")
+        assert plain or schema["x-kubernetes-list-map-keys"]
         assert "maxItems" in schema
     if kind == "object" and "properties" not in schema:
         assert {"additionalProperties", "maxProperties"} <= schema.keys()
@@ -99,6 +104,9 @@ def test_the_samples_are_accepted() -> None:
             if document and document["kind"] == keys.KIND:
                 jsonschema.validate(document["spec"], SPEC)
                 parse_spec(document["spec"])
+            if document and document["kind"] == keys.BUDGET_KIND:
+                jsonschema.validate(document["spec"], BUDGET["properties"]["spec"])
+                parse_budget(document["spec"])
 
 
 def test_defaults_are_the_same_in_schema_and_parser() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perseus_operator.api import JobSpec, ObjectiveType, StragglerMode
+from perseus_operator.api_budget import BudgetReason, BudgetSpec
 from perseus_operator.conditions import ConditionType, Reason
 from perseus_operator.schema import openapi_of
 
@@ -40,6 +42,11 @@ def test_troubleshooting_explains_every_reason_and_no_other() -> None:
     assert len(explained) == len(set(explained))
 
 
+def test_the_page_on_budgets_explains_every_reason() -> None:
+    page = text_of("power-budgets.md")
+    assert [reason.value for reason in BudgetReason if f"`{reason.value}`" not in page] == []
+
+
 def test_troubleshooting_has_a_section_for_every_condition() -> None:
     sections = re.findall(r"^### (.+)$", text_of("troubleshooting.md"), re.MULTILINE)
     assert set(sections) == {kind.value for kind in ConditionType} | {"Events only"}
@@ -50,8 +57,9 @@ def test_every_choice_has_a_section(page: str, words: type[ObjectiveType] | type
     assert {word.value for word in words} <= set(re.findall(r"^## (\w+)$", text_of(page), re.MULTILINE))
 
 
-def test_the_reference_has_every_field() -> None:
-    page = text_of("perseusjob.md")
+@pytest.mark.parametrize(("name", "spec"), [("perseusjob.md", JobSpec), ("powerbudget.md", BudgetSpec)])
+def test_the_reference_has_every_field(name: str, spec: type[Any]) -> None:
+    page = text_of(name)
 
     def walk(path: str, schema: dict[str, object]) -> None:
         for name, field in schema["properties"].items():  # type: ignore[attr-defined]
@@ -61,7 +69,7 @@ def test_the_reference_has_every_field() -> None:
             if "properties" in field:
                 walk(f"{path}.{name}", field)
 
-    walk("spec", openapi_of(JobSpec))
+    walk("spec", openapi_of(spec))
 
 
 def test_every_page_is_in_the_navigation() -> None:

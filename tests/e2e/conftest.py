@@ -37,7 +37,8 @@ SPEC: dict[str, Any] = {
     "mode": "Recommend",
     "points": 20,
 }
-CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
+BUDGETS = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,8 +87,17 @@ def namespace(api: Any) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def crd(api: Any) -> Iterator[Any]:
     """The PerseusJob CRD, installed from the committed file; a cluster that had it keeps it."""
-    definitions = client.ApiextensionsV1Api(api)
-    body = yaml.safe_load(CRD.read_text(encoding="utf-8"))
+    yield from _install(client.ApiextensionsV1Api(api), "perseusjobs")
+
+
+@pytest.fixture(scope="session")
+def budget_crd(api: Any) -> Iterator[Any]:
+    """That of PowerBudget."""
+    yield from _install(client.ApiextensionsV1Api(api), "powerbudgets")
+
+
+def _install(definitions: Any, plural: str) -> Iterator[Any]:
+    body = yaml.safe_load((CRDS / f"{plural}.yaml").read_text(encoding="utf-8"))
     name = body["metadata"]["name"]
     found = definitions.list_custom_resource_definition(field_selector=f"metadata.name={name}").items
     if found:
@@ -185,6 +195,21 @@ class World:
     def job(self) -> Any:
         return self.custom.get_namespaced_custom_object(*self.place, "gpt3", _request_timeout=10)
 
+    def budget(self, name: str, watts: int, **selector: Any) -> None:
+        body = {
+            "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+            "kind": keys.BUDGET_KIND,
+            "metadata": {"name": name},
+            "spec": {"watts": watts, "selector": {"namespaces": [self.namespace], **selector}},
+        }
+        self.custom.create_cluster_custom_object(*BUDGETS, body)
+
+    def read_budget(self, name: str) -> Any:
+        return self.custom.get_cluster_custom_object(*BUDGETS, name)
+
+    def delete_budget(self, name: str) -> None:
+        self.custom.delete_cluster_custom_object(*BUDGETS, name)
+
     def gone(self) -> bool:
         return absent(self.job)
 
@@ -223,7 +248,9 @@ class World:
 
 
 @pytest.fixture
-def world(api: Any, crd: Any, namespace: str, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[World]:
+def world(
+    api: Any, crd: Any, budget_crd: Any, namespace: str, operator_kubeconfig: Path, tmp_path: Path
+) -> Iterator[World]:
     with Processes(tmp_path) as processes:
         world = World(api, namespace, operator_kubeconfig, tmp_path, processes)
         world.start_operator()

@@ -152,6 +152,9 @@ def test_the_operator_needs_exactly_its_rights(world: Any, server: Server) -> No
     world.until_condition("Ready", "True", "Ready")
     world.patch({"spec": {"points": 30}})
     world.until("solved again", lambda: world.job()["status"]["frontier"]["points"] == 30)
+    world.budget("exact", 1000)
+    world.until("shared", lambda: "conditions" in world.read_budget("exact").get("status", {}))
+    world.delete_budget("exact")
     world.delete()
     world.until("gone", world.gone)
 

@@ -17,8 +17,7 @@ from perseus_operator.conditions import ConditionType
 from perseus_operator.errors import CannotAnswer
 from perseus_operator.kube import Json
 from perseus_operator.plugin.facts import Facts
-from perseus_operator.status import percent
-from perseus_operator.words import seconds
+from perseus_operator.words import percent, seconds
 from perseus_proto.units import mj_from_j, us_from_s
 from perseus_solver.baselines import all_maximum
 from perseus_solver.simulate import Simulator

@@ -11,6 +11,7 @@ from perseus_operator.conditions import ConditionType, Reason
 from perseus_operator.guard import CONFIRM, Hold
 from perseus_operator.history import Measured
 from perseus_operator.planner import Release
+from perseus_operator.recalling import recall
 
 FASTEST_US = 1_000_000
 
@@ -164,3 +165,83 @@ def test_it_comes_and_goes_as_events(make_job: Any) -> None:
     (came,) = [e for e in status.events(stored, kept) if e.reason is Reason.PLAN_RETRIED]
     assert came.kind == "Normal"
     assert Reason.BOUND_KEPT not in {e.reason for e in status.events({}, kept)}
+
+
+# ------------------------------------------------------------------------------------------------------- restarts
+
+
+def restarted(job: Any, make_job: Any, *, after_s: float) -> Any:
+    """Another operator, which has the status and nothing else; its monotonic clock is another one."""
+    stored = status.document([], status.figures(job.state, job.plan()), {}, generation=1, wall_s=job.wall_s)
+    heir = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
+    heir.now_s, heir.wall_s = 7.0, job.wall_s + after_s
+    recall(heir.state, stored, now_s=heir.now_s, wall_s=heir.wall_s)
+    return heir
+
+
+def test_a_plan_that_broke_its_bound_is_not_tried_again_because_the_operator_restarts(make_job: Any) -> None:
+    job = settled(make_job)
+    train(job, 1, CONFIRM, 1.06)
+    assert points(job) == {0}
+    heir = restarted(job, make_job, after_s=20)
+    heir.run()
+    assert points(heir) == {0}, "held on"
+    assert said(heir)[:2] == (False, Reason.BOUND_EXCEEDED)
+    assert said(heir)[2] == said(job)[2]
+    heir.now_s += 39
+    heir.settle()
+    assert points(heir) == {0}
+    heir.now_s += 2
+    heir.settle()
+    assert points(heir) == {2}, "tried again when the first operator would have"
+    train(heir, heir.state.guard.since, CONFIRM, 1.06)
+    assert heir.state.guard.trips == 2, "and the pause doubles"
+    assert heir.state.guard.until_s - heir.now_s == 120
+
+
+def test_default_clocks_and_their_reference_outlive_a_restart(make_job: Any) -> None:
+    job = settled(make_job)
+    at = train(job, 1, CONFIRM, 1.3)
+    train(job, at, CONFIRM + 1, 1.3)
+    assert job.state.guard.hold is Hold.DEFAULT_CLOCKS
+    heir = restarted(job, make_job, after_s=1)
+    heir.run()
+    assert points(heir) == set()
+    assert heir.state.guard.hold is Hold.DEFAULT_CLOCKS
+
+
+@pytest.mark.parametrize("after_s", [-86_400, 0, 30, 10**6])
+def test_whatever_the_clocks_say_a_pause_is_never_longer_than_it_was(make_job: Any, after_s: float) -> None:
+    job = settled(make_job)
+    train(job, 1, CONFIRM, 1.06)
+    heir = restarted(job, make_job, after_s=after_s)
+    assert heir.state.guard.until_s - heir.now_s <= job.state.guard.pause_s
+    assert heir.state.guard.until_s >= heir.now_s - job.state.guard.pause_s
+
+
+def test_what_was_held_for_another_objective_or_cannot_be_read_holds_nothing(make_job: Any) -> None:
+    job = settled(make_job)
+    train(job, 1, CONFIRM, 1.06)
+    heir = restarted(job, make_job, after_s=1)
+    heir.state.accept(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
+    heir.run()
+    assert points(heir) == {6}
+    for broken in ({}, {"hold": "Nothing"}, {"hold": 3, "until": "soon"}):
+        other = make_job()
+        recall(other.state, {"guard": broken}, now_s=0.0, wall_s=0.0)
+        assert other.state.guard.hold is Hold.NOTHING
+
+
+def test_nothing_is_stored_of_a_guard_that_never_tripped(make_job: Any) -> None:
+    job = settled(make_job)
+    train(job, 1, 10, 1.0)
+    assert status.figures(job.state, job.plan()).guard is None
+
+
+def test_a_new_attempt_of_the_training_counts_its_iterations_from_its_own_start(make_job: Any) -> None:
+    job = settled(make_job)
+    train(job, 1, CONFIRM, 1.06)
+    assert job.state.guard.since > 0
+    job.connect_ranks(pid=2)
+    assert job.state.guard.since == 0
+    assert job.state.guard.hold is Hold.FASTEST_PLAN

@@ -1,0 +1,376 @@
+"""PowerBudgets: who shares one, what a share does to a job's plan, and what is said; over restarts and outages too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perseus_operator import status
+from perseus_operator.api_budget import BudgetReason, parse_budget
+from perseus_operator.budgeting import Decision, decide, member_of, said, selects
+from perseus_operator.budgets import Budgets
+from perseus_operator.conditions import ConditionType, Reason
+from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
+from perseus_operator.history import Measured
+from perseus_operator.planner import Now, Release, copies_of
+from perseus_operator.power import Share, power_w
+from perseus_operator.state import Fault, JobRef, JobState
+
+GRACE_S = 30.0
+
+
+class Api:
+    """What is written to PowerBudgets, and what is there at the start."""
+
+    def __init__(self) -> None:
+        self.stored: list[dict[str, Any]] = []
+        self.patches: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+
+    async def power_budgets(self) -> list[dict[str, Any]]:
+        return self.stored
+
+    async def patch_budget_status(self, name: str, uid: str, status: dict[str, Any]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.patches.append(status)
+
+
+class Site:
+    """Some jobs under some budgets, driven like the operator drives them."""
+
+    def __init__(self, make_job: Any) -> None:
+        self.make_job = make_job
+        self.api = Api()
+        self.jobs: dict[str, Any] = {}
+        self.runners: list[Any] = []
+        self.budgets = Budgets(self.api, lambda: self.runners, grace_s=GRACE_S)
+        self.now_s = 0.0
+
+    def job(self, name: str, *, labels: Mapping[str, str] | None = None, running: bool = True, **changes: Any) -> Any:
+        job = self.make_job(**changes)
+        job.state.ref = JobRef("ns", name, f"uid-{name}")
+        self.see(name, job, labels)
+        if running:
+            job.run()
+        return job
+
+    def see(self, name: str, job: Any, labels: Mapping[str, str] | None = None) -> None:
+        self.jobs[name] = job
+        runner = SimpleNamespace(ref=job.state.ref, state=job.state, labels=labels or {})
+        runner.grant = lambda share, state=job.state: setattr(state, "share", share)
+        self.runners.append(runner)
+        self.budgets.place(runner)
+
+    def budget(self, watts: int, name: str = "hall", uid: str = "u", **selector: Any) -> None:
+        spec = {"watts": watts, **({"selector": selector} if selector else {})}
+        self.budgets.observe({"metadata": {"name": name, "uid": uid, "generation": 3}, "spec": spec})
+
+    async def tick(self, seconds: float = 1.0) -> None:
+        self.now_s += seconds
+        await self.budgets.tick(Now(self.now_s, 1_900_000_000.0 + self.now_s))
+        for job in self.jobs.values():
+            if job.state.frontier is not None and job.state.nodes:
+                job.settle()
+
+    def points(self, name: str) -> set[int]:
+        return {point for node in self.jobs[name].nodes for point in node.selected.values()}
+
+    def drawn_w(self, name: str) -> float:
+        state: JobState = self.jobs[name].state
+        assert state.frontier is not None
+        assert state.spec is not None
+        (point,) = self.points(name)
+        return power_w(state.frontier, point, copies_of(state.spec))
+
+    @property
+    def written(self) -> dict[str, Any]:
+        return self.api.patches[-1]
+
+    def kept(self) -> dict[str, Any]:
+        found: dict[str, Any] = {c["type"]: c for c in self.written["conditions"]}["Kept"]
+        return found
+
+
+@pytest.fixture
+def site(make_job: Any) -> Site:
+    return Site(make_job)
+
+
+def condition(job: Any, kind: ConditionType) -> tuple[bool | None, Reason, str]:
+    found = next(c for c in status.conditions(job.state, job.plan()) if c.type is kind)
+    return found.status, found.reason, found.message
+
+
+# ---------------------------------------------------------------------------------------------------------- sharing
+
+
+async def test_two_equal_jobs_share_equally_and_keep_the_budget(site: Site) -> None:
+    a, b = site.job("a"), site.job("b")
+    full_w = site.drawn_w("a")
+    site.budget(round(1.6 * full_w))
+    await site.tick()
+    assert site.points("a") == site.points("b") != {0}
+    assert site.drawn_w("a") + site.drawn_w("b") <= 1.6 * full_w
+    met, reason, message = condition(a, ConditionType.PLAN_APPLIED)
+    assert (met, reason) == (True, Reason.LIMITED_BY_BUDGET)
+    assert "PowerBudget hall grants" in message
+    assert f"this plan draws {site.drawn_w('a'):.0f} W" in message
+    assert condition(b, ConditionType.BOUND_KEPT)[1] is Reason.NO_BOUND
+    assert site.kept()["status"] == "True"
+    assert site.written["observedGeneration"] == 3
+    assert site.written["jobs"] == 2
+    assert [share["name"] for share in site.written["shares"]] == ["a", "b"]
+    assert sum(share["watts"] for share in site.written["shares"]) <= 1.6 * full_w
+    assert site.written["milliGpusPerKilowatt"] > 0
+
+
+async def test_a_budget_that_is_no_limit_changes_nothing_and_says_so(site: Site) -> None:
+    job = site.job("a")
+    site.budget(1_000_000)
+    await site.tick()
+    assert site.points("a") == {0}
+    assert condition(job, ConditionType.PLAN_APPLIED)[1] is Reason.PLAN_IN_FORCE
+    assert site.written["milliGpusPerKilowatt"] == 0
+    assert "all have enough" in site.kept()["message"]
+    assert status.figures(job.state, job.plan()).power_budget is not None
+
+
+async def test_the_stricter_of_objective_and_budget_counts(site: Site) -> None:
+    job = site.job("a", objective={"type": "MaxSlowdown", "maxSlowdown": "20%"})
+    assert site.points("a") == {4}
+    wanted_w = site.drawn_w("a")
+    site.budget(round(1.05 * wanted_w))
+    await site.tick()
+    assert site.points("a") == {4}, "its own objective is stricter"
+    site.budget(round(0.95 * wanted_w))
+    await site.tick()
+    assert min(site.points("a")) > 4
+    assert job.state.spec.objective.max_slowdown == "20%"
+
+
+async def test_the_lower_priority_gives_first(site: Site) -> None:
+    site.job("low", priority=-1)
+    site.job("high", priority=5)
+    full_w = site.drawn_w("low")
+    site.budget(round(1.8 * full_w))
+    await site.tick()
+    assert site.points("high") == {0}
+    assert min(site.points("low")) > 0
+
+
+async def test_too_small_a_budget_is_said_and_everybody_is_as_frugal_as_can_be(site: Site) -> None:
+    job = site.job("a")
+    site.job("b")
+    site.budget(10)
+    await site.tick()
+    last = len(job.state.frontier.times_us) - 1
+    assert site.points("a") == site.points("b") == {last}
+    kept = site.kept()
+    assert (kept["status"], kept["reason"]) == ("False", "BudgetTooSmall")
+    assert "10 W are less than the" in kept["message"]
+    assert "less than its jobs draw at their most frugal plans" in condition(job, ConditionType.PLAN_APPLIED)[2]
+
+
+async def test_jobs_come_and_go(site: Site) -> None:
+    site.job("a")
+    full_w = site.drawn_w("a")
+    site.budget(round(1.4 * full_w))
+    await site.tick()
+    assert site.points("a") == {0}
+    site.job("b")
+    assert site.points("b") == set(), "not before the budget has been shared with it"
+    await site.tick()
+    assert min(site.points("a") | site.points("b")) > 0
+    assert site.drawn_w("a") + site.drawn_w("b") <= 1.4 * full_w
+    site.jobs["b"].state.place([], {})
+    await site.tick()
+    assert site.points("a") == {0}
+    site.budgets.gone({"metadata": {"name": "hall", "uid": "another"}})
+    assert site.jobs["a"].state.share is not None
+    site.budgets.gone({"metadata": {"name": "hall", "uid": "u"}})
+    assert site.jobs["a"].state.share is None
+
+
+async def test_only_selected_jobs_share_and_the_strictest_of_two_budgets_counts(site: Site) -> None:
+    inside, outside = site.job("in", labels={"team": "a"}), site.job("out")
+    full_w = site.drawn_w("in")
+    site.budget(round(0.8 * full_w), matchLabels={"team": "a"}, namespaces=["ns", "other"])
+    site.budget(round(1.9 * full_w), name="site", uid="v")
+    await site.tick()
+    assert inside.state.share.budget == "hall"
+    assert outside.state.share.budget == "site"
+    assert site.points("out") == {0} or outside.state.share.watts >= 0.8 * full_w
+    elsewhere = parse_budget({"watts": 1, "selector": {"namespaces": ["other"]}})
+    assert not selects(elsewhere, "ns", {})
+
+
+async def test_what_is_drawn_at_clocks_that_are_not_set_is_taken_first(site: Site) -> None:
+    watcher = site.job("watcher", mode="Recommend")
+    watcher.state.baseline = Measured(1_000_000, 3_000_000, 5)
+    site.job("a")
+    full_w = site.drawn_w("a")
+    site.budget(round(3000 + 0.8 * full_w))
+    await site.tick()
+    assert site.written["unsteeredWatts"] == 3000
+    assert site.drawn_w("a") <= 0.8 * full_w
+    assert not any(node.selected for node in watcher.nodes)
+
+
+async def test_a_job_under_a_budget_that_binds_is_not_measured_at_default_clocks(site: Site) -> None:
+    job = site.job("a", running=False, baselineIterations=3)
+    site.budget(100)
+    job.solve()
+    job.start_pods()
+    job.connect_ranks()
+    assert job.settle().waiting.reason is Reason.APPLYING
+    await site.tick()
+    assert site.points("a") == {len(job.state.frontier.times_us) - 1}
+
+
+async def test_the_guard_does_not_speed_up_a_job_whose_watts_are_short(site: Site) -> None:
+    job = site.job("a", objective={"type": "MaxSlowdown", "maxSlowdown": "1%"})
+    job.state.baseline = Measured(1_000_000, 1000, 5)
+    site.budget(round(0.8 * site.drawn_w("a")))
+    await site.tick()
+    slow = site.points("a")
+    assert min(slow) > 0
+    for iteration in range(1, 20):
+        job.train(iteration, (1.2, 1.2))
+        assert not [a for a in job.act().actions if isinstance(a, Release)]
+    assert site.points("a") == slow
+
+
+async def test_a_small_change_of_a_wish_moves_nobody(site: Site) -> None:
+    changing = site.job("a", objective={"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_100_000}})
+    site.job("b")
+    site.budget(round(1.7 * site.drawn_w("b")))
+    await site.tick()
+    share = site.jobs["b"].state.share
+    writes = len(site.api.patches)
+    await site.tick()
+    assert len(site.api.patches) == writes, "nothing new is not written"
+    deadline = {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_100_001}}
+    changing.state.accept(site.make_job(objective=deadline).spec)
+    await site.tick()
+    assert site.jobs["b"].state.share == share
+
+
+# ------------------------------------------------------------------------------------------ restarts and outages
+
+
+async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
+    site.job("a")
+    site.job("b")
+    site.budget(round(1.6 * site.drawn_w("a")))
+    await site.tick()
+    before = {name: site.points(name) for name in "ab"}
+    shares = {share["name"]: share["watts"] for share in site.written["shares"]}
+
+    after = Site(make_job)
+    after.api.stored = [
+        {
+            "metadata": {"name": "hall", "uid": "u"},
+            "spec": {"watts": round(sum(shares.values()))},
+            "status": site.written,
+        }
+    ]
+    await after.budgets.recall()
+    await after.tick()
+    assert after.api.patches == [], "a restart is no news"
+    restarted = make_job()
+    restarted.state.ref = JobRef("ns", "a", "uid-a")
+    after.see("a", restarted)
+    assert restarted.state.share == Share("hall", float(shares["a"])), "from the first thought on"
+    restarted.start_pods()
+    await after.tick()
+    assert restarted.state.share.watts == shares["a"], "though its frontier is not read back yet"
+    restarted.run()
+    await after.tick()
+    assert after.points("a") == before["a"], "b has not been seen yet and keeps its watts"
+    await after.tick(GRACE_S + 1)
+    assert after.points("a") == {0}, "b does not come back"
+
+
+async def test_a_replaced_operator_shares_nothing(site: Site) -> None:
+    job = site.job("a")
+    site.budget(10)
+    job.state.fenced = Fault(Reason.FENCED, "newer")
+    await site.tick()
+    assert site.api.patches == []
+
+
+async def test_a_status_that_could_not_be_written_is_written_later(site: Site) -> None:
+    site.job("a")
+    site.budget(10)
+    site.api.error = KubeUnavailable("503")
+    await site.tick()
+    assert site.points("a") == {10}, "the plan does not wait for the API server"
+    site.api.error = None
+    await site.tick()
+    assert site.api.patches == [], "not at once"
+    await site.tick(10)
+    assert site.kept()["reason"] == "BudgetTooSmall"
+    site.api.error = KubeNotFound("gone")
+    site.budget(20)
+    await site.tick()
+
+
+async def test_a_wrong_edit_is_said_and_what_was_accepted_stays(site: Site) -> None:
+    site.job("a")
+    site.budget(10)
+    await site.tick()
+    site.budgets.observe({"metadata": {"name": "hall", "uid": "u", "generation": 4}, "spec": {"watts": 0}})
+    await site.tick()
+    accepted = {c["type"]: c for c in site.written["conditions"]}["Accepted"]
+    assert (accepted["status"], accepted["reason"]) == ("False", "SpecInvalid")
+    assert "spec.watts: must be an integer from 1" in accepted["message"]
+    assert "stays in force" in accepted["message"]
+    assert site.points("a") == {10}
+
+
+async def test_a_job_without_a_frontier_is_not_taken_for_one_that_draws_nothing(site: Site) -> None:
+    job = site.job("a", running=False)
+    job.start_pods()
+    site.budget(1000)
+    await site.tick(GRACE_S + 1)
+    await site.tick(GRACE_S + 1)
+    kept = site.kept()
+    assert (kept["status"], kept["reason"]) == ("Unknown", "PowerUnknown")
+    assert "1 of 1 jobs have no frontier yet, first ns/a" in kept["message"]
+
+
+def test_every_reason_is_said(make_job: Any) -> None:
+    spec = parse_budget({"watts": 1000})
+    assert said(spec, Decision()).reason is BudgetReason.NO_JOBS
+    job = make_job()
+    assert member_of(job.state, Now(0, 0)) is None, "no pod runs"
+    job.run()
+    member = member_of(job.state, Now(0, 0))
+    assert member is not None
+    decision = decide(parse_budget({"watts": 10**6}), [member], Decision())
+    assert said(spec, decision).reason is BudgetReason.SHARED
+    named = {BudgetReason.ACCEPTED, BudgetReason.SPEC_INVALID, BudgetReason.TOO_SMALL, BudgetReason.POWER_UNKNOWN}
+    assert named | {BudgetReason.NO_JOBS, BudgetReason.SHARED} == set(BudgetReason)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (None, "spec: is required"),
+        ({}, "spec.watts: is required"),
+        ({"watts": "5kW"}, "spec.watts: must be an integer"),
+        ({"watts": 5, "selector": {"namespaces": []}}, "spec.selector.namespaces: must be a list of 1 to 256"),
+        ({"watts": 5, "selector": {"namespaces": ["a", "a"]}}, "different names"),
+        ({"watts": 5, "selector": {"namespaces": ["A"]}}, "spec.selector.namespaces[0]: must be a namespace, not 'A'"),
+        ({"watts": 5, "selector": {"matchLabels": {}}}, "spec.selector.matchLabels: must be a map of 1 to 16"),
+        ({"watts": 5, "priority": 1}, "spec.priority: unknown field"),
+    ],
+)
+def test_a_wrong_budget_is_named(spec: Any, message: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        parse_budget(spec)
+    assert message in str(refused.value)
