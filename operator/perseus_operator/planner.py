@@ -162,6 +162,7 @@ def inputs_digest(
         spec.points,
         calibration_digest,
         *([order] if order else ()),
+        *([f"switching {spec.switching.max_energy_loss_ratio}"] if spec.switching else ()),
     )
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
