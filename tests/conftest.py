@@ -1,4 +1,7 @@
-"""What every test may use: the folder of real measurements, or a skip that says it is absent."""
+"""What every test may use: the folder of real measurements, or a skip that says it is absent; and the rule for
+generated inputs: the same ones in every run, however long they take, so that no result depends on luck or load.
+HYPOTHESIS_PROFILE=explore looks for new ones.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -60,7 +60,7 @@ def read_or_refused(read: Callable[[], Answer], refusal: type[SolverError]) -> A
     return None
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=300)
 @given(st.one_of(damaged(PROFILE), damaged(PROFILE).map(str.encode), st.binary(max_size=200), st.text(max_size=200)))
 @example("\ud800")
 def test_profiles_are_read_or_refused(source: str | bytes) -> None:
@@ -72,7 +72,7 @@ def test_profiles_are_read_or_refused(source: str | bytes) -> None:
             assert (table.frequency_mhz[1:] < table.frequency_mhz[:-1]).all()
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=300)
 @given(st.one_of(damaged(ORDER), damaged(ORDER).map(str.encode), st.binary(max_size=200), st.text(max_size=200)))
 @example("9999F9999999\n")
 @example("0F0,0B0,0F9999999,0B9999999\n")
