@@ -44,7 +44,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pers
 BOUNDS_MB: Final = {"agent": 60, "operator": 250, "gpu-sim": 60, "trainer": 100}
 """What the layers of ours may take, uncompressed: what a node must fetch and keep besides the base."""
 SUITE: Final = "bookworm"  # its Python is 3.11
-BASES: Final = {"BASE": ("python3", "python3-venv"), "COMPILER": ("gcc", "libc6-dev")}
+BASES: Final = {"BASE": ("python3", "python3-venv", "libstdc++6"), "COMPILER": ("gcc", "libc6-dev")}
 """Packages of the local images that stand for the Dockerfiles' arguments."""
 _SMALL: Final = tuple(f"path-exclude=/usr/share/{kind}/*" for kind in ("doc", "man", "locale", "info"))
 _IMAGE_NAME: Final = "io.containerd.image.name"

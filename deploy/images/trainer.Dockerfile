@@ -40,5 +40,7 @@ COPY --from=slim /opt/perseus /opt/perseus
 COPY --from=build /opt/app /opt/app
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# What it runs finds all it wants, in BASE too.
+RUN python -c "import perseus_sim.pod_rank, perseus_sim.job"
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "perseus_sim.pod_job"]

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 Place = tuple[int, int]
 """Pipeline and stage."""
-LATEST_US: Final = 250_000
+LATEST_US: Final = 2_000_000
 """In real time, how far a job may be behind its machine before that time counts as lost to it."""
 
 
@@ -84,7 +84,7 @@ class Coordinator:
         """Iterations until told to stop.
 
         Raises:
-            Gone, OSError: a rank has.
+            Gone: a rank has.
         """
         begin_us = self._begin_us
         inbox = _Inbox(self._parents)
@@ -142,8 +142,11 @@ class Coordinator:
 
     def _tell(self, order: dict[str, Any], place: Place | None = None) -> None:
         line = json.dumps(order).encode() + b"\n"
-        for connection in [self._parents[place]] if place else self._parents.values():
-            connection.sendall(line)
+        for told in [place] if place else self._parents:
+            try:
+                self._parents[told].sendall(line)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                raise Gone(f"rank {told} has gone") from error
 
 
 class _Inbox:
