@@ -203,7 +203,16 @@ class Operator:
             *("--namespaces", ",".join(namespaces), "--agent-namespace", system),
             *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
             *("--agent-poll-s", "0.3", "--profile-retry-s", "0.2", "--profile-refresh-s", "1"),
-            *("--lease-ttl-s", "6", "--agent-timeout-s", "2", "--status-interval-s", "0.2", "--release-timeout-s", "2"),
+            *(
+                "--lease-ttl-s",
+                "15",
+                "--agent-timeout-s",
+                "5",
+                "--status-interval-s",
+                "0.2",
+                "--release-timeout-s",
+                "2",
+            ),
             *("--calibrate-after", "28"),
         ]
         self.child = processes.start(f"operator-{number}", command, environment={"KUBECONFIG": str(kubeconfig)})
@@ -309,7 +318,7 @@ class World:
             self.iteration += 1
             await asyncio.sleep(0.03)
 
-    async def until(self, what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 40.0) -> None:
+    async def until(self, what: str, check: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 while not await check():

@@ -72,6 +72,11 @@ async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
 
     await world.until("gone", gone)
     assert [agent.leased for agent in world.agents] == [False, False]
+
+    async def released() -> bool:
+        return (await world.reasons())[-1:] == ["ClocksReleased"]
+
+    await world.until("the last event is told", released)
     said = await world.reasons()
     for reason in ("ConfigMapNotFound", "Solved", "BaselineMeasured", "PlanChanged", "StragglerDetected"):
         assert said.count(reason) >= 1, (reason, said)
@@ -175,7 +180,7 @@ async def test_a_plan_that_is_slower_than_it_promises_is_taken_away(world: World
         return all(agent.point is None and agent.leased for agent in world.agents)
 
     await world.until("default clocks, still leased for telemetry", default_clocks)
-    assert (await world.condition("Ready"))[:2] == ("False", "BoundExceeded")
+    await world.until_condition("Ready", "False", "BoundExceeded")
 
     async def said() -> bool:
         return "BoundExceeded" in await world.reasons()

@@ -34,7 +34,7 @@ async def test_a_restarted_operator_takes_over_without_solving_again(own_world: 
     assert all("push" not in agent.calls for agent in own_world.agents), "the agents hold the plans already"
     after = await own_world.job()
     assert after["status"]["baseline"] == before["status"]["baseline"]
-    assert (await own_world.condition("Ready"))[0] == "True"
+    await own_world.until_condition("Ready", "True", "Ready")
 
 
 async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None:
@@ -79,6 +79,7 @@ async def test_a_stopped_operator_leaves_the_leases_to_the_next(own_world: World
     await own_world.profile({"profile.csv": profile_csv(STAGES)})
     await own_world.apply(baselineIterations=0)
     await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    await own_world.until_condition("Ready", "True", "Ready")
     (operator,) = own_world.operators
     assert await asyncio.to_thread(operator.child.stop) == 0
     assert all(agent.leased and "release" not in agent.calls for agent in own_world.agents)
