@@ -6,8 +6,8 @@ A prediction: what was really saved is measured, and said elsewhere.
 from __future__ import annotations
 
 from perseus_operator.api_status import AdviceStatus, ShareStatus
-from perseus_operator.planner import Plan, copies_of
-from perseus_operator.power import Share, power_w
+from perseus_operator.planner import Plan
+from perseus_operator.power import Share, copies_of, power_w
 from perseus_operator.state import JobState
 from perseus_operator.words import joules, percent, seconds
 

@@ -76,6 +76,12 @@ class StragglerStatus:
         "Its slowest stage, where single stages can be told.", minimum=0, maximum=1023, required=False
     )
     source: str = text("Detected (from telemetry) or Told (by annotation).", rule="Detected or Told", max_length=16)
+    cause: str | None = text(
+        "Thermal, Power, Clock, Communication or Unknown: what its GPUs or telemetry say.",
+        rule="one of these words",
+        max_length=16,
+        required=False,
+    )
     point: int = integer("Index on the frontier that it runs itself.", minimum=0, maximum=100_000)
 
 

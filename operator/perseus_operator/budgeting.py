@@ -20,8 +20,8 @@ from perseus_operator.api_budget import (
     JobShare,
 )
 from perseus_operator.objective import FrontierView, Target
-from perseus_operator.planner import Now, copies_of, goal
-from perseus_operator.power import Allocation, Claim, Share, allocate, claim, power_w, steady
+from perseus_operator.planner import Now, goal
+from perseus_operator.power import Allocation, Claim, Share, allocate, claim, copies_of, power_w, steady
 from perseus_operator.state import JobState
 from perseus_operator.words import percent
 

@@ -18,7 +18,7 @@ from perseus_operator.api import JobSpec, Mode, StragglerMode
 from perseus_operator.conditions import Reason
 from perseus_operator.guard import CONFIRM, Guard, Hold, about, judge
 from perseus_operator.objective import Infeasible, Target, bound_us, selections, target
-from perseus_operator.power import Share, within
+from perseus_operator.power import Share, copies_of, within
 from perseus_operator.profiling_plan import Need, ProfilingAction, need
 from perseus_operator.state import Fault, JobState, Node
 from perseus_operator.told import told_slowdowns
@@ -393,11 +393,6 @@ def _order_fault(state: JobState) -> Fault | None:
         return None
     asked = Fault(Reason.WAITING_FOR_RANKS, "Not all training processes have told yet what they run.")
     return state.order_fault or asked
-
-
-def copies_of(spec: JobSpec) -> int:
-    """How often the energy of a frontier is spent: it is that of one pipeline."""
-    return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
 
 
 def _frontier_fault(state: JobState) -> Fault:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from perseus_operator.api import JobSpec
 from perseus_operator.objective import FrontierView, Infeasible, Target
 
 MIN_GAIN: Final = 0.02
@@ -125,6 +126,11 @@ def claim(job: str, frontier: FrontierView, *, copies: int, gpus: int, priority:
             curve.pop()
         curve.append((watts, speed))
     return Claim(job, priority, gpus, tuple(curve), frontier.digest)
+
+
+def copies_of(spec: JobSpec) -> int:
+    """How often the energy of a frontier is spent: it is that of one pipeline."""
+    return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
 
 
 def power_w(frontier: FrontierView, point: int, copies: int) -> float:

@@ -22,6 +22,8 @@ from perseus_operator.api_status import (
     StatusFigures,
     StragglerStatus,
 )
+from perseus_operator.attribution import cause
+from perseus_operator.attribution import events as events_of
 from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
 from perseus_operator.guard import Hold, remembered
 from perseus_operator.history import Measured
@@ -187,19 +189,15 @@ def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
     stage = _slowest_stage(state, pipeline)
     where = "" if stage is None else f", its stage {stage} first of all"
     message = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{where}{more}."
-    message = f"{message} Evidence: {_evidence(state, pipeline)}."
-    return Condition(kind, True, reason, message)
+    why = cause(state, pipeline).value.lower()
+    return Condition(kind, True, reason, f"{message} Cause: {why}. Evidence: {_evidence(state, pipeline)}.")
 
 
 def _evidence(state: JobState, pipeline: int) -> str:
     """What GPUs of the pipeline say about themselves."""
-    said = [
-        f"{gpu} on {node.name}: {kind.replace('_', ' ').lower()}"
-        for node in state.nodes.values()
-        for (gpu, kind) in sorted(node.gpu_events)
-        if any(rank.gpu_uuid == gpu and rank.pipeline == pipeline for rank in node.ranks.values())
-    ]
-    return "; ".join(said[:4]) or "timing alone, cause unknown"
+    told = events_of(state, pipeline)
+    said = [f"{rank.gpu_uuid} on {node}: {kind.replace('_', ' ').lower()}" for rank, kind, node in told]
+    return "; ".join(said[:4]) or "timing alone"
 
 
 def _model(state: JobState) -> Condition:
@@ -305,6 +303,7 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
                 slowdown=percent(slowdown - 1),
                 stage=_slowest_stage(state, pipeline),
                 source="Told" if pipeline in plan.told else "Detected",
+                cause=cause(state, pipeline).value,
                 point=plan.wanted.get(pipeline, 0),
             )
             for pipeline, slowdown in sorted(slowest)

@@ -57,6 +57,8 @@ class Detector:
         """Slow pipelines and how many times slower than the others they are."""
         self.stages: dict[int, dict[int, float]] = {}
         """Their slow stages, where single ones can be told."""
+        self.paced: frozenset[int] = frozenset()
+        """Pipelines whose single stages were measured in the latest iteration."""
         self._spans: Statistics | None = None
         self._paces: Statistics | None = None
         self._healthy: dict[int, deque[float]] = {}
@@ -95,6 +97,7 @@ class Detector:
 
         self.stages = {}
         paces = promises.paces(iteration) if promises else {}
+        self.paced = frozenset(paces)
         if promises is not None and paces:
             stages = len(next(iter(paces.values())))
             margins = Thresholds.from_noise(stage_noise).enter if stage_noise else (1.0,) * stages

@@ -43,6 +43,7 @@ PROGRAMS = {
     "perseus-trainer": [sys.executable, "-m", "perseus_sim.pod_job"],
 }
 CRD = "perseusjobs.perseus.energy"
+CRDS = (CRD, "powerbudgets.perseus.energy")
 # Made by controllers, or by the cluster for itself.
 CHURN = {"Event", "Lease", "EndpointSlice", "Endpoints", "ControllerRevision", "APIService", "Node", "ComponentStatus"}
 Helm = Callable[..., str]
@@ -199,11 +200,12 @@ def test_from_install_to_uninstall(
     jobs = client.CustomObjectsApi(api)
     jobs.delete_namespaced_custom_object(*kept)
     until("the job is gone", lambda: not jobs.list_namespaced_custom_object(*kept[:-1])["items"])
+    share_watts(api)
     rights_are_exact(api, server)
 
     on_server("uninstall", "perseus")
     expected = {
-        ("CustomResourceDefinition", "", CRD),
+        *(("CustomResourceDefinition", "", name) for name in CRDS),
         ("ConfigMap", NAMESPACE, "perseus-epoch"),  # the operator's: a lower epoch later would be refused by agents
     }
     until("nothing else is left", lambda: everything(api, tmp_path) - before <= expected)
@@ -221,7 +223,7 @@ def test_from_install_to_uninstall(
     assert pair["perseus-operator-tls"]["ca.crt"] == pair["perseus-agent-tls"]["ca.crt"]
     assert pair["perseus-operator-tls"] != renewed["perseus-operator-tls"]
     on_server("uninstall", "perseus")
-    definitions.delete_custom_resource_definition(CRD)
+    forget_definitions(api)
 
 
 def test_one_team_is_served_without_rights_in_other_namespaces(
@@ -254,7 +256,7 @@ def test_one_team_is_served_without_rights_in_other_namespaces(
 
     on_server("uninstall", "perseus")
     core.delete_namespace(team)
-    client.ApiextensionsV1Api(api).delete_custom_resource_definition(CRD)
+    forget_definitions(api)
 
 
 def test_the_webhook_is_installed_renewed_and_taken_away(
@@ -318,9 +320,10 @@ def test_the_webhook_is_installed_renewed_and_taken_away(
     assert webhook.client_config.ca_bundle == secrets(api)["perseus-webhook-tls"]["ca.crt"]
 
     on_server("uninstall", "perseus")
-    gone = {("CustomResourceDefinition", "", CRD), ("ConfigMap", NAMESPACE, "perseus-epoch"), ("Namespace", "", team)}
+    gone = {*(("CustomResourceDefinition", "", name) for name in CRDS), ("Namespace", "", team)}
+    gone |= {("ConfigMap", NAMESPACE, "perseus-epoch")}
     until("nothing else is left", lambda: everything(api, tmp_path) - before <= gone)
-    client.ApiextensionsV1Api(api).delete_custom_resource_definition(CRD)
+    forget_definitions(api)
 
 
 def make_job(api: Any) -> tuple[str, str, str, str, str]:
@@ -366,6 +369,21 @@ def may_command(node: ProcessNode, certificates: dict[str, dict[str, str]], who:
             return False
     assert len(described.gpus) == 2, "as many simulated GPUs as asked for"
     return True
+
+
+def share_watts(api: Any) -> None:
+    """A PowerBudget comes, is answered, and goes."""
+    place, budgets = ("perseus.energy", "v1alpha1", "powerbudgets"), client.CustomObjectsApi(api)
+    kind = {"apiVersion": "perseus.energy/v1alpha1", "kind": "PowerBudget"}
+    budgets.create_cluster_custom_object(*place, {**kind, "metadata": {"name": "hall"}, "spec": {"watts": 1000}})
+    until("the budget is shared", lambda: "status" in budgets.get_cluster_custom_object(*place, "hall"))
+    budgets.delete_cluster_custom_object(*place, "hall")
+
+
+def forget_definitions(api: Any) -> None:
+    """What Helm keeps."""
+    for name in CRDS:
+        client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
 
 
 def rights_are_exact(api: Any, server: Server) -> None:

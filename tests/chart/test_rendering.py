@@ -270,12 +270,13 @@ def test_toggles_off_leave_the_operator_alone(render: Render) -> None:
     assert [v["secret"]["secretName"] for v in operator["volumes"] if "secret" in v] == ["mine-tls"]
 
 
-def test_the_crd_stays_unless_told_otherwise(render: Render) -> None:
-    key = ("CustomResourceDefinition", "perseusjobs.perseus.energy")
+@pytest.mark.parametrize("plural", ["perseusjobs", "powerbudgets"])
+def test_a_crd_stays_unless_told_otherwise(render: Render, plural: str) -> None:
+    key = ("CustomResourceDefinition", f"{plural}.perseus.energy")
     crd = render()[key]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert "annotations" not in render({"crds": {"keep": False}})[key]["metadata"]
-    plain = yaml.safe_load((CHART.parents[1] / "deploy" / "crds" / "perseusjobs.yaml").read_text(encoding="utf-8"))
+    plain = yaml.safe_load((CHART.parents[1] / "deploy" / "crds" / f"{plural}.yaml").read_text(encoding="utf-8"))
     assert crd["spec"] == plain["spec"]
 
 
@@ -301,7 +302,9 @@ def test_who_may_do_what_with_jobs(render: Render) -> None:
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
     assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
-    assert {resource for rule in edit["rules"] for resource in rule["resources"]} == {"perseusjobs"}, "never status"
+    assert {resource for rule in edit["rules"] for resource in rule["resources"]} == {"perseusjobs"}, (
+        "never status, nor budgets"
+    )
 
 
 def test_network_policies(render: Render) -> None:

@@ -15,8 +15,8 @@ from perseus_operator.budgets import Budgets
 from perseus_operator.conditions import ConditionType, Reason
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
 from perseus_operator.history import Measured
-from perseus_operator.planner import Now, Release, copies_of
-from perseus_operator.power import Share, power_w
+from perseus_operator.planner import Now, Release
+from perseus_operator.power import Share, copies_of, power_w
 from perseus_operator.state import Fault, JobRef, JobState
 
 GRACE_S = 30.0
