@@ -203,16 +203,8 @@ class Operator:
             *("--namespaces", ",".join(namespaces), "--agent-namespace", system),
             *("--metrics-address", "127.0.0.1:0", "--ready-file", str(ready)),
             *("--agent-poll-s", "0.3", "--profile-retry-s", "0.2", "--profile-refresh-s", "1"),
-            *(
-                "--lease-ttl-s",
-                "15",
-                "--agent-timeout-s",
-                "5",
-                "--status-interval-s",
-                "0.2",
-                "--release-timeout-s",
-                "2",
-            ),
+            *("--lease-ttl-s", "15", "--agent-timeout-s", "5"),
+            *("--status-interval-s", "0.2", "--release-timeout-s", "2"),
             *("--calibrate-after", "28"),
         ]
         self.child = processes.start(f"operator-{number}", command, environment={"KUBECONFIG": str(kubeconfig)})
