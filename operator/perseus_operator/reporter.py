@@ -22,6 +22,8 @@ from perseus_proto import keys
 logger = logging.getLogger(__name__)
 
 NEVER_S: Final = float("inf")
+SAME_EVENT_S: Final = 600.0
+"""An event is not repeated within this time; the log and the conditions tell every time."""
 
 
 class Reporter:
@@ -35,6 +37,8 @@ class Reporter:
         self._status: Json = {}
         """As stored, as far as we know."""
         self._pending: list[status.Event] = []
+        self._posted: dict[status.Event, float] = {}
+        """Lately, and when."""
         self._announced: dict[int, int] = {}
         """The plans last announced."""
         self._recalled = False
@@ -43,6 +47,8 @@ class Reporter:
         """A restart must not make a running job look broken: what was Ready is left so until it is again, or then."""
         self._annotation: str | None = None
         self._written_at_s = float("-inf")
+        self._turn_s: float | None = None
+        """When figures alone may be written."""
         self._failures = 0
         self._writing = False
 
@@ -98,7 +104,7 @@ class Reporter:
         return NEVER_S
 
     def _due_s(self, wanted: Json, now: Now) -> float:
-        """Seconds until a write: none for what matters, an interval for figures, a back-off after a failure."""
+        """Seconds until a write: none for what matters, a turn for figures, a back-off after a failure."""
         if self._failures:
             pause_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
             return self._written_at_s + pause_s - now.monotonic_s
@@ -106,12 +112,23 @@ class Reporter:
             return 0.0
         if wanted == self._status:
             return NEVER_S
-        return self._written_at_s + self._services.status_interval_s - now.monotonic_s
+        wait_s = self._written_at_s + self._services.status_interval_s - now.monotonic_s
+        if wait_s > 0:
+            return wait_s
+        if self._turn_s is None:
+            self._turn_s = self._services.figures.turn_s(now.monotonic_s)
+        return self._turn_s - now.monotonic_s
+
+    def _is_news(self, event: status.Event) -> bool:
+        """Whether the same has not been posted lately: what comes and goes all the time is one event in a while."""
+        now_s = self._services.monotonic_s()
+        self._posted = {said: at_s for said, at_s in self._posted.items() if now_s - at_s < SAME_EVENT_S}
+        return self._posted.setdefault(event, now_s) == now_s
 
     async def _write(self, wanted: Json, said: Iterable[Condition], annotation: str | None) -> None:
         kube, ref = self._services.kube, self._ref
         events = [*status.events(self._status, said), *self._pending]
-        self._written_at_s = self._services.monotonic_s()
+        self._written_at_s, self._turn_s = self._services.monotonic_s(), None
         self._failures += 1
         try:
             await kube.patch_status(ref, status.merge_patch(self._status, wanted))
@@ -131,6 +148,8 @@ class Reporter:
             self._writing = False
         for event in events:
             logger.info("%s: %s: %s", ref, event.reason.value, event.message)
+            if not self._is_news(event):
+                continue
             try:
                 await kube.post_event(ref, kind=event.kind, reason=event.reason.value, message=event.message)
             except KubeError as error:

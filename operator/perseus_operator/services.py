@@ -18,6 +18,20 @@ BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses after one failure, two, ...; the last one repeats."""
 
 
+class Pace:
+    """When each of many may do something that all of them together may do only so often: turns in order of asking."""
+
+    def __init__(self, per_s: float) -> None:
+        self._interval_s = 1 / per_s
+        self._free_s = float("-inf")
+
+    def turn_s(self, now_s: float) -> float:
+        """The time of the next free turn, which is the asker's now."""
+        turn_s = max(now_s, self._free_s)
+        self._free_s = turn_s + self._interval_s
+        return turn_s
+
+
 @dataclass(frozen=True)
 class Services:
     """What all runners share."""
@@ -31,5 +45,7 @@ class Services:
     status_interval_s: float = 5.0
     release_timeout_s: float = 10.0
     library: Library = field(default_factory=Library)
+    figures: Pace = field(default_factory=lambda: Pace(10.0))
+    """Of status writes that only bring measured figures up to date: with hundreds of jobs each waits longer."""
     monotonic_s: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _REFUSED = 2
 _INVALID_PROFILE = 3
+_OUT_OF_MEMORY = 4
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class SolverPool:
             raise InvalidProfile("ProfileInvalid", last_line)
         if worker.returncode == _REFUSED:
             raise SolveFailed(last_line)
+        if worker.returncode == _OUT_OF_MEMORY:
+            raise SolveFailed(f"the solver needs more than the {self._memory_mib} MiB that --solve-memory-mib allows")
         if worker.returncode != 0:
             raise SolveFailed(f"the solver process ended with exit code {worker.returncode}: {last_line}")
         return answer, time.monotonic() - started_s
@@ -179,6 +182,8 @@ def main() -> int:
             answer = calibrate_here(CalibrateRequest.from_bytes(data))
         else:
             answer = solve_here(SolveRequest(**json.loads(data)))
+    except MemoryError:
+        return _OUT_OF_MEMORY
     except SolverError as error:
         sys.stderr.write(f"{error}\n")
         return _INVALID_PROFILE if isinstance(error, BadProfile) else _REFUSED

@@ -1,0 +1,238 @@
+"""What keeps a running operator honest: probes that see a stuck loop, logs that machines read, calls that end, writes
+that are few, events that do not repeat, solves that cannot take the node's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import kopf
+import pytest
+from tests.unit.operator.conftest import LIMITS, Job
+from tests.waiting import eventually
+
+from perseus_operator import cluster, solving
+from perseus_operator.__main__ import _JsonFormatter
+from perseus_operator.conditions import Reason
+from perseus_operator.errors import SolveFailed
+from perseus_operator.handlers import _configure
+from perseus_operator.metrics import Metrics, MetricsServer
+from perseus_operator.planner import Now
+from perseus_operator.reporter import NEVER_S, SAME_EVENT_S, Reporter
+from perseus_operator.services import Pace, Services
+from perseus_operator.settings import Settings
+from perseus_operator.solving import SolveRequest, SolverPool
+from perseus_operator.state import Fault, JobRef
+from perseus_sim.model import profile_csv
+
+SETTINGS = Settings(insecure=True)
+REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=0, points=10)
+
+
+# --------------------------------------------------------------------------------------------------------- liveness
+
+
+def test_a_stuck_event_loop_fails_the_probe_and_a_loop_that_turns_again_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_STUCK_S", 0.5)
+    monkeypatch.setattr(cluster, "_HEARTBEAT_S", 0.01)
+    release, done, made = threading.Event(), threading.Event(), threading.Event()
+    held: dict[str, Any] = {}
+
+    async def serve() -> None:
+        operator = cluster.Operator(SETTINGS, cast(Any, None), cast(Any, None))
+        beats = asyncio.create_task(operator._every(cluster._HEARTBEAT_S, operator._heartbeat))
+        held.update(operator=operator, loop=asyncio.get_running_loop())
+        made.set()
+        while not done.is_set():
+            await asyncio.sleep(0.01)
+        beats.cancel()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert made.wait(60)
+    server = MetricsServer("127.0.0.1:0", Metrics(), healthy=held["operator"].unhealthy, ready=lambda: True)
+
+    def probe() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{server.address}/healthz") as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    try:
+        eventually(lambda: probe() == (200, "ok"))
+        held["loop"].call_soon_threadsafe(release.wait)
+        assert "the event loop has been silent" in eventually(lambda: (told := probe())[0] == 503 and told[1])
+        release.set()
+        eventually(lambda: probe() == (200, "ok"))
+    finally:
+        release.set()
+        done.set()
+        thread.join(60)
+        server.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- logs
+
+
+def test_every_log_line_is_one_json_object_that_names_its_job() -> None:
+    formatter = _JsonFormatter()
+    job = JobRef("training", "gpt3", "uid")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        failure = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("perseus_operator.runner", logging.ERROR, "f", 1, "%s: a\nb %d", (job, 7), failure)
+    text = formatter.format(record)
+    assert "\n" not in text
+    line = json.loads(text)
+    assert line["job"] == "training/gpt3"
+    assert (line["level"], line["message"]) == ("ERROR", "training/gpt3: a\nb 7")
+    assert "ValueError: two\nlines" in line["exception"]
+    assert "job" not in json.loads(formatter.format(logging.LogRecord("x", logging.INFO, "f", 1, "hello", (), None)))
+
+
+# ------------------------------------------------------------------------------------------------------------- kopf
+
+
+def test_no_request_and_no_watch_of_the_framework_waits_for_ever() -> None:
+    settings = kopf.OperatorSettings()
+    _configure(settings, SETTINGS)
+    bounds = (
+        settings.networking.request_timeout,
+        settings.networking.connect_timeout,
+        settings.watching.server_timeout,
+        settings.watching.connect_timeout,
+        settings.watching.inactivity_timeout,
+        settings.background.instant_exit_timeout,
+        settings.process.ultimate_exiting_timeout,
+    )
+    assert all(bound is not None and 0 < bound <= 300 for bound in bounds)
+    assert isinstance(settings.watching.server_timeout, int), "a real API server refuses 300.0"
+    assert not settings.posting.enabled, "its events would repeat ours"
+
+
+# ----------------------------------------------------------------------------------------------------------- writes
+
+
+def test_turns_come_in_order_and_no_oftener_than_allowed() -> None:
+    pace = Pace(10.0)
+    assert pace.turn_s(100.0) == 100.0
+    turns = [pace.turn_s(100.0) for _ in range(500)]
+    assert turns == pytest.approx([100.0 + 0.1 * n for n in range(1, 501)])
+    assert pace.turn_s(1_000.0) == 1_000.0, "what was not used is not saved up"
+    assert pace.turn_s(1_000.0) == pytest.approx(1_000.1)
+
+
+class Desk:
+    """A reporter, its job, and what reaches the API server."""
+
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.job, self.written, self.posted = Job(), list[Any](), list[str]()
+        self.spawned: list[Coroutine[Any, Any, None]] = []
+        kube = SimpleNamespace(patch_status=self._patch, annotate=self._annotate, post_event=self._post)
+        services = SimpleNamespace(
+            kube=kube,
+            metrics=Metrics(),
+            limits=LIMITS,
+            status_interval_s=5.0,
+            figures=pace or Pace(10.0),
+            monotonic_s=lambda: self.job.now_s,
+        )
+        self.reporter = Reporter(self.job.state.ref, cast(Services, services), self.spawned.append)
+
+    async def tell(self) -> float:
+        """Think and write, once; seconds until it must be looked at again."""
+        wait_s = self.reporter.tell(self.job.state, self.job.act(), Now(self.job.now_s, self.job.wall_s))
+        while self.spawned:
+            await self.spawned.pop()
+        return wait_s
+
+    async def settle(self) -> None:
+        """Until nothing is to be written."""
+        while self.spawned or await self.tell() == NEVER_S:
+            before = len(self.written)
+            await self.tell()
+            if len(self.written) == before:
+                return
+
+    async def _patch(self, ref: JobRef, status: Any) -> None:
+        self.written.append(status)
+
+    async def _annotate(self, ref: JobRef, annotations: Any) -> None:
+        pass
+
+    async def _post(self, ref: JobRef, *, kind: str, reason: str, message: str) -> None:
+        self.posted.append(reason)
+
+
+async def test_an_agent_that_comes_and_goes_is_two_events_and_not_two_hundred() -> None:
+    desk = Desk()
+    desk.job.run()
+    await desk.settle()
+    node, fault = desk.job.nodes[0], Fault(Reason.AGENT_UNAVAILABLE, "Node node-0: no answer.")
+    desk.written.clear()
+    for _ in range(100):
+        for node.fault in (fault, None):
+            desk.job.now_s += 1
+            await desk.tell()
+    assert desk.posted.count("AgentUnavailable") == 1
+    assert desk.posted.count("Leased") == 1
+    assert len(desk.written) >= 200, "the conditions tell every time"
+    desk.job.now_s += SAME_EVENT_S
+    node.fault = fault
+    await desk.tell()
+    assert desk.posted.count("AgentUnavailable") == 2
+
+
+async def test_figures_wait_for_their_turn_and_what_matters_does_not() -> None:
+    pace = Pace(0.1)
+    desk = Desk(pace)
+    desk.job.run()
+    await desk.settle()
+    for _ in range(3):
+        pace.turn_s(desk.job.now_s)  # other jobs
+    desk.job.now_s += 6  # longer than the interval of figures
+    desk.job.train(1)
+    desk.written.clear()
+    assert await desk.tell() == pytest.approx(30 - 6)
+    assert desk.written == []
+    desk.job.nodes[0].fault = Fault(Reason.AGENT_UNAVAILABLE, "no answer")
+    await desk.tell()
+    assert len(desk.written) == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- solves
+
+
+async def test_a_solve_beyond_its_memory_is_refused_by_the_setting_that_bounds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def greedy(request: SolveRequest) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(solving, "solve_here", greedy)
+    monkeypatch.setattr(solving.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["solving", "700", "solve"])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(asdict(REQUEST)).encode())))
+    code = solving.main()
+    assert code != 0
+
+    worker = tmp_path / "worker"
+    worker.write_text(f"#!/bin/sh\ncat > /dev/null\nexit {code}\n")
+    worker.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    with pytest.raises(SolveFailed, match="needs more than the 700 MiB that --solve-memory-mib allows"):
+        await SolverPool(workers=1, timeout_s=60, memory_mib=700).solve(REQUEST)
