@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.descriptors import channel_memory
 from tests.integration.client_agent import SCHEDULE, Agent, iterate
 from tests.waiting import PATIENCE_S, eventually
 
@@ -62,12 +63,12 @@ def test_a_rank_that_goes_before_the_welcome_leaves_nothing_behind(
     def late(connection: socket.socket, hello: Hello) -> None:
         heard.set()
         go.wait(PATIENCE_S)
-        memory = own_memory()
+        memory = channel_memory()
         try:
             welcome_and_hang_up(connection, hello)
         except OSError as error:
             failures.append(type(error))
-        assert own_memory() == memory
+        assert channel_memory() == memory
         assert connection.fileno() == -1
         done.set()
 
@@ -80,17 +81,6 @@ def test_a_rank_that_goes_before_the_welcome_leaves_nothing_behind(
     go.set()
     assert done.wait(PATIENCE_S)
     assert failures == [BrokenPipeError]
-
-
-def own_memory() -> list[str]:
-    """Descriptors of channels' memory in this process."""
-    found = []
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{descriptor}")
-            if target.startswith("/memfd:perseus"):
-                found.append(descriptor)
-    return sorted(found)
 
 
 def test_a_forked_child_is_a_stranger_and_does_not_keep_the_connection_open(

@@ -15,7 +15,9 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.descriptors import channel_memory
 
+from perseus_agent import local_server
 from perseus_agent.errors import JournalError
 from perseus_agent.journal import Journal, JournalState, decode_journal, encode_journal
 from perseus_agent.leases import PodName
@@ -25,7 +27,16 @@ from perseus_agent.podresources import Allocation
 from perseus_agent.service import AgentService
 from perseus_agent.telemetry import TelemetryHub
 from perseus_agent.worker import WorkerLimits
-from perseus_proto.hello import ChannelError, Hello, Timing, decode_hello, encode_hello, make_schedule, receive_answer
+from perseus_proto.hello import (
+    ChannelError,
+    Hello,
+    Timing,
+    decode_hello,
+    encode_hello,
+    make_schedule,
+    receive_answer,
+    send_welcome,
+)
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.kubelet import KubeletDouble
 from perseus_sim.recording import RecordingGpu, RecordingSet
@@ -144,6 +155,32 @@ def test_any_bytes_on_the_socket_leave_the_agent_as_it_was(agent: Agent, data: b
         for descriptor in (getattr(answer, "memory_fd", None), getattr(answer, "event_fd", None)):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def test_a_rank_that_goes_before_its_welcome_leaves_nothing_behind(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order that a race brings seldom: hello, the rank goes, welcome."""
+    before = channel_memory()
+    outcomes: list[Exception | None] = []
+    peer = socket.socket(socket.AF_UNIX)
+
+    def late(*welcome: Any) -> None:
+        peer.close()
+        try:
+            send_welcome(*welcome)
+        except OSError as error:
+            outcomes.append(error)
+            raise
+        outcomes.append(None)
+
+    monkeypatch.setattr(local_server, "send_welcome", late)
+    peer.connect(agent.socket)
+    peer.sendall(HELLO)
+    wait_for(lambda: outcomes, "the welcome is sent")
+    assert isinstance(outcomes[0], BrokenPipeError)
+    wait_for(lambda: not agent.node.ranks(), "the rank is forgotten")
+    wait_for(lambda: channel_memory() == before, "its memory is let go")
 
 
 @FUZZ

@@ -299,7 +299,7 @@ def test_an_earlier_life_s_lock_is_given_back(tmp_path: Path) -> None:
 def test_after_the_end_commands_are_cancelled_and_nothing_is_touched(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     assert rig.worker.stop("over").result(60) is True
-    rig.worker._thread.join(5)
+    rig.worker._thread.join(60)
     assert rig.worker.detach(rig.pilot, "late").cancelled()
     assert rig.worker.attach(rig.pilot).cancelled()
     rig.channel.close()
