@@ -21,6 +21,7 @@ MODULES = (
     "tests.bench.solver",
     "tests.bench.switches",
     "tests.bench.calibration",
+    "tests.bench.stragglers",
     "tests.bench.client",
     "tests.bench.agent",
     "tests.bench.operator",
