@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ _EPOCH_KEY: Final = "epoch"
 _TIMEOUT_S: Final = 15.0
 _MERGE: Final = "application/merge-patch+json"
 _ATTEMPTS: Final = 20
+_AT_ONCE: Final = 16
+"""Requests under way: hundreds of jobs that all write at once, after a restart, would time each other out."""
 _PAGE: Final = 500
 """Pods in one answer: some MiB, read in some ten milliseconds."""
 
@@ -102,6 +105,7 @@ class KubeClient:
         self._api = api
         self._core = k8s.CoreV1Api(api)
         self._custom = k8s.CustomObjectsApi(api)
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     @classmethod
     async def connect(cls) -> KubeClient:
@@ -126,7 +130,7 @@ class KubeClient:
 
     async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
         """See ``Kube``."""
-        found = await _ask(self._core.read_namespaced_config_map(name, namespace, _request_timeout=_TIMEOUT_S))
+        found = await self._ask(self._core.read_namespaced_config_map(name, namespace, _request_timeout=_TIMEOUT_S))
         try:
             binary = {key: base64.b64decode(text, validate=True) for key, text in (found.binary_data or {}).items()}
         except binascii.Error as error:
@@ -158,13 +162,13 @@ class KubeClient:
             "binaryData": {key: base64.b64encode(data).decode() for key, data in config_map.binary.items()},
         }
         try:
-            await _ask(
+            await self._ask(
                 self._core.create_namespaced_config_map(
                     owner.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
                 )
             )
         except KubeConflict:
-            await _ask(
+            await self._ask(
                 self._core.replace_namespaced_config_map(
                     config_map.name, owner.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
                 )
@@ -180,9 +184,9 @@ class KubeClient:
         body: Any = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(config_map.data)}
         about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
         try:
-            await _ask(self._core.create_namespaced_config_map(namespace, body, **about))
+            await self._ask(self._core.create_namespaced_config_map(namespace, body, **about))
         except KubeConflict:
-            there = await _ask(
+            there = await self._ask(
                 self._core.read_namespaced_config_map(config_map.name, namespace, _request_timeout=_TIMEOUT_S)
             )
             if (there.metadata.labels or {}).get(_MANAGED_BY) != FIELD_MANAGER:
@@ -190,11 +194,11 @@ class KubeClient:
             # The resourceVersion that was read: a write in between is a conflict.
             body["metadata"]["resourceVersion"] = there.metadata.resource_version
             body["data"] = {**(there.data or {}), **config_map.data}
-            await _ask(self._core.replace_namespaced_config_map(config_map.name, namespace, body, **about))
+            await self._ask(self._core.replace_namespaced_config_map(config_map.name, namespace, body, **about))
 
     async def patch_status(self, job: JobRef, status: Json) -> None:
         """See ``Kube``. The UID guards against an object of the same name that came after."""
-        await _ask(
+        await self._ask(
             self._custom.patch_namespaced_custom_object_status(
                 *_custom(job),
                 {"metadata": {"uid": job.uid}, "status": status},
@@ -208,14 +212,14 @@ class KubeClient:
         """Every PowerBudget; none if its CRD is not installed."""
         place = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
         try:
-            found = await _ask(self._custom.list_cluster_custom_object(*place, _request_timeout=_TIMEOUT_S))
+            found = await self._ask(self._custom.list_cluster_custom_object(*place, _request_timeout=_TIMEOUT_S))
         except KubeNotFound:
             return []
         return list(found["items"])
 
     async def patch_budget_status(self, name: str, uid: str, status: Json) -> None:
         """Merge into the status of a PowerBudget. The UID guards as in ``patch_status``."""
-        await _ask(
+        await self._ask(
             self._custom.patch_cluster_custom_object_status(
                 *(keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL, name),
                 {"metadata": {"uid": uid}, "status": status},
@@ -230,7 +234,7 @@ class KubeClient:
         metadata: Json = {"uid": job.uid, "annotations": dict(annotations)}
         if version is not None:
             metadata["resourceVersion"] = version
-        await _ask(
+        await self._ask(
             self._custom.patch_namespaced_custom_object(
                 *_custom(job),
                 {"metadata": metadata},
@@ -265,7 +269,7 @@ class KubeClient:
             "reportingComponent": f"{keys.API_GROUP}/operator",
             "reportingInstance": FIELD_MANAGER,
         }
-        await _ask(
+        await self._ask(
             self._core.create_namespaced_event(
                 job.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
             )
@@ -293,7 +297,7 @@ class KubeClient:
                 if namespace
                 else self._core.list_pod_for_all_namespaces_without_preload_content(**options)
             )
-            page = await _ask(_read(asked))
+            page = await self._ask(_read(asked))
             for pod in page["items"]:
                 yield pod
             options["_continue"] = page.get("metadata", {}).get("continue")
@@ -315,7 +319,7 @@ class KubeClient:
 
     async def _draw_epoch(self, namespace: str) -> int:
         try:
-            found = await _ask(
+            found = await self._ask(
                 self._core.read_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, _request_timeout=_TIMEOUT_S)
             )
         except KubeNotFound:
@@ -327,7 +331,7 @@ class KubeClient:
                 },
                 "data": {_EPOCH_KEY: "1"},
             }
-            await _ask(self._core.create_namespaced_config_map(namespace, body, _request_timeout=_TIMEOUT_S))
+            await self._ask(self._core.create_namespaced_config_map(namespace, body, _request_timeout=_TIMEOUT_S))
             return 1
         text = (found.data or {}).get(_EPOCH_KEY, "")
         if not text.isdigit():
@@ -335,10 +339,21 @@ class KubeClient:
         epoch = int(text) + 1
         found.data = {**found.data, _EPOCH_KEY: str(epoch)}
         # Carries the resourceVersion that was read: a write in between is a conflict.
-        await _ask(
+        await self._ask(
             self._core.replace_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, found, _request_timeout=_TIMEOUT_S)
         )
         return epoch
+
+    async def _ask(self, request: Any) -> Any:
+        """The answer. Who waits for a turn does not use up the time of the request, which begins with its turn."""
+        try:
+            with contextlib.closing(request):  # never begun, if we are stopped while it waits
+                async with self._at_once:
+                    return await request
+        except k8s.ApiException as error:
+            raise _translate(error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:  # Runtime: the session is closed
+            raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:
@@ -384,15 +399,6 @@ async def _read(request: Any) -> Any:
             error.body = text.decode(errors="replace")
             raise error
         return json.loads(text)
-
-
-async def _ask(request: Any) -> Any:
-    try:
-        return await request
-    except k8s.ApiException as error:
-        raise _translate(error) from error
-    except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:  # RuntimeError: the session is closed
-        raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
 
 
 def _translate(error: Any) -> KubeError:

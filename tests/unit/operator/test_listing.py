@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -94,3 +95,21 @@ def test_an_agent_has_an_address_from_its_pods_address_to_its_end() -> None:
     assert agent_of({**there, "spec": {**there["spec"], "nodeName": None}}) is None
     assert agent_of({**there, "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}) is None
     assert agent_of({**there, "metadata": {**there["metadata"], "deletionTimestamp": "2030-01-01T00:00:00Z"}}) is None
+
+
+async def test_few_requests_are_under_way_at_once_and_waiting_is_not_counted_against_any() -> None:
+    running, most = 0, 0
+
+    async def slow(request: web.Request) -> web.Response:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return web.json_response({"metadata": {}, "items": []})
+
+    pages = Pages()
+    pages.answer = slow  # type: ignore[method-assign]
+    async with served(pages) as kube:
+        await asyncio.gather(*(kube.training_pods([]) for _ in range(200)))
+    assert 1 < most <= 16
