@@ -7,7 +7,9 @@ back. kopf's own bookkeeping stays out of the objects: no progress annotations, 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import kopf
@@ -40,7 +42,12 @@ def register(
 
     @kopf.on.login(registry=registry, retries=3, backoff=1.0)
     def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_via_client(**arguments)
+        in_cluster = kopf.login_with_service_account(**arguments)
+        if in_cluster is None:
+            return kopf.login_via_client(**arguments)
+        # The image leaves out the client that the other way needs. By address: logging in must not wait for DNS.
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        return replace(in_cluster, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
 
     @kopf.on.event(*_JOBS, registry=registry)
     async def job_seen(body: kopf.Body, event: Any, **_: Any) -> None:
