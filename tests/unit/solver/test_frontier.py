@@ -180,7 +180,7 @@ def test_promises_hold_on_real_measurements(sosp24: Path, profile: str) -> None:
     frontier, proofs = solve_certified(problem, 100)
     assert len(frontier) == 100
     assert np.median(frontier.gap) <= 1e-3
-    assert frontier.gap.max() <= 4e-3
+    assert frontier.gap.max() <= 3e-3
     check_frontier(problem, replace_points(frontier, [0, 37, 99]), proofs)
     simulator = Simulator(problem)
     highest = np.array([int(o.frequency_mhz.argmax()) for o in problem.options])[problem.option_of]
@@ -194,6 +194,11 @@ def test_promises_hold_on_real_measurements(sosp24: Path, profile: str) -> None:
         )
     }
     assert saving > published[profile, 12]
+
+
+def test_the_same_problem_gets_the_same_bytes() -> None:
+    problem = problem_of(microbatches=7)
+    assert solve_frontier(problem, 20).to_bytes() == solve_frontier(problem, 20).to_bytes()
 
 
 def replace_points(frontier, points):  # type: ignore[no-untyped-def]

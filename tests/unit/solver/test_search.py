@@ -1,0 +1,74 @@
+"""Where the next price is sought, and how plans are searched: what is enclosed, and that nothing found is worse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perseus_solver.engine.curve import Engine, trace
+from perseus_solver.engine.prices import Doubt
+from perseus_solver.pool import Pool
+from perseus_solver.problem import Problem, build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.recreate import Recreate
+from perseus_solver.rounding import Rounder
+from perseus_solver.schedules import build_schedule
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    random = np.random.default_rng(11)
+    rows = ["stage,instruction,frequency,time,energy"]
+    for stage in range(4):
+        for kind, work in (("forward", 1.0), ("backward", 2.1)):
+            for clock in range(1400, 700, -140):
+                seconds = work * (1 + 0.1 * stage) * 1400 / clock * (1 + 0.02 * random.random())
+                rows.append(f"{stage},{kind},{clock},{seconds},{seconds * (90 + 310 * (clock / 1400) ** 2.5)}")
+    schedule = build_schedule("1f1b", stages=4, microbatches=6)
+    return build_problem(read_profile("\n".join(rows) + "\n"), schedule, blocking_power_w=80.0)
+
+
+def test_a_smooth_concave_curve_lies_where_doubt_encloses_it() -> None:
+    price = np.array([0.0, 1.0, 3.0, 7.0, 20.0])
+    doubt = Doubt.between(price, np.log1p(price), 0.0, 1.0)
+    truth = np.log1p(doubt.price_w)
+    assert (doubt.least_j <= truth).all()
+    assert (truth <= doubt.most_j).all()
+    assert (doubt.rise_j() > 0).all()
+    assert ((price[:-1] < doubt.price_w) & (doubt.price_w < price[1:])).all()
+
+
+def test_a_straight_piece_leaves_no_doubt_and_a_bend_all_of_it_at_one_price() -> None:
+    price = np.array([0.0, 1.0, 2.0, 4.0, 5.0, 6.0])
+    value = np.minimum(3.0 * price, 6.0 + price)  # bends at 3
+    doubt = Doubt.between(price, value, 1.0, 3.0)
+    assert doubt.rise_j() == pytest.approx([0, 0, 1.0, 0, 0])
+    assert doubt.price_w[2] == pytest.approx(3.0)
+    assert doubt.most_j[2] == pytest.approx(9.0)
+
+
+def test_bounds_with_few_well_chosen_prices_are_nearly_those_of_many(problem: Problem) -> None:
+    few, many = Engine(problem), Engine(problem)
+    few.most_prices, many.most_prices = 14, 200
+    at_s = np.linspace(few.fastest, few.slowest, 40) * few.tables.tick_s
+    low, high = (
+        np.max([sample.bound.at(at_s) for sample in trace(engine, lambda _share: None)], axis=0)
+        for engine in (few, many)
+    )
+    waiting_j = problem.blocking_power_w * problem.stages * at_s
+    assert ((low + waiting_j) <= (high + waiting_j) * (1 + 1e-12)).all()
+    assert ((high + waiting_j) / (low + waiting_j) - 1).max() < 5e-3
+
+
+def test_the_search_keeps_deadlines_and_never_makes_a_plan_dearer(problem: Problem) -> None:
+    engine = Engine(problem)
+    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+    curve = Pool(engine, trace(engine, lambda _share: None)).curve
+    deadline = np.floor(np.linspace(engine.fastest, engine.slowest, 6))
+    plans = np.zeros((engine.graph.n, 6), dtype=np.intp)
+    stage = np.repeat(np.arange(4), np.diff(problem.stage_offset))[engine.graph.order]
+    found = [Recreate(rounder, stage).run(plans, deadline, curve.through_at(deadline), 8, 12) for _ in range(2)]
+    assert np.array_equal(found[0], found[1])
+    assert (rounder.makespan(found[0]) <= deadline).all()
+    assert (rounder.energy_j(found[0]) <= rounder.energy_j(plans)).all()
+    assert (rounder.energy_j(found[0])[1:] < rounder.energy_j(plans)[1:]).all()
