@@ -37,7 +37,7 @@ _MANIFEST = Path(__file__).with_name("dns.yaml")
 
 def default_state() -> Path:
     """The folder of the cluster that commands mean unless told otherwise."""
-    return Path(os.environ.get("PERSEUS_CLUSTER") or "/var/lib/perseus-cluster")
+    return Path(os.environ.get("PERSEUS_CLUSTER") or "/var/lib/perseus-cluster").resolve()
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,11 @@ class Cluster:
         """Remove the cluster and everything of it: processes, mounts, networks, control groups, files.
 
         Raises:
+            CannotRun: it is not ours to remove.
             StartFailed: something is held by somebody else.
         """
+        if self.state.exists() and os.geteuid() != 0:
+            raise CannotRun("taking a cluster down needs root, as making it did: use sudo")
         end_all(self.state)
         cgroups.remove(self.group)
         if self.state.exists():

@@ -1,0 +1,339 @@
+"""The product at work on a real cluster, for tests that then break something: chart, one job on each node, and a watch.
+
+Used by the tests of faults and of least privilege. The watch reads every GPU of every node all the time, from outside
+of the nodes, and remembers what no test may allow: a clock that is neither the plan's nor the default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client
+
+from local_cluster.cluster import Cluster
+from local_cluster.machine import Machine, processes
+from perseus_proto import keys
+from perseus_sim.model import MODELS, profile_csv
+from perseus_sim.nvml_shim import ShimError
+from perseus_sim.shim_gpu import NodeGpus, NoGpus, open_shim
+from perseus_solver.result import Frontier
+from perseus_solver.schedules import build_schedule
+
+CHART = Path(os.environ.get("PERSEUS_CHART") or Path(__file__).resolve().parents[2] / "charts" / "perseus")
+SYSTEM, TRAINING = "perseus-system", "training"
+STAGES, PIPELINES, MICROBATCHES = 2, 2, 4
+PROFILE = profile_csv(stages=STAGES, imbalance=1.2)
+PATIENCE_S = 240.0
+LEASE_TTL_S = 30.0
+TRAINER_IMAGE = "perseus-trainer:0.1.0"
+VALUES = {
+    "simulatedGpus": {"enabled": True, "count": STAGES * PIPELINES},
+    "operator": {
+        "settings": {
+            "leaseTtlS": LEASE_TTL_S,
+            "agentPollS": 1.0,
+            "statusIntervalS": 0.5,
+            "calibrateAfter": 1_000_000,  # one plan from the first to the last fault
+        }
+    },
+}
+_LOOK_S = 0.02
+
+
+class Gpu:
+    """One GPU of a node, read from outside of the node."""
+
+    def __init__(self, folder: Path, uuid: str, stage: int) -> None:
+        self.uuid, self.stage = uuid, stage
+        self._index = NodeGpus.read(folder).uuids.index(uuid)
+        self._shim = open_shim(folder)
+        self._resets = self._shim.get(self._index, "reset_calls")
+        self.defaults: list[float] = []
+        """When it was given its default clocks, on our clock."""
+
+    @property
+    def locked_mhz(self) -> int:
+        """The clock that holds; 0: default."""
+        return self._shim.get(self._index, "locked_mhz")
+
+    def look(self) -> int:
+        """The clock that holds now; remembers when it was given its default clocks, however briefly."""
+        resets = self._shim.get(self._index, "reset_calls")
+        if resets > self._resets:
+            self.defaults.append(time.monotonic())
+        self._resets = resets
+        return self.locked_mhz
+
+    def default_after(self, since: float) -> float | None:
+        """How long after a time it was first given its default clocks; None: it was not."""
+        return next((time - since for time in self.defaults if time >= since), None)
+
+
+@dataclass
+class Job:
+    """The PerseusJob of one node, and the pod that trains it."""
+
+    name: str
+    node: Machine
+    api: Any
+    gpus: list[Gpu] = field(default_factory=list)
+
+    @property
+    def place(self) -> tuple[str, str, str, str, str]:
+        return keys.API_GROUP, keys.API_VERSION, TRAINING, keys.PLURAL, self.name
+
+    def manifest(self) -> dict[str, Any]:
+        pipeline = {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES, "dataParallel": PIPELINES}
+        blocking_power = round(1000 * MODELS["a100"].blocking_power_w)
+        return {
+            "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+            "kind": keys.KIND,
+            "metadata": {"name": self.name},
+            "spec": {
+                "pipeline": pipeline,
+                "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": blocking_power},
+                "objective": {"type": "MinEnergy"},
+                "straggler": {"mode": "Off"},
+                "baselineIterations": 0,
+                "points": 20,
+            },
+        }
+
+    def pod(self) -> dict[str, Any]:
+        arguments = [
+            f"--stages={STAGES}",
+            f"--pipelines={PIPELINES}",
+            f"--microbatches={MICROBATCHES}",
+            f"--blocking-power={MODELS['a100'].blocking_power_w}",
+            "--profile=/profile/profile.csv",
+        ]
+        mounts = [
+            {"name": "perseus", "mountPath": "/run/perseus", "readOnly": True},
+            {"name": "profile", "mountPath": "/profile"},
+        ]
+        container = {
+            "name": "trainer",
+            "image": TRAINER_IMAGE,
+            "args": arguments,
+            "env": [{"name": keys.ENV_SOCKET, "value": "/run/perseus/agent.sock"}],
+            "resources": {"limits": {"nvidia.com/gpu": str(STAGES * PIPELINES)}},
+            "volumeMounts": mounts,
+        }
+        return {
+            "metadata": {"name": self.name, "labels": {keys.LABEL_JOB: self.name}},
+            "spec": {
+                "nodeSelector": {"kubernetes.io/hostname": self.node.name},
+                "restartPolicy": "Always",
+                "terminationGracePeriodSeconds": 5,
+                "automountServiceAccountToken": False,
+                "containers": [container],
+                "volumes": [
+                    {"name": "perseus", "hostPath": {"path": "/run/perseus", "type": "DirectoryOrCreate"}},
+                    {"name": "profile", "configMap": {"name": "profile"}},
+                ],
+            },
+        }
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = client.CustomObjectsApi(self.api).get_namespaced_custom_object(*self.place)
+        return dict(found.get("status") or {})
+
+    def in_force(self) -> bool:
+        said = {c["type"]: (c["status"], c["reason"]) for c in self.status().get("conditions", ())}
+        return said.get("PlanApplied") == ("True", "PlanInForce")
+
+    def progress(self) -> str:
+        """What the trainer last said of its iterations, from the node's disk: nothing between can be away."""
+        logs = self.node.folder.glob(f"log/pods/{TRAINING}_{self.name}_*/trainer/*")
+        said = [line for log in logs for line in log.read_text(errors="replace").splitlines() if "iteration" in line]
+        return max(said, default="")  # lines begin with the time
+
+    def open_gpus(self) -> bool:
+        """Find the GPUs of the node, as soon as it has them. The pod has all of them, stages running fastest."""
+        folder = Path(f"/proc/{self.node.pid}/root/run/perseus-simulated-gpus")
+        try:
+            uuids = sorted(NodeGpus.read(folder).uuids)
+            self.gpus = [Gpu(folder, uuid, number % STAGES) for number, uuid in enumerate(uuids)]
+        except (NoGpus, ShimError):
+            return False
+        return True
+
+
+class Watch(threading.Thread):
+    """Looks at every GPU all the time. ``wrong`` must stay empty."""
+
+    def __init__(self, jobs: list[Job], allowed_mhz: dict[int, set[int]]) -> None:
+        super().__init__(daemon=True)
+        self.wrong: list[str] = []
+        self._jobs, self._allowed, self._over = jobs, allowed_mhz, threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            for gpu in [gpu for job in self._jobs for gpu in job.gpus]:
+                if (clock := gpu.look()) not in self._allowed[gpu.stage] | {0}:
+                    self.wrong.append(f"{gpu.uuid} of stage {gpu.stage} was set to {clock} MHz")
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class Stage:
+    """The chart installed, and one job in training on each node under its plan."""
+
+    def __init__(
+        self, cluster: Cluster, api: Any, helm: Callable[..., str], eventually: Callable[..., Any], audit: str = ""
+    ) -> None:
+        """``audit``: the level of Pod Security that the audit log compares the system's pods with."""
+        self.cluster, self.api, self.eventually = cluster, api, eventually
+        self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
+        self._helm, self._audit = helm, audit
+        self.jobs = [Job(f"train-{node.name}", node, api) for node in cluster.nodes]
+
+    # Up and down
+
+    def set(self) -> None:
+        """Install, train, and wait until every plan is in force."""
+        for name, level in ((SYSTEM, "privileged"), (TRAINING, "privileged")):
+            labels = {"pod-security.kubernetes.io/enforce": level}
+            labels |= {"pod-security.kubernetes.io/audit": self._audit} if self._audit else {}
+            self.core.create_namespace({"metadata": {"name": name, "labels": labels}})
+        self._helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *_flags(VALUES))
+        self.core.create_namespaced_config_map(
+            TRAINING, {"metadata": {"name": "profile"}, "data": {"profile.csv": PROFILE}}
+        )
+        self.eventually("the system is ready", self.system_ready, PATIENCE_S)
+        for job in self.jobs:
+            self.custom.create_namespaced_custom_object(*job.place[:-1], job.manifest())
+            self.core.create_namespaced_pod(TRAINING, job.pod())
+        for job in self.jobs:
+            self.eventually("the GPUs are there", job.open_gpus)
+        self.returned()
+
+    def upgrade(self, values: dict[str, Any]) -> None:
+        """Upgrade the chart to other values, and wait until every agent is of the new kind."""
+        flags = ["--reset-then-reuse-values", *_flags(values)]
+        self._helm("upgrade", "perseus", str(CHART), "--namespace", SYSTEM, *flags)
+        self.cluster.kubectl(
+            "-n", SYSTEM, "rollout", "status", "daemonset/perseus-agent", f"--timeout={PATIENCE_S:.0f}s"
+        )
+
+    def strike(self) -> None:
+        """Delete the jobs, see every GPU at default, uninstall."""
+        for job in self.jobs:
+            self.custom.delete_namespaced_custom_object(*job.place)
+        gpus = [gpu for job in self.jobs for gpu in job.gpus]
+        self.eventually("every GPU is at default", lambda: not any(gpu.locked_mhz for gpu in gpus))
+        place = self.jobs[0].place[:-1]
+        self.eventually("the jobs are gone", lambda: not self.custom.list_namespaced_custom_object(*place)["items"])
+        self._helm("uninstall", "perseus", "--namespace", SYSTEM)
+        client.ApiextensionsV1Api(self.api).delete_custom_resource_definition(f"{keys.PLURAL}.{keys.API_GROUP}")
+        for name in (TRAINING, SYSTEM):
+            self.core.delete_namespace(name)
+        names = lambda: {item.metadata.name for item in self.core.list_namespace().items}  # noqa: E731
+        self.eventually("the namespaces are gone", lambda: not names() & {TRAINING, SYSTEM}, PATIENCE_S)
+
+    # What is so
+
+    def allowed_mhz(self) -> dict[int, set[int]]:
+        """Which clocks the plans in force have for each stage, from the frontiers that the operator keeps."""
+        schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
+        found: dict[int, set[int]] = {stage: set() for stage in range(STAGES)}
+        for job in self.jobs:
+            status = job.status()
+            kept = self.core.read_namespaced_config_map(status["frontier"]["configMapName"], TRAINING)
+            frontier = Frontier.from_bytes(b64decode(kept.binary_data["frontier"]))
+            plan = frontier.frequencies_mhz[int(status["plan"]["point"])]
+            for stage in found:
+                own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
+                found[stage] |= set(map(int, plan[own]))
+        return found
+
+    def system_ready(self) -> bool:
+        """The operator, every agent and whatever simulates GPUs answer their probes."""
+        pods = self.core.list_namespaced_pod(SYSTEM).items
+        ready = [
+            all(container.ready for container in pod.status.container_statuses or ())
+            for pod in pods
+            if pod.metadata.deletion_timestamp is None and pod.status.phase == "Running"
+        ]
+        return len(ready) == 2 * len(self.cluster.nodes) + 1 and all(ready)
+
+    def figures(self) -> dict[str, Any]:
+        """What the operator last measured of each job: it changes while operator, agent and trainer work together."""
+        return {job.name: job.status().get("measured") for job in self.jobs}
+
+    def returned(self) -> float:
+        """Wait until every plan is in force, enforced on every GPU, and measured anew; returns how long that took."""
+        begun = time.monotonic()
+        for _ in range(2):  # what was measured before may still be on its way once
+            before = self.eventually("the jobs are seen", self.figures, PATIENCE_S)
+
+            def so(before: dict[str, Any] = before) -> bool:
+                now = self.figures()
+                return (
+                    all(now[job.name] not in (None, before[job.name]) and job.in_force() for job in self.jobs)
+                    and all(gpu.locked_mhz for job in self.jobs for gpu in job.gpus)
+                    and self.system_ready()
+                )
+
+            self.eventually("every plan is in force again", so, PATIENCE_S)
+        return time.monotonic() - begun
+
+    def trains_on(self, jobs: list[Job] | None = None) -> None:
+        """Wait until every job has come further."""
+        for job in jobs or self.jobs:
+            begun = job.progress()
+            self.eventually(f"{job.name} trains on", lambda job=job, begun=begun: job.progress() > begun, PATIENCE_S)
+
+    # Where the product's processes are
+
+    def pod(self, component: str, node: Machine | None = None) -> Any:
+        """The pod of the operator, or of a node's agent."""
+        selector = f"app.kubernetes.io/component=perseus-{component}"
+        pods = self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items
+        living = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+        there = [pod for pod in living if node is None or pod.spec.node_name == node.name]
+        assert there, f"no {component} on {node.name if node else 'any node'}"
+        return there[0]
+
+    def cast(self) -> dict[str, Any]:
+        """Every pod of ours by role, as of now: they can be found while the API server is away."""
+        found = {"operator": self.pod("operator")}
+        for job in self.jobs:
+            found[f"agent of {job.node.name}"] = self.pod("agent", job.node)
+            found[f"trainer of {job.node.name}"] = self.core.read_namespaced_pod(job.name, TRAINING)
+        return found
+
+
+PROGRAMS = {"operator": "perseus-operator", "agent": "perseus-agent", "trainer": "perseus_sim.pod_job"}
+"""What each role runs, by a word of its command line."""
+
+
+def _flags(values: dict[str, Any]) -> list[str]:
+    return [word for key, value in values.items() for word in ("--set-json", f"{key}={json.dumps(value)}")]
+
+
+def find(pod: Any, word: str) -> list[int]:
+    """The processes of a pod whose command line has a word, as this machine numbers them."""
+    return [
+        pid
+        for pid, arguments in processes()
+        if any(word in argument for argument in arguments[:5]) and f"pod{pod.metadata.uid}" in group_of(pid)
+    ]
+
+
+def group_of(pid: int) -> str:
+    """The control groups of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
+    except OSError:
+        return ""
