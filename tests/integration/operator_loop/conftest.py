@@ -42,7 +42,7 @@ from perseus_solver.simulate import Simulator
 REPOSITORY = Path(__file__).resolve().parents[3]
 STAGES, PIPELINES = 2, 2
 NUMBERS, TAKEN, OWN = itertools.count(), itertools.count(), itertools.count()
-SHARED_NAMESPACES = [f"shared-{n}" for n in range(16)]
+SHARED_NAMESPACES = [f"shared-{n}" for n in range(24)]
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
 MEASURED = read_profile(profile_csv(STAGES), stages=STAGES)
@@ -216,10 +216,12 @@ class Operator:
     def log(self) -> str:
         return self.child.log.read_text()
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a metric's series, or of those with a label of this value."""
         with urllib.request.urlopen(f"http://{self._metrics}/metrics") as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+        found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found if not label or f'="{label}"' in line)
 
 
 class World:
@@ -347,7 +349,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in (
             "shared-system",
             *SHARED_NAMESPACES,
-            *(f"own-{n}{end}" for n in range(4) for end in ("", "-system")),
+            *(f"own-{n}{end}" for n in range(8) for end in ("", "-system")),
         ):
             kubernetes.client.CoreV1Api(api).create_namespace({"metadata": {"name": name}})
         api.close()

@@ -149,7 +149,7 @@ async def test_a_running_job_is_calibrated_and_the_next_one_begins_with_it(world
     assert float(status["calibration"]["uncalibratedError"].rstrip("%")) > 1
     times = [status[name]["iterationTimeMicroseconds"] for name in ("predicted", "measured")]
     assert times[0] == pytest.approx(times[1], rel=0.002)
-    assert world.operators[0].metric("perseus_job_model_explains") == 1
+    assert world.operators[0].metric("perseus_job_model_explains", world.namespace) == 1
 
     kept = await world.core.read_namespaced_config_map("profile-calibration", world.namespace)
     assert list(kept.data) == ["calibration-1f1b-2x4.json"]
