@@ -133,7 +133,7 @@ def test_nothing_changes_while_the_api_server_is_away_for_a_minute(
 def test_a_node_that_is_cut_off_frees_its_gpus_when_the_lease_ends(
     stage: Stage, watch: Watch, figures: Figures
 ) -> None:
-    job, other = stage.jobs
+    other, job = operator_first(stage)  # cutting off the operator's own node would cut off the operator
     struck = time.monotonic()
     mend = cut_off(job.node, stage.cast()["operator"].status.pod_ip)
     try:
@@ -215,8 +215,7 @@ def test_an_agent_killed_for_memory_is_started_again(stage: Stage, watch: Watch,
 
 
 def test_a_node_that_is_gone_harms_no_other(stage: Stage, watch: Watch, figures: Figures) -> None:
-    operator = stage.pod("operator").spec.node_name
-    here, gone = sorted(stage.jobs, key=lambda job: job.node.name != operator)
+    here, gone = operator_first(stage)
     struck = time.monotonic()
     pid = gone.node.pid
     assert pid is not None
@@ -299,6 +298,12 @@ def arrived(stage: Stage, authority: Authority) -> bool:
         for role, pod in pods
         for pid in find(pod, PROGRAMS[role])
     )
+
+
+def operator_first(stage: Stage) -> list[Job]:
+    """The jobs, that of the operator's node first."""
+    node = stage.pod("operator").spec.node_name
+    return sorted(stage.jobs, key=lambda job: job.node.name != node)
 
 
 def forgotten(stage: Stage, job: Job) -> bool:
