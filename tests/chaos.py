@@ -136,6 +136,9 @@ class World:
         status, generation = job.get("status", {}), job["metadata"]["generation"]
         said = {c["type"]: c for c in status.get("conditions", ())}
         ready = said.get("Ready", {})
+        if subject.spec.get("suspend") and status.get("observedGeneration") == generation:
+            quiet = said.get("PlanApplied", {}).get("reason") in {"Suspended", "RecommendOnly"}
+            return self.not_default(subject) or ("" if quiet else f"{subject.name}: not Suspended: {said}")
         if status.get("observedGeneration") != generation or ready.get("status") != "True":
             return f"{subject.name}: generation {generation}, not Ready: {ready}"
         if subject.spec.get("mode") == "Recommend":
@@ -259,6 +262,8 @@ class World:
             yield json.dumps(objective), lambda objective=objective: self.edit(subject, objective=objective)
         other = "Enforce" if subject.spec.get("mode") == "Recommend" else "Recommend"
         yield other, lambda: self.edit(subject, mode=other)
+        suspend = not subject.spec.get("suspend", False)
+        yield f"suspend {suspend}", lambda: self.edit(subject, suspend=suspend)
         thresholds = {"slowdownThreshold": f"{dice.choice([6, 10, 20])}%", "confirmIterations": dice.randint(1, 5)}
         for mode in ("Automatic", "External", "Off"):
             yield f"straggler {mode}", lambda mode=mode: self.edit(subject, straggler={"mode": mode, **thresholds})
