@@ -77,6 +77,7 @@ def watch(stage: Stage) -> Iterator[Watch]:
     assert watch.wrong == []
 
 
+@pytest.mark.timeout(900 + 60 * FAULTS)
 def test_a_random_walk_of_faults(stage: Stage, watch: Watch, figures: Figures) -> None:
     seed = os.environ.get("PERSEUS_SEED", str(random.randrange(10**6)))
     dice = random.Random(seed)
