@@ -19,15 +19,16 @@ PATIENCE_SHARE: Final = 16
 PATIENCE_MIN_US: Final = 50
 PATIENCE_MAX_US: Final = 600
 """How long a mark may wait for its look: a small share of the span that it ends, well below a millisecond."""
-AGAIN_US: Final = 50
+AGAIN_US: Final = 60
 """After a look that came too early."""
-LOOKS_PER_MARK: Final = 2.0
-LOOKS_SAVED: Final = 32.0
-"""A look costs the agent what a ring costs it. So many are affordable on average, and in a row after better times;
-beyond, the rank rings."""
-LEAD_STEP_US: Final = 2
+WAKES_PER_MARK: Final = 1.5
+LOOKS_SAVED: Final = 16.0
+"""A look costs the agent what a ring costs it. So often it wakes for a mark on average, its ring included, and so many
+looks in a row are affordable after better times; beyond, the rank rings."""
+LEAD_LATE_US: Final = 4
+LEAD_EARLY_US: Final = 2
 LEAD_MAX_US: Final = 150
-"""Looks move back and forth until every other one comes too early: then half of the marks are met as they are made."""
+"""Looks move back and forth until one in three comes too early: then many a mark is met as it is made."""
 LONGEST_US: Final = 10_000_000
 """Spans longer than this are not foreseen: one ring more or less is nothing then."""
 _KEPT: Final = 3
@@ -44,7 +45,7 @@ class Foresight:
         self._passed = (-1, -1)
         self._lead_us = PATIENCE_MIN_US
         self._affords = 0.0
-        self._standing = False  # what the channel says now
+        self._from_us = 0  # what the channel says now
         self._doubt: tuple[int, int] | None = None  # what was expected when the channel said something else before
 
     def follow(self, wake: bytes) -> None:
@@ -70,12 +71,13 @@ class Foresight:
         passed_us = self._time_us(iteration, passed)
         if (iteration, passed) != self._passed:
             self._passed = iteration, passed
-            self._affords = min(self._affords + LOOKS_PER_MARK, LOOKS_SAVED)
-            self._lead_us = max(self._lead_us - LEAD_STEP_US, 0)
+            rung = not 0 < self._from_us <= passed_us
+            self._affords = min(self._affords + WAKES_PER_MARK - rung, LOOKS_SAVED)
+            self._lead_us = max(self._lead_us - LEAD_EARLY_US, 0)
             if passed >= 0:
                 self._learn(iteration, passed, passed_us)
-        elif self._standing:
-            self._lead_us = min(self._lead_us + LEAD_STEP_US, LEAD_MAX_US)
+        elif self._from_us:
+            self._lead_us = min(self._lead_us + LEAD_LATE_US, LEAD_MAX_US)
         span_us = self._span_us(awaited) if awaited >= 0 else 0
         if not span_us or self._affords < 1 or not now_us - LONGEST_US < passed_us <= now_us:
             return self._say(0, 0, (iteration, ended))
@@ -94,10 +96,10 @@ class Foresight:
         return self._doubt is not None and self._channel.passed() > self._doubt
 
     def _say(self, from_us: int, due_us: int, expected: tuple[int, int]) -> int:
-        self._doubt = expected if self._standing else None
-        if from_us or self._standing:
+        self._doubt = expected if self._from_us else None
+        if from_us or self._from_us:
             self._channel.foresee(from_us)
-            self._standing = from_us != 0
+            self._from_us = from_us
         return due_us
 
     def _time_us(self, iteration: int, index: int) -> int:

@@ -136,14 +136,14 @@ def test_a_pace_that_varies_a_little_rings_seldom(world: World, jitter_us: int) 
     before, looks = world.rank.rings, world.looks
     world.iterate(200, lambda: SPAN_US + noise.randint(-jitter_us, jitter_us))
     assert world.rank.rings - before <= 200 * (2 + 0.05 * CHANGES)
-    assert world.looks - looks <= 200 * (CHANGES + 2) * bounds.LOOKS_PER_MARK
+    assert world.looks - looks <= 200 * (CHANGES + 2) * bounds.WAKES_PER_MARK
 
 
 def test_a_pace_without_any_order_costs_no_more_looks_than_are_afforded(world: World) -> None:
     noise = random.Random(6)
     world.iterate(200, lambda: int(noise.lognormvariate(8, 1.5)))
     looks_without_ring = world.looks - world.rank.rings
-    assert looks_without_ring <= 200 * (CHANGES + 1) * bounds.LOOKS_PER_MARK + bounds.LOOKS_SAVED
+    assert looks_without_ring <= 200 * (CHANGES + 1) * bounds.WAKES_PER_MARK + bounds.LOOKS_SAVED
 
 
 def test_a_rank_that_stops_is_looked_at_a_few_times_and_then_left_to_ring(world: World) -> None:
