@@ -66,6 +66,7 @@ class Reason(StrEnum):
     # PlanApplied
     PLAN_IN_FORCE = "PlanInForce"
     LIMITED_BY_BUDGET = "LimitedByBudget"
+    DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach"
     RECOMMEND_ONLY = "RecommendOnly"
     WAITING_FOR_FRONTIER = "WaitingForFrontier"
     WAITING_FOR_AGENTS = "WaitingForAgents"

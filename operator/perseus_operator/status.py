@@ -57,6 +57,7 @@ WARNINGS = frozenset(
         Reason.FENCED,
         Reason.RANKS_MISMATCH,
         Reason.OBJECTIVE_INFEASIBLE,
+        Reason.DEADLINE_OUT_OF_REACH,
         Reason.STRAGGLER_DETECTED,
         Reason.STRAGGLER_TOLD,
         Reason.BOUND_EXCEEDED,
@@ -174,7 +175,9 @@ def _plan_applied(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
     message = f"Point {point} of {len(state.frontier.times_us)} for objective {spec.objective.type.value}."
     if plan.limited is not None:
         return Condition(kind, True, Reason.LIMITED_BY_BUDGET, f"{message} {advice.limited(state, plan, point)}")
-    return Condition(kind, True, Reason.PLAN_IN_FORCE, f"{message} {plan.note}".strip())
+    if plan.note:
+        return Condition(kind, True, Reason.DEADLINE_OUT_OF_REACH, f"{message} {plan.note}.")
+    return Condition(kind, True, Reason.PLAN_IN_FORCE, message)
 
 
 def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
