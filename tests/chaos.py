@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from kubernetes.aio.client import ApiException
-from tests.waiting import PATIENCE_S
+from tests import waiting
 
 from perseus_proto import keys
 from perseus_sim.fleet import Fleet, LightJob, Work
@@ -49,6 +49,8 @@ SPEC: dict[str, Any] = {
     "points": 20,
 }
 ITERATION_S = 0.2
+PATIENCE_S = 3 * waiting.PATIENCE_S
+"""Of everything together: an operator, an API server, agents and a solver share what the machine has left."""
 FLAGS = (
     *("--lease-ttl-s", "6", "--agent-timeout-s", "1", "--agent-poll-s", "1", "--release-timeout-s", "10"),
     *("--profile-retry-s", "0.5", "--status-interval-s", "1", "--log-format", "text"),

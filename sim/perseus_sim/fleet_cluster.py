@@ -129,7 +129,7 @@ class FleetCluster:
         child = self._processes.start(
             f"{self.namespace}-operator-{number}", command, environment={"KUBECONFIG": str(self._login)}
         )
-        await asyncio.to_thread(child.wait_until, ready.exists, 60.0)
+        await asyncio.to_thread(child.wait_until, ready.exists, 180.0)
         told = json.loads(ready.read_text())
         operator = Operator(child, told["epoch"], told["metrics"])
         self.operators.append(operator)

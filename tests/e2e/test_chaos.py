@@ -45,7 +45,7 @@ def best_server() -> str:
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.parametrize("server", [best_server()], indirect=True),
 ]
 

@@ -32,7 +32,7 @@ def login(tmp_path: Path) -> Iterator[Path]:
         yield server.kubeconfig
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_any_valid_edits_in_any_order(login: Path, tmp_path: Path) -> None:
     async with chaos.world(admin=login, operator=login, folder=tmp_path, namespace="edits", seed=SEED) as world:
         await world.cluster.start_operator(*chaos.FLAGS)
