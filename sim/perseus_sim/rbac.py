@@ -88,29 +88,6 @@ def requests(audit_log: Path, user: str, *, since: int = 0) -> Iterator[Request]
             yield Request(permission, event["requestURI"], event.get("responseStatus", {}).get("code", 0))
 
 
-@dataclass(frozen=True)
-class Account:
-    """What a user may do, laid beside what it asked for; all three are empty where rights are exact."""
-
-    refused: frozenset[str]
-    """Requests that the API server refused, and their paths."""
-    unused: frozenset[str]
-    """Granted and never asked for."""
-    missing: frozenset[str]
-    """Asked for, and allowed (or refused) by something else than these rights."""
-
-
-def account(asked: Iterable[Request], allowed: Iterable[Permission]) -> Account:
-    """Compare an audit log with rights."""
-    requests_, rights = list(asked), set(allowed)
-    used = {request.permission for request in requests_}
-    return Account(
-        refused=frozenset(f"{each.permission}: {each.path}" for each in requests_ if each.code in (401, 403)),
-        unused=frozenset(map(str, rights - used)),
-        missing=frozenset(map(str, used - rights)),
-    )
-
-
 def user_name(namespace: str, name: str) -> str:
     """A service account as the API server calls it."""
     return f"system:serviceaccount:{namespace}:{name}"

@@ -7,7 +7,6 @@ of the nodes, and remembers what no test may allow: a clock that is neither the 
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from base64 import b64decode
@@ -27,7 +26,7 @@ from perseus_sim.shim_gpu import NodeGpus, NoGpus, open_shim
 from perseus_solver.result import Frontier
 from perseus_solver.schedules import build_schedule
 
-CHART = Path(os.environ.get("PERSEUS_CHART") or Path(__file__).resolve().parents[2] / "charts" / "perseus")
+CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 SYSTEM, TRAINING = "perseus-system", "training"
 STAGES, PIPELINES, MICROBATCHES = 2, 2, 4
 PROFILE = profile_csv(stages=STAGES, imbalance=1.2)
@@ -189,13 +188,10 @@ class Watch(threading.Thread):
 class Stage:
     """The chart installed, and one job in training on each node under its plan."""
 
-    def __init__(
-        self, cluster: Cluster, api: Any, helm: Callable[..., str], eventually: Callable[..., Any], audit: str = ""
-    ) -> None:
-        """``audit``: the level of Pod Security that the audit log compares the system's pods with."""
+    def __init__(self, cluster: Cluster, api: Any, helm: Callable[..., str], eventually: Callable[..., Any]) -> None:
         self.cluster, self.api, self.eventually = cluster, api, eventually
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
-        self._helm, self._audit = helm, audit
+        self._helm = helm
         self.jobs = [Job(f"train-{node.name}", node, api) for node in cluster.nodes]
 
     # Up and down
@@ -204,7 +200,6 @@ class Stage:
         """Install, train, and wait until every plan is in force."""
         for name, level in ((SYSTEM, "privileged"), (TRAINING, "privileged")):
             labels = {"pod-security.kubernetes.io/enforce": level}
-            labels |= {"pod-security.kubernetes.io/audit": self._audit} if self._audit else {}
             self.core.create_namespace({"metadata": {"name": name, "labels": labels}})
         self._helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *_flags(VALUES))
         self.core.create_namespaced_config_map(
@@ -217,14 +212,6 @@ class Stage:
         for job in self.jobs:
             self.eventually("the GPUs are there", job.open_gpus)
         self.returned()
-
-    def upgrade(self, values: dict[str, Any]) -> None:
-        """Upgrade the chart to other values, and wait until every agent is of the new kind."""
-        flags = ["--reset-then-reuse-values", *_flags(values)]
-        self._helm("upgrade", "perseus", str(CHART), "--namespace", SYSTEM, *flags)
-        self.cluster.kubectl(
-            "-n", SYSTEM, "rollout", "status", "daemonset/perseus-agent", f"--timeout={PATIENCE_S:.0f}s"
-        )
 
     def strike(self) -> None:
         """Delete the jobs, see every GPU at default, uninstall."""

@@ -5,15 +5,10 @@ The walk draws faults from a seed: PERSEUS_SEED repeats one, PERSEUS_FAULTS make
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import signal
 import time
-from base64 import b64encode
 from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +25,9 @@ from faults import (
     start_all,
 )
 from kubernetes import client
-from stage import LEASE_TTL_S, PATIENCE_S, PROGRAMS, SYSTEM, TRAINING, Job, Stage, Watch, find
+from stage import LEASE_TTL_S, PATIENCE_S, SYSTEM, Job, Stage, Watch
 
 from perseus_proto import keys
-from perseus_sim.pki import Authority
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -215,103 +209,10 @@ def test_an_agent_killed_for_memory_is_started_again(stage: Stage, watch: Watch,
     figures["faults survived"] += 1
 
 
-def test_a_node_that_is_gone_harms_no_other(stage: Stage, watch: Watch, figures: Figures) -> None:
-    here, gone = operator_first(stage)
-    struck = time.monotonic()
-    pid = gone.node.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    stage.core.delete_node(gone.node.name)
-    stage.eventually("the status says so", lambda: not gone.in_force(), PATIENCE_S)
-    stage.trains_on([here])
-    assert here.in_force()
-    assert all(gpu.default_after(struck) is None for gpu in here.gpus)
-    # Another machine of the same name: its disk is there, its pods are not.
-    stage.cluster.up(len(stage.cluster.nodes), say=lambda words: None)
-    stage.eventually("the lost pod is forgotten", lambda: forgotten(stage, gone), PATIENCE_S)
-    stage.eventually("the new machine has GPUs", gone.open_gpus, PATIENCE_S)
-    stage.core.create_namespaced_pod(TRAINING, gone.pod())
-    figures["faults survived"] += 1
-
-
-def test_certificates_that_expired_free_the_gpus_and_new_ones_bring_the_plan_back(
-    stage: Stage, watch: Watch, figures: Figures
-) -> None:
-    old, new = Authority("expired"), Authority("rotated")
-    give_certificates(stage, old, timedelta(minutes=-1))
-    stage.eventually("the expired certificates have arrived", lambda: arrived(stage, old), PATIENCE_S)
-    struck = time.monotonic()
-    assert kill_role(stage.cast(), "operator")  # connections that are there live on: have them made anew
-    for job in stage.jobs:
-        freed_after(stage, job, struck)
-    stage.trains_on()
-    before = {name: restarts(stage, pod) for name, pod in stage.cast().items() if name.startswith("agent")}
-    give_certificates(stage, new, timedelta(days=1))
-    stage.eventually("the new certificates have arrived", lambda: arrived(stage, new), PATIENCE_S)
-    stage.returned()
-    after = {name: restarts(stage, pod) for name, pod in stage.cast().items() if name.startswith("agent")}
-    assert after == before, "taken up without a restart"
-    figures["faults survived"] += 1
-
-
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-
-
-def test_agents_whose_wall_clock_is_an_hour_off_keep_the_plan(stage: Stage, watch: Watch, figures: Figures) -> None:
-    if not FAKETIME.exists():
-        pytest.skip(f"no {FAKETIME} on this machine (Debian: libfaketime)")
-    faked: dict[str, list[Any]] = {
-        "extraEnv": [
-            {"name": "LD_PRELOAD", "value": "/faketime/libfaketime.so.1"},
-            {"name": "FAKETIME", "value": "+1h"},
-            {"name": "FAKETIME_DONT_FAKE_MONOTONIC", "value": "1"},
-        ],
-        "extraVolumes": [{"name": "faketime", "hostPath": {"path": str(FAKETIME.parent)}}],
-        "extraVolumeMounts": [{"name": "faketime", "mountPath": "/faketime", "readOnly": True}],
-    }
-    try:
-        stage.upgrade({f"agent.{key}": value for key, value in faked.items()})
-        script = "import time; print(time.time())"
-        for job in stage.jobs:
-            name = stage.pod("agent", job.node).metadata.name
-            said = stage.cluster.kubectl("-n", SYSTEM, "exec", name, "-c", "agent", "--", "python", "-c", script)
-            assert 3000 < float(said) - time.time() < 4200
-        stage.returned()
-    finally:
-        stage.upgrade({f"agent.{key}": [] for key in faked})
-    figures["faults survived"] += 1
-
-
-def give_certificates(stage: Stage, authority: Authority, lifetime: timedelta) -> None:
-    """Give operator and agents certificates of an authority, as a user or cert-manager would."""
-    for who in ("operator", "agent"):
-        pair = authority.issue(f"perseus-{who}", hosts=(f"perseus-{who}",), client=True, lifetime=lifetime)
-        content = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority.certificate}
-        data = {key: b64encode(value).decode() for key, value in content.items()}
-        stage.core.patch_namespaced_secret(f"perseus-{who}-tls", SYSTEM, {"data": data})
-
-
-def arrived(stage: Stage, authority: Authority) -> bool:
-    """Whether every pod of ours has been given what an authority signed."""
-    pods = [(role.split()[0], pod) for role, pod in stage.cast().items() if not role.startswith("trainer")]
-    return all(
-        Path(f"/proc/{pid}/root/etc/perseus/tls/ca.crt").read_bytes() == authority.certificate
-        for role, pod in pods
-        for pid in find(pod, PROGRAMS[role])
-    )
-
-
 def operator_first(stage: Stage) -> list[Job]:
     """The jobs, that of the operator's node first."""
     node = stage.pod("operator").spec.node_name
     return sorted(stage.jobs, key=lambda job: job.node.name != node)
-
-
-def forgotten(stage: Stage, job: Job) -> bool:
-    """Remove the pod of a lost node as an administrator would; whether it is gone."""
-    with contextlib.suppress(client.exceptions.NotFoundException):
-        stage.core.delete_namespaced_pod(job.name, TRAINING, grace_period_seconds=0)
-    return job.name not in {pod.metadata.name for pod in stage.core.list_namespaced_pod(TRAINING).items}
 
 
 def restarts(stage: Stage, pod: Any) -> int:
