@@ -1,0 +1,146 @@
+"""A PowerBudget on each API server: what it refuses, what it answers, and what it does to a job on simulated GPUs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from tests.waiting import eventually
+
+from perseus_proto import keys
+from perseus_sim.cluster import SimulatedCluster
+from perseus_sim.controlplane import NoControlPlane
+from perseus_sim.model import MODELS, profile_csv
+from perseus_sim.servers import embedded_server, real_server
+from perseus_solver.problem import build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
+BUDGETS = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
+JOBS = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
+API_VERSION = f"{keys.API_GROUP}/{keys.API_VERSION}"
+A100 = MODELS["a100"]
+STAGES, MICROBATCHES = 2, 4
+BLOCKING_MW = round(1000 * A100.blocking_power_w)
+PROFILE = profile_csv(stages=STAGES, imbalance=1.2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({}, "spec.watts"),
+        ({"watts": 0}, "spec.watts"),
+        ({"watts": "12kW"}, "spec.watts"),
+        ({"watts": 5, "selector": {"namespaces": []}}, "spec.selector.namespaces"),
+        ({"watts": 5, "selector": {"namespaces": ["Team"]}}, "spec.selector.namespaces"),
+        ({"watts": 5, "selector": {"matchLabels": {}}}, "spec.selector.matchLabels"),
+    ],
+)
+def test_a_wrong_budget_is_refused_by_name(budget_crd: Any, api: Any, spec: dict[str, Any], message: str) -> None:
+    body = {"apiVersion": API_VERSION, "kind": keys.BUDGET_KIND, "metadata": {"name": "wrong"}, "spec": spec}
+    with pytest.raises(ApiException) as refused:
+        client.CustomObjectsApi(api).create_cluster_custom_object(*BUDGETS, body)
+    assert refused.value.status == 422
+    assert message in refused.value.body
+
+
+def test_a_budget_that_nobody_shares_says_so(world: Any) -> None:
+    name = f"hall-{uuid.uuid4().hex[:6]}"
+    world.budget(name, 5000)
+
+    def kept() -> Any:
+        said = world.read_budget(name).get("status", {}).get("conditions", [])
+        return {c["type"]: c for c in said}.get("Kept")
+
+    world.until("answered", lambda: kept() is not None)
+    assert (kept()["status"], kept()["reason"]) == ("True", "NoJobs")
+    world.delete_budget(name)
+
+
+@pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
+    # Never a given cluster: its nodes and pods are not ours to make up.
+    monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
+    try:
+        with SimulatedCluster(server=request.param) as cluster:
+            yield cluster
+    except NoControlPlane as missing:
+        pytest.skip(f"not run on a real API server: {missing}")
+
+
+def test_a_job_slows_down_for_the_watts_it_is_granted_and_no_longer(cluster: SimulatedCluster) -> None:
+    custom = client.CustomObjectsApi(cluster.api)
+    for name in ("perseusjobs", "powerbudgets"):
+        cluster.apply(CRDS / f"{name}.yaml")
+
+    def served() -> bool:
+        try:
+            custom.list_cluster_custom_object(*BUDGETS)
+            custom.list_namespaced_custom_object(*JOBS)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    eventually(served, "the CRDs are not served")
+    cluster.start_operator("--lease-ttl-s", "60", "--log-format", "text", "--status-interval-s", "0.2")
+    cluster.add_node("node-0", STAGES, A100)
+    schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
+    problem = build_problem(read_profile(PROFILE, stages=STAGES), schedule, blocking_power_w=A100.blocking_power_w)
+    cluster.start_job("gpt3", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=20.0)
+    data = {"profile.csv": PROFILE}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "profile"}, "data": data})
+    spec = {
+        "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES},
+        "profile": {
+            "configMapRef": {"name": "profile"},
+            "blockingPowerMilliwatts": round(1000 * A100.blocking_power_w),
+        },
+        "points": 20,
+        "baselineIterations": 0,
+    }
+    cluster.apply({"apiVersion": API_VERSION, "kind": keys.KIND, "metadata": {"name": "gpt3"}, "spec": spec})
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = custom.get_namespaced_custom_object(*JOBS, "gpt3").get("status", {})
+        return found
+
+    def says(reason: str) -> bool:
+        return ("PlanApplied", "True", reason) in {
+            (c["type"], c["status"], c["reason"]) for c in status().get("conditions", [])
+        }
+
+    eventually(lambda: says("PlanInForce"), "no plan is in force", every_s=0.1)
+    eventually(lambda: "measured" in status(), "nothing is measured", every_s=0.1)
+    predicted = status()["predicted"]
+    full_w = 1000 * predicted["energyMillijoules"] / predicted["iterationTimeMicroseconds"]
+    watts = round(0.8 * full_w)
+    budget = {"apiVersion": API_VERSION, "kind": keys.BUDGET_KIND, "metadata": {"name": "hall"}}
+    cluster.apply({**budget, "spec": {"watts": watts}})
+    eventually(lambda: says("LimitedByBudget"), "the budget does not limit the job", every_s=0.1)
+
+    def kept_by_measurement() -> bool:
+        found = status()
+        measured = found.get("measured")
+        if found["plan"]["point"] == 0 or not measured or "energyMillijoules" not in measured:
+            return False
+        return bool(1000 * measured["energyMillijoules"] / measured["iterationTimeMicroseconds"] <= 1.02 * watts)
+
+    eventually(kept_by_measurement, "the measured power is above the budget", every_s=0.1)
+    (share,) = custom.get_cluster_custom_object(*BUDGETS, "hall")["status"]["shares"]
+    assert (share["namespace"], share["name"]) == ("default", "gpt3")
+    assert share["watts"] <= watts < share["wantedWatts"]
+
+    custom.delete_cluster_custom_object(*BUDGETS, "hall")
+    eventually(lambda: says("PlanInForce") and status()["plan"]["point"] == 0, "the budget is gone", every_s=0.1)
+    custom.delete_namespaced_custom_object(*JOBS, "gpt3")
+    eventually(lambda: not custom.list_namespaced_custom_object(*JOBS)["items"], "the job is there", every_s=0.1)
