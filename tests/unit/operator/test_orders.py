@@ -14,8 +14,8 @@ from perseus_operator.orders import assembled, check, collect, find, wanted_from
 from perseus_operator.planner import Solve, inputs_digest
 from perseus_operator.solving import SolveRequest, schedule_of
 from perseus_operator.state import Rank
-from perseus_solver.vocabulary import Kind
 from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
+from perseus_solver.vocabulary import Kind
 
 KINDS = {kind.label: int(kind) for kind in Kind}
 
