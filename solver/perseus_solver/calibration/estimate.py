@@ -139,6 +139,7 @@ def _percent(predicted_s: Floats, measured_s: Floats) -> Floats:
 
 def _with_intervals(replay: Replay, train: Trace, found: fit.Parameters, plans: int) -> Parameters:
     low, high = profile_intervals(replay, train, found, plans)
+    low = np.maximum(low, 0.0)  # a delay is never negative; the search ends within rounding of zero
     _, crossings = replay.crossings(train.duration_s, found.delay_s)
     crossed = crossings.max(axis=0) > 0
     ends = (*replay.pairs, *((stage, stage) for stage in range(replay.schedule.stages)))
