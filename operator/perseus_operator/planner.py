@@ -276,13 +276,16 @@ def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[N
     )
     wanted = intent.wanted if may_select else {}
     from_iteration = state.furthest_iteration + 1
+    stages = state.spec.pipeline.stages if state.spec else 0
     for node in state.nodes.values():
         if node.busy or node.address is None:
             continue
         if node.retry_at_s > now.monotonic_s:
             yield None, node.retry_at_s
             continue
-        action = _node_action(node, intent.drive, intent.plans, wanted, from_iteration=from_iteration, now=now)
+        # No plans are to be had for a stage that a process made up.
+        plans = intent.plans if max(node.stages, default=0) < stages else None
+        action = _node_action(node, intent.drive, plans, wanted, from_iteration=from_iteration, now=now)
         leased = action is None and node.leased_pods is not None
         yield action, node.renew_at_s if leased else math.inf
 

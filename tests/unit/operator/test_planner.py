@@ -285,6 +285,7 @@ def test_ranks_that_do_not_fit_are_never_driven(job: Any, rank: dict[str, int], 
     made = job.settle()
     assert made.waiting.reason is reason
     assert not any(node.selected for node in job.nodes)
+    assert all(stage < 2 for node in job.nodes for stage in (node.pushed or ("", ()))[1])
 
 
 def test_a_place_taken_twice_is_a_mismatch(job: Any) -> None:
