@@ -11,7 +11,7 @@ CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet ku
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e cluster cluster-down e2e-cluster chart-test images bench test-frameworks example lock clean docs observability-test
+.PHONY: help setup demo test verify generate check control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images bench test-frameworks example lock clean docs observability-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -55,7 +55,10 @@ control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl f
 	@$(PYTHON) deploy/control-plane/build.py
 
 e2e: setup ## End-to-end tests on the embedded API server, and on a real one: of `make control-plane`, KUBEBUILDER_ASSETS or KUBECONFIG_E2E
-	$(BIN)/pytest tests/e2e
+	$(BIN)/pytest tests/e2e --ignore tests/e2e/test_chaos.py
+
+chaos: setup ## Faults while users edit, on the best API server there is; PERSEUS_SEED=n for others
+	$(BIN)/pytest tests/e2e/test_chaos.py
 
 cluster: setup ## A real cluster on this machine, NODES=2 of them, with kubelets and containers (needs Linux, root, Go)
 	@$(BIN)/python deploy/cluster/cluster.py check
