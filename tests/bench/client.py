@@ -63,16 +63,14 @@ def zeus_child(queue: Any) -> None:
             current = frequency
 
 
-def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> tuple[list[int], float]:
-    """Sorted nanoseconds of every call in a loop shaped like training, and the process' CPU µs per instruction."""
+def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> list[int]:
+    """Sorted nanoseconds of every call in a loop shaped like training."""
     taken: list[int] = []
     data, noise = work(), random.Random(7)
     clock = time.perf_counter_ns
-    cpu_started_s = 0.0
     for iteration in range(ITERATIONS):
         if iteration == WARM_UP:
             taken.clear()
-            cpu_started_s = time.process_time()
         for key in SCHEDULE:
             started = clock()
             begin(key)
@@ -82,8 +80,7 @@ def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> tuple[
             started = clock()
             end(key)
             taken.append(clock() - started)
-    cpu_us = (time.process_time() - cpu_started_s) * 1e6
-    return sorted(taken), cpu_us / ((ITERATIONS - WARM_UP) * len(SCHEDULE))
+    return sorted(taken)
 
 
 @contextlib.contextmanager
@@ -119,7 +116,7 @@ def describe(stub: Any) -> Any:
     return stub.DescribeNode(messages.DescribeNodeRequest())
 
 
-def ours(clocks_mhz: list[int]) -> tuple[list[int], float]:
+def ours(clocks_mhz: list[int]) -> list[int]:
     """Marks of a session that an agent follows; the ends of a step are part of its first and last mark."""
     first, last = SCHEDULE[0], SCHEDULE[-1]
     with followed_session(clocks_mhz) as session:
@@ -137,7 +134,7 @@ def ours(clocks_mhz: list[int]) -> tuple[list[int], float]:
         return loop(begin, end)
 
 
-def zeus() -> tuple[list[int], float]:
+def zeus() -> list[int]:
     """The same loop, telling a frequency before every instruction; Zeus does nothing at its end, which is left out."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -152,11 +149,11 @@ def zeus() -> tuple[list[int], float]:
         queue.put(frequencies[key])
         puts.append(clock() - started)
 
-    _, cpu_us = loop(begin, lambda key: None)
+    loop(begin, lambda key: None)
     queue.put(None)
     child.join(10)
     queue.close()
-    return sorted(puts[WARM_UP * len(SCHEDULE) :]), cpu_us
+    return sorted(puts[WARM_UP * len(SCHEDULE) :])
 
 
 def percentile(taken: list[int], share: float) -> float:
@@ -167,27 +164,23 @@ def percentile(taken: list[int], share: float) -> float:
 def client_call() -> dict[str, Any]:
     """One mark: under a plan that changes the clock at every instruction, and under one that never does (quiet).
 
-    Of each the least disturbed of several rounds, taken in turn. ``client_cpu_us`` is the CPU time that an instruction
-    adds to the process, all its threads together: two marks of ours, under the changing plan, against one of Zeus.
+    Of each the least disturbed of several rounds, taken in turn.
     """
     figures: dict[str, list[float]] = {}
     peers: dict[str, list[float]] = {}
     for _ in range(ROUNDS):
-        _, bare_us = loop(lambda key: None, lambda key: None)
-        (peer, peer_cpu_us), (woken, woken_cpu_us), (quiet, _) = zeus(), ours(CHANGING), ours(QUIET)
+        peer, woken, quiet = zeus(), ours(CHANGING), ours(QUIET)
         for label, share in (("p50", 0.5), ("p99", 0.99)):
             for name, taken in ((f"client_call_{label}_us", woken), (f"client_call_quiet_{label}_us", quiet)):
                 figures.setdefault(name, []).append(percentile(taken, share))
                 peers.setdefault(name, []).append(percentile(peer, share))
-        figures.setdefault("client_cpu_us", []).append(woken_cpu_us - bare_us)
-        peers.setdefault("client_cpu_us", []).append(peer_cpu_us - bare_us)
     return {
         name: {
             "value": min(values),
             "unit": "µs",
             "peer": "Zeus: multiprocessing.Queue.put",
             "peer_value": min(peers[name]),
-            "ratio": min(peers[name]) / min(values) if min(values) > 0 else None,
+            "ratio": min(peers[name]) / min(values),
         }
         for name, values in figures.items()
     }
