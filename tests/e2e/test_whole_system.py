@@ -142,7 +142,7 @@ def test_an_outage_of_the_api_server_changes_no_clock(system: System) -> None:
     assert plane is not None
     system.apply(objective={"type": "MinEnergy"}, baselineIterations=0)
     system.await_true("a plan is in force", lambda: system.says("PlanApplied", "True", "PlanInForce"))
-    assert all(system.locked())
+    system.await_true("every GPU is held at a clock", lambda: all(system.locked()))
     plane.kill("etcd")
     plane.kill("kube-apiserver")
     system.trains_on()
