@@ -19,6 +19,7 @@ MIN_TTL_S: Final = 0.5
 MAX_TTL_S: Final = 600.0
 MAX_JOBS: Final = 256
 MAX_PODS: Final = 1_024
+MAX_CONTAINERS: Final = 128
 MAX_EPOCH: Final = 2**63 - 1
 _MAX_NAME: Final = 512
 """Longest name accepted: namespace and name of a Kubernetes object, with their separator, are shorter."""
@@ -31,6 +32,8 @@ class PodName:
     uid: str
     namespace: str
     name: str
+    containers: frozenset[tuple[str, str]] = frozenset()
+    """Identifier and name of each, of a pod that has several."""
 
 
 @dataclass
@@ -173,6 +176,10 @@ def _check_pods(pods: Sequence[PodName]) -> dict[str, PodName]:
     for pod in pods:
         if not all(1 <= len(text) <= _MAX_NAME for text in (pod.uid, pod.namespace, pod.name)):
             raise InvalidRequest(f"pods: uid, namespace and name must have 1 to {_MAX_NAME} characters each")
+        if len(pod.containers) > MAX_CONTAINERS or any(len(t) > _MAX_NAME for pair in pod.containers for t in pair):
+            raise InvalidRequest(
+                f"pods.containers: must be at most {MAX_CONTAINERS}, with {_MAX_NAME} characters for each id and name"
+            )
     by_uid = {pod.uid: pod for pod in pods}
     if len(by_uid) != len(pods):
         raise InvalidRequest("pods.uid: must not name a pod twice")

@@ -50,6 +50,7 @@ class LocalServer:
         self._pidfds: dict[int, int] = {}
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # accepted connections inherit it
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists() and not stat.S_ISSOCK(self._path.stat().st_mode):
@@ -131,7 +132,7 @@ class LocalServer:
         admitted: Session | None = None
         try:
             peer = identify_peer(connection, self._proc_root)
-            hello = receive_hello(connection, HELLO_TIMEOUT_S)
+            hello = receive_hello(connection, HELLO_TIMEOUT_S, peer.pid)
             channel = ChannelReader.create(len(hello.schedule))
             session = Session(peer, hello, channel, lambda: _hang_up(connection))
             try:
@@ -142,11 +143,11 @@ class LocalServer:
             admitted = session
             send_welcome(connection, channel.instructions, channel.memory_fd, channel.event_fd)
         except PeerRefused as error:
-            _refuse(connection, error.reason, str(error))
+            self._refuse(connection, peer, error.reason, str(error))
         except VersionMismatch as error:
-            _refuse(connection, Reason.VERSION, str(error))
+            self._refuse(connection, peer, Reason.VERSION, str(error))
         except ChannelError as error:
-            _refuse(connection, Reason.MALFORMED, str(error))
+            self._refuse(connection, peer, Reason.MALFORMED, str(error))
         except OSError as error:
             log.info("a peer went away during its hello: %s", error)
         else:
@@ -157,6 +158,14 @@ class LocalServer:
         if peer is not None and peer.pidfd is not None:
             os.close(peer.pidfd)
         return None
+
+    def _refuse(self, connection: socket.socket, peer: Peer | None, reason: Reason, message: str) -> None:
+        who = {"pod": peer.process.pod_uid, "pid": peer.pid} if peer else {}
+        log.warning("a process was refused: %s", message, extra=who)
+        self._node.count_refusal()
+        with contextlib.suppress(OSError):
+            connection.settimeout(0.2)
+            connection.sendall(encode_refusal(reason, message))
 
     def _end(self, descriptor: int) -> None:
         with self._lock:
@@ -181,10 +190,3 @@ class LocalServer:
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-
-
-def _refuse(connection: socket.socket, reason: Reason, message: str) -> None:
-    log.warning("a process was refused: %s", message)
-    with contextlib.suppress(OSError):
-        connection.settimeout(0.2)
-        connection.sendall(encode_refusal(reason, message))

@@ -24,7 +24,7 @@ from perseus_agent.journal import Journal
 from perseus_agent.leases import JobLease, LeaseTable, PodName
 from perseus_agent.pilot import Pilot
 from perseus_agent.podresources import Allocation
-from perseus_agent.ranks import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu
+from perseus_agent.ranks import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu, own_part
 from perseus_agent.telemetry import RankChange, RankIdentity, TelemetryHub, Watcher
 from perseus_agent.worker import GpuWorker, WorkerLimits
 from perseus_proto.hello import Instruction, Reason, Timing
@@ -243,8 +243,12 @@ class Node:
         except PeerRefused:
             with self._lock:
                 self._sessions.discard(session)
-                self.refusals += 1
             raise
+
+    def count_refusal(self) -> None:
+        """A process was told to go, whoever decided it."""
+        with self._lock:
+            self.refusals += 1
 
     def leave(self, session: Session) -> None:
         """The process hung up or ended: its GPU goes back, and its memory."""
@@ -325,6 +329,7 @@ class Node:
             allocation = self._kubelet.allocation(pod.namespace, pod.name)
         except KubeletUnavailable as error:
             raise PeerUnknown(str(error)) from error
+        allocation = own_part(allocation, session.peer.process, pod)
         gpu_uuid = choose_gpu(allocation, session.hello.gpu_hint, self.workers)
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
@@ -370,7 +375,7 @@ class Node:
                     log.info("rank waits: %s", error, extra={"pod": session.pod_uid})
                 except PeerRefused as error:
                     log.warning("rank refused: %s", error, extra={"pod": session.pod_uid})
-                    self.refusals += 1
+                    self.count_refusal()
                     session.dismiss()
                 except Exception:
                     log.exception("binding failed", extra={"pod": session.pod_uid})

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -57,6 +57,14 @@ class Allocation:
     """Whole GPUs that are this pod's alone, sorted."""
     undrivable: Mapping[str, Undrivable]
     """The other NVIDIA devices, by their name in Kubernetes."""
+    containers: Mapping[str, frozenset[str]] = field(default_factory=dict, compare=False)
+    """GPUs and names of devices that each container of the pod holds."""
+
+    def of_container(self, name: str) -> Allocation:
+        """What one container of the pod holds."""
+        own = self.containers.get(name, frozenset())
+        undrivable = {device: why for device, why in self.undrivable.items() if device in own}
+        return Allocation(tuple(uuid for uuid in self.gpu_uuids if uuid in own), undrivable)
 
 
 class PodResources:
@@ -123,9 +131,11 @@ def _allocations(
     pods: Iterable[messages.PodResources], dra_uuids: Mapping[str, str]
 ) -> dict[tuple[str, str], Allocation]:
     held: dict[tuple[str, str], dict[str, str | Undrivable]] = {}
+    owned: dict[tuple[str, str], dict[str, frozenset[str]]] = {}
     for pod in pods:
-        devices = held.setdefault((pod.namespace, pod.name), {})
+        of_pod = held.setdefault((pod.namespace, pod.name), {})
         for container in pod.containers:
+            devices: dict[str, str | Undrivable] = {}
             for group in container.devices:
                 if _RESOURCE.fullmatch(group.resource_name):
                     devices.update(
@@ -135,6 +145,9 @@ def _allocations(
                 for device in claim.claim_resources:
                     if device.driver_name == DRA_DRIVER:
                         devices[f"{device.pool_name}/{device.device_name}"] = _dra_device(device.device_name, dra_uuids)
+            of_pod.update(devices)
+            names = frozenset(devices) | {uuid for uuid in devices.values() if isinstance(uuid, str)}
+            owned.setdefault((pod.namespace, pod.name), {})[container.name] = names
     # A claim may be shared between pods, and then so is its GPU.
     holders = Counter(device for devices in held.values() for device in devices)
     allocations = {}
@@ -145,7 +158,7 @@ def _allocations(
             if isinstance(verdict, Undrivable) or holders[device] > 1
         }
         uuids = {uuid for device, uuid in devices.items() if device not in undrivable and isinstance(uuid, str)}
-        allocations[key] = Allocation(tuple(sorted(uuids)), undrivable)
+        allocations[key] = Allocation(tuple(sorted(uuids)), undrivable, owned.get(key, {}))
     return allocations
 
 

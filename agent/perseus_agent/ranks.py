@@ -1,8 +1,8 @@
 """Processes on the local socket, and the rule that says which GPU one of them may drive. Used by the node.
 
 A session begins with a hello and lives as long as its connection. It waits until a lease names its pod (the opt-in);
-then the kubelet's word decides about the GPU: it must belong to that pod alone. The process only chooses among its
-own pod's GPUs.
+then the kubelet's word decides about the GPU: it must belong to that pod alone, and to the process's container of it.
+The process only chooses among these.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 
-from perseus_agent.errors import PeerRefused
-from perseus_agent.identity import Peer
+from perseus_agent.errors import PeerRefused, PeerUnknown
+from perseus_agent.identity import Peer, PodProcess
+from perseus_agent.leases import PodName
 from perseus_agent.pilot import Pilot
 from perseus_agent.podresources import Allocation
 from perseus_agent.worker import GpuWorker
@@ -52,6 +53,21 @@ class Session:
     def place(self) -> tuple[str, int, int, int]:
         """Pod and coordinates: a process that says the same again replaces this one."""
         return self.pod_uid, self.hello.pipeline, self.hello.stage, self.hello.tensor
+
+
+def own_part(allocation: Allocation | None, process: PodProcess, pod: PodName) -> Allocation | None:
+    """What of a pod's devices is the process's container's own: all of it, where there is one container.
+
+    Raises:
+        PeerUnknown: the operator has not yet named the container.
+    """
+    if allocation is None or not pod.containers or process.container_id is None:
+        return allocation  # also where the runtime's names are unknown to us: then the pod is what is known
+    name = dict(pod.containers).get(process.container_id)
+    if name is None:
+        container = f"container {process.container_id[:12]} of pod {pod.namespace}/{pod.name}"
+        raise PeerUnknown(f"the operator has not yet named {container}")
+    return allocation.of_container(name)
 
 
 def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) -> str:

@@ -132,7 +132,10 @@ class AgentService(stubs.AgentServicer):
 
     @_command
     def AcquireLease(self, request: messages.AcquireLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        pods = [PodName(pod.uid, pod.namespace, pod.name) for pod in request.pods]
+        pods = [
+            PodName(pod.uid, pod.namespace, pod.name, frozenset((each.id, each.name) for each in pod.containers))
+            for pod in request.pods
+        ]
         ttl_s = request.ttl_ms / 1000
         return _lease(self._node.acquire(request.job_uid, request.job_name, request.epoch, ttl_s, pods))
 

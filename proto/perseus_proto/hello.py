@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -37,6 +37,7 @@ _HELLO: Final = struct.Struct("<IIIBBxxI")  # pipeline, stage, tensor, timing, b
 _INSTRUCTION: Final = struct.Struct("<BxHI")  # kind, chunk, microbatch
 _WELCOME: Final = struct.Struct("<I")  # instructions the memory is laid out for
 _REFUSAL: Final = struct.Struct("<HH")  # reason, bytes of the message
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group
 HEAD_BYTES: Final = _HEAD.size
 MAX_BODY_BYTES: Final = _HELLO.size + MAX_GPU_HINT_BYTES + MAX_INSTRUCTIONS * _INSTRUCTION.size
 
@@ -47,6 +48,10 @@ class ChannelError(Exception):
 
 class VersionMismatch(ChannelError):
     """The other side speaks another version of this protocol."""
+
+
+class ForeignSender(ChannelError):
+    """A process wrote to a connection that another one had opened."""
 
 
 class InstructionKind(IntEnum):
@@ -270,18 +275,23 @@ def decode_refusal(body: bytes) -> Refusal:
     return Refusal(reason, body[_REFUSAL.size :].decode(errors="replace"))
 
 
-def receive_hello(connection: socket.socket, timeout_s: float) -> Hello:
+def receive_hello(connection: socket.socket, timeout_s: float, sender_pid: int | None = None) -> Hello:
     """Agent side: read one hello, for as long as ``timeout_s`` in all.
 
+    Args:
+        sender_pid: the only process that may have written it. The kernel says who did on sockets with SO_PASSCRED,
+            which those of a listener inherit. None: anybody.
+
     Raises:
+        ForeignSender: another process wrote it.
         ChannelError: what came is not a hello.
         OSError: the peer hung up or was too slow (``TimeoutError``).
     """
     deadline_s = time.monotonic() + timeout_s
-    message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s))
+    message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s, sender_pid=sender_pid))
     if message is not Message.HELLO:
         raise ChannelError(f"kind: expected a hello, not a {message.name.lower()}")
-    return decode_hello(_receive(connection, length, deadline_s))
+    return decode_hello(_receive(connection, length, deadline_s, sender_pid=sender_pid))
 
 
 def send_welcome(connection: socket.socket, instructions: int, memory_fd: int, event_fd: int) -> None:
@@ -325,12 +335,28 @@ def _frame(message: Message, body: bytes) -> bytes:
     return _HEAD.pack(_MAGIC, PROTOCOL_VERSION, message, len(body)) + body
 
 
+def _check_sender(told: Iterable[tuple[int, int, bytes]], expected_pid: int) -> None:
+    pids = [
+        _CREDENTIALS.unpack(data)[0]
+        for level, kind, data in told
+        if (level, kind, len(data)) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.size)
+    ]
+    if pids != [expected_pid]:
+        raise ForeignSender(f"sender: must be the process that connected, {expected_pid}, is {pids or 'unknown'}")
+
+
 def _bounded(field: str, value: int, maximum: int) -> None:
     if type(value) is not int or not 0 <= value <= maximum:
         raise ChannelError(f"{field}: must be an integer between 0 and {maximum}, is {value!r}")
 
 
-def _receive(connection: socket.socket, length: int, deadline_s: float, descriptors: list[int] | None = None) -> bytes:
+def _receive(
+    connection: socket.socket,
+    length: int,
+    deadline_s: float,
+    descriptors: list[int] | None = None,
+    sender_pid: int | None = None,
+) -> bytes:
     """Exactly so many bytes before the deadline. Without ``descriptors`` the kernel drops any that come along."""
     received = bytearray()
     while len(received) < length:
@@ -339,7 +365,12 @@ def _receive(connection: socket.socket, length: int, deadline_s: float, descript
             raise TimeoutError("the other side is too slow")
         connection.settimeout(remaining_s)
         wanted = min(length - len(received), 65_536)
-        if descriptors is None:
+        if sender_pid is not None:
+            # Bytes of two senders never come in one piece, and descriptors find no room.
+            chunk, told, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(_CREDENTIALS.size))
+            if chunk:
+                _check_sender(told, sender_pid)
+        elif descriptors is None:
             chunk = connection.recv(wanted)
         else:
             # CLOEXEC at once: a training process may fork and exec in another thread at any moment.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import time
 import urllib.error
@@ -287,6 +288,43 @@ def test_a_process_that_speaks_nonsense_is_told_so(node: RecordingNode) -> None:
     frame = bytearray(hello())
     frame[4] = 99
     assert reason_of(Peer(node, pod, bytes(frame))) is Reason.VERSION
+
+
+def test_whoever_is_refused_is_counted(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    acquire(stub, [pod])
+
+    def counted() -> int:
+        page = urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics").read().decode()
+        return int(float(re.findall(r"^perseus_agent_refused_peers_total\S* (\S+)$", page, re.MULTILINE)[0]))
+
+    nobody = messages.Pod(uid="not-a-pod-at-all")
+    refusals = [
+        (nobody, hello(), Reason.NOT_A_POD),
+        (pod, b"GET / HTTP/1.1\r\n\r\n", Reason.MALFORMED),
+        (pod, hello(gpu_uuid(1)), Reason.GPU_NOT_OWNED),
+    ]
+    before = counted()
+    for number, (who, said, reason) in enumerate(refusals, start=1):
+        assert reason_of(Peer(node, who, said)) is reason
+        assert counted() == before + number
+
+
+def test_a_connection_that_was_passed_on_is_refused(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    acquire(stub, [pod])
+    peer = Peer(node, pod, b"")
+    child = os.fork()
+    if child == 0:
+        peer.socket.sendall(hello())
+        os._exit(0)
+    os.waitpid(child, 0)
+    answer = peer.answer()
+    assert isinstance(answer, Refusal)
+    assert answer.reason is Reason.MALFORMED
+    assert "must be the process that connected" in answer.message
+    assert not joined(stub)
+    peer.socket.close()
 
 
 def test_a_kubelet_that_is_down_freezes_what_is_known_and_delays_what_is_not(stub: Any, node: RecordingNode) -> None:

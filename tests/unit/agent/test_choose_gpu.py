@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from perseus_agent.errors import PeerRefused
+from perseus_agent.errors import PeerRefused, PeerUnknown
+from perseus_agent.identity import PodProcess
+from perseus_agent.leases import PodName
 from perseus_agent.podresources import Allocation, Undrivable
-from perseus_agent.ranks import choose_gpu
+from perseus_agent.ranks import choose_gpu, own_part
 from perseus_proto.hello import Reason
 
 KNOWN = {"GPU-a", "GPU-b", "GPU-c"}
@@ -46,3 +48,23 @@ def test_everything_else_is_refused_with_its_reason(allocation: Allocation | Non
     with pytest.raises(PeerRefused) as refusal:
         choose_gpu(allocation, hint, KNOWN)
     assert refusal.value.reason is reason
+
+
+POD = PodName("uid", "ns", "pod", frozenset({("1" * 64, "trainer"), ("2" * 64, "sidecar")}))
+BOTH = Allocation(("GPU-a", "GPU-b"), {"MIG-1": Undrivable.MIG}, {"trainer": frozenset({"GPU-a", "MIG-1"})})
+
+
+def test_of_a_pod_with_several_containers_only_the_holder_drives_a_gpu() -> None:
+    assert own_part(BOTH, PodProcess("uid", "1" * 64), POD) == Allocation(("GPU-a",), {"MIG-1": Undrivable.MIG})
+    assert own_part(BOTH, PodProcess("uid", "2" * 64), POD) == Allocation((), {})
+    with pytest.raises(PeerUnknown, match="has not yet named container 333333333333 of pod ns/pod"):
+        own_part(BOTH, PodProcess("uid", "3" * 64), POD)
+
+
+@pytest.mark.parametrize(
+    ("process", "pod"),
+    [(PodProcess("uid", None), POD), (PodProcess("uid", "3" * 64), PodName("uid", "ns", "pod"))],
+    ids=["a runtime whose names are unknown", "a pod whose containers the operator does not name"],
+)
+def test_where_containers_cannot_be_told_apart_the_pod_decides(process: PodProcess, pod: PodName) -> None:
+    assert own_part(BOTH, process, pod) == BOTH

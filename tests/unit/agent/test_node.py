@@ -35,11 +35,11 @@ LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
 class Rank:
     """A process of a pod, as the local server would bring it."""
 
-    def __init__(self, pod: str = "pod-0", pipeline: int = 0) -> None:
+    def __init__(self, pod: str = "pod-0", pipeline: int = 0, container: str | None = None) -> None:
         self.hung_up = False
         self.channel = ChannelReader.create(2)
         self.writer = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), 2)
-        peer = Peer(os.getpid(), 0, 0, PodProcess(pod, None), None)
+        peer = Peer(os.getpid(), 0, 0, PodProcess(pod, container), None)
         hello = Hello(pipeline, 0, 0, Timing.HOST, "", make_schedule(schedule_of(2)))
         self.session = Session(peer, hello, self.channel, self.hang_up)
 
@@ -56,8 +56,9 @@ class Bench:
         self.node.start()
 
     def allocation(self, namespace: str, name: str) -> Allocation:
-        """Pod n holds GPU n."""
-        return Allocation((gpu_uuid(int(name.rpartition("-")[2])),), {})
+        """Pod n holds GPU n, its container "trainer" does."""
+        gpu = gpu_uuid(int(name.rpartition("-")[2]))
+        return Allocation((gpu,), {}, {"trainer": frozenset({gpu})})
 
     def lease(self, job: str = "job", pods: tuple[str, ...] = ("pod-0",), epoch: int = 1) -> None:
         self.node.acquire(job, f"ns/{job}", epoch, 60, [PodName(pod, "ns", pod) for pod in pods])
@@ -158,6 +159,18 @@ def test_plan_sets_are_bounded_over_all_jobs(bench: Bench, monkeypatch: pytest.M
     bench.node.push("job", 1, PLANS)  # replaces its own
     with pytest.raises(TooMuch, match="plan_set"):
         bench.node.push("other", 1, PLANS)
+
+
+def test_a_container_waits_until_the_operator_has_named_it(bench: Bench) -> None:
+    rank = Rank(container="c" * 64)
+    pod = PodName("pod-0", "ns", "pod-0", frozenset({("d" * 64, "sidecar")}))
+    bench.node.acquire("job", "ns/job", 1, 60, [pod])
+    bench.node.admit(rank.session)
+    assert rank.session.pilot is None
+    assert not rank.hung_up
+    named = frozenset({*pod.containers, ("c" * 64, "trainer")})
+    bench.node.acquire("job", "ns/job", 1, 60, [PodName(pod.uid, pod.namespace, pod.name, named)])
+    wait_for(lambda: rank.session.pilot is not None, "it is a rank")
 
 
 def test_processes_of_one_pod_are_bounded(bench: Bench) -> None:

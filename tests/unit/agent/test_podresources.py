@@ -125,6 +125,24 @@ def test_a_pod_holds_the_gpus_of_all_its_containers_and_nothing_else(kubelet: Ku
     assert resources.allocation("training", "nobody") is None
 
 
+def test_each_container_holds_what_it_was_given(kubelet: Kubelet, resources: PodResources) -> None:
+    kubelet.pods = [
+        pod(
+            "a",
+            {"nvidia.com/gpu": [GPU[2], MIG]},
+            {"nvidia.com/gpu": [GPU[3]]},
+            {},
+            claims=[("gpu.nvidia.com", "gpu-1")],
+        )
+    ]
+    found = resources.allocation("training", "a")
+    assert found is not None
+    assert found.of_container("c0") == Allocation((GPU[2],), {MIG: Undrivable.MIG})
+    assert found.of_container("c1") == Allocation((GPU[3],), {})
+    assert found.of_container("dra") == Allocation((GPU[1],), {})
+    assert found.of_container("c2") == found.of_container("no such") == Allocation((), {})
+
+
 @pytest.mark.parametrize(
     ("resource", "device", "reason"),
     [

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -220,6 +221,50 @@ def test_descriptors_that_a_peer_slips_into_its_hello_are_not_kept(pair: tuple[s
     socket.send_fds(client, [wire.encode_hello(SMALL)], [0, 1, 2])
     assert wire.receive_hello(agent, 60) == SMALL
     assert descriptors() == before
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection whose listener asks the kernel who writes."""
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen()
+        client.connect(str(tmp_path / "agent.sock"))
+        agent, _ = listener.accept()
+        with agent:
+            yield agent, client
+
+
+def test_a_hello_is_taken_from_the_process_that_connected(told: tuple[socket.socket, socket.socket]) -> None:
+    agent, client = told
+    before = descriptors()
+    socket.send_fds(client, [wire.encode_hello(SMALL)], [0, 1, 2])
+    assert wire.receive_hello(agent, 60, os.getpid()) == SMALL
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("own_bytes", [0, 5, wire.HEAD_BYTES, wire.HEAD_BYTES + 3])
+def test_a_hello_that_another_process_writes_is_not_taken(
+    told: tuple[socket.socket, socket.socket], own_bytes: int
+) -> None:
+    agent, client = told
+    frame = wire.encode_hello(SMALL)
+    client.sendall(frame[:own_bytes])
+    child = os.fork()
+    if child == 0:
+        client.sendall(frame[own_bytes:])
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(wire.ForeignSender, match=rf"must be the process that connected, {os.getpid()}, is \[{child}\]"):
+        wire.receive_hello(agent, 60, os.getpid())
+
+
+def test_a_hello_of_nobody_knows_whom_is_not_taken(pair: tuple[socket.socket, socket.socket]) -> None:
+    agent, client = pair
+    client.sendall(wire.encode_hello(SMALL))
+    with pytest.raises(wire.ForeignSender, match="is unknown"):
+        wire.receive_hello(agent, 60, os.getpid())
 
 
 def test_a_welcome_hands_over_two_descriptors_that_no_child_inherits(pair: tuple[socket.socket, socket.socket]) -> None:
