@@ -71,10 +71,10 @@ def own_part(allocation: Allocation | None, process: PodProcess, pod: PodName) -
 
 
 def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) -> str:
-    """The UUID of the GPU that a process of the pod drives.
+    """The UUID of the GPU that a process drives.
 
     Args:
-        allocation: what the kubelet gave to the pod; None if it knows no such pod.
+        allocation: what the kubelet gave to its container; None if it knows no such pod.
         hint: the GPU that the process says it computes on, or empty.
         known: the GPUs that the driver shows on this node.
 
@@ -87,14 +87,14 @@ def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) 
     if hint and hint not in own:
         if hint in allocation.undrivable:
             raise PeerRefused(f"{hint} is {allocation.undrivable[hint].value}", Reason.GPU_SHARED)
-        raise PeerRefused(f"{hint} is not a GPU of this pod", Reason.GPU_NOT_OWNED)
+        raise PeerRefused(f"{hint} is not a GPU of this container", Reason.GPU_NOT_OWNED)
     if not hint and len(own) > 1:
-        raise PeerRefused(f"the pod holds {len(own)} GPUs and the hello does not say which", Reason.GPU_AMBIGUOUS)
+        raise PeerRefused(f"the container holds {len(own)} GPUs and the hello does not say which", Reason.GPU_AMBIGUOUS)
     if not own and allocation.undrivable:
         device, why = next(iter(allocation.undrivable.items()))
         raise PeerRefused(f"{device} is {why.value}", Reason.GPU_SHARED)
     if not own:
-        raise PeerRefused("the pod holds no GPU", Reason.NO_GPU)
+        raise PeerRefused("the container holds no GPU", Reason.NO_GPU)
     chosen = hint or own[0]
     if chosen not in known:
         raise PeerRefused(f"the driver does not show {chosen} on this node", Reason.NO_GPU)
