@@ -2,8 +2,9 @@
 
 OperatorError
 ├── InvalidSpec          a manifest that the schema let through: names the field and the rule; waits for an edit
-├── InvalidProfile       a ConfigMap that holds no usable profile: waits for an edit
-├── InvalidOrder         a schedule without a name that is none: waits for an edit, or for other processes
+├── InvalidInput         what a spec names or processes tell is of no use; carries the condition's reason
+│   ├── InvalidProfile   … a ConfigMap that holds no usable profile: waits for an edit
+│   └── InvalidOrder     … a schedule without a name that is none: waits for an edit, or for other processes
 ├── SolveFailed          the solver refused or broke: waits for an edit
 │   └── SolveTimeout     … or took longer than allowed
 ├── CannotAnswer         kubectl perseus has nothing to show: one line for who asked
@@ -32,20 +33,20 @@ class InvalidSpec(OperatorError):
     """The PerseusJob cannot be used."""
 
 
-class InvalidProfile(OperatorError):
-    """The profile cannot be used; ``reason`` is the condition's reason."""
+class InvalidInput(OperatorError):
+    """What a spec names, or the training processes tell, cannot be used; ``reason`` is the condition's reason."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class InvalidOrder(OperatorError):
-    """The order of instructions cannot be used; ``reason`` is the condition's reason."""
+class InvalidProfile(InvalidInput):
+    """The profile cannot be used."""
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class InvalidOrder(InvalidInput):
+    """The order of instructions cannot be used."""
 
 
 class SolveFailed(OperatorError):

@@ -12,8 +12,9 @@ from itertools import groupby
 
 from perseus_operator.api_pipeline import Pipeline, ScheduleName
 from perseus_operator.conditions import Reason
-from perseus_operator.errors import InvalidOrder, KubeNotFound
+from perseus_operator.errors import InvalidOrder
 from perseus_operator.kube import Kube
+from perseus_operator.references import resolve
 from perseus_operator.state import JobState
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.errors import InvalidSchedule
@@ -39,19 +40,9 @@ async def find(kube: Kube, namespace: str, pipeline: Pipeline) -> str:
     """
     reference = pipeline.schedule_ref
     assert reference is not None
-    where = f"ConfigMap {reference.name}"
-    try:
-        found = await kube.read_config_map(namespace, reference.name)
-    except KubeNotFound as error:
-        message = f"spec.pipeline.scheduleRef.name: {where} does not exist in namespace {namespace}."
-        raise InvalidOrder(Reason.CONFIG_MAP_NOT_FOUND, message) from error
-    if reference.key in found.data:
-        return found.data[reference.key]
-    if reference.key in found.binary:
-        return found.binary[reference.key].decode(errors="replace")
-    there = ", ".join(sorted([*found.data, *found.binary])[:10]) or "none"
-    message = f"spec.pipeline.scheduleRef.key: {where} has no key {reference.key}; its keys: {there}."
-    raise InvalidOrder(Reason.KEY_NOT_FOUND, message)
+    field = "spec.pipeline.scheduleRef"
+    _, order = await resolve(kube, namespace, reference, field=field, refusal=InvalidOrder)
+    return order.decode(errors="replace")
 
 
 def check(order: str, pipeline: Pipeline) -> None:

@@ -11,14 +11,14 @@ from typing import Final
 
 from perseus_operator.api import MAX_BLOCKING_POWER_MW, JobSpec
 from perseus_operator.conditions import Reason
-from perseus_operator.errors import InvalidProfile, KubeNotFound
+from perseus_operator.errors import InvalidProfile
 from perseus_operator.kube import ConfigMap, Kube
 from perseus_operator.profiling import Sweep, blocking_power_w, csv_of
+from perseus_operator.references import resolve
 from perseus_proto.units import mw_from_w
 
 _POWER: Final = "blockingPowerMilliwatts"
 _SHAPE: Final = "measuredOn"
-_FIELD: Final = "spec.profile.configMapRef"
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,8 @@ async def find(kube: Kube, namespace: str, spec: JobSpec) -> Found:
         InvalidProfile: it is not there, or is none for this job.
         KubeError: it is not known whether it is there.
     """
-    name, key = spec.profile.config_map_ref.name, spec.profile.config_map_ref.key
-    try:
-        found = await kube.read_config_map(namespace, name)
-    except KubeNotFound as error:
-        message = f"{_FIELD}.name: ConfigMap {name} does not exist in namespace {namespace}."
-        raise InvalidProfile(Reason.CONFIG_MAP_NOT_FOUND, message) from error
-    if key in found.data:
-        csv = found.data[key].encode()
-    elif key in found.binary:
-        csv = found.binary[key]
-    else:
-        there = ", ".join(sorted([*found.data, *found.binary])[:10]) or "none"
-        message = f"{_FIELD}.key: ConfigMap {name} has no key {key}; its keys: {there}."
-        raise InvalidProfile(Reason.KEY_NOT_FOUND, message)
+    reference = spec.profile.config_map_ref
+    found, csv = await resolve(kube, namespace, reference, field="spec.profile.configMapRef", refusal=InvalidProfile)
     return Found(found, csv, _check(found, spec))
 
 
