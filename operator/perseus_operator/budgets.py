@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from perseus_operator import budgeting
@@ -22,6 +21,7 @@ from perseus_operator.power import Share
 from perseus_operator.schema import dump
 from perseus_operator.state import JobRef, JobState
 from perseus_operator.status import merge_patch
+from perseus_operator.words import stamp
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,6 @@ class Budgets:
                 await self._write(budget, now)
 
     async def _write(self, budget: _Budget, now: Now) -> None:
-        stamp = datetime.fromtimestamp(now.wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         said = [_accepted(budget)]
         figures: Json = {}
         if budget.spec is not None:
@@ -159,7 +158,7 @@ class Budgets:
         old = budget.written.get("conditions", ())
         wanted = {
             "observedGeneration": budget.generation,
-            "conditions": merge_conditions(old, said, generation=budget.generation, now_rfc3339=stamp),
+            "conditions": merge_conditions(old, said, generation=budget.generation, now_rfc3339=stamp(now.wall_s)),
             **figures,
         }
         if wanted == budget.written or now.monotonic_s < budget.retry_at_s:

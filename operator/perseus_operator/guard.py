@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import IntEnum
 from statistics import median
 from typing import Any, Final
@@ -21,6 +21,7 @@ from perseus_operator.api_status import GuardStatus
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.history import JobIteration
 from perseus_operator.schema import parse
+from perseus_operator.words import stamp
 
 TOLERANCE: Final = 0.01
 """Beyond the bound before an iteration counts: a job's iterations differ by some tenths of a per cent by themselves."""
@@ -123,12 +124,11 @@ def remembered(guard: Guard) -> GuardStatus | None:
     """What an operator that comes after must know; None: nothing."""
     if guard.hold is Hold.NOTHING and not guard.trips and guard.reference_us is None:
         return None
-    until = datetime.fromtimestamp(guard.until_wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return GuardStatus(
         hold=_WORDS[guard.hold],
         about=guard.about,
         trips=guard.trips,
-        until=until,
+        until=stamp(guard.until_wall_s),
         since_iteration=guard.since,
         measured_time_microseconds=guard.measured_us,
         allowed_time_microseconds=guard.bound_us,

@@ -11,9 +11,9 @@ import base64
 import binascii
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import aiohttp
@@ -28,7 +28,8 @@ from perseus_operator.errors import (
     KubeUnavailable,
 )
 from perseus_operator.state import JobRef, Pod
-from perseus_operator.workloads import asks_for_gpu
+from perseus_operator.words import stamp
+from perseus_operator.workloads import asks_for_gpu, containers_of
 from perseus_proto import keys
 
 Json = dict[str, Any]
@@ -246,8 +247,7 @@ class KubeClient:
 
     async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
         """See ``Kube``."""
-        now = datetime.now(UTC)
-        stamp = now.isoformat(timespec="seconds").replace("+00:00", "Z")
+        now = stamp(time.time())
         body: Any = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -262,8 +262,8 @@ class KubeClient:
             "type": kind,
             "reason": reason,
             "message": message[:1024],
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
             "count": 1,
             "source": {"component": FIELD_MANAGER},
             "reportingComponent": f"{keys.API_GROUP}/operator",
@@ -373,6 +373,7 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         owner_uid=next((o["uid"] for o in metadata.get("ownerReferences") or () if o.get("controller")), ""),
         created=metadata.get("creationTimestamp") or "",
         asks_for_gpu=asks_for_gpu(spec),
+        containers=containers_of(raw.get("status", {})),
     )
 
 

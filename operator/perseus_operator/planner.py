@@ -215,7 +215,7 @@ def plan(state: JobState, now: Now, limits: Limits) -> Plan:
     note = asked.note if isinstance(asked, Target) else ""
     advised = state.frontier.lookup(asked.time_us) if state.frontier and isinstance(asked, Target) else None
     intent = _intent(state, spec, asked, slowdowns, hold=hold, needed=needed, limited=limited)
-    for action, wake_at_s in _on_nodes(state, intent, now=now):
+    for action, wake_at_s in _on_nodes(state, spec, intent, now):
         if action is not None:
             actions.append(action)
         wake.append(wake_at_s)
@@ -267,7 +267,7 @@ def _in_force(state: JobState, intent: _Intent) -> bool:
     return all(_holds(node, intent.plans) and _selected(node, intent.wanted) for node in nodes)
 
 
-def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[NodeAction | None, float]]:
+def _on_nodes(state: JobState, spec: JobSpec, intent: _Intent, now: Now) -> Iterator[tuple[NodeAction | None, float]]:
     """At most one action for every node, and when to look at it again."""
     may_select = bool(intent.wanted) and all(
         _holds(node, intent.plans) or (node.fault is not None and node.selected)
@@ -276,7 +276,6 @@ def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[N
     )
     wanted = intent.wanted if may_select else {}
     from_iteration = state.furthest_iteration + 1
-    stages = state.spec.pipeline.stages if state.spec else 0
     for node in state.nodes.values():
         if node.busy or node.address is None:
             continue
@@ -284,7 +283,7 @@ def _on_nodes(state: JobState, intent: _Intent, *, now: Now) -> Iterator[tuple[N
             yield None, node.retry_at_s
             continue
         # No plans are to be had for a stage that a process made up.
-        plans = intent.plans if max(node.stages, default=0) < stages else None
+        plans = intent.plans if max(node.stages, default=0) < spec.pipeline.stages else None
         action = _node_action(node, intent.drive, plans, wanted, from_iteration=from_iteration, now=now)
         leased = action is None and node.leased_pods is not None
         yield action, node.renew_at_s if leased else math.inf

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from perseus_operator import advice
@@ -31,7 +30,7 @@ from perseus_operator.objective import bound_us, predict
 from perseus_operator.planner import Plan, common_point, fastest, first_fault
 from perseus_operator.schema import dump
 from perseus_operator.state import JobState, Verdict
-from perseus_operator.words import joules, percent, seconds, small_percent
+from perseus_operator.words import joules, percent, seconds, small_percent, stamp
 from perseus_operator.workloads import absence
 
 _SHOWN_STRAGGLERS = 32
@@ -392,11 +391,10 @@ def document(
     said: Iterable[Condition], figures: StatusFigures, written: Mapping[str, Any], *, generation: int, wall_s: float
 ) -> dict[str, Any]:
     """The whole status as it should be stored."""
-    stamp = datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     old = written.get("conditions", ())
     return {
         "observedGeneration": generation,
-        "conditions": merge_conditions(old, said, generation=generation, now_rfc3339=stamp),
+        "conditions": merge_conditions(old, said, generation=generation, now_rfc3339=stamp(wall_s)),
         **dump(figures),
     }
 

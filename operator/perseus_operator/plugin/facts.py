@@ -50,11 +50,6 @@ class Facts:
     """Of the profile that the frontier was solved from; else why there is none."""
 
     @property
-    def copies(self) -> int:
-        """How often the frontier's energy is spent: it is that of one pipeline."""
-        return self.spec.pipeline.data_parallel * self.spec.pipeline.tensor_parallel
-
-    @property
     def point(self) -> int | None:
         """The plan in force on pipelines that are no stragglers."""
         plan = self.status.get("plan")
