@@ -109,18 +109,9 @@ def uniform_plan_set(schedule: Schedule, stages: Iterable[int], clocks_mhz: Sequ
 def _encoded(
     order: Schedule, stages: Iterable[int], points: list[PlanPoint], frequencies_mhz: np.ndarray
 ) -> agent_pb2.PlanSet:
-    schedules, clocks = [], []
-    for stage in sorted(stages):
-        own = slice(int(order.stage_offset[stage]), int(order.stage_offset[stage + 1]))
-        schedules.append(
-            StageSchedule(
-                stage,
-                tuple(order.kind[own].tolist()),
-                tuple(order.microbatch[own].tolist()),
-                tuple(order.chunk[own].tolist()),
-            )
-        )
-        clocks.append(_fill(frequencies_mhz[:, own]).tolist())
+    wanted = sorted(stages)
+    schedules = [StageSchedule(stage, *order.columns(stage)) for stage in wanted]
+    clocks = [_fill(frequencies_mhz[:, order.span(stage)]).tolist() for stage in wanted]
     return encode_plan_set(schedules, points, clocks)
 
 

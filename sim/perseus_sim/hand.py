@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 
 import grpc
 
@@ -56,16 +55,7 @@ class Hand:
 
     def push(self, schedule: Schedule, clocks_mhz: Sequence[Sequence[Sequence[int]]]) -> None:
         """Plans for every stage: ``clocks_mhz[stage][point][instruction]``."""
-        spans = [slice(a, b) for a, b in pairwise(schedule.stage_offset.tolist())]
-        stages = [
-            StageSchedule(
-                stage,
-                tuple(schedule.kind[own].tolist()),
-                tuple(schedule.microbatch[own].tolist()),
-                tuple(schedule.chunk[own].tolist()),
-            )
-            for stage, own in enumerate(spans)
-        ]
+        stages = [StageSchedule(stage, *schedule.columns(stage)) for stage in range(schedule.stages)]
         points = [PlanPoint(1_000_000 + k, 1_000_000 - k) for k in range(len(clocks_mhz[0]))]
         plans = encode_plan_set(stages, points, clocks_mhz)
         self._plan_id = plans.plan_id

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -52,24 +51,14 @@ def cluster() -> Iterator[SimulatedCluster]:
 
 
 def plan_set(problem: Problem, frontier: Frontier) -> agent_pb2.PlanSet:
-    offsets = problem.stage_offset.tolist()
-    spans = [slice(first, last) for first, last in pairwise(offsets)]
     schedule = problem.schedule
     return encode_plan_set(
-        [
-            StageSchedule(
-                stage,
-                tuple(schedule.kind[own].tolist()),
-                tuple(schedule.microbatch[own].tolist()),
-                tuple(schedule.chunk[own].tolist()),
-            )
-            for stage, own in enumerate(spans)
-        ],
+        [StageSchedule(stage, *schedule.columns(stage)) for stage in range(STAGES)],
         [
             PlanPoint(round(time_s * 1e6), round(energy_j * 1e3))
             for time_s, energy_j in zip(frontier.time_s, frontier.energy_j, strict=True)
         ],
-        [frontier.frequencies_mhz[:, own].tolist() for own in spans],
+        [frontier.frequencies_mhz[:, schedule.span(stage)].tolist() for stage in range(STAGES)],
     )
 
 

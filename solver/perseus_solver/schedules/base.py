@@ -70,11 +70,20 @@ class Schedule:
         """int32[n], the stage of each instruction."""
         return np.repeat(np.arange(self.stages, dtype=np.int32), np.diff(self.stage_offset))
 
+    def span(self, stage: int) -> slice:
+        """Where a stage's instructions are in the arrays."""
+        return slice(int(self.stage_offset[stage]), int(self.stage_offset[stage + 1]))
+
     def of_stage(self, stage: int) -> list[tuple[str, int, int]]:
         """``(instruction, microbatch, chunk)`` of one stage in execution order: what a training process registers."""
-        own = slice(int(self.stage_offset[stage]), int(self.stage_offset[stage + 1]))
+        own = self.span(stage)
         labels = [Kind(k).label for k in self.kind[own].tolist()]
         return list(zip(labels, self.microbatch[own].tolist(), self.chunk[own].tolist(), strict=True))
+
+    def columns(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Kinds, microbatches and chunks of one stage in execution order: what travels to an agent."""
+        own = self.span(stage)
+        return tuple(self.kind[own].tolist()), tuple(self.microbatch[own].tolist()), tuple(self.chunk[own].tolist())
 
     def describe(self, instruction: int) -> str:
         """An instruction in words, for messages."""

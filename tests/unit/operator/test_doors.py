@@ -176,7 +176,7 @@ def test_an_agent_gets_exactly_the_clocks_of_its_stages(data: bytes) -> None:
     assert one.plan_id != both.plan_id
     assert set(one.schedules) == {1}
     for stage in (0, 1):
-        own = slice(int(order.stage_offset[stage]), int(order.stage_offset[stage + 1]))
+        own = order.span(stage)
         assert both.schedules[stage].kinds == tuple(order.kind[own].tolist())
         for point in range(10):
             want = frontier.frontier.frequencies_mhz[point, own].tolist()
