@@ -13,7 +13,6 @@ from typing import NewType
 Microseconds = NewType("Microseconds", int)
 Millijoules = NewType("Millijoules", int)
 Milliwatts = NewType("Milliwatts", int)
-Megahertz = NewType("Megahertz", int)
 
 _MICRO = 1_000_000
 _MILLI = 1_000

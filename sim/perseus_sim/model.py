@@ -13,7 +13,6 @@ is the one published there. Used to write the samples of the project and by test
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 BACKWARD_RATIO = 1.85
 """Backward to forward time of a transformer layer with activation recomputation, as in both of those profiles."""
@@ -137,10 +136,3 @@ def profile_csv(
                 time_s = forward_s * weight * ratio * model.slowdown(clock)
                 lines.append(f"{stage},{instruction},{clock},{time_s:.6f},{time_s * model.power_w(clock):.4f}")
     return "\n".join(lines) + "\n"
-
-
-def write_profile(
-    path: Path, stages: int = 4, gpu: str = "a100", imbalance: float = 1.12, forward_s: float = 0.036
-) -> None:
-    """``profile_csv`` into a file."""
-    path.write_text(profile_csv(stages, gpu, imbalance, forward_s))

@@ -73,7 +73,6 @@ class Figures:
     settle_requests: int | None = None
     steady_requests_per_s: float | None = None
     steady_cpu_percent: float = 0.0
-    steady_writes: dict[str, int] = field(default_factory=dict)
     edits_ms: list[float] = field(default_factory=list)
     """From an edit to the last agent of its job, sorted."""
     restart_s: float = 0.0
@@ -123,7 +122,6 @@ class Bench:
         figures.steady_cpu_percent = 100 * (cpu(operator) - cpu_s) / lasted_s
         requests = self.count(audit)
         figures.steady_requests_per_s = None if requests is None else requests / lasted_s
-        figures.steady_writes = self.kinds(audit)
         say(f"steady: {figures.steady_requests_per_s} requests/s, {figures.steady_cpu_percent:.0f} % of a core")
 
         await self.edit_all()
@@ -205,13 +203,6 @@ class Bench:
 
     def count(self, since: int) -> int | None:
         return len(self.asked(since)) if self.server.plane else None
-
-    def kinds(self, since: int) -> dict[str, int]:
-        """How many requests of each kind."""
-        found: dict[str, int] = {}
-        for request in self.asked(since) if self.server.plane else ():
-            found[str(request.permission)] = found.get(str(request.permission), 0) + 1
-        return found
 
 
 def is_ready(job: dict[str, Any]) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from local_cluster.machine import Machine
 
 HUB = "172.30.0.1"
-SERVICES = "10.96.0.0/24"
 DNS = "10.96.0.10"
 PODS = "10.88.0.0/16"
 
