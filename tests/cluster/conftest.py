@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.config import new_client_from_config
+from tests.namespaces import own_namespace
 
 from local_cluster.cluster import Cluster, default_state
 
@@ -101,8 +101,5 @@ def eventually() -> Eventually:
 @pytest.fixture
 def namespace(api: Any) -> Iterator[str]:
     """A namespace of the test's own."""
-    core = client.CoreV1Api(api)
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    core.create_namespace({"metadata": {"name": name}})
-    yield name
-    core.delete_namespace(name)
+    with own_namespace(api) as name:
+        yield name

@@ -63,6 +63,10 @@ class Gpu:
         """The clock that holds; 0: default."""
         return self._shim.get(self._index, "locked_mhz")
 
+    def written(self) -> int:
+        """How often it was written to."""
+        return self._shim.get(self._index, "lock_calls") + self._shim.get(self._index, "reset_calls")
+
     def look(self) -> int:
         """The clock that holds now; remembers when it was given its default clocks, however briefly."""
         resets = self._shim.get(self._index, "reset_calls")
@@ -188,8 +192,15 @@ class Watch(threading.Thread):
 class Stage:
     """The chart installed, and one job in training on each node under its plan."""
 
-    def __init__(self, cluster: Cluster, api: Any, helm: Callable[..., str], eventually: Callable[..., Any]) -> None:
-        self.cluster, self.api, self.eventually = cluster, api, eventually
+    def __init__(
+        self,
+        cluster: Cluster,
+        api: Any,
+        helm: Callable[..., str],
+        eventually: Callable[..., Any],
+        values: dict[str, Any] = VALUES,
+    ) -> None:
+        self.cluster, self.api, self.eventually, self.values = cluster, api, eventually, values
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self._helm = helm
         self.jobs = [Job(f"train-{node.name}", node, api) for node in cluster.nodes]
@@ -201,7 +212,7 @@ class Stage:
         for name, level in ((SYSTEM, "privileged"), (TRAINING, "privileged")):
             labels = {"pod-security.kubernetes.io/enforce": level}
             self.core.create_namespace({"metadata": {"name": name, "labels": labels}})
-        self._helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *_flags(VALUES))
+        self._helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *_flags(self.values))
         self.core.create_namespaced_config_map(
             TRAINING, {"metadata": {"name": "profile"}, "data": {"profile.csv": PROFILE}}
         )

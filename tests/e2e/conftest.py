@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,12 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config import new_client_from_config
 from kubernetes.utils import create_from_dict
+from tests.namespaces import own_namespace
 from tests.waiting import eventually
 
 from perseus_proto import keys
 from perseus_sim import rbac
+from perseus_sim.cluster import SimulatedCluster
 from perseus_sim.controlplane import NoControlPlane
 from perseus_sim.processes import Child, Processes
 from perseus_sim.servers import Feature, Server, embedded_server, real_server
@@ -74,14 +75,22 @@ def api(server: Server) -> Iterator[Any]:
         yield connection
 
 
+@pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
+    """Doubles of nodes around each API server, but never a given one: its nodes and pods are not ours to make up."""
+    monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
+    try:
+        with SimulatedCluster(server=request.param) as running:
+            yield running
+    except NoControlPlane as missing:
+        pytest.skip(f"not run on a real API server: {missing}")
+
+
 @pytest.fixture
 def namespace(api: Any) -> Iterator[str]:
     """A namespace of the test's own."""
-    core = client.CoreV1Api(api)
-    name = f"e2e-{uuid.uuid4().hex[:8]}"
-    core.create_namespace({"metadata": {"name": name}})
-    yield name
-    core.delete_namespace(name)
+    with own_namespace(api) as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

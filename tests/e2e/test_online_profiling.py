@@ -12,7 +12,6 @@ import os
 import signal
 import zlib
 from base64 import b64decode
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ from tests.waiting import eventually
 from perseus_operator.profiling import Sweep, from_json
 from perseus_proto import keys
 from perseus_sim.cluster import SimulatedCluster
-from perseus_sim.controlplane import NoControlPlane
 from perseus_sim.model import BACKWARD_RATIO, MODELS, profile_csv, stage_weights
-from perseus_sim.servers import embedded_server, real_server
 from perseus_solver.problem import build_problem
 from perseus_solver.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -115,15 +112,9 @@ class System:
         return True
 
 
-@pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
-def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
-    # Never a given cluster: its nodes and pods are not ours to make up.
-    monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
-    try:
-        with SimulatedCluster(server=request.param) as cluster:
-            yield System(cluster)
-    except NoControlPlane as missing:
-        pytest.skip(f"not run on a real API server: {missing}")
+@pytest.fixture
+def system(cluster: SimulatedCluster) -> System:
+    return System(cluster)
 
 
 def rows(text: str) -> dict[tuple[int, str, int], tuple[float, float]]:

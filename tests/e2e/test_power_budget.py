@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from tests.waiting import eventually
 
 from perseus_proto import keys
 from perseus_sim.cluster import SimulatedCluster
-from perseus_sim.controlplane import NoControlPlane
 from perseus_sim.model import MODELS, profile_csv
-from perseus_sim.servers import embedded_server, real_server
 from perseus_solver.problem import build_problem
 from perseus_solver.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -63,17 +60,6 @@ def test_a_budget_that_nobody_shares_says_so(world: Any) -> None:
     world.until("answered", lambda: kept() is not None)
     assert (kept()["status"], kept()["reason"]) == ("True", "NoJobs")
     world.delete_budget(name)
-
-
-@pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
-def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
-    # Never a given cluster: its nodes and pods are not ours to make up.
-    monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
-    try:
-        with SimulatedCluster(server=request.param) as cluster:
-            yield cluster
-    except NoControlPlane as missing:
-        pytest.skip(f"not run on a real API server: {missing}")
 
 
 def test_a_job_slows_down_for_the_watts_it_is_granted_and_no_longer(cluster: SimulatedCluster) -> None:

@@ -11,13 +11,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 from tests.e2e.conftest import SYSTEM
+from tests.waiting import eventually
 
 from perseus_proto import keys
 from perseus_sim.pki import Authority
@@ -31,14 +32,6 @@ PORT = 9443
 ADDRESS = f"127.{192 + os.getpid() % 60}.{os.getpid() // 60 % 256}.78"
 TIMEOUT_S = 10
 """The chart's is shorter: a busy machine of tests may take longer to answer."""
-
-
-def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s"
-        time.sleep(0.1)
-    return found
 
 
 def configuration(authority: Authority, path: str = "/inject") -> dict[str, Any]:
@@ -104,7 +97,7 @@ class World:
             made, _ = self.create(**options)
             return made if injected(made) else None
 
-        return until("injected", attempt)
+        return eventually(attempt, "not injected", 0.1)
 
 
 def injected(pod: Any) -> bool:
@@ -191,7 +184,7 @@ def test_a_namespace_that_would_refuse_the_mount_is_spared(world: World, api: An
     core, name = world.core, f"{world.namespace}-baseline"
     core.create_namespace({"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "baseline"}}})
     try:
-        until("an account", lambda: core.list_namespaced_service_account(name).items)
+        eventually(lambda: core.list_namespaced_service_account(name).items, "no account", 0.1)
         assert not injected(world.create(namespace=name)[0])
         metadata = {"name": "by-hand", "labels": {keys.LABEL_JOB: "gpt3"}}
         with_mount = world.api.sanitize_for_serialization(world.create_injected(dry_run="All").spec)
@@ -218,7 +211,7 @@ def test_a_certificate_of_another_authority_keeps_no_pod_waiting(world: World) -
     stranger = configuration(Authority("stranger"))
     stranger["metadata"]["resourceVersion"] = kept.metadata.resource_version
     admission.replace_mutating_webhook_configuration(NAME, stranger)
-    until("not trusted", lambda: not injected(world.create(dry_run="All")[0]))
+    eventually(lambda: not injected(world.create(dry_run="All")[0]), "still trusted", 0.1)
     assert not injected(world.create()[0])
     kept.metadata.resource_version = admission.read_mutating_webhook_configuration(NAME).metadata.resource_version
     admission.replace_mutating_webhook_configuration(NAME, kept)
@@ -239,6 +232,8 @@ def test_without_an_operator_pods_are_created_as_they_are(world: World) -> None:
     }
     jobs.create_namespaced_job(world.namespace, {"metadata": {"name": "train"}, "spec": {"template": template}})
     of_job = "batch.kubernetes.io/job-name=train"
-    until(
-        "made by its controller", lambda: world.core.list_namespaced_pod(world.namespace, label_selector=of_job).items
+    eventually(
+        lambda: world.core.list_namespaced_pod(world.namespace, label_selector=of_job).items,
+        "not made by its controller",
+        0.1,
     )

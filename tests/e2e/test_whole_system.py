@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ from kubernetes.client.exceptions import ApiException
 from perseus_proto import keys
 from perseus_sim import rbac
 from perseus_sim.cluster import SYSTEM_NAMESPACE, RunningJob, SimulatedCluster
-from perseus_sim.controlplane import NoControlPlane
 from perseus_sim.model import MODELS, profile_csv
-from perseus_sim.servers import Feature, embedded_server, real_server
+from perseus_sim.servers import Feature, real_server
 from perseus_solver.problem import Problem, build_problem
 from perseus_solver.profile import read_profile
 from perseus_solver.schedules import build_schedule
@@ -106,15 +105,9 @@ def problem() -> Problem:
     return build_problem(profile, schedule, blocking_power_w=A100.blocking_power_w)
 
 
-@pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
-def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
-    # Never a given cluster: its nodes and pods are not ours to make up.
-    monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
-    try:
-        with SimulatedCluster(server=request.param) as cluster:
-            yield System(cluster)
-    except NoControlPlane as missing:
-        pytest.skip(f"not run on a real API server: {missing}")
+@pytest.fixture
+def system(cluster: SimulatedCluster) -> System:
+    return System(cluster)
 
 
 def test_a_job_from_its_manifest_to_default_clocks(system: System) -> None:
@@ -136,7 +129,7 @@ def test_a_job_from_its_manifest_to_default_clocks(system: System) -> None:
         assert [request for request in asked if request.code in (401, 403)] == []
 
 
-@pytest.mark.parametrize("system", [real_server], indirect=True, ids=["real"])
+@pytest.mark.parametrize("cluster", [real_server], indirect=True, ids=["real"])
 def test_an_outage_of_the_api_server_changes_no_clock(system: System) -> None:
     plane = system.cluster.server.plane
     assert plane is not None

@@ -7,7 +7,6 @@ import ctypes
 import os
 import socket
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from kubernetes import client, config
 from tests.integration.client_agent import SCHEDULE, Agent
 from tests.integration.widgets import CRD, Widgets, absent
+from tests.namespaces import own_namespace
 from tests.waiting import eventually
 
 import perseus_client
@@ -53,11 +53,8 @@ def api(kubeconfig: Path) -> Iterator[Any]:
 @pytest.fixture
 def namespace(api: Any) -> Iterator[str]:
     """A namespace of the test's own."""
-    core = client.CoreV1Api(api)
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    core.create_namespace({"metadata": {"name": name}})
-    yield name
-    core.delete_namespace(name)
+    with own_namespace(api) as name:
+        yield name
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,15 @@ import json
 import os
 import ssl
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonpatch
 import pytest
 from kubernetes import client
+from tests.waiting import eventually
 
 from perseus_operator.admission import WEBHOOK_ID
 from perseus_operator.injection import inject
@@ -31,14 +31,6 @@ SOCKET = "/run/perseus/agent.sock"
 PORT = 9443
 ADDRESS = f"127.{192 + os.getpid() % 60}.{os.getpid() // 60 % 256}.77"
 """An address of our own, so that the port is nobody else's."""
-
-
-def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while not (found := check()):
-        assert time.monotonic() < deadline, f"not {what} after {timeout_s:g} s"
-        time.sleep(0.1)
-    return found
 
 
 class Webhook:
@@ -117,10 +109,11 @@ def webhook(kubeconfig: Path, api: Any, tmp_path_factory: pytest.TempPathFactory
     with Processes(folder) as processes:
         made.operator = processes.start("operator", command, environment={"KUBECONFIG": str(kubeconfig)})
         made.operator.wait_until((folder / "ready").exists, 60)
+        log = made.operator.log
         # A Secret that comes late: nothing else waits for it.
-        until("said", lambda: "admission webhook: " in made.operator.log.read_text())  # type: ignore[union-attr]
+        eventually(lambda: "admission webhook: " in log.read_text(), "the webhook is not said to wait")
         made.certify()
-        until("served", made.serves)
+        eventually(made.serves, "not served")
         yield made
         assert made.operator.running, made.operator.tail()
 
@@ -177,4 +170,4 @@ def test_what_is_no_review_ends_that_request_alone(webhook: Webhook, raw: bytes)
 def test_a_renewed_certificate_is_taken_up(webhook: Webhook) -> None:
     assert webhook.serves()
     webhook.certify()
-    until("served with the new certificate", webhook.serves)
+    eventually(webhook.serves, "not served with the new certificate")

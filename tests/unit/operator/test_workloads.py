@@ -14,7 +14,7 @@ from perseus_operator.conditions import Reason
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.kube import pod_of
 from perseus_operator.state import JobRef, JobState, Pod, Rank
-from perseus_operator.workloads import PRESETS, Selection, absence, asks_for_gpu, select, silent
+from perseus_operator.workloads import PRESETS, Selection, absence, asks_for_gpu, containers_of, select, silent
 from perseus_proto import keys
 
 NAME = "train"
@@ -250,6 +250,20 @@ def test_a_wrong_reference_is_named(workload: dict[str, Any], message: str) -> N
 )
 def test_who_asks_for_a_gpu(spec: dict[str, Any], asks: bool) -> None:
     assert asks_for_gpu(spec) is asks
+
+
+def test_containers_are_told_of_pods_that_have_several() -> None:
+    def status(*ids: str) -> list[dict[str, str]]:
+        return [{"name": f"c{number}", **({"containerID": each} if each else {})} for number, each in enumerate(ids)]
+
+    assert containers_of({}) == containers_of({"containerStatuses": status("containerd://aa")}) == frozenset()
+    both = {"containerStatuses": status("containerd://aa", "cri-o://bb", "")}
+    assert containers_of(both) == {("aa", "c0"), ("bb", "c1")}, "the third has not started"
+    debugged = {
+        "containerStatuses": status("aa"),
+        "ephemeralContainerStatuses": [{"name": "d", "containerID": "x://dd"}],
+    }
+    assert containers_of(debugged) == {("aa", "c0"), ("dd", "d")}
 
 
 def raw_pod(**metadata: Any) -> dict[str, Any]:
