@@ -156,7 +156,7 @@ class AgentPool:
             job_name=job_name,
             epoch=epoch,
             ttl_ms=round(1000 * ttl_s),
-            pods=[agent_pb2.Pod(uid=pod.uid, namespace=pod.namespace, name=pod.name) for pod in pods],
+            pods=[_pod(pod) for pod in pods],
         )
         stub = self._stub(address)
         return _lease(await _call(lambda: stub.AcquireLease(request, timeout=self._timeout_s)))
@@ -279,6 +279,11 @@ def _translate(error: grpc.aio.AioRpcError) -> AgentError:
     code, names = error.code(), dict(error.trailing_metadata() or ())
     kind = AgentFenced if names.get(_ERROR_METADATA) == _FENCED else ERRORS.get(code, AgentRefused)
     return kind(f"{code.name}: {(error.details() or '')[:300]}")
+
+
+def _pod(pod: Pod) -> agent_pb2.Pod:
+    containers = [agent_pb2.Container(id=identifier, name=name) for identifier, name in sorted(pod.containers)]
+    return agent_pb2.Pod(uid=pod.uid, namespace=pod.namespace, name=pod.name, containers=containers)
 
 
 def _lease(message: agent_pb2.Lease) -> LeaseInfo:

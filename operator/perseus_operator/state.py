@@ -62,6 +62,8 @@ class Pod:
     """Of the controller that made it; empty: none."""
     created: str = ""
     asks_for_gpu: bool = False
+    containers: frozenset[tuple[str, str]] = frozenset()
+    """Identifier and name of each, if there are several: agents let only those that hold a GPU drive it."""
 
 
 @dataclass(frozen=True)

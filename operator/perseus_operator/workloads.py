@@ -182,6 +182,14 @@ def asks_for_gpu(spec: Mapping[str, Any]) -> bool:
     return bool(spec.get("resourceClaims")) or any("gpu" in name or "nvidia.com/" in name for name in names)
 
 
+def containers_of(status: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Identifier and name of the containers of a pod that has several; none of one alone, which is the pod."""
+    kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+    told = [each for kind in kinds for each in status.get(kind) or ()]
+    named = ((each.get("containerID", "").rpartition("//")[2], each["name"]) for each in told)
+    return frozenset((identifier, name) for identifier, name in named if identifier) if len(told) > 1 else frozenset()
+
+
 def absence(state: JobState) -> Fault:
     """Why no pod of the job runs."""
     spec = state.spec
