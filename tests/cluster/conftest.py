@@ -20,6 +20,7 @@ from kubernetes.config import new_client_from_config
 from tests.namespaces import own_namespace
 
 from local_cluster.cluster import Cluster, default_state
+from local_cluster.errors import ClusterError
 
 ROOT = Path(__file__).resolve().parents[2]
 Eventually = Callable[..., Any]
@@ -75,7 +76,7 @@ def helm(cluster: Cluster) -> Helm:
 def eventually() -> Eventually:
     """``eventually(what, check, timeout_s=120)`` waits until ``check()`` is true and returns what it returned.
 
-    An exception of the API server or of a failed assertion counts as "not yet"; the last one is told at the end.
+    An exception of the API server, of kubectl or of a failed assertion counts as "not yet"; the last is told at the end.
     """
 
     def wait(what: str, check: Callable[[], Any], timeout_s: float = 120.0) -> Any:
@@ -85,7 +86,7 @@ def eventually() -> Eventually:
             try:
                 if last := check():
                     return last
-            except (AssertionError, OSError, client.ApiException) as not_yet:
+            except (AssertionError, OSError, ClusterError, client.ApiException) as not_yet:
                 last = not_yet
             except Exception as unreachable:  # urllib3's own tree, while the API server is away
                 if type(unreachable).__module__.partition(".")[0] != "urllib3":
