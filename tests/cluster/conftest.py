@@ -76,7 +76,7 @@ def helm(cluster: Cluster) -> Helm:
 def eventually() -> Eventually:
     """``eventually(what, check, timeout_s=120)`` waits until ``check()`` is true and returns what it returned.
 
-    An exception of the API server, of kubectl or of a failed assertion counts as "not yet"; the last is told at the end.
+    An exception of the API server, kubectl or a failed assertion counts as "not yet"; the last one is told at the end.
     """
 
     def wait(what: str, check: Callable[[], Any], timeout_s: float = 120.0) -> Any:
