@@ -14,9 +14,8 @@ import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -33,6 +32,7 @@ from perseus_agent.service import AgentService
 from perseus_agent.settings import Settings
 from perseus_agent.telemetry import MAX_WATCHERS, TelemetryHub
 from perseus_agent.worker import WorkerLimits
+from perseus_proto.tls import CONNECTION_AGE, server_credentials
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
 log = logging.getLogger(__name__)
@@ -190,41 +190,13 @@ def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:
             raise SettingsError(f"--devices: {error}") from error
 
 
-@dataclass
-class _Certificates:
-    """The files of the certificate, read again when one of them has changed."""
-
-    settings: Settings
-    seen: tuple[Any, ...] = ()
-
-    def configuration(self) -> Any:
-        """What the files say now, or None if they have not changed."""
-        paths = (self.settings.tls_key, self.settings.tls_cert, self.settings.tls_ca)
-        stamp = tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in map(os.stat, paths))
-        if stamp == self.seen:
-            return None
-        key, chain, authority = (Path(path).read_bytes() for path in paths)
-        configuration = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
-        self.seen = stamp
-        return configuration
-
-    def fetch(self) -> Any:
-        """Called by grpc at each new handshake."""
-        try:
-            return self.configuration()
-        except (OSError, ValueError) as error:
-            log.error("certificates unreadable, keeping the ones in use: %s", error)
-            return None
-
-
 def _grpc_server(settings: Settings, node: Node) -> tuple[grpc.Server, int]:
     server = grpc.server(
         ThreadPoolExecutor(COMMAND_THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),
-            # Old connections keep an old certificate; an operator that reconnects loses nothing.
-            ("grpc.max_connection_age_ms", 3_600_000),
+            CONNECTION_AGE,
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -237,10 +209,7 @@ def _grpc_server(settings: Settings, node: Node) -> tuple[grpc.Server, int]:
     try:
         if settings.insecure:
             return server, server.add_insecure_port(settings.grpc_address)
-        certificates = _Certificates(settings)
-        credentials = grpc.dynamic_ssl_server_credentials(
-            certificates.configuration(), certificates.fetch, require_client_authentication=True
-        )
+        credentials = server_credentials(key=settings.tls_key, cert=settings.tls_cert, ca=settings.tls_ca)
         return server, server.add_secure_port(settings.grpc_address, credentials)
     except (RuntimeError, ValueError, OSError) as error:
         raise SettingsError(f"--grpc-address: cannot serve on {settings.grpc_address}: {error}") from error

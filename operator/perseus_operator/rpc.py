@@ -7,9 +7,7 @@ Started by ``__main__`` if an address is set. Mutual TLS always: there is no way
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -28,6 +26,7 @@ from perseus_operator.errors import (
 )
 from perseus_operator.state import JobRef
 from perseus_operator.telling import Request
+from perseus_proto.tls import CONNECTION_AGE, server_credentials
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
 
@@ -49,8 +48,7 @@ _MOST_BYTES: Final = 64 << 10
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", _MOST_BYTES),
-    # Old connections keep an old certificate; a caller that reconnects loses nothing.
-    ("grpc.max_connection_age_ms", 3_600_000),
+    CONNECTION_AGE,
 )
 
 Tell = Callable[[Request], Awaitable[tuple[JobRef, str]]]
@@ -113,10 +111,7 @@ class RpcServer:
         Raises:
             OSError: the address cannot be bound, or a certificate cannot be read.
         """
-        certificates = _Certificates(files)
-        credentials = grpc.dynamic_ssl_server_credentials(
-            certificates.changed(), certificates.fetch, require_client_authentication=True
-        )
+        credentials = server_credentials(key=files.key, cert=files.cert, ca=files.ca)
         server = grpc.aio.server(options=_OPTIONS)
         stubs.add_OperatorServicer_to_server(service, server)
         try:
@@ -129,30 +124,3 @@ class RpcServer:
     async def close(self) -> None:
         """Let calls that are being answered end, but not for long."""
         await self._server.stop(0.5)
-
-
-class _Certificates:
-    """The files of the certificate, read again when one of them has changed: renewed ones are taken up."""
-
-    def __init__(self, files: Credentials) -> None:
-        self._files = files
-        self._stamp: tuple[Any, ...] = ()
-
-    def changed(self) -> Any:
-        """What the files say now, or None if they have not changed."""
-        paths = (self._files.key, self._files.cert, self._files.ca)
-        stamp = tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in map(os.stat, paths))
-        if stamp == self._stamp:
-            return None
-        key, chain, authority = (Path(path).read_bytes() for path in paths)
-        configuration = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
-        self._stamp = stamp
-        return configuration
-
-    def fetch(self) -> Any:
-        """Called by grpc at each new handshake, in a thread of its own."""
-        try:
-            return self.changed()
-        except (OSError, ValueError) as error:
-            logger.error("certificates unreadable, keeping the ones in use: %s", error)
-            return None
