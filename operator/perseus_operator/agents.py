@@ -12,7 +12,6 @@ import logging
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -22,6 +21,7 @@ from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, Agent
 from perseus_operator.history import Report
 from perseus_operator.plausible import MAX_ITERATION, rank_can_be, report_can_be
 from perseus_operator.state import Pod, Rank
+from perseus_proto.tls import CallerCredentials
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ Event = Opened | Joined | Left | Report | GpuTrouble | Dropped
 
 @dataclass(frozen=True)
 class Credentials:
-    """Files for mutual TLS, read anew for every channel, so that rotated certificates are taken up."""
+    """Files for mutual TLS."""
 
     cert: str
     key: str
@@ -127,9 +127,14 @@ class AgentPool:
 
     def __init__(self, credentials: Credentials | None, *, timeout_s: float) -> None:
         """``credentials`` None: without TLS."""
-        self._credentials = credentials
+        files = credentials
+        self._server_name = files.server_name if files else ""
+        self._files = CallerCredentials(key=files.key, cert=files.cert, ca=files.ca) if files else None
+        self._credentials: grpc.ChannelCredentials | None = None
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._retired: dict[str, list[grpc.aio.Channel]] = {}
+        """Opened with earlier certificates: their streams go on until the agent ends them, nothing new begins."""
 
     async def describe(self, address: str, *, with_schedules: bool = False) -> NodeInfo:
         """The node's ranks of all jobs, and the GPUs that may not be driven."""
@@ -237,31 +242,32 @@ class AgentPool:
     async def forget(self, addresses: Iterable[str]) -> None:
         """Close the channels of agents that are no longer there."""
         for address in set(addresses):
-            channel = self._channels.pop(address, None)
-            if channel is not None:
+            current = self._channels.pop(address, None)
+            for channel in (*self._retired.pop(address, ()), *filter(None, (current,))):
                 await channel.close()
 
     async def close(self) -> None:
         """Close all channels."""
-        await self.forget(list(self._channels))
+        await self.forget({*self._channels, *self._retired})
 
     def _stub(self, address: str) -> Any:
+        if self._files is not None and (renewed := self._files.renewed()):
+            self._credentials = renewed
+            for other, opened in self._channels.items():
+                self._retired.setdefault(other, []).append(opened)
+            self._channels = {}
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._open(address)
         return agent_pb2_grpc.AgentStub(channel)
 
     def _open(self, address: str) -> grpc.aio.Channel:
-        if self._credentials is None:
+        if self._files is None:
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        files = self._credentials
-        credentials = grpc.ssl_channel_credentials(
-            root_certificates=Path(files.ca).read_bytes(),
-            private_key=Path(files.key).read_bytes(),
-            certificate_chain=Path(files.cert).read_bytes(),
-        )
-        options = (*_OPTIONS, ("grpc.ssl_target_name_override", files.server_name))
-        return grpc.aio.secure_channel(address, credentials, options=options)
+        if self._credentials is None:
+            raise AgentUnavailable("the certificates of this operator cannot be read")
+        options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
+        return grpc.aio.secure_channel(address, self._credentials, options=options)
 
 
 async def _call(call: Callable[[], Awaitable[T]]) -> T:

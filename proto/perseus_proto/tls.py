@@ -24,29 +24,59 @@ def server_credentials(*, key: str | Path, cert: str | Path, ca: str | Path) -> 
     Raises:
         OSError: a file cannot be read.
     """
-    files = _Files((Path(key), Path(cert), Path(ca)))
-    return grpc.dynamic_ssl_server_credentials(files.changed(), files.fetch, require_client_authentication=True)
+    files = _Files(key=key, cert=cert, ca=ca)
 
-
-class _Files:
-    def __init__(self, paths: tuple[Path, Path, Path]) -> None:
-        self._paths = paths
-        self._seen: tuple[tuple[int, int, int], ...] = ()
-
-    def changed(self) -> Any:
-        """What the files say now, or None if they have not changed."""
-        seen = tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in map(os.stat, self._paths))
-        if seen == self._seen:
+    def configuration() -> Any:
+        contents = files.changed()
+        if contents is None:
             return None
-        key, chain, authority = (path.read_bytes() for path in self._paths)
-        configuration = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
-        self._seen = seen
-        return configuration
+        pair, authority = contents
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
 
-    def fetch(self) -> Any:
+    def fetch() -> Any:
         """Called by grpc at each new handshake, in a thread of its own."""
         try:
-            return self.changed()
+            return configuration()
         except (OSError, ValueError) as error:
             log.error("certificates unreadable, keeping the ones in use: %s", error)
             return None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
+
+
+class CallerCredentials:
+    """Of PEM files, for channels: a channel keeps those that it was opened with, and must be replaced by a new one."""
+
+    def __init__(self, *, key: str | Path, cert: str | Path, ca: str | Path) -> None:
+        self._files = _Files(key=key, cert=cert, ca=ca)
+
+    def renewed(self) -> grpc.ChannelCredentials | None:
+        """What the files say now, or None if they have not changed since the last call, or cannot be read now."""
+        try:
+            contents = self._files.changed()
+        except OSError as error:
+            log.error("certificates unreadable, keeping the ones in use: %s", error)
+            return None
+        if contents is None:
+            return None
+        (private_key, chain), authority = contents
+        return grpc.ssl_channel_credentials(authority, private_key, chain)
+
+
+class _Files:
+    def __init__(self, *, key: str | Path, cert: str | Path, ca: str | Path) -> None:
+        self._paths = Path(key), Path(cert), Path(ca)
+        self._seen: tuple[tuple[int, int, int], ...] = ()
+
+    def changed(self) -> tuple[tuple[bytes, bytes], bytes] | None:
+        """Key and chain, and the authority, or None if the files have not changed.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        seen = tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in map(os.stat, self._paths))
+        if seen == self._seen:
+            return None
+        private_key, chain, authority = (path.read_bytes() for path in self._paths)
+        self._seen = seen
+        return (private_key, chain), authority

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import grpc
 import pytest
 
 from perseus_agent.service import ERROR_METADATA
+from perseus_operator.agents import AgentPool, Credentials, Opened
+from perseus_operator.state import Pod
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim.pki import Authority, KeyPair
@@ -107,6 +110,41 @@ def test_a_rotation_needs_no_restart_and_a_broken_one_keeps_the_old_certificate(
     with caller(node, successor, operator(successor)) as stub:
         stub.DescribeNode(messages.DescribeNodeRequest(), timeout=60)
     assert "certificates unreadable" in node.log()
+
+
+def test_the_operator_takes_up_renewed_certificates_while_it_listens(
+    node: RecordingNode, authority: Authority, secret: Secret, tmp_path: Path
+) -> None:
+    own = Secret(tmp_path / "operator")
+    own.folder.mkdir()
+    own.write(authority, operator(authority))
+    files = Credentials(*(str(own.folder / name) for name in ("cert", "key", "ca")), server_name=HOSTS[1])
+    address = node.addresses["grpc"]
+
+    async def renew() -> None:
+        pool = AgentPool(files, timeout_s=60.0)
+        pod = Pod("uid", "ns", "pod", "node", "job", {})
+        lease = {"job_uid": JOB, "job_name": "a/b", "ttl_s": 60.0, "pods": [pod]}
+        await pool.acquire(address, epoch=1, **lease)
+        stream = pool.watch(address, JOB)
+        assert isinstance(await anext(stream), Opened)
+        successor = Authority("cluster, renewed")
+        secret.write(successor, successor.issue("perseus-agent", hosts=HOSTS))
+        own.write(successor, operator(successor))
+        await pool.acquire(address, epoch=2, **lease)
+        with pytest.raises(TimeoutError):  # the stream goes on
+            await asyncio.wait_for(anext(stream), 0.2)
+        # Whoever has only the old certificate is not heard any more.
+        assert node.agent is not None
+        node.agent.kill()
+        node.agent.wait()
+        node.start_agent(*secret.flags, f"--grpc-address={address}", secure=True)
+        await pool.acquire(address, epoch=3, **lease)
+        (own.folder / "key").unlink()
+        await pool.renew(address, job_uid=JOB, epoch=3, ttl_s=60.0)
+        await pool.close()
+
+    asyncio.run(renew())
 
 
 def test_without_certificates_and_without_the_word_insecure_it_does_not_start(tmp_path: Path) -> None:
