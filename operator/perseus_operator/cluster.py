@@ -81,9 +81,9 @@ class Operator:
         if body["metadata"].get("deletionTimestamp") and ref.uid not in self._runners:
             return
         runner = self._runner(ref)
-        runner.observe(body)
-        self.budgets.place(runner)
-        self._place(runner)
+        if runner.observe(body):
+            self.budgets.place(runner)
+            self._place(runner)
 
     def job_gone(self, body: Mapping[str, Any]) -> None:
         """A PerseusJob that exists no more; perhaps somebody took its finalizer away."""

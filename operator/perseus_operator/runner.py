@@ -83,9 +83,9 @@ class JobRunner:
 
     # ------------------------------------------------------------------------------------------------ what is the case
 
-    def observe(self, body: Mapping[str, Any]) -> None:
-        """The PerseusJob as it is now."""
-        metadata = body["metadata"]
+    def observe(self, body: Mapping[str, Any]) -> bool:
+        """The PerseusJob as it is now; whether anything about it is new. Most often only our own status is."""
+        metadata, known = body["metadata"], (self.state.generation, self._raw_spec, self.seen.annotation, self.labels)
         first = self.state.generation == 0
         self.state.generation = int(metadata.get("generation", 1))
         if first:
@@ -106,7 +106,10 @@ class JobRunner:
         self.seen = Seen(metadata.get("resourceVersion", ""), annotation)
         self.labels = metadata.get("labels") or {}
         self._observe_annotation(annotation)
+        if (self.state.generation, raw_spec, annotation, self.labels) == known:
+            return False
         self._wake.set()
+        return True
 
     def _observe_annotation(self, text: str) -> None:
         if text == self._raw_annotation:

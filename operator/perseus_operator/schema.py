@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from perseus_operator.errors import InvalidSpec
@@ -213,6 +214,7 @@ def listing(description: str, model: type[Any], *, key: str, max_items: int) -> 
     return _field(openapi, parse_items, required=False, default=None)
 
 
+@cache
 def camel(name: str) -> str:
     """``max_slowdown`` → ``maxSlowdown``, the only mapping between Python's and the API's names."""
     head, *tail = name.split("_")

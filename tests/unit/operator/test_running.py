@@ -24,20 +24,52 @@ from tests.waiting import eventually
 
 from perseus_operator import cluster, solving
 from perseus_operator.__main__ import _JsonFormatter
+from perseus_operator.api import Mode
 from perseus_operator.conditions import Reason
 from perseus_operator.errors import SolveFailed
 from perseus_operator.handlers import _configure
 from perseus_operator.metrics import Metrics, MetricsServer
 from perseus_operator.planner import Now
 from perseus_operator.reporter import NEVER_S, SAME_EVENT_S, Reporter
+from perseus_operator.runner import JobRunner
 from perseus_operator.services import Pace, Services
 from perseus_operator.settings import Settings
 from perseus_operator.solving import SolveRequest, SolverPool
 from perseus_operator.state import Fault, JobRef
+from perseus_proto import keys
 from perseus_sim.model import profile_csv
 
 SETTINGS = Settings(insecure=True)
 REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=0, points=10)
+
+
+# -------------------------------------------------------------------------------------------------------------- news
+
+
+async def test_our_own_status_coming_back_is_no_news_and_everything_a_user_may_edit_is() -> None:
+    services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0)
+    runner = JobRunner(JobRef("ns", "job", "uid"), cast(Any, services))
+    spec = {
+        "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
+        "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
+    }
+    body: dict[str, Any] = {"metadata": {"resourceVersion": "1", "generation": 1}, "spec": spec}
+    assert runner.observe(body)
+    later = {**body, "metadata": {**body["metadata"], "resourceVersion": "2"}, "status": {"observedGeneration": 1}}
+    assert not runner.observe(later)
+    assert runner.seen.version == "2", "whoever writes next must not be refused for it"
+    for edited in (
+        {"annotations": {keys.ANNOTATION_STRAGGLER: "0:0:1.2"}},
+        {"labels": {"team": "a"}},
+        {"generation": 2},
+    ):
+        body = {**body, "metadata": {**body["metadata"], **edited}}
+        assert runner.observe(body), edited
+        assert not runner.observe(body), edited
+    body = {**body, "spec": {**spec, "mode": "Recommend"}}
+    assert runner.observe(body)
+    assert runner.state.spec is not None
+    assert runner.state.spec.mode is Mode.RECOMMEND
 
 
 # --------------------------------------------------------------------------------------------------------- liveness
