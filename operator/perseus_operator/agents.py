@@ -133,6 +133,8 @@ class AgentPool:
         self._credentials: grpc.ChannelCredentials | None = None
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._coming: dict[str, asyncio.Task[None]] = {}
+        """Attempts to connect with renewed certificates; what is open serves until they succeed."""
         self._retired: dict[str, list[grpc.aio.Channel]] = {}
         """Opened with earlier certificates: their streams go on until the agent ends them, nothing new begins."""
 
@@ -242,6 +244,8 @@ class AgentPool:
     async def forget(self, addresses: Iterable[str]) -> None:
         """Close the channels of agents that are no longer there."""
         for address in set(addresses):
+            if coming := self._coming.pop(address, None):
+                coming.cancel()
             current = self._channels.pop(address, None)
             for channel in (*self._retired.pop(address, ()), *filter(None, (current,))):
                 await channel.close()
@@ -253,13 +257,25 @@ class AgentPool:
     def _stub(self, address: str) -> Any:
         if self._files is not None and (renewed := self._files.renewed()):
             self._credentials = renewed
-            for other, opened in self._channels.items():
-                self._retired.setdefault(other, []).append(opened)
-            self._channels = {}
+            for other in self._channels:
+                if coming := self._coming.get(other):
+                    coming.cancel()
+                self._coming[other] = asyncio.create_task(self._go_over(other))
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._open(address)
         return agent_pb2_grpc.AgentStub(channel)
+
+    async def _go_over(self, address: str) -> None:
+        """To a connection with the certificates as they are now, once the agent takes them: it may be renewed later."""
+        channel = self._open(address)
+        try:
+            await channel.channel_ready()
+        except BaseException:
+            await channel.close()
+            raise
+        self._retired.setdefault(address, []).append(self._channels[address])
+        self._channels[address] = channel
 
     def _open(self, address: str) -> grpc.aio.Channel:
         if self._files is None:

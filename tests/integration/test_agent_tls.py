@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from perseus_agent.service import ERROR_METADATA
 from perseus_operator.agents import AgentPool, Credentials, Opened
+from perseus_operator.errors import AgentUnavailable
 from perseus_operator.state import Pod
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -139,7 +141,13 @@ def test_the_operator_takes_up_renewed_certificates_while_it_listens(
         node.agent.kill()
         node.agent.wait()
         node.start_agent(*secret.flags, f"--grpc-address={address}", secure=True)
-        await pool.acquire(address, epoch=3, **lease)
+        for attempt in itertools.count():
+            try:
+                await pool.acquire(address, epoch=3, **lease)
+                break
+            except AgentUnavailable:
+                assert attempt < 600
+                await asyncio.sleep(0.1)
         (own.folder / "key").unlink()
         await pool.renew(address, job_uid=JOB, epoch=3, ttl_s=60.0)
         await pool.close()
