@@ -55,9 +55,18 @@ class Authority:
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(
-        self, common_name: str, *, organization: str = "", hosts: tuple[str, ...] = (), client: bool = False
+        self,
+        common_name: str,
+        *,
+        organization: str = "",
+        hosts: tuple[str, ...] = (),
+        client: bool = False,
+        lifetime: timedelta = _LIFETIME,
     ) -> KeyPair:
-        """A server certificate for the hosts (names or addresses), or without hosts a client's; ``client``: both."""
+        """A server certificate for the hosts (names or addresses), or without hosts a client's; ``client``: both.
+
+        Its validity began a little before now: with a negative lifetime it is over.
+        """
         names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organization:
             names.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
@@ -65,13 +74,17 @@ class Authority:
         usages = [ExtendedKeyUsageOID.SERVER_AUTH] if hosts else []
         if client or not hosts:
             usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
-        builder = self._builder(x509.Name(names), key).add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        builder = self._builder(x509.Name(names), key, lifetime).add_extension(
+            x509.ExtendedKeyUsage(usages), critical=False
+        )
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
         return KeyPair(certificate.public_bytes(serialization.Encoding.PEM), key_pem(key))
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, lifetime: timedelta = _LIFETIME
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -80,7 +93,7 @@ class Authority:
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - _CLOCK_SKEW)
-            .not_valid_after(now + _LIFETIME)
+            .not_valid_after(now + lifetime)
         )
 
 

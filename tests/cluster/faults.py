@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from stage import PROGRAMS, find
 
 from local_cluster.cluster import CONTROL_PLANE, Cluster
 from local_cluster.machine import Machine
+from perseus_sim.pki import Authority
 
 Cast = dict[str, Any]
 End = Callable[[], None]
@@ -106,6 +109,31 @@ def delay(node: Machine, source: str, target: str, port: int, delay_ms: int) -> 
         node.run("conntrack", "-D", "-p", "tcp", "--dport", str(port), check=False)
 
     return end
+
+
+def set_certificates(core: Any, namespace: str, authority: Authority, **more: Any) -> None:
+    """Give operator and agents new certificates, as whoever keeps the two Secrets would."""
+    for who in ("operator", "agent"):
+        name = f"perseus-{who}"
+        pair = authority.issue(name, hosts=(name,), client=True, **more)
+        contents = {"ca.crt": authority.certificate, "tls.crt": pair.certificate, "tls.key": pair.key}
+        data = {key: b64encode(value).decode() for key, value in contents.items()}
+        core.patch_namespaced_secret(f"{name}-tls", namespace, {"data": data})
+
+
+def mislead(node: Machine) -> dict[str, str]:
+    """An environment in which the wall clock is an hour fast on this node, and right on every other.
+
+    libfaketime lies in a folder that agents and trainers have anyway; where it is not, the loader goes on without.
+    """
+    [library] = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
+    shutil.copy(library, f"/proc/{node.pid}/root/run/perseus/")
+    return {
+        "LD_PRELOAD": f"/run/perseus/{library.name}",
+        "FAKETIME": "+1h",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DISABLE_SHM": "1",
+    }
 
 
 def exhaust_memory(cast: Cast, role: str) -> None:

@@ -6,6 +6,7 @@ of the nodes, and remembers what no test may allow: a clock that is neither the 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -88,6 +89,8 @@ class Job:
     node: Machine
     api: Any
     gpus: list[Gpu] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    """What its trainer gets besides."""
 
     @property
     def place(self) -> tuple[str, str, str, str, str]:
@@ -126,7 +129,10 @@ class Job:
             "name": "trainer",
             "image": TRAINER_IMAGE,
             "args": arguments,
-            "env": [{"name": keys.ENV_SOCKET, "value": "/run/perseus/agent.sock"}],
+            "env": [
+                {"name": name, "value": value}
+                for name, value in {keys.ENV_SOCKET: "/run/perseus/agent.sock", **self.environment}.items()
+            ],
             "resources": {"limits": {"nvidia.com/gpu": str(STAGES * PIPELINES)}},
             "volumeMounts": mounts,
         }
@@ -238,6 +244,14 @@ class Stage:
             self.core.delete_namespace(name)
         names = lambda: {item.metadata.name for item in self.core.list_namespace().items}  # noqa: E731
         self.eventually("the namespaces are gone", lambda: not names() & {TRAINING, SYSTEM}, PATIENCE_S)
+
+    def begin_anew(self, job: Job) -> None:
+        """Put another pod in the place of a job's, as its controller would."""
+
+        with contextlib.suppress(client.ApiException):  # nobody is there to delete
+            self.core.delete_namespaced_pod(job.name, TRAINING, grace_period_seconds=0)
+        make = lambda: self.core.create_namespaced_pod(TRAINING, job.pod())  # noqa: E731
+        self.eventually("another pod is made, now that the old one has gone", make, PATIENCE_S)
 
     # What is so
 
