@@ -103,6 +103,9 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.watching.connect_timeout = 10.0
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
+    # kopf keeps a task for each object that it has heard of within this time. To make one takes it several turns of the
+    # event loop, in which it reads no further: an edit of each of hundreds of jobs would reach the last one late.
+    settings.queueing.idle_timeout = 600.0
     # A deleted job's clocks are given back while kopf waits; nothing is patched meanwhile.
     settings.background.instant_exit_timeout = own.release_timeout_s + _EXIT_MARGIN_S
     settings.background.cancellation_polling = 1.0

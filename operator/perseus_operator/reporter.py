@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final
 
 from perseus_operator import status
-from perseus_operator.conditions import Condition
+from perseus_operator.conditions import Condition, Reason
 from perseus_operator.errors import KubeError, KubeNotFound
 from perseus_operator.kube import Json
 from perseus_operator.planner import Now, Plan
@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 NEVER_S: Final = float("inf")
 SAME_EVENT_S: Final = 600.0
 """An event is not repeated within this time; the log and the conditions tell every time."""
+_APPLYING_S: Final = 1.0
+"""How long a job that was Ready may be about to be so again, under other plans, before its status says so: usually
+agents have been told by then, and one write does for two."""
 
 
 class Reporter:
@@ -45,6 +48,7 @@ class Reporter:
         """An operator before this one has announced the plan in force."""
         self._hold_until_s = 0.0
         """A restart must not make a running job look broken: what was Ready is left so until it is again, or then."""
+        self._ready = False
         self._annotation: str | None = None
         self._written_at_s = float("-inf")
         self._turn_s: float | None = None
@@ -91,6 +95,9 @@ class Reporter:
             self._announced, self._recalled = plan.wanted, False
         if ready:
             self._hold_until_s = 0.0
+        elif self._ready and said[-1].reason is Reason.APPLYING:
+            self._hold_until_s = now.monotonic_s + _APPLYING_S
+        self._ready = ready
         if self._writing:
             return NEVER_S  # its end wakes the loop
         wanted = status.document(said, figures, self._status, generation=state.generation, wall_s=now.wall_s)

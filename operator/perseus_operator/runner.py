@@ -155,13 +155,14 @@ class JobRunner:
         """Think and act until cancelled. An error in one thought does not end the next."""
         try:
             while True:
-                self._wake.clear()
-                try:
-                    delay_s = self._think()
-                except Exception:  # the job must not be left alone for one unforeseen case
-                    logger.exception("%s: unexpected error; trying again", self.ref)
-                    self._services.metrics.errors.inc()
-                    delay_s = BACKOFF_S[-1]
+                async with self._services.turn:
+                    self._wake.clear()
+                    try:
+                        delay_s = self._think()
+                    except Exception:  # the job must not be left alone for one unforeseen case
+                        logger.exception("%s: unexpected error; trying again", self.ref)
+                        self._services.metrics.errors.inc()
+                        delay_s = BACKOFF_S[-1]
                 self.next_thought_s = self._services.monotonic_s() + delay_s
                 # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):

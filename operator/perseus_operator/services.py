@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,5 +48,8 @@ class Services:
     library: Library = field(default_factory=Library)
     figures: Pace = field(default_factory=lambda: Pace(10.0))
     """Of status writes that only bring measured figures up to date: with hundreds of jobs each waits longer."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """To think. One thought in each turn of the event loop: if hundreds of jobs thought in the same one, whatever takes
+    several turns, such as hearing of an edited job, would wait several times for all of them."""
     monotonic_s: Callable[[], float] = time.monotonic
     wall_s: Callable[[], float] = time.time

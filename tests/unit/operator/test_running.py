@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from tests.unit.operator.conftest import LIMITS, Job
+from tests.unit.operator.conftest import LIMITS, Job, spec_of
 from tests.waiting import eventually
 
 from perseus_operator import cluster, solving
@@ -244,6 +244,34 @@ async def test_figures_wait_for_their_turn_and_what_matters_does_not() -> None:
     desk.job.nodes[0].fault = Fault(Reason.AGENT_UNAVAILABLE, "no answer")
     await desk.tell()
     assert len(desk.written) == 1
+
+
+async def test_a_job_that_changes_plans_at_once_is_written_once_and_one_that_does_not_says_so() -> None:
+    desk = Desk()
+    desk.job.run()
+    await desk.settle()
+    for edit, told_in_time in (("MinEnergy", True), ("MaxThroughput", False)):
+        desk.job.now_s += 20
+        desk.job.state.generation += 1
+        desk.job.state.accept(spec_of(objective={"type": edit}))
+        desk.written.clear()
+        plan, now = desk.job.plan(), Now(desk.job.now_s, desk.job.wall_s)
+        assert not plan.applied
+        wait_s = desk.reporter.tell(desk.job.state, plan, now)
+        if told_in_time:
+            assert (wait_s, desk.spawned) == (pytest.approx(1.0), [])
+        else:  # its agents are slow
+            desk.job.now_s += wait_s
+            desk.reporter.tell(desk.job.state, plan, Now(desk.job.now_s, desk.job.wall_s))
+            await desk.spawned.pop()
+            (said,) = desk.written
+            assert ("Ready", "Applying") in {(c["type"], c["reason"]) for c in said["conditions"]}
+            desk.written.clear()
+        desk.job.settle()
+        await desk.tell()
+        assert len(desk.written) == 1
+        assert desk.reporter.written["observedGeneration"] == desk.job.state.generation
+        assert desk.reporter.written["conditions"][-1]["status"] == "True"
 
 
 # ----------------------------------------------------------------------------------------------------------- solves
