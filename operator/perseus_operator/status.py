@@ -186,13 +186,16 @@ def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
     if not plan.slowdowns:
         return Condition(kind, False, Reason.NO_STRAGGLER, "No pipeline is slower than the others.")
     pipeline, slowdown = max(plan.slowdowns.items(), key=lambda item: item[1])
-    reason = Reason.STRAGGLER_TOLD if pipeline in plan.told else Reason.STRAGGLER_DETECTED
     more = f", and {len(plan.slowdowns) - 1} more" if len(plan.slowdowns) > 1 else ""
+    if pipeline in plan.told:
+        said = f"Pipeline {pipeline} is told to be {percent(slowdown - 1)} slower than planned{more}."
+        return Condition(kind, True, Reason.STRAGGLER_TOLD, said)
     stage = _slowest_stage(state, pipeline)
     where = "" if stage is None else f", its stage {stage} first of all"
-    message = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{where}{more}."
+    said = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{where}{more}."
     why = cause(state, pipeline).value.lower()
-    return Condition(kind, True, reason, f"{message} Cause: {why}. Evidence: {_evidence(state, pipeline)}.")
+    evidence = _evidence(state, pipeline)
+    return Condition(kind, True, Reason.STRAGGLER_DETECTED, f"{said} Cause: {why}. Evidence: {evidence}.")
 
 
 def _evidence(state: JobState, pipeline: int) -> str:
