@@ -185,6 +185,9 @@ class Node:
                     furthest[session.hello.pipeline] = max(begun or 0, session.pilot.iteration)
             lease.plans.select(plan_id, points, from_iteration, furthest)
             lease.selected_s = time.monotonic()
+            for session in self._bound(job_uid):
+                if session.worker is not None:
+                    session.worker.heed()
             return max((begun for begun in furthest.values() if begun is not None), default=0)
 
     def watch(self, job_uid: str) -> Watcher:

@@ -67,6 +67,7 @@ class Pilot:
         self._chunks = tuple(instruction.chunk for instruction in schedule)
         self._count = len(schedule)
         self._plan: StagePlan | None = None
+        self._wake = bytes(self._count)
         self._planned_iteration = -1
         self._index = -1
         self._deviant = False
@@ -101,8 +102,9 @@ class Pilot:
         iteration, index = position.upcoming(self._count)
         new = iteration != self._planned_iteration
         followed = self._plan
-        # At the begin once more: a selection may have come since the step before ended.
-        if (new or (position.phase is Phase.STEP_BEGUN and self._index <= 0)) and self._take_plan(iteration):
+        # Until its first instruction runs, a selection may still come for it.
+        unbegun = iteration != position.iteration or position.phase is Phase.STEP_BEGUN
+        if (new or unbegun) and self._take_plan(iteration):
             position = self.channel.position()  # the rank may have passed an instruction that rings only now
             if position.upcoming(self._count)[0] == iteration:
                 index = position.upcoming(self._count)[1]
@@ -119,6 +121,11 @@ class Pilot:
         self._index = index
         plan = None if self._deviant else self._plan
         return None if plan is None else plan.clocks_mhz[index]
+
+    def heed(self) -> None:
+        """A selection was made. To be followed by a look: what the rank has passed meanwhile rings no more."""
+        if self.iteration is not None:
+            self._publish(self._planned_iteration)
 
     def foresee(self, now_us: int) -> int:
         """When to look next although nobody rings, by the machine's clock; 0: not at all. To be called after each
@@ -165,16 +172,27 @@ class Pilot:
 
     def _take_plan(self, iteration: int) -> bool:
         """Follow what is planned for an iteration; True if the wake map changed."""
+        plan = self._plan_of(iteration)
+        if plan is not self._plan:
+            self._plan = plan
+            if self._foresight is not None:
+                self._foresight.follow(bytes(self._count) if plan is None else plan.wake)
+        return self._publish(iteration)
+
+    def _plan_of(self, iteration: int) -> StagePlan | None:
         plan = self._plans.follow(self.rank.pipeline, self.rank.stage, iteration)
-        if plan is not None and not self._fits(plan):
-            plan = None
-        if plan is self._plan:
+        return plan if plan is self._plan or (plan is not None and self._fits(plan)) else None
+
+    def _publish(self, iteration: int) -> bool:
+        """Have the rank ring as the plan of an iteration wants it, and at its last instruction if another plan comes
+        next: so the clock for the next iteration changes before that begins. True if the wake map changed."""
+        wake = bytes(self._count) if self._plan is None else self._plan.wake
+        if self._plan_of(iteration + 1) is not self._plan:
+            wake = b"\x01" + wake[1:]
+        if wake == self._wake:
             return False
-        self._plan = plan
-        wake = bytes(self._count) if plan is None else plan.wake
+        self._wake = wake
         self.channel.set_wake_map(wake)
-        if self._foresight is not None:
-            self._foresight.follow(wake)
         return True
 
     def _fits(self, plan: StagePlan) -> bool:

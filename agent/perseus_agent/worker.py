@@ -126,6 +126,16 @@ class GpuWorker:
 
         return self._command(command)
 
+    def heed(self) -> Future[None]:
+        """A selection was made for the rank that drives the GPU."""
+
+        def command() -> None:
+            if self.pilot is not None:
+                self.pilot.heed()
+                self._follow(self.pilot)
+
+        return self._command(command)
+
     def restore(self, reason: str) -> Future[bool]:
         """An earlier life of the agent locked this GPU: give it back."""
 

@@ -110,7 +110,7 @@ class _Hooks:
             try:
                 return original(engine, *args, **kwargs)
             finally:
-                session.instruction_end(kind, microbatch)
+                session.instruction_end()
 
         return run
 

@@ -35,7 +35,7 @@ class LateRecord:
     end_us: int
     times_us: list[int]
     """Begin and end of each instruction in turn, on the host's clock; zeros if the iteration did not call every one."""
-    faults: Faults
+    faults: int
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Pending:
     marks: list[Event | None]
     last: Event
     """The base until the step ends."""
-    faults: Faults = Faults.NONE
+    faults: int = 0
 
 
 class EventTimer:
@@ -78,7 +78,7 @@ class EventTimer:
         if self._open is not None:
             self._open.marks[2 * index + 1] = self._record()
 
-    def step_end(self, faults: Faults) -> None:
+    def step_end(self, faults: int) -> None:
         """The iteration has been launched; it may run for a long time yet."""
         if self._open is not None:
             self._open.last = self._record()

@@ -143,7 +143,7 @@ class _Hooks:
             try:
                 result = original(*args, **kwargs)
             finally:
-                session.instruction_end("forward", microbatch, chunk)
+                session.instruction_end()
             _tag(result, (microbatch, chunk))
             return result
 
@@ -164,7 +164,7 @@ class _Hooks:
             try:
                 return original(*args, **kwargs)
             finally:
-                session.instruction_end("backward", microbatch, chunk)
+                session.instruction_end()
 
         return backward_step
 

@@ -195,9 +195,9 @@ class _Hooks:
         else:
             self._action.begin()
 
-    def _end(self, kind: str, microbatch: int, chunk: int) -> None:
+    def _end(self) -> None:
         if self._action is None:
-            self._session.instruction_end(kind, microbatch, chunk)
+            self._session.instruction_end()
 
     def _hook_stage(self, stage: Any, chunk: int) -> None:
         begin, end = self._begin, self._end
@@ -214,7 +214,7 @@ class _Hooks:
                 return output
             finally:
                 if not (computed and awaits_loss):
-                    end("forward", microbatch, chunk)
+                    end()
 
         def backward_one_chunk(*args: Any, **kwargs: Any) -> Any:
             microbatch = args[0] if args else kwargs.get("bwd_chunk_id", -1)
@@ -223,7 +223,7 @@ class _Hooks:
             try:
                 return backward(*args, **kwargs)
             finally:
-                end(kind, microbatch, chunk)
+                end()
 
         def backward_weight_one_chunk(*args: Any, **kwargs: Any) -> Any:
             microbatch = args[0] if args else kwargs.get("bwd_chunk_id", -1)
@@ -231,14 +231,14 @@ class _Hooks:
             try:
                 return weight(*args, **kwargs)
             finally:
-                end("weight_gradient", microbatch, chunk)
+                end()
 
         for wrapper in (forward_one_chunk, backward_one_chunk, backward_weight_one_chunk):
             self._attachment.replace(stage, wrapper.__name__, wrapper)
 
     def _hook_loss(self) -> None:
         """The loss, often the vocabulary's projection, belongs to the last stage's forward."""
-        schedule, end, chunks = self._schedule, self._end, self._chunks
+        schedule, end = self._schedule, self._end
         original = schedule._maybe_compute_loss
 
         def _maybe_compute_loss(*args: Any, **kwargs: Any) -> Any:
@@ -247,8 +247,7 @@ class _Hooks:
             finally:
                 stage = args[0] if args else kwargs.get("stage")
                 if stage is not None and stage.is_last and schedule._loss_fn is not None:
-                    microbatch = args[3] if len(args) > 3 else kwargs.get("mb_index", -1)
-                    end("forward", microbatch, chunks.get(stage.stage_index, 0))
+                    end()
 
         self._attachment.replace(schedule, "_maybe_compute_loss", _maybe_compute_loss)
 

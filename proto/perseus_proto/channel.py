@@ -2,13 +2,15 @@
 
 The agent creates it (``ChannelReader.create``), sealed so that the rank can neither shrink it (which would kill the
 agent with SIGBUS) nor grow it, and sends it with an eventfd, the bell. The rank writes through ``ChannelWriter``: an
-aligned 8-byte store per mark, and a ring only at the ends of a step and where the wake map says that the next
-instruction wants another clock; and not even there if the agent has said that it will look by itself.
+aligned store of the time and one of the position per mark, and a ring only at the begin of a step and where the wake
+map says that the next instruction wants another clock; and not even there if the agent has said that it will look by
+itself.
 
     words 0-3    magic, layout version, instructions n, slots       written once by the agent, checked once by the rank
     word  4      foreseen: marks made from this time on, µs, need   agent; 0: every mark of the map needs its ring
                    no ring, since a look follows them anyway
-    word  8      position: iteration, phase, index in one word      rank: one store, so it is never torn
+    word  8      position: iteration, phase, index in one word      rank: one store, of the whole or of its lower
+                   half, so it is never torn
     word  9      begin of the current step, µs                      rank
     word  16…    wake map, one byte per instruction                 agent
     then         SLOTS records of one iteration each                rank
@@ -132,16 +134,21 @@ def memory_bytes(instructions: int) -> int:
 
 
 class ChannelWriter:
-    """The rank's end. The caller sees to it that indices are within the schedule; nothing here blocks."""
+    """The rank's end. The caller sees to it that indices are within the schedule; nothing here blocks.
+
+    In training every mark meets cold caches, so what ``begin`` and ``end`` touch is counted: two stores, one byte of
+    the wake map, small integers, no call. Phases are spelt out there: an attribute of an enum costs as much as a mark.
+    """
 
     __slots__ = (
-        "_base",
         "_ended",
         "_event_fd",
-        "_first",
-        "_instructions",
+        "_here",
+        "_last",
         "_map",
         "_record",
+        "_records",
+        "_times",
         "_wake",
         "_words",
         "rings",
@@ -168,14 +175,17 @@ class ChannelWriter:
             os.close(memory_fd)
         self._event_fd = event_fd
         view = memoryview(self._map)
-        self._words = view.cast("Q")
-        if self._words[:4].tolist() != [_MAGIC, LAYOUT_VERSION, instructions, SLOTS]:
+        words = self._words = view.cast("Q")
+        if words[:4].tolist() != [_MAGIC, LAYOUT_VERSION, instructions, SLOTS]:
             raise ChannelError("memory: its head is not that of this layout")
-        self._instructions = instructions
         self._wake = view[8 * _WAKE : 8 * _WAKE + instructions]
-        self._first = _first_record(instructions)
-        self._base = 0  # the position's word less phase and index
-        self._record = self._first
+        # Within a step only the lower half of the position changes: phase and index, in an integer of one digit.
+        self._here = view[8 * _POSITION : 8 * _POSITION + 4].cast("I")
+        first, size = _first_record(instructions), _record_words(instructions)
+        self._records = tuple(words[first + slot * size : first + (slot + 1) * size] for slot in range(SLOTS))
+        self._record = self._records[0]
+        self._times = self._record[_TIMES:]
+        self._last = instructions - 1
         self._ended = 0
         self.rings = 0
         """How often the agent was woken."""
@@ -187,56 +197,50 @@ class ChannelWriter:
 
     def step_begin(self, iteration: int, t_us: int) -> None:
         """Open the record of an iteration, and ring unless a look was foreseen."""
-        words, record = self._words, self._slot(iteration)
-        words[record + _SEQUENCE] = 2 * iteration + 1
-        words[record + _BEGIN] = words[_STEP_BEGIN] = t_us
-        words[record + _END] = words[record + _FAULTS] = words[record + _ENDED] = self._ended = 0
-        self._record = record + _TIMES
-        self._base = iteration << 32
-        words[_POSITION] = self._base | (Phase.STEP_BEGUN << 24)
+        words, record = self._words, self._records[iteration % SLOTS]
+        record[_SEQUENCE] = 2 * iteration + 1
+        record[_BEGIN] = words[_STEP_BEGIN] = t_us
+        record[_END] = record[_FAULTS] = record[_ENDED] = self._ended = 0
+        self._record, self._times = record, record[_TIMES:]
+        words[_POSITION] = (iteration << 32) + 0x1000000  # Phase.STEP_BEGUN << 24
         if not 0 < words[_FORESEEN] <= t_us:
             self.ring()
 
     def begin(self, index: int, t_us: int) -> None:
         """Instruction ``index`` begins."""
-        words = self._words
-        words[self._record + 2 * index] = t_us
-        words[_POSITION] = self._base | 0x2000000 | index  # Phase.BEGUN << 24, spelt out on the hot path
+        self._times[2 * index] = t_us
+        self._here[0] = 0x2000000 + index  # Phase.BEGUN << 24
 
     def end(self, index: int, t_us: int) -> None:
         """Instruction ``index`` has ended: ring if the one after it wants another clock and no look was foreseen."""
-        words = self._words
-        words[self._record + 2 * index + 1] = t_us
-        words[_POSITION] = self._base | 0x3000000 | index  # Phase.ENDED << 24
+        self._times[2 * index + 1] = t_us
+        self._here[0] = 0x3000000 + index  # Phase.ENDED << 24
         self._ended += 1
-        following = index + 1
-        if self._wake[following if following < self._instructions else 0] and not 0 < words[_FORESEEN] <= t_us:
+        # Counted from the end, so that the last is followed by the first.
+        if self._wake[index - self._last] and not 0 < self._words[_FORESEEN] <= t_us:
             self.ring()
 
-    def step_end(self, iteration: int, t_us: int, faults: Faults = Faults.NONE) -> None:
-        """Close the record of the iteration that is open, and ring unless a look was foreseen."""
-        self._words[_POSITION] = self._base | (Phase.STEP_ENDED << 24)
+    def step_end(self, iteration: int, t_us: int, faults: int = 0) -> None:
+        """Close the record of the iteration that is open. Nobody is woken: the agent hears of it when the next
+        begins, and where that begins at another clock the end of the last instruction has rung."""
+        self._here[0] = 0x4000000  # Phase.STEP_ENDED << 24
         self._close(iteration, t_us, self._ended, faults)
-        if not 0 < self._words[_FORESEEN] <= t_us:
-            self.ring()
 
     def step_end_untimed(self) -> None:
         """End the step, but leave its record open for ``fill``: its times are not known yet."""
-        self._words[_POSITION] = self._base | (Phase.STEP_ENDED << 24)
-        self.ring()
+        self._here[0] = 0x4000000
 
-    def fill(self, iteration: int, end_us: int, times_us: list[int], faults: Faults = Faults.NONE) -> None:
+    def fill(self, iteration: int, end_us: int, times_us: list[int], faults: int = 0) -> None:
         """Close the record of a past iteration with times that came late: begin and end of each instruction in turn."""
-        record = self._slot(iteration)
-        if self._words[record] == 2 * iteration + 1 and len(times_us) == 2 * self._instructions:
-            times = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
-            self._words[record + _TIMES : record + _TIMES + len(times_us)] = times
-            self._close(iteration, end_us, self._instructions, faults)
+        record = self._records[iteration % SLOTS]
+        if record[_SEQUENCE] == 2 * iteration + 1 and len(times_us) == len(record) - _TIMES:
+            record[_TIMES:] = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
+            self._close(iteration, end_us, self._last + 1, faults)
 
-    def deviate(self, faults: Faults) -> None:
+    def deviate(self, faults: int) -> None:
         """The iteration does not follow the schedule: say so before its end, and ring, for the clocks planned are not
         for it."""
-        self._words[self._record - _TIMES + _FAULTS] = faults
+        self._record[_FAULTS] = faults
         self.ring()
 
     def ring(self) -> None:
@@ -244,15 +248,12 @@ class ChannelWriter:
         os.eventfd_write(self._event_fd, 1)
         self.rings += 1
 
-    def _slot(self, iteration: int) -> int:
-        return self._first + iteration % SLOTS * _record_words(self._instructions)
-
-    def _close(self, iteration: int, t_us: int, ended: int, faults: Faults) -> None:
-        words, record = self._words, self._slot(iteration)
-        words[record + _END] = t_us
-        words[record + _FAULTS] = faults
-        words[record + _ENDED] = ended
-        words[record + _SEQUENCE] = 2 * iteration + 2
+    def _close(self, iteration: int, t_us: int, ended: int, faults: int) -> None:
+        record = self._records[iteration % SLOTS]
+        record[_END] = t_us
+        record[_FAULTS] = faults
+        record[_ENDED] = ended
+        record[_SEQUENCE] = 2 * iteration + 2
 
 
 class ChannelReader:

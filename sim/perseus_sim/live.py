@@ -104,6 +104,7 @@ class LiveSession(Session):
     def __init__(self, session: Session, gpu: LiveGpu) -> None:
         self._session = session
         self._gpu = gpu
+        self._begun: tuple[str | int, int, int] = ("", 0, 0)
 
     @property
     def connected(self) -> bool:
@@ -128,10 +129,12 @@ class LiveSession(Session):
 
     def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
         self._gpu.catch_up()
+        self._begun = kind, microbatch, chunk
         self._session.instruction_begin(kind, microbatch, chunk)
 
     def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        self._gpu.work(str(kind), microbatch, chunk)
+        name, of, place = self._begun if kind is None else (kind, microbatch, chunk)
+        self._gpu.work(str(name), of, place)
         rings = self._session.rings
         self._session.instruction_end(kind, microbatch, chunk)
         if self._gpu.await_agent and self._session.rings != rings:

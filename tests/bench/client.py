@@ -1,11 +1,15 @@
-"""What a mark costs the training thread, against Zeus' way of doing it, in one loop of one process.
+"""What a mark costs the training thread, against Zeus' way of doing it and the machine's floor, in one loop of one
+process.
 
 Zeus' PipelineFrequencyOptimizer puts the next frequency into a ``multiprocessing.Queue`` that a child process empties;
-here its child does nothing else. Ours marks begin and end of every instruction, followed by a real agent under a plan
-that changes the clock at every instruction, the worst there can be, or never (quiet). An instruction is work of five
-milliseconds without the GIL, two percent longer or shorter each time, and a little with it: as in training, everybody
-else has gone to sleep by the next mark, and waking another CPU is the dearest thing that a mark can do. Zeus' device
-synchronisation is left out, in its favour.
+here its child does nothing else. Ours marks the ends of every step and of every instruction, followed by a real agent
+under a plan that changes the clock at every instruction, the worst there can be, or never (quiet). An instruction is
+work of five milliseconds without the GIL, two percent longer or shorter each time, and a little with it: as in
+training, everybody else has gone to sleep by the next mark and the caches are somebody else's, and waking another CPU
+is the dearest thing that a mark can do. Zeus' device synchronisation is left out, in its favour.
+
+The floor is what the machine takes for marks that do nothing: methods that return, and methods that make a single
+system call which wakes nobody.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import perseus_client
+from perseus_client import Session
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim import recording
 from perseus_sim.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
@@ -40,7 +45,6 @@ CHANGING = [1410 - 15 * (position % 2) for position in range(len(SCHEDULE))]
 QUIET = [1410] * len(SCHEDULE)
 INSTRUCTION_S = 0.005
 JITTER = 0.02
-Key = tuple[str, int, int]
 
 
 @functools.cache
@@ -63,7 +67,7 @@ def zeus_child(queue: Any) -> None:
             current = frequency
 
 
-def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> list[int]:
+def loop(marks: Session) -> list[int]:
     """Sorted nanoseconds of every call in a loop shaped like training."""
     taken: list[int] = []
     data, noise = work(), random.Random(7)
@@ -71,20 +75,58 @@ def loop(begin: Callable[[Key], object], end: Callable[[Key], object]) -> list[i
     for iteration in range(ITERATIONS):
         if iteration == WARM_UP:
             taken.clear()
-        for key in SCHEDULE:
+        started = clock()
+        marks.step_begin()
+        taken.append(clock() - started)
+        for kind, microbatch, chunk in SCHEDULE:
             started = clock()
-            begin(key)
+            marks.instruction_begin(kind, microbatch, chunk)
             taken.append(clock() - started)
             hashlib.sha256(data[: int(len(data) * noise.uniform(1 - JITTER, 1 + JITTER) / (1 + JITTER))])
             sum(range(500))
             started = clock()
-            end(key)
+            marks.instruction_end()
             taken.append(clock() - started)
+        started = clock()
+        marks.step_end()
+        taken.append(clock() - started)
     return sorted(taken)
 
 
+class Syscall(Session):
+    """Marks that make one system call, that of a ring, on a bell that nobody hears."""
+
+    def __init__(self) -> None:
+        self._bell = os.eventfd(0)
+
+    def step_begin(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    step_end = step_begin
+
+    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        os.close(self._bell)
+
+
+class ZeusQueue(Session):
+    """Tells a frequency before every instruction; Zeus does nothing at its end."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = queue
+        self._frequencies = {key: 1410 - 15 * (position % 2) for position, key in enumerate(SCHEDULE)}
+
+    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
+        self._queue.put(self._frequencies[str(kind), microbatch, chunk])
+
+
 @contextlib.contextmanager
-def followed_session(clocks_mhz: list[int]) -> Iterator[perseus_client.Session]:
+def followed_session(clocks_mhz: list[int]) -> Iterator[Session]:
     """A session that a real agent follows under a plan with these clocks."""
     logging.getLogger("perseus_client").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), 1) as node:
@@ -117,43 +159,31 @@ def describe(stub: Any) -> Any:
 
 
 def ours(clocks_mhz: list[int]) -> list[int]:
-    """Marks of a session that an agent follows; the ends of a step are part of its first and last mark."""
-    first, last = SCHEDULE[0], SCHEDULE[-1]
+    """Marks of a session that an agent follows."""
     with followed_session(clocks_mhz) as session:
-
-        def begin(key: Key) -> None:
-            if key is first:
-                session.step_begin()
-            session.instruction_begin(*key)
-
-        def end(key: Key) -> None:
-            session.instruction_end(*key)
-            if key is last:
-                session.step_end()
-
-        return loop(begin, end)
+        return loop(session)
 
 
 def zeus() -> list[int]:
-    """The same loop, telling a frequency before every instruction; Zeus does nothing at its end, which is left out."""
+    """Zeus' way. It does nothing at the other marks: they are the cheapest, and left out."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     child = context.Process(target=zeus_child, args=(queue,))
     child.start()
-    frequencies = {key: 1410 - 15 * (position % 2) for position, key in enumerate(SCHEDULE)}
-    puts: list[int] = []
-    clock = time.perf_counter_ns
-
-    def begin(key: Key) -> None:
-        started = clock()
-        queue.put(frequencies[key])
-        puts.append(clock() - started)
-
-    loop(begin, lambda key: None)
+    taken = loop(ZeusQueue(queue))
     queue.put(None)
     child.join(10)
     queue.close()
-    return sorted(puts[WARM_UP * len(SCHEDULE) :])
+    return taken[-(ITERATIONS - WARM_UP) * len(SCHEDULE) :]
+
+
+def syscall() -> list[int]:
+    """The floor of a mark that tells anybody anything by a system call."""
+    marks = Syscall()
+    try:
+        return loop(marks)
+    finally:
+        marks.close()
 
 
 def percentile(taken: list[int], share: float) -> float:
@@ -162,28 +192,32 @@ def percentile(taken: list[int], share: float) -> float:
 
 
 def client_call() -> dict[str, Any]:
-    """One mark: under a plan that changes the clock at every instruction, and under one that never does (quiet).
+    """One mark: under a plan that changes the clock at every instruction, and under one that never does (quiet); and
+    the floor.
 
     Of each the least disturbed of several rounds, taken in turn.
     """
-    figures: dict[str, list[float]] = {}
-    peers: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
-        peer, woken, quiet = zeus(), ours(CHANGING), ours(QUIET)
-        for label, share in (("p50", 0.5), ("p99", 0.99)):
-            for name, taken in ((f"client_call_{label}_us", woken), (f"client_call_quiet_{label}_us", quiet)):
-                figures.setdefault(name, []).append(percentile(taken, share))
-                peers.setdefault(name, []).append(percentile(peer, share))
-    return {
-        name: {
-            "value": min(values),
-            "unit": "µs",
-            "peer": "Zeus: multiprocessing.Queue.put",
-            "peer_value": min(peers[name]),
-            "ratio": min(peers[name]) / min(values),
-        }
-        for name, values in figures.items()
+    ways: dict[str, Callable[[], list[int]]] = {
+        "zeus": zeus,
+        "call": lambda: ours(CHANGING),
+        "call_quiet": lambda: ours(QUIET),
+        "floor_syscall": syscall,
+        "floor_call": lambda: loop(Session()),
     }
+    rounds = [{name: measure() for name, measure in ways.items()} for _ in range(ROUNDS)]
+    figures = {}
+    for label, share in (("p50", 0.5), ("p99", 0.99)):
+        best = {name: min(percentile(one[name], share) for one in rounds) for name in ways}
+        for name, value in best.items():
+            if name != "zeus":
+                figures[f"client_{name}_{label}_us"] = {
+                    "value": value,
+                    "unit": "µs",
+                    "peer": "Zeus: multiprocessing.Queue.put",
+                    "peer_value": best["zeus"],
+                    "ratio": best["zeus"] / value,
+                }
+    return figures
 
 
 FIGURES = {"client": client_call}

@@ -67,6 +67,7 @@ def misplaced(session: Session) -> None:
         (lambda session: session.instruction_begin("forward", 99), Faults.UNKNOWN_INSTRUCTION),
         (lambda session: session.instruction_end("sideways", 0), Faults.UNKNOWN_INSTRUCTION),
         (lambda session: session.instruction_end("backward", 3), Faults.OUT_OF_ORDER),
+        (lambda session: session.instruction_end(), Faults.OUT_OF_ORDER),
         (lambda session: session.step_begin(), Faults.ABANDONED),
         (lambda session: None, Faults.NONE),  # simply nothing: none of the instructions was called
     ],

@@ -96,6 +96,24 @@ def test_a_restarted_process_goes_on_with_the_plan_that_was_in_force(bench: Benc
     wait_for(lambda: bench.locked() == 600, "the same point is in force")
 
 
+def test_a_selection_reaches_the_gpu_of_a_rank_between_two_steps_at_once(bench: Bench) -> None:
+    """Nothing rings at a step's end, so whoever selects wakes the GPU's worker."""
+    bench.lease()
+    rank = Rank()
+    bench.node.admit(rank.session)
+    bench.plan(point=1)  # whose clock never changes
+    rank.writer.step_begin(0, 1)
+    wait_for(lambda: bench.locked() == 600, "the plan is followed")
+    for index in range(2):
+        rank.writer.begin(index, 2)
+        rank.writer.end(index, 2)
+    rank.writer.step_end(0, 3)
+    assert rank.writer.rings == 1
+    bench.plan(point=0)
+    wait_for(lambda: bench.locked() == 1200, "the clock of the iteration to come")
+    assert rank.writer.rings == 1
+
+
 def test_a_process_that_says_the_same_again_replaces_the_one_before(bench: Bench) -> None:
     bench.lease()
     old, new = Rank(), Rank()

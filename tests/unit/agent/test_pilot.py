@@ -47,6 +47,7 @@ class Flight:
     def select(self, point: int, from_iteration: int = 0) -> None:
         begun = self.pilot.iteration
         self.plans.select(PLANS.plan_id, {0: point}, from_iteration, {0: begun})
+        self.pilot.heed()
 
     def tick(self) -> int:
         self.now_us += 100
@@ -79,34 +80,44 @@ def flight() -> Iterator[Flight]:
 
 def test_the_clock_of_an_instruction_is_wanted_when_the_one_before_has_ended(flight: Flight) -> None:
     flight.select(0)
-    assert flight.iteration(0) == [1200, 900, "silence", 1200, "silence", 1200]
+    assert flight.iteration(0) == [1200, 900, "silence", 1200, "silence", "silence"]
 
 
 def test_without_a_plan_the_default_clocks_are_wanted_and_nothing_rings_inside(flight: Flight) -> None:
-    assert flight.iteration(0) == [None, *["silence"] * COUNT, None]
+    assert flight.iteration(0) == [None, *["silence"] * (COUNT + 1)]
 
 
 def test_a_selection_inside_an_iteration_waits_for_its_boundary(flight: Flight) -> None:
     flight.select(0)
     assert [flight.begin(0), flight.run(0)] == [1200, 900]
     flight.select(1)
+    # Another plan comes next, so the end of the last instruction rings too: the clock must not wait for the begin.
+    assert [flight.run(1), flight.run(2), flight.run(3), flight.end(0)] == ["silence", 1200, 600, "silence"]
+    assert flight.iteration(1) == [600, *["silence"] * (COUNT + 1)]
+
+
+def test_a_selection_that_is_taken_back_rings_no_more_than_before(flight: Flight) -> None:
+    flight.select(0)
+    flight.iteration(0)
+    assert [flight.begin(1), flight.run(0)] == [1200, 900]
+    flight.select(1)
+    flight.select(0)
     assert [flight.run(1), flight.run(2), flight.run(3)] == ["silence", 1200, "silence"]
-    assert flight.end(0) == 600
-    assert flight.iteration(1) == [600, *["silence"] * COUNT, 600]
 
 
 def test_a_selection_between_two_iterations_counts_for_the_second(flight: Flight) -> None:
     flight.select(0)
     flight.iteration(0)
     flight.select(1, from_iteration=1)
+    assert flight.pilot.look(0) == 600
     assert flight.begin(1) == 600
 
 
 def test_a_selection_for_later_waits_for_its_iteration(flight: Flight) -> None:
     flight.select(0)
     flight.select(1, from_iteration=2)
-    assert flight.iteration(0)[0] == 1200
-    assert flight.iteration(1)[0] == 1200
+    assert flight.iteration(0) == [1200, 900, "silence", 1200, "silence", "silence"]
+    assert flight.iteration(1) == [1200, 900, "silence", 1200, 600, "silence"]
     assert flight.iteration(2)[0] == 600
 
 
@@ -117,7 +128,7 @@ def test_a_repeated_instruction_means_default_clocks_until_the_next_iteration(fl
     flight.rank.end(0, flight.tick())
     assert flight.listen() is None
     assert flight.run(3) == "silence"
-    assert flight.end(0, Faults.OUT_OF_ORDER) == 1200
+    assert flight.end(0, Faults.OUT_OF_ORDER) == "silence"
     assert flight.begin(1) == 1200
 
 
@@ -126,7 +137,7 @@ def test_a_rank_that_says_it_deviates_runs_at_default_clocks_at_once(flight: Fli
     flight.begin(0)
     flight.rank.deviate(Faults.UNKNOWN_INSTRUCTION)
     assert flight.listen() is None
-    assert flight.end(0, Faults.UNKNOWN_INSTRUCTION) == 1200
+    assert flight.end(0, Faults.UNKNOWN_INSTRUCTION) == "silence"
     assert flight.iteration(1)[:2] == [1200, 900]
     flight.begin(2)
     deviating, sound = flight.finished[:2]
@@ -140,7 +151,7 @@ def test_another_schedule_than_the_plan_s_runs_at_default_clocks() -> None:
     order = schedule_of(COUNT)
     flight = Flight([order[1], order[0], *order[2:]])
     flight.select(0)
-    assert flight.iteration(0) == [None, *["silence"] * COUNT, None]
+    assert flight.iteration(0) == [None, *["silence"] * (COUNT + 1)]
     assert flight.pilot.misfit
     flight.channel.close()
 
@@ -155,7 +166,7 @@ def test_a_rank_met_inside_an_iteration_keeps_default_clocks_until_the_next() ->
     for index in range(COUNT):
         flight.rank.end(index, flight.tick())
         assert flight.listen() in (None, "silence")
-    assert flight.end(7) == 1200
+    assert flight.end(7) == "silence"
     assert flight.begin(8) == 1200
     flight.channel.close()
 

@@ -27,6 +27,7 @@ class Recorder(Session):
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.inside = False
+        self.begun: tuple[str | int, int, int] | None = None
 
     def step_begin(self) -> None:
         self.inside = True
@@ -38,11 +39,12 @@ class Recorder(Session):
 
     def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
         if self.inside:
-            self.calls.append(("begin", (kind, microbatch, chunk)))
+            self.begun = kind, microbatch, chunk
+            self.calls.append(("begin", self.begun))
 
     def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
         if self.inside:
-            self.calls.append(("end", (kind, microbatch, chunk)))
+            self.calls.append(("end", self.begun if kind is None else (kind, microbatch, chunk)))
 
     def close(self) -> None:
         self.calls.append(("close", None))
