@@ -35,10 +35,14 @@ IN_CONTAINER: Final = "/var/run/perseus-simulated-gpus"
 _NAMESPACE: Final = uuid.UUID("6f0f3a9e-3c5b-4b36-9f3a-5d3f5d2c9c11")
 _CHECK_S: Final = 1.0
 _CALL_TIMEOUT_S: Final = 5.0
+_DRIVER_REPLACED: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 
 def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library: Path) -> NodeGpus:
-    """A node's GPUs, the same at every start: if they are there they keep their state."""
+    """A node's GPUs, the same at every start: if they are there they keep their state.
+
+    If there are others, whoever still holds those is told that the driver is another one, and starts anew.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     installed = folder / SONAME
     if not installed.exists() or not filecmp.cmp(library, installed, shallow=False):
@@ -60,6 +64,11 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
     except (NoGpus, ShimError):
         kept = False
     if not kept:
+        with contextlib.suppress(ShimError):
+            former = open_shim(folder)
+            for call in ("nvmlDeviceGetClockInfo", "nvmlDeviceSetGpuLockedClocks"):
+                former.inject(call, _DRIVER_REPLACED)
+            former.close()
         gpus.create(folder)
         gpus.write(folder)
     return gpus

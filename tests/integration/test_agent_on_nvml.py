@@ -13,8 +13,11 @@ import pytest
 
 from perseus_agent.devices.nvml import may_write
 from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_sim.device_plugin import make_gpus
+from perseus_sim.model import MODELS
 from perseus_sim.nvml_shim import ENV_STATE, Shim
 from perseus_sim.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
+from perseus_sim.shim_gpu import STATE
 
 CLOCKS_MHZ = [[1200, 900, 1200, 900]]
 JOB = "job"
@@ -88,6 +91,25 @@ def test_a_killed_agent_s_locks_are_given_back_by_its_successor(node: RecordingN
     node.start_agent("--devices=nvml")
     wait_for(lambda: shim.get(0, "locked_mhz") == 0, "the successor has given it back")
     assert shim.get(1, "reset_calls") == 0
+
+
+def test_an_agent_leaves_gpus_that_were_replaced_by_others(
+    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when simulated GPUs are installed again, and there are fewer."""
+    gpus = tmp_path / "gpus"
+    make_gpus(gpus, "node-a", 3, MODELS["a100"], nvml_library)
+    monkeypatch.setenv(ENV_STATE, str(gpus / STATE))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(gpus))
+    with RecordingNode.open(tmp_path / "node") as node:
+        agent = node.start_agent("--devices=nvml")
+        assert agent.poll() is None
+        make_gpus(gpus, "node-a", 2, MODELS["a100"], nvml_library)
+        assert agent.wait(60) != 0
+        assert "the GPU driver is another than at start" in node.log()
+        node.start_agent("--devices=nvml")
+        with node.stub() as stub:
+            assert len(stub.DescribeNode(messages.DescribeNodeRequest()).gpus) == 2
 
 
 def test_without_permission_the_agent_measures_and_training_runs_on(node: RecordingNode, shim: Shim) -> None:
