@@ -48,7 +48,7 @@ def test_off_is_off(render: Render) -> None:
 def test_it_never_blocks_and_changes_nothing_else(render: Render) -> None:
     asked = webhook(render({"webhook": {"enabled": True}}))
     assert asked["failurePolicy"] == "Ignore"
-    assert asked["timeoutSeconds"] == 2
+    assert asked["timeoutSeconds"] == 10
     assert asked["sideEffects"] == "None"
     assert asked["reinvocationPolicy"] == "IfNeeded"
     (rule,) = asked["rules"]
