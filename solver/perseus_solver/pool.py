@@ -15,6 +15,7 @@ import numpy.typing as npt
 from perseus_solver.certify import iteration_bound
 from perseus_solver.engine.curve import Engine, Sample
 from perseus_solver.engine.graph import Index
+from perseus_solver.engine.tables import lower_hull
 from perseus_solver.recreate import Recreate
 from perseus_solver.result import DEFAULT_GAP, Frontier, verdict
 from perseus_solver.rounding import Curve, Rounder, improve, round_plans
@@ -27,12 +28,14 @@ Columns = npt.NDArray[np.int16]
 _GOOD_GAP = 1e-3
 """Plans within this of their bound are left as they are; for the others more ways of rounding are tried."""
 _CELLS, _LARGE = 4_000_000, 2_000_000
-"""Instructions × plans rounded at once, a few hundred megabytes of work arrays; beyond so many in all, in one pass."""
+"""Instructions × plans rounded at once, a few hundred megabytes of work arrays; beyond so many in all, in two passes:
+relaxed schedules as they are, and mixtures of the best plans that come of it."""
 _NEAR = [(0, 0), (1, 1)]
 _WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
 """Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
-_SPLICES = [(True, [(0, 0), (1, 1)]), (False, [(0, 0), (2, 2)])]
-"""The passes that mix plans with plans, whether quick, and their spans: what one finds, the next may use."""
+_FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
+_SPLICES = [(True, _BOTH, [(0, 0)]), (False, _FORTH, [(0, 0), (1, 1)]), (False, _BOTH, [(0, 0), (2, 2)])]
+"""The passes that mix plans with plans, whether only those at corners, their ways and spans: what one finds, the next may use."""
 _SMALL, _MIDDLE = 400, 2_000
 """Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 6, 16, 30))
@@ -47,7 +50,7 @@ class Pool:
     def __init__(self, engine: Engine, samples: list[Sample], *, exact: bool = False) -> None:
         """Prepare; ``exact``: a plan that ends before its deadline has not done well because its own bound is near."""
         self._engine, self._exact = engine, exact
-        self._rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+        self._rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         self._simulator = Simulator(engine.problem)
         self._columns: list[Columns] = []
         self._makespan, self._time_s, self._energy_j, self._effective_j = (np.zeros(0) for _ in range(4))
@@ -61,7 +64,7 @@ class Pool:
         duration, makespan = self._engine.schedules(flows)
         finish = self._engine.graph.finish(duration)[:-1]
         order = np.argsort(makespan, kind="stable")
-        through = np.stack([s.through for s in flows], axis=1)[self._engine.graph.order].astype(np.float64)
+        through = np.stack([s.through[self._engine.alike] for s in flows], axis=1).astype(np.float64)
         self.curve = Curve((finish - duration)[:, order], finish[:, order], through[:, order], makespan[order])
 
     def bound_j(self, time_s: Floats) -> Floats:
@@ -71,21 +74,24 @@ class Pool:
     def add(self, deadline: Floats, report: Callable[[float], None]) -> None:
         """Round for these deadlines (ticks), a few at a time; where the result is poor, look closer."""
         n = self._engine.graph.n
-        size = max(_CELLS // n, 1)
-        large = n * len(deadline) > _LARGE
-        for begin in range(0, len(deadline), size):
-            part = deadline[begin : begin + size]
-            self._keep(round_plans(self._rounder, self.curve, part, _NEAR[:1] if large else _NEAR, quick=large))
-            report(min(begin + size, len(deadline)) / len(deadline))
-        if large:
+        if n * len(deadline) > _LARGE:
+            # Where relaxed schedules end by themselves, they are rounded best.
+            self._round(self.curve, np.unique(np.floor(self.curve.makespan)), _NEAR[:1], ways=_BACK)
+            report(1 / 3)
+            self._round(
+                self._plans(corners=True), deadline, _NEAR[:1], ways=_BACK, report=lambda s: report((1 + 2 * s) / 3)
+            )
             return
+        self._round(self.curve, deadline, _NEAR, report=report)
         for worst in (_GOOD_GAP, DEFAULT_GAP):
             poor = deadline[self._gap(deadline) > worst]
             if len(poor):
                 self._learn(self._engine.refine(self.samples, poor))
-                self._keep(round_plans(self._rounder, self.curve, poor, _WIDE, quick=True))
-        for quick, spans in _SPLICES:
-            self._splice(deadline[self._gap(deadline) > _GOOD_GAP], spans, quick=quick)
+                self._round(self.curve, poor, _WIDE, ways=_FORTH)
+        for corners, ways, spans in _SPLICES:
+            poor = deadline[self._gap(deadline) > _GOOD_GAP]
+            if len(poor):
+                self._round(self._plans(corners=corners), poor, spans, ways=ways)
         if n > (_MIDDLE if self._exact else _SMALL):
             return
         one = _SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE
@@ -110,15 +116,30 @@ class Pool:
         limit = np.where(self._rounder.makespan(columns) <= deadline, deadline, 0.0)
         self._keep(improve(self._rounder, columns, limit))
 
-    def _splice(self, deadline: Floats, spans: list[tuple[int, int]], *, quick: bool) -> None:
-        """Mix plans with their neighbours, as the first rounding mixed relaxed schedules."""
-        if not len(deadline):
-            return
+    def _round(
+        self,
+        curve: Curve,
+        deadline: Floats,
+        spans: list[tuple[int, int]],
+        *,
+        ways: tuple[bool, ...] = _BOTH,
+        report: Callable[[float], None] = lambda _share: None,
+    ) -> None:
+        """Mix schedules of the curve, for a few deadlines at a time."""
+        size = max(_CELLS // self._engine.graph.n, 1)
+        for begin in range(0, len(deadline), size):
+            self._keep(round_plans(self._rounder, curve, deadline[begin : begin + size], spans, ways=ways))
+            report(min(begin + size, len(deadline)) / len(deadline))
+
+    def _plans(self, *, corners: bool = False) -> Curve:
+        """The plans that no other dominates, or only the corners of their lower convex hull, to be mixed like relaxed
+        schedules."""
         order = np.lexsort((self._effective_j, self._makespan))
         least = np.minimum.accumulate(self._effective_j[order])
         kept = order[np.append(True, least[1:] < least[:-1])]
-        curve = self._rounder.curve(self._pick(kept), self.curve)
-        self._keep(round_plans(self._rounder, curve, deadline, spans, quick=quick))
+        if corners:
+            kept = kept[lower_hull(self._makespan[kept], self._effective_j[kept])]
+        return self._rounder.curve(self._pick(kept), self.curve)
 
     def _recreate(self, deadline: Floats, starts: int, tries: int, rounds: int) -> None:
         if not len(deadline):

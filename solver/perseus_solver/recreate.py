@@ -41,7 +41,9 @@ class Recreate:
         first, limit = np.arange(columns) * tries, deadline[of]
         worth = np.stack([rounder.worth(through * share) for share in _SHARES], axis=2)
         free = worth[:, of, 0]
-        scarce = through > 0  # elsewhere nothing waits for time, and as much of it has been used as can be
+        scarce = (through > 0)[
+            rounder.kind
+        ]  # elsewhere nothing waits for time, and as much of it has been used as can be
         scarce[:, ~scarce.any(axis=0)] = True
         scarce = scarce[:, of]
         energy = rounder.energy_j(choice)

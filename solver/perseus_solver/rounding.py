@@ -30,7 +30,9 @@ _CELLS = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Optimal relaxed schedules, fast to slow: columns of start and finish ticks and of flows; makespans increase."""
+    """Optimal relaxed schedules, fast to slow: columns of start and finish ticks, and of flows through each kind of row
+    (see `Rounder`); makespans increase.
+    """
 
     start: Floats
     finish: Floats
@@ -46,16 +48,23 @@ class Curve:
         return left, right, np.clip((deadline - self.makespan[left]) / gap, 0.0, 1.0)
 
     def through_at(self, deadline: Floats) -> Floats:
-        """The flow for a deadline: what time is worth at each instruction."""
+        """The flow for a deadline: what time is worth at each kind of instruction."""
         left, right, share = self.around(deadline)
         return self.through[:, left] * (1.0 - share) + self.through[:, right] * share
 
 
 class Rounder:
-    """The tables and the graph of one problem, laid out for sweeps. Choices count from the fastest."""
+    """The tables and the graph of one problem, laid out for sweeps. Choices count from the fastest.
 
-    def __init__(self, tables: Tables, graph: Graph, table_of: Index) -> None:
+    Rows of one kind share their table and, in whatever flow, what time is worth to them: the blocks of a steady state
+    have as many kinds as one of them has instructions. Left out, each row is a kind of its own.
+    """
+
+    def __init__(self, tables: Tables, graph: Graph, table_of: Index, kind: Index | None = None) -> None:
         self.tables, self.graph, self.table_of = tables, graph, table_of
+        self.kind = np.arange(graph.n) if kind is None else kind
+        self._all_differ = kind is None
+        self._table_of_kind = table_of[np.unique(self.kind, return_index=True)[1]]
         # One column more than the widest table: behind its slowest option every table has one that takes for ever.
         self._width = tables.ticks.shape[1] + 1
         self._first = (table_of * self._width)[:, None]
@@ -67,7 +76,7 @@ class Rounder:
         prefixes = _best_in_prefix(tables)
         self._prefix = prefixes.ravel()
         self._prefix_width = prefixes.shape[2]
-        self._prefix_first = (table_of * (prefixes.shape[1] * self._prefix_width))[:, None]
+        self._prefix_first = (self._table_of_kind * (prefixes.shape[1] * self._prefix_width))[:, None]
 
     def ticks(self, choice: Index) -> Floats:
         """Durations of a choice."""
@@ -95,15 +104,19 @@ class Rounder:
         return end
 
     def worth(self, price: Floats) -> Index:
-        """What `_pick` needs to know about a price of time (units) at each instruction."""
+        """What `_pick` needs to know about a price of time (units) at each kind of instruction."""
         tables = self.tables
         corner = np.empty(price.shape, dtype=np.intp)
         for k in range(len(tables.size)):
-            rows = np.flatnonzero(self.table_of == k)
+            rows = np.flatnonzero(self._table_of_kind == k)
             falling = -tables.hull_price[k, : int(tables.hull_size[k]) - 1]
             corner[rows] = np.searchsorted(falling, -price[rows], side="right")
         found: Index = self._prefix_first + corner * self._prefix_width
         return found
+
+    def free(self, columns: int) -> Index:
+        """The same where time is worth nothing."""
+        return self.worth(np.zeros((len(self._table_of_kind), columns)))
 
     def _pick(self, rows: slice, limit: Floats, worth: Index) -> Index:
         """The best option that takes at most ``limit``, unused time being worth its price; the fastest if none does."""
@@ -117,7 +130,7 @@ class Rounder:
             at += self._ticks.take(at + 1) <= limit
         at -= self._first[rows]
         np.maximum(at, 0, out=at)
-        at += worth[rows]
+        at += worth[rows] if self._all_differ else worth.take(self.kind[rows], axis=0)
         best: Index = self._prefix.take(at)
         return best
 
@@ -211,15 +224,21 @@ def _best_in_prefix(tables: Tables) -> Index:
 
 
 def round_plans(
-    rounder: Rounder, curve: Curve, deadline: Floats, spans: list[tuple[int, int]], *, quick: bool = False
+    rounder: Rounder,
+    curve: Curve,
+    deadline: Floats,
+    spans: list[tuple[int, int]],
+    *,
+    ways: tuple[bool, ...] = (False, True),
 ) -> Index:
     """The best plans found for each deadline: mixtures of two schedules of the curve, rounded, slack given away.
 
     A span counts how many samples further than the nearest the two schedules lie, before and after the deadline: far
     ones have fewer durations between two options. All mixtures are swept side by side, ``2 · len(spans)`` columns a
-    deadline. ``quick`` tries one way instead of four and offers slack in fewer steps: a sixth of the work.
+    deadline. Of the ``ways``, False mixes early and sweeps from the start, True mixes late and sweeps from the end;
+    both are crossed as well, and a single one, a sixth of the work, offers slack in fewer steps.
     """
-    ways, shares = ((False,), QUICK_SHARES) if quick else ((False, True), SHARES)
+    shares = SHARES if len(ways) > 1 else QUICK_SHARES
     last = len(curve.makespan) - 1
     left, right, _ = curve.around(deadline)
     through = curve.through_at(deadline)
@@ -250,7 +269,7 @@ def improve(rounder: Rounder, choices: Index, deadline: Floats) -> Index:
     """Given plans made no dearer: what they leave unused, up to their own end or a later deadline, is given away."""
     choice = choices.copy()
     limit = np.maximum(deadline, rounder.makespan(choice))
-    rounder.reclaim(choice, limit, rounder.worth(np.zeros(choice.shape)))
+    rounder.reclaim(choice, limit, rounder.free(choice.shape[1]))
     return choice
 
 

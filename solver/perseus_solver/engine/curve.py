@@ -30,7 +30,7 @@ Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 SHARPNESS = 2e-5
 """The envelope is known well enough where a new line can raise it by no more than this share of the energy."""
 _NOTHING = 1e-300  # joules; keeps shares defined where a problem takes no energy at all
-MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 7, 72_000
+MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 7, 60_000
 """With 40 well chosen prices the envelope lies within a few hundredths of a percent of the relaxation's frontier. A
 network with many rows gets fewer, so that prices × rows stay about constant, and the flows between two prices are
 mixed instead (`Engine.mixed`)."""
@@ -62,6 +62,9 @@ class Engine:
         self.table_of: Index = problem.option_of[self.graph.order].astype(np.intp)
         self.steady = self._find_rhythm() if repeat else None
         self._network = None if self.steady else build_network(self.tables, self.graph, self.table_of)
+        # Instructions of one kind carry the same flow at every price; ``alike`` holds one of each.
+        self.alike, kind = self.steady.kinds() if self.steady else (self.graph.order, self.graph.rank)
+        self.kind: Index | None = kind[self.graph.order] if self.steady else None
         rows = self.steady.rows if self.steady else self.graph.n
         self.most_prices = min(max(PRICED_ROWS // max(rows, 1), LEAST_PRICES), MOST_PRICES)
         ends = np.stack((self.tables.ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
@@ -93,7 +96,8 @@ class Engine:
 
     def refine(self, samples: list[Sample], makespan: Floats) -> list[Sample]:
         """More samples, each where it may raise the bound at one of these makespans most."""
-        prices = {self._next(samples, at_s) for at_s in (makespan * self.tables.tick_s).tolist()}
+        fastest_s = self.fastest * self.tables.tick_s
+        prices = {self._next(samples, at_s, fastest_s) for at_s in (makespan * self.tables.tick_s).tolist()}
         return _sorted([*samples, *self.sample(sorted({price for price, _ in prices if price is not None}))])
 
     def mixed(self, samples: list[Sample]) -> list[Sample]:
@@ -138,7 +142,11 @@ class Engine:
         """Prices to begin with: where few can be afforded, those that the rhythm alone, which is cheap, wants next."""
         if self.steady is None or self.most_prices == MOST_PRICES:
             return self.ends()
-        return [sample.price for sample in self.explore(self._rhythm(self.ends()), self._rhythm, most)]
+        top, twice = self._rhythm([self.steepest(), 2 * self.steepest()])
+        # Beyond the dearest price all is at its fastest: from there the line rises with the rhythm's shortest time.
+        fastest_s = (twice.bound.constant_j - top.bound.constant_j) / (twice.bound.price_w - top.bound.price_w)
+        found = self.explore([top, *self._rhythm([0])], self._rhythm, most, fastest_s=fastest_s)
+        return [sample.price for sample in found]
 
     def _rhythm(self, prices: list[int]) -> list[Sample]:
         assert self.steady is not None
@@ -152,27 +160,29 @@ class Engine:
         most: int,
         *,
         at_s: float | None = None,
+        fastest_s: float | None = None,
         report: Callable[[float], None] = lambda _share: None,
     ) -> list[Sample]:
         """Add the most telling price until nothing visible can be gained, or ``most`` are there."""
         samples = _sorted(samples)
+        if fastest_s is None:
+            fastest_s = self.fastest * self.tables.tick_s
         while len(samples) < most:
-            price, rise = self._next(samples, at_s)
+            price, rise = self._next(samples, at_s, fastest_s)
             if price is None or rise <= SHARPNESS:
                 break
             samples = _sorted([*samples, *solve([price])])
             report(len(samples) / most)
         return samples
 
-    def _next(self, samples: list[Sample], at_s: float | None) -> tuple[int | None, float]:
+    def _next(self, samples: list[Sample], at_s: float | None, fastest_s: float) -> tuple[int | None, float]:
         """The price that may raise the envelope most (at one makespan, or anywhere), and by what share of the energy;
         none where all prices between two samples have been solved.
         """
         prices = np.array([sample.price for sample in reversed(samples)])
         lines = [sample.bound for sample in reversed(samples)]
         price_w, value_j = np.array([b.price_w for b in lines]), np.array([b.constant_j for b in lines])
-        tick_s = self.tables.tick_s
-        doubt = Doubt.between(price_w, value_j, self.fastest * tick_s, self.slowest * tick_s)
+        doubt = Doubt.between(price_w, value_j, fastest_s, self.slowest * self.tables.tick_s)
         waiting_w = self.problem.blocking_power_w * self.problem.stages
         if at_s is None:
             rise = doubt.rise_j() / np.maximum(doubt.least_j + (waiting_w - doubt.price_w) * doubt.makespan_s, _NOTHING)

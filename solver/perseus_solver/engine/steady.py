@@ -74,8 +74,8 @@ class Rhythm:
         watts = through * tables.unit_w
         seconds = tables.hull_ticks[run.option_of] * tables.tick_s
         best = (tables.hull_energy_j[run.option_of] + watts[:, None] * seconds).min(axis=1)
-        block_j = float(best.sum() + np.dot(edge * tables.unit_w, run.delay_s))
-        return Bound(run.blocks * block_j, price * tables.unit_w)
+        best += np.bincount(run.head, weights=edge * tables.unit_w * run.delay_s, minlength=run.nodes)
+        return Bound(float(np.dot(run.count, best)), price * tables.unit_w)
 
     def _circulation(self, price: int) -> tuple[Int64, Int64]:
         """Newton's method.
@@ -157,31 +157,24 @@ class Steady:
         """Cut the graph; ``keep`` blocks at either end of each run stay in the neighbouring pieces."""
         self._tables = tables
         self._rhythms = [Rhythm(tables, run) for run in runs]
-        offset = problem.stage_offset.astype(np.int64)
-        stage = np.repeat(np.arange(problem.stages), np.diff(offset))
-        place = np.arange(problem.instructions) - offset[stage]
+        stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
         piece = np.zeros(problem.instructions, dtype=np.intp)
         self._node = np.full(problem.instructions, -1, dtype=np.intp)
         edge_class = np.full(len(problem.edge_from), -1, dtype=np.intp)
         tail, head = problem.edge_from, problem.edge_to
         nodes = classes = 0
         for number, run in enumerate(runs):
-            block, within = np.divmod(place - run.first[stage], run.step[stage])
-            node = np.concatenate(([0], np.cumsum(run.step)[:-1]))[stage] + within
-            piece[block >= run.blocks - keep] = number + 1
-            middle = (block >= keep) & (block < run.blocks - keep)
+            block, node = run.locate(problem)
+            before, after = block < (run.low + keep)[stage], block >= (run.high - keep)[stage]
+            piece[after] = number + 1
+            middle = ~(before | after)
             self._node[middle] = nodes + node[middle]
             # Edges with an end in the middle, and those that leap over it.
-            crossing = (block[head] >= keep) & (block[tail] < run.blocks - keep)
-            back = block[head] - block[tail]
-            span = int(run.back.max(initial=0)) + 1
-            known = (run.tail * run.nodes + run.head) * span + run.back
-            order = np.argsort(known)
-            key = (node[tail[crossing]] * run.nodes + node[head[crossing]]) * span + back[crossing]
-            at = np.minimum(np.searchsorted(known[order], key), len(order) - 1)
-            if (known[order][at] != key).any() or len(np.unique(known)) < len(known):
+            crossing = middle[tail] | middle[head] | (before[tail] & after[head])
+            known = run.classify(problem, block, node)[crossing]
+            if (known < 0).any():
                 raise NotSteady
-            edge_class[crossing] = classes + order[at]
+            edge_class[crossing] = classes + known
             nodes, classes = nodes + run.nodes, classes + len(run.tail)
         self._edge_class = edge_class
         piece[self._node >= 0] = -1
@@ -218,6 +211,13 @@ class Steady:
     def rows(self) -> int:
         """Instructions that are solved for each price."""
         return sum(len(piece.rows) for piece in self._pieces)
+
+    def kinds(self) -> tuple[Index, Index]:
+        """One instruction of each kind, and the kind of each: what is repeated is alike, the rest differs."""
+        apart = int(self._node.max()) + 1
+        label = np.where(self._node >= 0, self._node, apart + np.arange(len(self._node)))
+        _, one, kind = np.unique(label, return_index=True, return_inverse=True)
+        return one, kind
 
     def lines(self, price: int) -> Bound:
         """What the rhythms alone say about a price: a cheap forecast of where the full bound will lie."""

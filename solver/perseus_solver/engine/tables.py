@@ -73,7 +73,7 @@ def efficient(options: Options, blocking_power_w: float) -> Index:
     return order[sorted_j < best_before]
 
 
-def _lower_hull(time: Floats, energy: Floats) -> Index:
+def lower_hull(time: Floats, energy: Floats) -> Index:
     """Corners of the lower convex hull of points sorted by time (Andrew's monotone chain)."""
     hull: list[int] = []
     for i in range(len(time)):
@@ -117,7 +117,7 @@ def build_tables(problem: Problem) -> Tables:
         times.append(options.time_s[row])
         ticks.append(tick)
         energies.append(energy)
-        hulls.append(_lower_hull(tick, energy))
+        hulls.append(lower_hull(tick, energy))
 
     slopes = [-np.diff(e[h]) / np.diff(t[h] * tick_s) for e, t, h in zip(energies, ticks, hulls, strict=True)]
     steepest = max((float(s.max()) for s in slopes if len(s)), default=1.0)

@@ -1,0 +1,75 @@
+"""Where a schedule repeats: every stage's own range is found, and few prices are put where they tell most."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perseus_solver.engine.curve import KEEP, MOST_PRICES, Engine
+from perseus_solver.engine.periods import find_runs
+from perseus_solver.problem import Problem, build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.schedules import build_schedule
+
+
+def repeating(schedule: str, stages: int, microbatches: int) -> Problem:
+    rows = ["stage,instruction,frequency,time,energy"]
+    for stage in range(stages):
+        for kind, work in (("forward", 1.0), ("backward", 2.1)):
+            for clock in range(1400, 800, -60):
+                seconds = work * (1 + 0.1 * (stage % 3)) * (0.3 + 0.7 * 1400 / clock)
+                rows.append(f"{stage},{kind},{clock},{seconds},{seconds * (90 + 310 * (clock / 1400) ** 2.5)}")
+    profile = read_profile("\n".join(rows) + "\n")
+    return build_problem(
+        profile, build_schedule(schedule, stages=stages, microbatches=microbatches), blocking_power_w=80.0
+    )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_whatever_repeats_has_the_choices_and_edges_of_its_kind(schedule: str) -> None:
+    problem = repeating(schedule, 4, 60)
+    offset = problem.stage_offset
+    stage = np.repeat(np.arange(4), np.diff(offset))
+    place = np.arange(problem.instructions) - offset[stage]
+    for run in find_runs(problem, Engine(problem, repeat=False).graph, 8):
+        inside = (run.begin[stage] <= place) & (place < run.end[stage])
+        block, node = run.locate(problem)
+        assert (problem.option_of == run.option_of[node])[inside].all()
+        edge_class = run.classify(problem, block, node)
+        for ends, pattern in ((problem.edge_from, run.tail), (problem.edge_to, run.head)):
+            for i in np.flatnonzero(inside & (block >= run.low[stage] + 1) & (block < run.high[stage] - 1)).tolist():
+                assert sorted(edge_class[ends == i].tolist()) == np.flatnonzero(pattern == node[i]).tolist()
+
+
+def test_stages_repeat_beyond_what_all_do_together() -> None:
+    """Only filling and draining the pipeline, a triangle each, and the blocks kept at either end are solved one by
+    one."""
+    stages = 12
+    engine = Engine(repeating("1f1b", stages, 120))
+    assert engine.steady is not None
+    triangles, kept = stages * (stages - 1), 2 * KEEP * 2 * stages
+    assert engine.steady.rows <= 1.1 * (triangles + kept)
+
+
+def test_rows_of_one_kind_carry_the_same_flow() -> None:
+    engine = Engine(repeating("1f1b", 4, 80))
+    assert engine.kind is not None
+    assert len(engine.alike) < engine.graph.n / 2
+    for sample in engine.sample([engine.steepest() // 40, engine.steepest() // 10]):
+        assert np.array_equal(sample.through[engine.alike][engine.kind], sample.through[engine.graph.order])
+
+
+def test_few_prices_are_put_where_the_rhythm_bends() -> None:
+    engine = Engine(repeating("1f1b", 4, 80))
+    engine.most_prices = MOST_PRICES - 1
+    prices = engine.forecast(7)
+    assert len(set(prices)) == 7
+    at_s = np.linspace(engine.fastest, engine.slowest, 60) * engine.tables.tick_s
+    waiting_j = engine.problem.blocking_power_w * engine.problem.stages * at_s
+
+    def envelope(chosen: list[int]) -> np.ndarray:
+        samples = sorted(engine.sample(chosen), key=lambda sample: -sample.price)
+        proofs = [*samples, *engine.mixed(samples)]
+        return np.max([proof.bound.at(at_s) for proof in proofs], axis=0) + waiting_j
+
+    assert (envelope(engine.forecast(40)) / envelope(prices) - 1).max() < 0.01
