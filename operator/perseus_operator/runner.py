@@ -314,8 +314,8 @@ class JobRunner:
         node.failures += 1
         reason = Reason.AGENT_REFUSED if refused else Reason.AGENT_UNAVAILABLE
         node.fault = Fault(reason, f"Node {node.name}, {type(action).__name__}: {error}")
-        if refused and not isinstance(action, Acquire):
-            # It may have restarted and hold nothing for us any more; begin again with the lease.
+        if (refused and not isinstance(action, Acquire)) or node.expires_at_s <= now_s:
+            # It may have restarted, or its lease has run out: it holds nothing for us any more. Begin with the lease.
             node.lost()
         if isinstance(action, Release) and not node.pods and node.expires_at_s <= now_s:
             self._forget(node)  # the lease has run out by itself

@@ -54,6 +54,18 @@ async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None
     assert world.agents[1].point == point
 
 
+async def test_a_plan_is_not_in_force_where_a_lease_has_run_out(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(objective={"type": "MinEnergy"})
+    await world.train_until_applied()
+    await world.agents[0].die()
+    await world.until_condition("Ready", "False", "AgentUnavailable")
+    assert (await world.condition("PlanApplied"))[0] == "True", "its node may hold the plan until the lease ends"
+    await world.until_condition("PlanApplied", "False", "AgentUnavailable")
+    await world.agents[0].serve()
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+
+
 async def test_of_two_operators_the_newer_commands_and_the_older_keeps_still(own_world: World) -> None:
     await own_world.profile({"profile.csv": profile_csv(STAGES)})
     await own_world.apply(baselineIterations=0)
