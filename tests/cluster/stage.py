@@ -231,15 +231,19 @@ class Stage:
         self.returned()
 
     def strike(self) -> None:
-        """Delete the jobs, see every GPU at default, uninstall."""
+        """Delete the jobs, see every GPU at default, uninstall; also what was begun and came to nothing."""
         for job in self.jobs:
-            self.custom.delete_namespaced_custom_object(*job.place)
+            with contextlib.suppress(client.ApiException):
+                self.custom.delete_namespaced_custom_object(*job.place)
         gpus = [gpu for job in self.jobs for gpu in job.gpus]
         self.eventually("every GPU is at default", lambda: not any(gpu.locked_mhz for gpu in gpus))
         place = self.jobs[0].place[:-1]
-        self.eventually("the jobs are gone", lambda: not self.custom.list_namespaced_custom_object(*place)["items"])
-        self._helm("uninstall", "perseus", "--namespace", SYSTEM)
-        client.ApiextensionsV1Api(self.api).delete_custom_resource_definition(f"{keys.PLURAL}.{keys.API_GROUP}")
+        with contextlib.suppress(client.ApiException):
+            self.custom.list_namespaced_custom_object(*place)
+            self.eventually("the jobs are gone", lambda: not self.custom.list_namespaced_custom_object(*place)["items"])
+        self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found")
+        with contextlib.suppress(client.ApiException):
+            client.ApiextensionsV1Api(self.api).delete_custom_resource_definition(f"{keys.PLURAL}.{keys.API_GROUP}")
         for name in (TRAINING, SYSTEM):
             self.core.delete_namespace(name)
         names = lambda: {item.metadata.name for item in self.core.list_namespace().items}  # noqa: E731
