@@ -15,6 +15,9 @@ from local_cluster.errors import CannotRun, StartFailed
 
 _MOUNT = Path("/sys/fs/cgroup")
 _NEEDED = ("cpu", "cpuset", "memory", "pids")
+_WEIGHT = 32
+"""How many processes of this machine a cluster counts for where processors are short: all its pods together would
+count for one, and starve beside anything else that runs."""
 
 
 def is_v2() -> bool:
@@ -50,6 +53,7 @@ def require() -> None:
 
 def make(cluster: str, node: str) -> str:
     """The node's group, ready for a kubelet; returns its path as a kubelet's ``cgroupRoot``."""
+    weights = {"cpu.weight": 100 * _WEIGHT} if is_v2() else {"cpu.shares": 1024 * _WEIGHT}
     for root in _roots():
         for group in (root / cluster, root / cluster / node):
             group.mkdir(exist_ok=True)
@@ -58,6 +62,9 @@ def make(cluster: str, node: str) -> str:
             for setting in ("cpuset.cpus", "cpuset.mems"):
                 if not is_v2() and (group / setting).exists():  # a new group of v1 has none, and runs nothing
                     (group / setting).write_bytes((group.parent / setting).read_bytes())
+        for setting, weight in weights.items():
+            if (root / cluster / setting).exists():
+                (root / cluster / setting).write_text(str(weight), encoding="ascii")
     return f"/{cluster}/{node}"
 
 
