@@ -21,6 +21,7 @@ import deepspeed  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from deepspeed.pipe import LayerSpec, PipelineModule  # noqa: E402
+from said import listen  # noqa: E402
 from torch import nn  # noqa: E402
 
 import perseus_client.deepspeed as perseus  # noqa: E402
@@ -28,6 +29,7 @@ import perseus_client.deepspeed as perseus  # noqa: E402
 WIDTH = 32
 MICROBATCHES = 5
 COMPARED_STEPS = 3
+UNHOOKED_STEPS = 6
 
 
 class Layer(nn.Module):
@@ -72,6 +74,18 @@ def train(engine: Any, data: Iterator[Any]) -> list[Any]:
     return losses + [p.detach().clone() for p in engine.module.parameters()]
 
 
+def unhooked(engine: Any, data: Iterator[Any]) -> list[str]:
+    """Attached, but somebody has put the map of instructions back: what the client says."""
+    lines = listen()
+    attachment = perseus.attach(engine)
+    engine._INSTRUCTION_MAP = type(engine)._INSTRUCTION_MAP
+    for _ in range(UNHOOKED_STEPS):
+        engine.train_batch(data)
+        attachment.session.wait_connected(30)  # the first step says hello
+    attachment.detach()
+    return lines
+
+
 def main() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile C++ first; gloo does as well
     deepspeed.init_distributed("gloo")
@@ -108,6 +122,8 @@ def main() -> None:
             key for key in ("_INSTRUCTION_MAP", "_exec_schedule", "_perseus_attachment") if key in vars(engine)
         ]
         engine.train_batch(data)
+        result["said"] = unhooked(engine, data)
+        followed += UNHOOKED_STEPS
         (folder / f"{name}.{rank}.result").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()

@@ -19,6 +19,7 @@ warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from said import listen  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.pipelining import PipelineStage  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate  # noqa: E402
@@ -119,11 +120,7 @@ def in_vain() -> dict[str, Any]:
 
 def refused() -> list[str]:
     """What is said where a framework cannot be followed, though an agent is expected."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.disable(logging.NOTSET)
-    logging.getLogger("perseus_client").addHandler(handler)
+    lines = listen()
     as_rank(0, 2)
     schedule, _ = train.build("1F1B", microbatches=4, group=dist.group.WORLD, device=torch.device("cpu"))
     schedule.__class__ = type("Homemade", (type(schedule),), {})

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from said import listen
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -101,12 +102,12 @@ class Variant:
             for chunk in range(self.chunks)
         ]
 
-    def run(self, *, forward_only: bool = False, microbatches: int = MICROBATCHES) -> list[Any]:
-        """One iteration: losses, then gradients."""
+    def run(self, *, forward_only: bool = False, microbatches: int = MICROBATCHES, iteration: Any = None) -> list[Any]:
+        """One iteration: losses, then gradients. ``iteration``: asked of Megatron before."""
         for chunk in self.model:
             chunk.zero_grad(set_to_none=True)
         several = self.chunks > 1
-        losses = get_forward_backward_func()(
+        losses = (iteration or get_forward_backward_func())(
             forward_step_func=forward_step,
             data_iterator=[batches() for _ in self.model] if several else batches(),
             model=self.model if several else self.model[0],
@@ -128,6 +129,16 @@ def batches() -> Iterator[Any]:
 def forward_step(data: Iterator[Any], chunk: Chunk) -> Any:
     x = next(data)
     return chunk(x), lambda output: (output.float().pow(2).mean(), {"loss": output.detach().pow(2).mean()})
+
+
+def attached_late(variant: Variant) -> list[str]:
+    """Attached when training has asked for its iteration already: what the client says."""
+    lines, asked = listen(), get_forward_backward_func()
+    attachment = perseus.attach()
+    for _ in range(3):
+        variant.run(iteration=asked)
+    attachment.detach()
+    return lines
 
 
 def train_until(file: Path, variant: Variant) -> int:
@@ -169,6 +180,7 @@ def main() -> None:
         attachment.detach()
         result["restored"] = all(getattr(schedules, key) is value for key, value in before.items())
         variant.run()
+        result["said"] = attached_late(variant)
         (folder / f"{name}.{rank}.result").write_text(json.dumps(result))
         parallel_state.destroy_model_parallel()
     dist.barrier()

@@ -37,10 +37,11 @@ CALLS = ("step_begin", "step_end", "instruction_begin", "instruction_end")
 class Stopwatch:
     """CPU time inside the client's calls."""
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, kind: type) -> None:
+        """``kind``: of the session; its instances have no attributes of their own."""
         self.spent_ns = 0
         for name in CALLS:
-            setattr(session, name, self._timed(getattr(session, name)))
+            setattr(kind, name, self._timed(getattr(kind, name)))
 
     def _timed(self, original: Callable[..., None]) -> Callable[..., None]:
         def call(*arguments: Any) -> None:
@@ -60,7 +61,7 @@ def main() -> None:
     hooked, others = train.build("1F1B", **shape)
     attachment = perseus.attach(hooked)
     assert attachment.session.wait_connected(30)
-    watch = Stopwatch(attachment.session)
+    watch = Stopwatch(type(attachment.session))
     tokens = torch.randint(train.VOCABULARY, (BATCH * MICROBATCHES, train.LENGTH))
 
     def step(schedule: Any, own: list[Any]) -> float:

@@ -12,6 +12,7 @@ ENGINES = {"megatron": ["plain", "recompute", "interleaved", "overlapped"], "dee
 CASES = [(engine, variant) for engine, variants in ENGINES.items() for variant in variants]
 UNTOUCHED = {"megatron": ("restored", True), "deepspeed": ("left_behind", [])}
 """What a worker says of its engine's objects once the client has let go of them."""
+MISSED = {"megatron": "attached too late", "deepspeed": "3 iterations without a single instruction"}
 RANKED = [("megatron", "interleaved"), ("deepspeed", "plain")]
 
 
@@ -38,6 +39,13 @@ def test_training_is_the_same_to_the_bit_and_nothing_is_left_behind(followed: An
         assert said["idempotent"]
         assert said["bit_identical"]
         assert said[word] == value
+
+
+@pytest.mark.parametrize(("engine", "variant"), CASES)
+def test_hooks_that_are_not_reached_are_one_warning(followed: Any, engine: str, variant: str) -> None:
+    for said in followed[engine][variant].said:
+        (line,) = [line for line in said["said"] if "at default clocks" in line]
+        assert MISSED[engine] in line
 
 
 @pytest.mark.parametrize(("engine", "variant"), RANKED)

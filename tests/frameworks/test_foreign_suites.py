@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,51 @@ def test_every_schedule_on_one_rank(python: Path, tmp_path: Path) -> None:
     # Seven schedules, the file and the custom function three times each, the broken one before and after; GPipe twice.
     assert counts["complete"] == 3 * (7 + 2 + 2) + 2
     assert counts["incomplete"] == 1  # the step that failed
+
+
+def digests_of_two_ranks(python: Path, folder: Path, *prefix: str) -> list[dict[str, str]]:
+    """Run ``pipelining_ranks_suite.py``; a %d in the arguments before it is the rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    folder.mkdir()
+    ranks = [
+        subprocess.Popen(
+            [
+                str(python),
+                *(part.replace("%d", str(rank)) for part in prefix),
+                str(HERE / "pipelining_ranks_suite.py"),
+                str(folder / f"{rank}.json"),
+            ],
+            env=os.environ | world | {"RANK": str(rank)},
+            stdout=(folder / f"{rank}.log").open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank, process in enumerate(ranks):
+            assert process.wait(600) == 0, (folder / f"{rank}.log").read_text()[-6000:]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.timeout(1260)
+def test_what_frameworks_build_by_hand_trains_the_same_to_the_bit_on_two_ranks(python: Path, tmp_path: Path) -> None:
+    """Four traced models, four orders made by hand; an order that torch does not declare is refused and trains on."""
+    plain = digests_of_two_ranks(python, tmp_path / "plain")
+    attached = digests_of_two_ranks(
+        python, tmp_path / "attached", str(HERE / "attach_everywhere.py"), f"{tmp_path}/counts.%d"
+    )
+    assert attached == plain
+    for rank in range(2):
+        assert len(plain[rank]) == 9
+        counts = json.loads((tmp_path / f"counts.{rank}").read_text())
+        assert counts == {"attached": 8, "complete": 8 * 3, "incomplete": 0}
+        assert "torch does not declare the order of Undeclared" in (tmp_path / "attached" / f"{rank}.log").read_text()
 
 
 @pytest.mark.parametrize(
