@@ -20,6 +20,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from tests.waiting import eventually
 
+from perseus_client.framework import csv_of, one_f_one_b_row
 from perseus_operator.profiling import Sweep, from_json
 from perseus_proto import keys
 from perseus_sim.cluster import SimulatedCluster
@@ -74,6 +75,12 @@ class System:
         version = f"{keys.API_GROUP}/{keys.API_VERSION}"
         self.cluster.apply({"apiVersion": version, "kind": keys.KIND, "metadata": {"name": name}, "spec": spec})
 
+    def export_order(self, name: str) -> None:
+        """What a framework exports of the order that it runs, as its user hands it over."""
+        text = csv_of(one_f_one_b_row(stage, STAGES, MICROBATCHES) for stage in range(STAGES))
+        body = {"metadata": {"name": name}, "data": {"schedule.csv": text}}
+        self.cluster.core.create_namespaced_config_map("default", body)
+
     def status(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._custom.get_namespaced_custom_object(*PLACE, name).get("status", {})
         return found
@@ -127,7 +134,9 @@ def rows(text: str) -> dict[tuple[int, str, int], tuple[float, float]]:
 
 def test_a_job_is_profiled_planned_and_spares_the_next_one_the_same(system: System) -> None:
     system.train("first")
-    system.apply("first", mode="Recommend")
+    system.export_order("exported")
+    pipeline = {"scheduleRef": {"name": "exported"}, "stages": STAGES}
+    system.apply("first", mode="Recommend", pipeline=pipeline)
     eventually(
         lambda: system.condition("first", "ProfileReady").get("reason") == "ProfilingNeedsEnforce",
         "Recommend says what it needs",
@@ -135,7 +144,7 @@ def test_a_job_is_profiled_planned_and_spares_the_next_one_the_same(system: Syst
     gpus = system.cluster.jobs[0].gpus[0]
     assert not any(gpu.history() for gpu in gpus), "no clock was touched"
 
-    system.apply("first", mode="Enforce")
+    system.apply("first", mode="Enforce", pipeline=pipeline)
     eventually(lambda: (found := system.sweep("first")) and len(found.readings) >= 2, "two clocks are kept", 0.1)
     system.kill_operator()
     kept = system.sweep("first")
