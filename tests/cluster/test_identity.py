@@ -248,8 +248,10 @@ def test_the_number_of_a_dead_process(stage: Stage, victim: Victim, attackers: A
     finally:
         signal_role(cast, role, signal.SIGCONT)
     said = attackers.said("dead")
-    assert "has gone" in said["message"], said
-    refused(f"process {number} has gone")
+    # By its end, which kernels before 6.5 do not tell of; there, because another process speaks.
+    assert said["answer"] in ("NOT_A_POD", "MALFORMED"), said
+    assert str(number) in said["message"]
+    refused(said["message"])
 
 
 def test_a_pod_of_another_namespace_that_names_the_job(
@@ -282,8 +284,9 @@ for attempt in range(1000):
             for group in groups:
                 open(f"{group}/cgroup.procs", "w").write("0")
             os.write(joins, b".")
-            os.close(joins)
-            time.sleep(20)
+            for descriptor in (joins, 1, 2):  # whoever waits for our output need not wait for us
+                os.close(descriptor)
+            time.sleep(60)
         os._exit(0)
     os.close(joins)
     if os.read(joined, 1):
