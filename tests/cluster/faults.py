@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -124,16 +123,13 @@ def set_certificates(core: Any, namespace: str, authority: Authority, **more: An
 def mislead(node: Machine) -> dict[str, str]:
     """An environment in which the wall clock is an hour fast on this node, and right on every other.
 
-    libfaketime lies in a folder that agents and trainers have anyway; where it is not, the loader goes on without.
+    The library lies in a folder that agents and trainers have anyway; where it is not, the loader goes on without. It
+    is not libfaketime: that one's sleep refuses what Python 3.11 asks of it.
     """
-    [library] = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
-    shutil.copy(library, f"/proc/{node.pid}/root/run/perseus/")
-    return {
-        "LD_PRELOAD": f"/run/perseus/{library.name}",
-        "FAKETIME": "+1h",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_DISABLE_SHM": "1",
-    }
+    library = Path(f"/proc/{node.pid}/root/run/perseus/fast_clock.so")
+    source = Path(__file__).with_name("fast_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-Wall", "-o", library, source], check=True)
+    return {"LD_PRELOAD": f"/run/perseus/{library.name}"}
 
 
 def exhaust_memory(cast: Cast, role: str) -> None:

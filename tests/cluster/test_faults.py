@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from cryptography import x509
 from faults import (
     CONTROL_PLANE,
     any_fault,
@@ -22,16 +25,22 @@ from faults import (
     kill_part,
     kill_role,
     lose,
+    mislead,
+    set_certificates,
     start_all,
 )
 from kubernetes import client
 from stage import LEASE_TTL_S, PATIENCE_S, SYSTEM, Job, Stage, Watch
 
 from perseus_proto import keys
+from perseus_sim.pki import Authority
 
 pytestmark = pytest.mark.timeout(900)
 
+ASKED = "PERSEUS_FAULTS" in os.environ
 FAULTS = int(os.environ.get("PERSEUS_FAULTS", "50"))
+BUDGET_S = 600.0
+"""The walk ends earlier on a machine that is too busy, unless somebody asked for a number of faults."""
 AT_ONCE = 5
 Figures = dict[str, float]
 SLACK_S = 60.0
@@ -76,8 +85,8 @@ def test_a_random_walk_of_faults(stage: Stage, watch: Watch, figures: Figures) -
     seed = os.environ.get("PERSEUS_SEED", str(random.randrange(10**6)))
     dice = random.Random(seed)
     print(f"\nPERSEUS_SEED={seed} PERSEUS_FAULTS={FAULTS}")
-    struck = 0
-    while struck < FAULTS:
+    struck, started = 0, time.monotonic()
+    while struck < FAULTS and (ASKED or time.monotonic() < started + BUDGET_S):
         cast, ends, begun = stage.cast(), [], time.monotonic()
         for _ in range(min(AT_ONCE, FAULTS - struck)):
             what, end = any_fault(stage.cluster, cast, dice)
@@ -97,6 +106,7 @@ def test_a_random_walk_of_faults(stage: Stage, watch: Watch, figures: Figures) -
         )
         assert watch.wrong == []
         note(figures, "worst gap in planning after a repair, s", now - repaired)
+    print(f"{struck} of {FAULTS} faults in {time.monotonic() - started:.0f} s")
     figures["faults survived"] += struck
 
 
@@ -206,6 +216,97 @@ def test_an_agent_killed_for_memory_is_started_again(stage: Stage, watch: Watch,
     said = stage.core.read_namespaced_pod(cast[role].metadata.name, SYSTEM).status.container_statuses[0].last_state
     assert said.terminated.reason == "OOMKilled"
     note(figures, "longest to default clocks after a kill for memory, s", freed_after(stage, job, struck))
+    figures["faults survived"] += 1
+
+
+def test_certificates_that_expire_and_are_renewed(stage: Stage, watch: Watch, figures: Figures) -> None:
+    """Renewed in time, nobody notices. Expired, nobody commands; renewed then, all goes on without a restart."""
+    gpus = [gpu for job in stage.jobs for gpu in job.gpus]
+    began = {role: pod.metadata.uid for role, pod in stage.cast().items()}
+    renewed, authority = time.monotonic(), Authority("renewed")
+    set_certificates(stage.core, SYSTEM, authority)
+    while time.monotonic() < renewed + 2 * LEASE_TTL_S:
+        stage.trains_on()
+        time.sleep(1)
+    assert all(gpu.default_after(renewed) is None for gpu in gpus), "leases were renewed all the time"
+
+    set_certificates(stage.core, SYSTEM, authority, lifetime=timedelta(minutes=-1))
+    stage.eventually("the operator has them", lambda: expired(stage), PATIENCE_S)
+    assert kill_role(stage.cast(), "operator")  # connections that stand would stand for an hour
+    struck = time.monotonic()
+    for job in stage.jobs:
+        assert freed_after(stage, job, struck) < LEASE_TTL_S + SLACK_S
+    stage.trains_on()
+    stage.eventually("it is said", lambda: not any(job.in_force() for job in stage.jobs), PATIENCE_S)
+    set_certificates(stage.core, SYSTEM, authority)
+    note(figures, "worst gap in planning after expired certificates were renewed, s", stage.returned())
+    assert {role: pod.metadata.uid for role, pod in stage.cast().items()} == began, "nobody was replaced"
+    figures["faults survived"] += 2
+
+
+def expired(stage: Stage) -> bool:
+    """Whether the operator's and every agent's certificate, as they see it, is over."""
+    there = []
+    for role, pod in stage.cast().items():
+        if not role.startswith("trainer"):
+            place = ["-n", SYSTEM, pod.metadata.name, "--", "cat"]
+            text = stage.cluster.kubectl("exec", *place, "/etc/perseus/tls/tls.crt")
+            there.append(x509.load_pem_x509_certificate(text.encode()).not_valid_after_utc < datetime.now(UTC))
+    return all(there)
+
+
+def test_a_node_whose_wall_clock_is_an_hour_fast(stage: Stage, watch: Watch, figures: Figures) -> None:
+    """Agent and trainer live in another hour than the operator. (kubelet and containerd cannot: Go asks the kernel.)"""
+    job = stage.jobs[0]
+    environment = mislead(job.node)
+    agents = ["-n", SYSTEM, "daemonset/perseus-agent"]
+    job.environment = environment
+    stage.cluster.kubectl("set", "env", *agents, *(f"{name}={value}" for name, value in environment.items()))
+    try:
+        stage.cluster.kubectl("rollout", "status", *agents, "--timeout=240s")
+        stage.begin_anew(job)
+        stage.returned()
+        began = time.monotonic()
+        cast = stage.cast()
+        for role, hours in {
+            f"agent of {job.node.name}": 1,
+            f"trainer of {job.node.name}": 1,
+            f"agent of {stage.jobs[1].node.name}": 0,
+        }.items():
+            pod = cast[role].metadata
+            command = ["python", "-c", "import time; print(time.time())"]
+            theirs = float(stage.cluster.kubectl("exec", "-n", pod.namespace, pod.name, "--", *command))
+            assert abs(theirs - time.time() - 3600 * hours) < SLACK_S
+        while time.monotonic() < began + LEASE_TTL_S + 5:  # longer than a lease that nobody renews
+            stage.trains_on()
+            time.sleep(1)
+        assert all(gpu.default_after(began) is None for gpu in job.gpus), "the lease was renewed all the time"
+    finally:
+        job.environment = {}
+        stage.cluster.kubectl("set", "env", *agents, *(f"{name}-" for name in environment))
+        stage.cluster.kubectl("rollout", "status", *agents, "--timeout=240s")
+        stage.begin_anew(job)
+    figures["faults survived"] += 1
+
+
+def test_a_node_that_is_gone_for_good(stage: Stage, watch: Watch, figures: Figures) -> None:
+    other, job = operator_first(stage)
+    pid, struck = job.node.pid, time.monotonic()
+    assert pid is not None
+    job.gpus = []  # they are gone, too
+    os.kill(pid, signal.SIGKILL)
+    stage.eventually("it is said", lambda: not job.in_force(), PATIENCE_S)
+    stage.core.delete_node(job.node.name)
+    stage.trains_on([other])
+    assert other.in_force()
+    assert all(gpu.default_after(struck) is None for gpu in other.gpus), "the other node's plan is untouched"
+    replaced = time.monotonic()
+    new = lambda: stage.cluster.up(len(stage.jobs), say=lambda words: None) or True  # noqa: E731
+    stage.eventually("a new node is ready", new, PATIENCE_S)
+    stage.begin_anew(job)
+    stage.eventually("the GPUs are there", job.open_gpus, PATIENCE_S)
+    stage.returned()
+    note(figures, "longest from a new node to the plan in force on it, s", time.monotonic() - replaced)
     figures["faults survived"] += 1
 
 
