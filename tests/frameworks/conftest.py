@@ -56,7 +56,7 @@ def run_alone(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
             env=environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=4 * PATIENCE_S,  # three frameworks are read from disk
             check=False,
         )
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]

@@ -9,6 +9,8 @@ import pytest
 
 from perseus_solver.schedules import build_schedule, read_order
 
+pytestmark = pytest.mark.timeout(660)  # one process asks all of it before the first test
+
 SOLVER = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b"}
 
 

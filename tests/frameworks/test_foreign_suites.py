@@ -46,20 +46,13 @@ def digests_of_two_ranks(python: Path, folder: Path, *prefix: str) -> list[dict[
         probe.bind(("127.0.0.1", 0))
         world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     folder.mkdir()
-    ranks = [
-        subprocess.Popen(
-            [
-                str(python),
-                *(part.replace("%d", str(rank)) for part in prefix),
-                str(HERE / "pipelining_ranks_suite.py"),
-                str(folder / f"{rank}.json"),
-            ],
-            env=os.environ | world | {"RANK": str(rank)},
-            stdout=(folder / f"{rank}.log").open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]
+    ranks = []
+    for rank in range(2):
+        command = [str(python), *(part.replace("%d", str(rank)) for part in prefix)]
+        command += [str(HERE / "pipelining_ranks_suite.py"), str(folder / f"{rank}.json")]
+        with (folder / f"{rank}.log").open("w") as log:
+            environment = os.environ | world | {"RANK": str(rank)}
+            ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
         for rank, process in enumerate(ranks):
             assert process.wait(600) == 0, (folder / f"{rank}.log").read_text()[-6000:]
