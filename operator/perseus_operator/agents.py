@@ -41,6 +41,10 @@ _ERROR_METADATA: Final = "perseus-error"
 _FENCED: Final = "StaleEpoch"
 """What the agent's trailing metadata calls the error, where a status code has more than one meaning."""
 
+_AT_ONCE: Final = 64
+"""Calls under way. A thousand agents that are all called at once, after a restart, on a machine with little to spare,
+answer too late all of them, are asked again, and so on; in turn they are a second's work."""
+
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed by the telemetry stream
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -137,11 +141,14 @@ class AgentPool:
         """Attempts to connect with renewed certificates; what is open serves until they succeed."""
         self._retired: dict[str, list[grpc.aio.Channel]] = {}
         """Opened with earlier certificates: their streams go on until the agent ends them, nothing new begins."""
+        self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
+        self._silent: set[str] = set()
+        """Agents that did not answer the last time."""
 
     async def describe(self, address: str, *, with_schedules: bool = False) -> NodeInfo:
         """The node's ranks of all jobs, and the GPUs that may not be driven."""
         stub, request = self._stub(address), agent_pb2.DescribeNodeRequest(with_schedules=with_schedules)
-        answer = await _call(lambda: stub.DescribeNode(request, timeout=self._timeout_s))
+        answer = await self._ask(address, lambda: stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
             ranks=tuple(filter(rank_can_be, map(_rank, answer.ranks))),
@@ -166,26 +173,26 @@ class AgentPool:
             pods=[_pod(pod) for pod in pods],
         )
         stub = self._stub(address)
-        return _lease(await _call(lambda: stub.AcquireLease(request, timeout=self._timeout_s)))
+        return _lease(await self._ask(address, lambda: stub.AcquireLease(request, timeout=self._timeout_s)))
 
     async def renew(self, address: str, *, job_uid: str, epoch: int, ttl_s: float) -> LeaseInfo:
         """Keep it."""
         request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=round(1000 * ttl_s))
         stub = self._stub(address)
-        return _lease(await _call(lambda: stub.RenewLease(request, timeout=self._timeout_s)))
+        return _lease(await self._ask(address, lambda: stub.RenewLease(request, timeout=self._timeout_s)))
 
     async def release(self, address: str, *, job_uid: str, epoch: int) -> int:
         """Give the GPUs back now; how many were."""
         request = agent_pb2.ReleaseLeaseRequest(job_uid=job_uid, epoch=epoch)
         stub = self._stub(address)
-        answer = await _call(lambda: stub.ReleaseLease(request, timeout=self._timeout_s))
+        answer = await self._ask(address, lambda: stub.ReleaseLease(request, timeout=self._timeout_s))
         return len(answer.restored_gpu_uuids)
 
     async def push(self, address: str, *, job_uid: str, epoch: int, plan_set: agent_pb2.PlanSet) -> None:
         """Store a plan set. Larger than other messages, so given more time."""
         request = agent_pb2.PushPlanSetRequest(job_uid=job_uid, epoch=epoch, plan_set=plan_set)
         stub = self._stub(address)
-        await _call(lambda: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
+        await self._ask(address, lambda: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
 
     async def select(
         self,
@@ -206,7 +213,7 @@ class AgentPool:
             from_iteration=from_iteration,
         )
         stub = self._stub(address)
-        answer = await _call(lambda: stub.SelectPlan(request, timeout=self._timeout_s))
+        answer = await self._ask(address, lambda: stub.SelectPlan(request, timeout=self._timeout_s))
         if answer.furthest_iteration > MAX_ITERATION:
             raise AgentRefused(f"furthest_iteration: {answer.furthest_iteration} cannot be")
         return int(answer.furthest_iteration)
@@ -246,6 +253,7 @@ class AgentPool:
         for address in set(addresses):
             if coming := self._coming.pop(address, None):
                 coming.cancel()
+            self._silent.discard(address)
             current = self._channels.pop(address, None)
             for channel in (*self._retired.pop(address, ()), *filter(None, (current,))):
                 await channel.close()
@@ -253,6 +261,17 @@ class AgentPool:
     async def close(self) -> None:
         """Close all channels."""
         await self.forget({*self._channels, *self._retired})
+
+    async def _ask(self, address: str, call: Callable[[], Awaitable[T]]) -> T:
+        """The answer. Its deadline begins with its turn; agents that are silent hold up only each other."""
+        async with self._turns_of_silent if address in self._silent else self._turns:
+            try:
+                answer = await _call(call)
+            except AgentUnavailable:
+                self._silent.add(address)
+                raise
+        self._silent.discard(address)
+        return answer
 
     def _stub(self, address: str) -> Any:
         if self._files is not None and (renewed := self._files.renewed()):
