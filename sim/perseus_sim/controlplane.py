@@ -35,8 +35,8 @@ _SERVICE_RANGE = "10.96.0.0/24"
 _SERVICE_ADDRESS = "10.96.0.1"
 _DEFAULT_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 """Pods are refused until it exists; the controller manager makes it."""
-_CONTROLLERS = "--controllers=*,-node-lifecycle-controller"
-"""Nodes are objects alone here, nobody renews them: it would evict all their pods five minutes after they were made."""
+_PATIENCE = ("--node-startup-grace-period=24h", "--node-monitor-grace-period=24h")
+"""Nodes are objects alone here, nobody renews them: all their pods would be evicted some minutes later."""
 _START_TIMEOUT_S = 60.0
 _BUILD_SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "control-plane" / "build.py"
 
@@ -184,7 +184,7 @@ class ControlPlane:
         self._tls.load_cert_chain(folder / "admin.pem")
         self._commands = layout.command_lines(assets)
         if self.has_controllers:
-            self._commands["kube-controller-manager"].append(_CONTROLLERS)
+            self._commands["kube-controller-manager"] += _PATIENCE
 
     @property
     def has_controllers(self) -> bool:
