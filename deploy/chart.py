@@ -30,6 +30,7 @@ _GIVEN = {
         "ready_file",
         "log_format",
         *("webhook_address", "webhook_cert", "webhook_key", "agent_socket"),
+        *("rpc_address", "rpc_allowed_san", "rpc_ca"),
     },
     "agent": {
         *("node_name", "devices", "socket", "grpc_address", "metrics_address", "journal", "proc_root"),

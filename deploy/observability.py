@@ -31,9 +31,9 @@ A PerseusJob is the labels `job_namespace` and `job_name`: Prometheus itself giv
 scrapes, and would rename ours. A GPU is `node` and `gpu` (its UUID, the key to join with dcgm-exporter's `UUID`). No
 label holds an iteration, a plan or an error's text.
 
-Series are bounded: {per_job} for each PerseusJob, {per_gpu} for each GPU, {per_node_job} for each job on a node, and
-a fixed number for each process. Energy is a counter of joules, so watts are its `rate()`; savings are never a counter:
-measured and baseline are two series, and their difference is a query.
+Series are bounded: {per_job} for each PerseusJob, {per_gpu} for each GPU, {per_node_job} for each job on a node,
+{per_budget} for each PowerBudget, and a fixed number for each process. Energy is a counter of joules, so watts are its
+`rate()`; savings are never a counter: measured and baseline are two series, and their difference is a query.
 
 """
 
@@ -62,6 +62,7 @@ def metrics_page() -> str:
         agent_port=keys.DEFAULT_AGENT_METRICS_PORT,
         per_job=sum(MAX_FRONTIER_POINTS if "point" in labels else 1 for labels in of_job),
         per_gpu=sum(len(Controllability) if "state" in labels else 1 for labels in with_gpu),
+        per_budget=sum("budget" in labels for _, _, labels, _ in operator),
         per_node_job=sum("job_name" in labels and "gpu" not in labels for _, _, labels, _ in agent),
     )
     text += "## Operator\n\n" + _table(operator) + "\n## Agent\n\n" + _table(agent)

@@ -93,6 +93,22 @@ def fleet() -> str:
         line("Power saved by job", "watt", "Against the measured baseline.", (SAVED_W, _NAMED)),
         line("Slow pipelines", "none", "By job.", (f"{_JOB} (perseus_job_straggler_pipelines)", _NAMED)),
     ]
+    budgets = [
+        line(
+            "Power budgets",
+            "watt",
+            "What each budget gives, what of it is granted or drawn unsteered, and what jobs would draw as they ask.",
+            ("max by (budget) (perseus_budget_watts)", "{{budget}}: budget"),
+            ("max by (budget) (perseus_budget_granted_watts + perseus_budget_unsteered_watts)", "{{budget}}: granted"),
+            ("max by (budget) (perseus_budget_wanted_watts + perseus_budget_unsteered_watts)", "{{budget}}: wanted"),
+        ),
+        line(
+            "Worth of a kilowatt",
+            "none",
+            "What one more would bring, in GPUs at full speed: where it is worth most, watts are shortest.",
+            ("1000 * max by (budget) (perseus_budget_gpus_per_watt)", "{{budget}}"),
+        ),
+    ]
     operator = [
         line(
             "Time to think about one job",
@@ -126,5 +142,8 @@ def fleet() -> str:
             ("sum(perseus_operator_late_selections_total)", "late selections"),
         ),
     ]
-    rows = [("Now", now), ("Power", power), ("Jobs", jobs), ("Trends", trends), ("Operator", operator)]
+    rows = [
+        *(("Now", now), ("Power", power), ("Jobs", jobs), ("Trends", trends)),
+        *(("Budgets", budgets), ("Operator", operator)),
+    ]
     return board("perseus-fleet", "Perseus / Fleet", "Watts, joules saved, and the jobs that save them.", [], rows)

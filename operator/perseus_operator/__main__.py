@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,7 +96,9 @@ class Process:
             "serving with epoch %d: %s", epoch, ", ".join(f"{k} on {v or 'none'}" for k, v in addresses.items())
         )
         if settings.ready_file:
-            Path(settings.ready_file).write_text(json.dumps({"epoch": epoch, **addresses}))
+            temporary = Path(settings.ready_file + ".new")  # whoever waits for the file reads it as soon as it is there
+            temporary.write_text(json.dumps({"epoch": epoch, **addresses}))
+            temporary.replace(settings.ready_file)
         return operator
 
     async def stop(self) -> None:
@@ -131,6 +134,7 @@ async def _rpc_server(
         return None
     try:
         service = OperatorService(operator.tell, epoch, settings.rpc_allowed_sans)
+        credentials = replace(credentials, ca=settings.rpc_ca or credentials.ca)
         return await RpcServer.start(settings.rpc_address, credentials, service)
     except OSError as error:
         logger.error("no set_straggler: --rpc-address %s: %s", settings.rpc_address, error)

@@ -16,6 +16,7 @@ from perseus_operator.api_budget import BudgetCondition, BudgetReason, BudgetSpe
 from perseus_operator.budgeting import Decision, Member, Said
 from perseus_operator.conditions import merge_conditions
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
+from perseus_operator.metrics import Metrics
 from perseus_operator.planner import Now
 from perseus_operator.power import Share
 from perseus_operator.schema import dump
@@ -69,9 +70,12 @@ class _Budget:
 class Budgets:
     """All PowerBudgets of the cluster."""
 
-    def __init__(self, kube: Writer, runners: Callable[[], Iterable[Runner]], *, grace_s: float) -> None:
+    def __init__(
+        self, kube: Writer, runners: Callable[[], Iterable[Runner]], metrics: Metrics, *, grace_s: float
+    ) -> None:
         """``grace_s``: how long after a start shares are kept for jobs that have not been seen yet."""
         self._kube = kube
+        self._metrics = metrics
         self._runners = runners
         self._grace_s = grace_s
         self._settled_s: float | None = None
@@ -109,6 +113,7 @@ class Budgets:
         known = self._budgets.get(str(body["metadata"]["name"]))
         if known is not None and known.uid == body["metadata"]["uid"]:
             del self._budgets[known.name]
+            self._metrics.forget_budget(known.name)
             for runner in self._runners():
                 self.place(runner)
 
@@ -150,16 +155,19 @@ class Budgets:
                 await self._write(budget, now)
 
     async def _write(self, budget: _Budget, now: Now) -> None:
+        """Say what is so: metrics every time, the status if it has changed."""
         said = [_accepted(budget)]
-        figures: Json = {}
+        shown: Json = {}
         if budget.spec is not None:
-            said.append(budgeting.said(budget.spec, budget.decision))
-            figures = dump(budgeting.figures(budget.decision))
+            figures, kept = budgeting.figures(budget.decision), budgeting.said(budget.spec, budget.decision)
+            self._metrics.set_budget(budget.name, budget.spec.watts, figures, kept=kept.status)
+            said.append(kept)
+            shown = dump(figures)
         old = budget.written.get("conditions", ())
         wanted = {
             "observedGeneration": budget.generation,
             "conditions": merge_conditions(old, said, generation=budget.generation, now_rfc3339=stamp(now.wall_s)),
-            **figures,
+            **shown,
         }
         if wanted == budget.written or now.monotonic_s < budget.retry_at_s:
             return

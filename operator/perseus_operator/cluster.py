@@ -48,10 +48,12 @@ class Operator:
         self._pods: dict[str, Pod] = {}
         self._pods_of: dict[JobKey, dict[str, Pod]] = {}
         """The same pods by the job that they opted in to: a pod's event costs what its own job costs."""
+        self._heard_of: set[str] = set()
+        """Pods that the watch has told of since they were listed last."""
         self._agents: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._beat_s = time.monotonic()
-        self.budgets = Budgets(kube, self._runners.values, grace_s=settings.lease_ttl_s)
+        self.budgets = Budgets(kube, self._runners.values, services.metrics, grace_s=settings.lease_ttl_s)
 
     async def start(self) -> None:
         """List agents, pods and budgets once, then go on listing in the background."""
@@ -115,6 +117,7 @@ class Operator:
     def observe_pod(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """A pod that carries the opt-in label."""
         uid = body["metadata"]["uid"]
+        self._heard_of.add(uid)
         before, now = self._pods.get(uid), None if deleted else pod_of(body)
         if before == now:
             return
@@ -167,7 +170,11 @@ class Operator:
             self._place_all()
 
     async def _poll_pods(self) -> None:
-        pods = {pod.uid: pod for pod in await self._kube.training_pods(self._settings.namespace_list)}
+        self._heard_of.clear()
+        listed = await self._kube.training_pods(self._settings.namespace_list)
+        pods = {pod.uid: pod for pod in listed if pod.uid not in self._heard_of}
+        # What the watch has told meanwhile is newer than the list.
+        pods |= {uid: pod for uid, pod in self._pods.items() if uid in self._heard_of}
         if pods != self._pods:
             self._pods, self._pods_of = pods, {}
             for pod in pods.values():

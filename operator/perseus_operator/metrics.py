@@ -15,6 +15,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from perseus_operator.api_budget import BudgetFigures
 from perseus_operator.api_status import Figures, StatusFigures
 from perseus_operator.history import Measured
 from perseus_operator.state import JobRef, Verdict
@@ -45,6 +46,18 @@ _JOB_GAUGES: Final = {
 }
 
 
+_BUDGET_GAUGES: Final = {
+    "watts": "Watts that the PowerBudget gives its jobs to share.",
+    "jobs": "Running jobs that share it.",
+    "granted_watts": "Watts that their shares come to.",
+    "wanted_watts": "Watts that they would draw as their objectives ask.",
+    "least_watts": "Watts that they draw at their most frugal plans.",
+    "unsteered_watts": "Watts of selected jobs whose clocks are not set, taken from the budget first.",
+    "gpus_per_watt": "What one more watt would bring, in GPUs at full speed.",
+    "kept": "1 if what is drawn by plan fits the budget, 0 if it does not; absent: not known.",
+}
+
+
 class Metrics:
     """All series of one operator."""
 
@@ -61,6 +74,9 @@ class Metrics:
         self._frontier_j: Gauge = self._new(
             Gauge, "perseus_job_frontier_joules", "Energy per iteration of that plan, all GPUs.", (*_JOB, "point")
         )
+        self._budgets: dict[str, Gauge] = {
+            name: self._new(Gauge, f"perseus_budget_{name}", text, ("budget",)) for name, text in _BUDGET_GAUGES.items()
+        }
         self._shown: dict[tuple[str, str], tuple[tuple[int, float, float], ...]] = {}
         build = self._new(Gauge, "perseus_operator_build_info", "1: version of the operator.", ("version",))
         build.labels(version("perseus-k8s")).set(1)
@@ -148,6 +164,26 @@ class Metrics:
         for gauge in self._gauges.values():
             _set(gauge, (job.namespace, job.name), None)
 
+    def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
+        """The series of one PowerBudget."""
+        values = {
+            "watts": watts,
+            "jobs": figures.jobs,
+            "granted_watts": figures.granted_watts,
+            "wanted_watts": figures.wanted_watts,
+            "least_watts": figures.least_watts,
+            "unsteered_watts": figures.unsteered_watts,
+            "gpus_per_watt": figures.milli_gpus_per_kilowatt / 1e6,
+            "kept": kept,
+        }
+        for name, value in values.items():
+            _set(self._budgets[name], (budget,), None if value is None else float(value))
+
+    def forget_budget(self, budget: str) -> None:
+        """The PowerBudget has gone."""
+        for gauge in self._budgets.values():
+            _set(gauge, (budget,), None)
+
     def exposition(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -171,7 +207,7 @@ def _joules(figures: Figures | None) -> float | None:
     return None if figures is None or figures.energy_millijoules is None else j_from_mj(figures.energy_millijoules)
 
 
-def _set(gauge: Gauge, labels: tuple[str, str], value: float | None) -> None:
+def _set(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
     if value is not None:
         gauge.labels(*labels).set(value)
         return

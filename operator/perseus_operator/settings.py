@@ -119,6 +119,7 @@ class Settings:
         "perseus-infrastructure",
         "Names, separated by commas, of which a caller's certificate must carry one to be served there.",
     )
+    rpc_ca: str = _setting("", "Certificate authority (PEM) that signs callers' certificates. Empty: that of --tls-ca.")
     ready_file: str = _setting(
         "", "Written once the operator serves: JSON with epoch and the addresses really bound. Empty: none."
     )

@@ -9,19 +9,32 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes import client
 from kubernetes.config import new_client_from_config
 
 from perseus_sim.controlplane import NoControlPlane, find_assets
-from perseus_sim.servers import Server, real_server
+from perseus_sim.nvml_shim import ShimError, build
+from perseus_sim.process_node import ProcessNode
+from perseus_sim.servers import Feature, Server, real_server
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 NAMESPACE = "perseus-system"
+PROGRAMS = {
+    "perseus-operator": [sys.executable, "-m", "perseus_operator"],
+    "perseus-agent": [sys.executable, "-m", "perseus_agent"],
+    "perseus-trainer": [sys.executable, "-m", "perseus_sim.pod_job"],
+}
+CRD = "perseusjobs.perseus.energy"
+CRDS = (CRD, "powerbudgets.perseus.energy")
 Objects = dict[tuple[str, str], dict[str, Any]]
 """By kind and name; the name of one in another namespace has that before it."""
 
@@ -102,3 +115,68 @@ def api(server: Server) -> Iterator[Any]:
     connect: Any = new_client_from_config
     with connect(str(server.kubeconfig)) as connection:
         yield connection
+
+
+def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, f"{what}: not after {timeout_s:g} s"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name leaves room for sockets below it."""
+    with tempfile.TemporaryDirectory(prefix="pn") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def namespace(api: Any) -> Iterator[str]:
+    """The namespace of the install page, gone afterwards with all that is in it."""
+    core = client.CoreV1Api(api)
+    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    core.create_namespace({"metadata": {"name": NAMESPACE, "labels": labels}})
+    until("the service account is there", lambda: core.list_namespaced_service_account(NAMESPACE).items)
+    yield NAMESPACE
+    core.delete_namespace(NAMESPACE)
+
+    def gone() -> bool:
+        return NAMESPACE not in {item.metadata.name for item in core.list_namespace().items}
+
+    until("the namespace is gone", gone)
+
+
+@pytest.fixture
+def node(api: Any, server: Server, short: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessNode]:
+    if server.plane is None or Feature.CONTROLLERS not in server.features:
+        pytest.skip(f"the {server.name} is not ours to put a node into, or has no controllers")
+    try:
+        library = build(tmp_path_factory.mktemp("library"))
+    except ShimError as error:
+        pytest.skip(f"no simulated GPUs: {error}")
+    programs = PROGRAMS | {
+        "perseus-gpu-sim": [sys.executable, "-m", "perseus_sim.device_plugin", f"--library={library}"]
+    }
+    proc_root = "PERSEUS_AGENT_PROC_ROOT"
+    with ProcessNode(api, server.kubeconfig, short, programs, proc_root_variable=proc_root) as node:
+        yield node
+
+
+@pytest.fixture
+def on_server(helm: Helm, server: Server) -> Callable[..., str]:
+    def run(*arguments: str) -> str:
+        return helm(*arguments, "--namespace", NAMESPACE, kubeconfig=server.kubeconfig)
+
+    return run
+
+
+def secrets(api: Any) -> dict[str, dict[str, str]]:
+    found = client.CoreV1Api(api).list_namespaced_secret(NAMESPACE, label_selector="app.kubernetes.io/instance=perseus")
+    return {secret.metadata.name: secret.data for secret in found.items}
+
+
+def forget_definitions(api: Any) -> None:
+    """What Helm keeps."""
+    for name in CRDS:
+        client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)

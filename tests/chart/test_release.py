@@ -12,11 +12,9 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
-import tempfile
 import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +22,22 @@ import grpc
 import pytest
 import yaml
 from kubernetes import client, dynamic
+from tests.chart.conftest import CRD, CRDS, forget_definitions, secrets, until
 
 from perseus_agent.devices.nvml import may_write
 from perseus_proto import keys
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 from perseus_sim import rbac
-from perseus_sim.nvml_shim import ShimError, build
 from perseus_sim.process_node import ProcessNode
-from perseus_sim.servers import Feature, Server
+from perseus_sim.servers import Server
 
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART, NAMESPACE = ROOT / "charts" / "perseus", "perseus-system"
-PROGRAMS = {
-    "perseus-operator": [sys.executable, "-m", "perseus_operator"],
-    "perseus-agent": [sys.executable, "-m", "perseus_agent"],
-    "perseus-trainer": [sys.executable, "-m", "perseus_sim.pod_job"],
-}
-CRD = "perseusjobs.perseus.energy"
-CRDS = (CRD, "powerbudgets.perseus.energy")
 # Made by controllers, or by the cluster for itself.
 CHURN = {"Event", "Lease", "EndpointSlice", "Endpoints", "ControllerRevision", "APIService", "Node", "ComponentStatus"}
 Helm = Callable[..., str]
-
-
-def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < deadline, f"{what}: not after {timeout_s:g} s"
-        time.sleep(0.2)
 
 
 def everything(api: Any, folder: Path) -> set[tuple[str, str, str]]:
@@ -67,58 +51,6 @@ def everything(api: Any, folder: Path) -> set[tuple[str, str, str]]:
         for item in resource.get().to_dict()["items"] or ():
             found.add((resource.kind, item["metadata"].get("namespace") or "", item["metadata"]["name"]))
     return found
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder whose name leaves room for sockets below it."""
-    with tempfile.TemporaryDirectory(prefix="pn") as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
-def namespace(api: Any) -> Iterator[str]:
-    """The namespace of the install page, gone afterwards with all that is in it."""
-    core = client.CoreV1Api(api)
-    labels = {"pod-security.kubernetes.io/enforce": "privileged"}
-    core.create_namespace({"metadata": {"name": NAMESPACE, "labels": labels}})
-    until("the service account is there", lambda: core.list_namespaced_service_account(NAMESPACE).items)
-    yield NAMESPACE
-    core.delete_namespace(NAMESPACE)
-
-    def gone() -> bool:
-        return NAMESPACE not in {item.metadata.name for item in core.list_namespace().items}
-
-    until("the namespace is gone", gone)
-
-
-@pytest.fixture
-def node(api: Any, server: Server, short: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessNode]:
-    if server.plane is None or Feature.CONTROLLERS not in server.features:
-        pytest.skip(f"the {server.name} is not ours to put a node into, or has no controllers")
-    try:
-        library = build(tmp_path_factory.mktemp("library"))
-    except ShimError as error:
-        pytest.skip(f"no simulated GPUs: {error}")
-    programs = PROGRAMS | {
-        "perseus-gpu-sim": [sys.executable, "-m", "perseus_sim.device_plugin", f"--library={library}"]
-    }
-    proc_root = "PERSEUS_AGENT_PROC_ROOT"
-    with ProcessNode(api, server.kubeconfig, short, programs, proc_root_variable=proc_root) as node:
-        yield node
-
-
-@pytest.fixture
-def on_server(helm: Helm, server: Server) -> Helm:
-    def run(*arguments: str) -> str:
-        return helm(*arguments, "--namespace", NAMESPACE, kubeconfig=server.kubeconfig)
-
-    return run
-
-
-def secrets(api: Any) -> dict[str, dict[str, str]]:
-    found = client.CoreV1Api(api).list_namespaced_secret(NAMESPACE, label_selector="app.kubernetes.io/instance=perseus")
-    return {secret.metadata.name: secret.data for secret in found.items}
 
 
 def lease_ttl(api: Any) -> str | None:
@@ -378,12 +310,6 @@ def share_watts(api: Any) -> None:
     budgets.create_cluster_custom_object(*place, {**kind, "metadata": {"name": "hall"}, "spec": {"watts": 1000}})
     until("the budget is shared", lambda: "status" in budgets.get_cluster_custom_object(*place, "hall"))
     budgets.delete_cluster_custom_object(*place, "hall")
-
-
-def forget_definitions(api: Any) -> None:
-    """What Helm keeps."""
-    for name in CRDS:
-        client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
 
 
 def rights_are_exact(api: Any, server: Server) -> None:

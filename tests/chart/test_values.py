@@ -62,6 +62,9 @@ def test_lint(helm: Callable[..., str]) -> None:
         ("tls.certManager.duration", "90d", "duration"),
         ("operator.namespaces", ["a", "a"], "namespaces"),
         ("networkPolicy.apiServerPorts", [], "apiServerPorts"),
+        ("rpc.port", 80, "port"),
+        ("rpc.allowedNames", [], "allowedNames"),
+        ("rpc.allowedNames", ["a,b"], "allowedNames"),
         ("metrics.podMonitor.interval", "often", "interval"),
     ],
 )

@@ -51,7 +51,8 @@ class World:
         self.cluster = cluster
         self.custom = client.CustomObjectsApi(cluster.api)
         csv = profile_csv(STAGES, imbalance=1.3)
-        cluster.apply(ROOT / "deploy" / "crds" / "perseusjobs.yaml")
+        for crd in ("perseusjobs", "powerbudgets"):
+            cluster.apply(ROOT / "deploy" / "crds" / f"{crd}.yaml")
         cluster.start_operator("--status-interval-s", "0.2", "--log-format", "text", "--calibrate-after", "28")
         for number in range(PIPELINES):
             cluster.add_node(f"node-{number}", STAGES, A100)
@@ -63,6 +64,8 @@ class World:
         data = {"profile.csv": csv}
         cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "profile"}, "data": data})
         self.apply_job(JOB)
+        budget = {"metadata": {"name": "ample"}, "spec": {"watts": 1_000_000}}
+        cluster.apply({"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.BUDGET_KIND, **budget})
         await_true("savings are measured", lambda: "savings" in self.status())
         await_true("the model is judged", lambda: "calibration" in self.status(), 90)
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.observability.conftest import JOB, NAMESPACE, ROOT, RULES, Prometheus, World, await_true
+from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, Prometheus, World, await_true
+
+from perseus_proto import keys
 
 BOARDS = sorted((ROOT / "charts" / "perseus" / "files" / "dashboards").glob("*.json"))
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -132,6 +134,16 @@ def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> 
     await_true("all ranks are shown", lambda: prometheus.values("sum(perseus_gpu_rank_info)") == [6.0])
     power = "sum(rate(perseus_gpu_energy_joules_total[10s]))"
     await_true("GPUs draw power", lambda: sum(prometheus.values(power)) > 0)
+
+
+def test_a_budget_says_what_its_status_says(prometheus: Prometheus, world: World) -> None:
+    def agreed() -> bool:
+        found = world.custom.get_cluster_custom_object(*PLACE[:2], keys.BUDGET_PLURAL, "ample").get("status", {})
+        shown = prometheus.values("perseus_budget_granted_watts")
+        return bool(found) and shown == [found["grantedWatts"]] and prometheus.values("perseus_budget_kept") == [1.0]
+
+    await_true("figures agree", agreed)
+    assert prometheus.values("perseus_budget_watts") == [1_000_000.0]
 
 
 def test_a_deleted_job_takes_its_series_along(prometheus: Prometheus, world: World) -> None:

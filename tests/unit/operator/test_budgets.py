@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from perseus_operator.budgets import Budgets
 from perseus_operator.conditions import ConditionType, Reason
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
 from perseus_operator.history import Measured
+from perseus_operator.metrics import Metrics
 from perseus_operator.planner import Now, Release
 from perseus_operator.power import Share, copies_of, power_w
 from perseus_operator.state import Fault, JobRef, JobState
@@ -47,7 +49,8 @@ class Site:
         self.api = Api()
         self.jobs: dict[str, Any] = {}
         self.runners: list[Any] = []
-        self.budgets = Budgets(self.api, lambda: self.runners, grace_s=GRACE_S)
+        self.metrics = Metrics()
+        self.budgets = Budgets(self.api, lambda: self.runners, self.metrics, grace_s=GRACE_S)
         self.now_s = 0.0
 
     def job(self, name: str, *, labels: Mapping[str, str] | None = None, running: bool = True, **changes: Any) -> Any:
@@ -374,3 +377,29 @@ def test_a_wrong_budget_is_named(spec: Any, message: str) -> None:
     with pytest.raises(InvalidSpec) as refused:
         parse_budget(spec)
     assert message in str(refused.value)
+
+
+async def test_metrics_say_what_the_status_says_and_go_with_the_budget(site: Site) -> None:
+    job = site.job("a")
+    most_w = power_w(job.state.frontier, 0, copies_of(job.spec))
+    site.budget(int(most_w) + 1)
+    await site.tick()
+
+    def shown() -> dict[str, float]:
+        found = re.findall(r'^perseus_budget_(\w+){budget="hall"} (\S+)$', site.metrics.exposition().decode(), re.M)
+        return {name: float(value) for name, value in found}
+
+    (figures,) = [patch for patch in site.api.patches if "grantedWatts" in patch][-1:]
+    assert shown()["granted_watts"] == figures["grantedWatts"] <= shown()["watts"]
+    assert (shown()["jobs"], shown()["kept"]) == (1, 1)
+    site.budget(1)
+    await site.tick()
+    assert shown()["kept"] == 0
+    assert shown()["least_watts"] > shown()["watts"] == 1
+    site.see("new", site.make_job(), None)  # its frontier is not known: neither kept nor broken
+    site.budget(1_000_000)
+    site.jobs["new"].start_pods()
+    await site.tick(GRACE_S + 1)
+    assert "kept" not in shown()
+    site.budgets.gone({"metadata": {"name": "hall", "uid": "u"}})
+    assert shown() == {}

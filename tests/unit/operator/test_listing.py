@@ -1,18 +1,22 @@
-"""Pods are read page by page, whole or not at all; errors keep their meaning though the client does not look."""
+"""Pods are read page by page, whole or not at all; what the watch tells meanwhile counts; errors keep their meaning."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import kubernetes.aio.client as k8s
 import pytest
 from aiohttp import web
 
+from perseus_operator.cluster import Operator
 from perseus_operator.errors import KubeForbidden, KubeUnavailable
-from perseus_operator.kube import KubeClient, agent_of
+from perseus_operator.kube import KubeClient, agent_of, pod_of
+from perseus_operator.metrics import Metrics
+from perseus_operator.settings import Settings
 from perseus_proto import keys
 
 PODS = 1_234
@@ -113,3 +117,27 @@ async def test_few_requests_are_under_way_at_once_and_waiting_is_not_counted_aga
     async with served(pages) as kube:
         await asyncio.gather(*(kube.training_pods([]) for _ in range(200)))
     assert 1 < most <= 16
+
+
+async def test_what_the_watch_tells_while_pods_are_listed_is_newer_than_the_list() -> None:
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def training_pods(_: Any) -> list[Any]:
+        asked.set()
+        await may_answer.wait()
+        return [found for number in (0, 1, 2) if (found := pod_of(pod(number))) is not None]
+
+    kube = SimpleNamespace(training_pods=training_pods)
+    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, SimpleNamespace(metrics=Metrics())))
+    for number in (0, 1):
+        operator.observe_pod(pod(number), deleted=False)
+    poll = asyncio.create_task(operator._poll_pods())
+    await asyncio.wait_for(asked.wait(), 60)
+    operator.observe_pod(pod(7), deleted=False)
+    operator.observe_pod(pod(1), deleted=True)
+    may_answer.set()
+    await poll
+    assert set(operator._pods) == {"u0", "u2", "u7"}
+    assert set(operator._pods_of["training", "gpt3"]) == {"u0", "u2", "u7"}
+    await operator._poll_pods()
+    assert set(operator._pods) == {"u0", "u1", "u2"}, "nothing was told since: the list is right"

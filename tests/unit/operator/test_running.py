@@ -82,7 +82,7 @@ def test_a_stuck_event_loop_fails_the_probe_and_a_loop_that_turns_again_passes(m
     held: dict[str, Any] = {}
 
     async def serve() -> None:
-        operator = cluster.Operator(SETTINGS, cast(Any, None), cast(Any, None))
+        operator = cluster.Operator(SETTINGS, cast(Any, None), cast(Any, SimpleNamespace(metrics=Metrics())))
         beats = asyncio.create_task(operator._every(cluster._HEARTBEAT_S, operator._heartbeat))
         held.update(operator=operator, loop=asyncio.get_running_loop())
         made.set()

@@ -1,0 +1,68 @@
+"""The operator's RPC of a release on a real API server: switched on later, it is reached with the Secret that the chart
+makes, by nobody else, and nobody's certificate is renewed for it."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from kubernetes import client
+from tests.chart.conftest import CHART, NAMESPACE, forget_definitions, secrets, until
+
+from perseus_proto.v1alpha1 import operator_pb2, operator_pb2_grpc
+from perseus_sim.process_node import ProcessNode
+
+pytestmark = pytest.mark.timeout(600)
+CALLER = "perseus-infrastructure-tls"
+
+
+def told(node: ProcessNode, port: int, shown: dict[str, str]) -> grpc.StatusCode | None:
+    """What becomes of telling the operator of a GPU that nobody trains on, with this pair and authority; None while it
+    has no pod."""
+    pem = {key: b64decode(text) for key, text in shown.items()}
+    credentials = grpc.ssl_channel_credentials(pem["ca.crt"], pem["tls.key"], pem["tls.crt"])
+    options = [("grpc.ssl_target_name_override", "perseus-operator")]
+    request = operator_pb2.SetStragglerRequest(id="GPU-nobody", degree=1.2)
+    try:
+        address = node.address_of("perseus-operator")
+    except KeyError:
+        return None
+    with grpc.secure_channel(f"{address}:{port}", credentials, options) as channel:
+        future = operator_pb2_grpc.OperatorStub(channel).SetStraggler.future(request, timeout=10)
+        future.exception()
+        code: grpc.StatusCode = future.code()
+        return code
+
+
+def test_switched_on_later_it_serves_the_caller_of_the_secret_alone(
+    on_server: Callable[..., str], api: Any, node: ProcessNode, namespace: str
+) -> None:
+    on_server("install", "perseus", str(CHART), "--set", "agent.enabled=false")
+    before = secrets(api)
+    assert CALLER not in before
+    core = client.CoreV1Api(api)
+
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values", "--set", "rpc.enabled=true,rpc.port=50073")
+    now = secrets(api)
+    assert {name: data for name, data in now.items() if name != CALLER} == before
+    (port,) = core.read_namespaced_service("perseus-rpc", NAMESPACE).spec.ports
+    until("it answers the caller", lambda: told(node, port.port, now[CALLER]) is grpc.StatusCode.NOT_FOUND, 120)
+    # An agent's certificate is of another authority, and carries another name.
+    assert told(node, port.port, now["perseus-agent-tls"]) is grpc.StatusCode.UNAVAILABLE
+
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values", "--set", "rpc.from=null")
+    assert secrets(api)[CALLER] == now[CALLER], "kept over upgrades"
+    renamed = "rpc.allowedNames={power,perseus-infrastructure}"
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values", "--set", renamed)
+    power = secrets(api)[CALLER]
+    assert power["tls.crt"] != now[CALLER]["tls.crt"]
+    until("it answers under the other name", lambda: told(node, port.port, power) is grpc.StatusCode.NOT_FOUND, 120)
+
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values", "--set", "rpc.enabled=false")
+    assert secrets(api) == before
+    assert "perseus-rpc" not in {each.metadata.name for each in core.list_namespaced_service(NAMESPACE).items}
+    on_server("uninstall", "perseus")
+    forget_definitions(api)
