@@ -87,6 +87,7 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     longer = makespan + 2.0 * len(engine.graph.levels)
     pool.add_single_clocks(makespan)
     pool.add(np.unique(np.append(shorter, longer)), lambda _share: None)
+    pool.exchange(deadline_s)
     frontier = pool.frontier()
     tell(_DONE, _DONE)
     return frontier[frontier.lookup(deadline_s)]

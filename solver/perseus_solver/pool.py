@@ -16,6 +16,7 @@ from perseus_solver.certify import iteration_bound
 from perseus_solver.engine.curve import Engine, Sample
 from perseus_solver.engine.graph import Index
 from perseus_solver.engine.tables import lower_hull
+from perseus_solver.exchange import exchanged
 from perseus_solver.recreate import Recreate
 from perseus_solver.result import DEFAULT_GAP, Frontier, verdict
 from perseus_solver.rounding import Curve, Rounder, improve, round_plans
@@ -35,9 +36,12 @@ _WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
 """Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
 _FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
 _SPLICES = [(True, _BOTH, [(0, 0)]), (False, _FORTH, [(0, 0), (1, 1)]), (False, _BOTH, [(0, 0), (2, 2)])]
-"""The passes that mix plans with plans, whether only those at corners, their ways and spans: what one finds, the next may use."""
+"""The passes that mix plans with plans, whether only those at corners, their ways and spans: what one finds, the next
+may use."""
 _SMALL, _MIDDLE = 400, 2_000
 """Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
+_EXCHANGED, _AGAIN = 3, 2
+"""Plans of a single deadline that are exchanged along their longest paths, and how often."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 6, 16, 30))
 _SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 3, 16, 10),)
 """Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
@@ -99,6 +103,21 @@ class Pool:
             # The last two of a single deadline are itself and itself in ticks, rounded up.
             poor = deadline[-2:] if self._exact else deadline[self._gap(deadline) > worst]
             self._recreate(poor, starts, tries, rounds)
+
+    def exchange(self, deadline_s: float) -> None:
+        """From the cheapest plans that end by a deadline, those with other mixtures along their longest path."""
+        engine = self._engine
+        fits = np.flatnonzero(self._time_s <= deadline_s)
+        _, first = np.unique(self._effective_j[fits], return_index=True)
+        deadline = (deadline_s - engine.problem.overhead_s) / engine.tables.tick_s
+        for start in self._pick(fits[first[:_EXCHANGED]]).T:
+            plan = start
+            for _ in range(_AGAIN):
+                found = exchanged(self._rounder, plan, deadline)
+                if not found.shape[1]:
+                    break
+                self._keep(found)
+                plan = found[:, 0]  # if another path is the longest now, that one is next
 
     def add_single_clocks(self, deadline: float) -> None:
         """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""

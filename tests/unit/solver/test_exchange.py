@@ -1,0 +1,109 @@
+"""Exchanges on a chain: the optimum of a knapsack is found where small changes do not lead, and no path is mistaken."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perseus_solver.engine.curve import Engine
+from perseus_solver.engine.tables import build_tables
+from perseus_solver.exchange import exchanged, longest_path
+from perseus_solver.frontier import solve_deadline
+from perseus_solver.problem import Problem, build_problem
+from perseus_solver.profile import read_profile
+from perseus_solver.rounding import Rounder
+from perseus_solver.schedules import build_schedule
+from perseus_solver.simulate import Simulator
+
+
+def problem_of(stages: int, microbatches: int, delay_s: float = 0.0) -> Problem:
+    """Options whose times have nothing in common."""
+    random = np.random.default_rng(7)
+    rows = ["stage,instruction,frequency,time,energy"]
+    for stage in range(stages):
+        for kind, work in (("forward", 1.0), ("backward", 1.9)):
+            for clock in range(1400, 900, -100):
+                seconds = work * (1 + 0.3 * (stage == 0)) * (0.3 + 0.7 * 1400 / clock) * (1 + 0.03 * random.random())
+                rows.append(f"{stage},{kind},{clock},{seconds},{seconds * (90 + 310 * (clock / 1400) ** 2.5)}")
+    schedule = build_schedule("1f1b", stages=stages, microbatches=microbatches)
+    return build_problem(read_profile("\n".join(rows) + "\n"), schedule, blocking_power_w=80.0, delay_s=delay_s)
+
+
+def mixtures(problem: Problem, table: int, many: int) -> tuple[np.ndarray, np.ndarray]:
+    """Time and effective energy of so many instructions of a table, for every way to choose their options."""
+    options = problem.options[table]
+    effective_j = options.energy_j - problem.blocking_power_w * options.time_s
+    chosen = np.array(list(combinations_with_replacement(range(len(effective_j)), many)))
+    return options.time_s[chosen].sum(axis=1), effective_j[chosen].sum(axis=1)
+
+
+def test_of_a_chain_the_best_of_all_mixtures_is_proposed_and_all_that_is_proposed_fits() -> None:
+    problem = problem_of(1, 9)
+    engine = Engine(problem)
+    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+    (forward_s, forward_j), (backward_s, backward_j) = (mixtures(problem, k, 9) for k in (0, 1))
+    time_s, energy_j = np.add.outer(forward_s, backward_s).ravel(), np.add.outer(forward_j, backward_j).ravel()
+    fastest = np.zeros(engine.graph.n, dtype=np.intp)
+    for deadline_s in np.linspace(time_s.min(), time_s.max(), 42)[1:-1].tolist():
+        found = exchanged(rounder, fastest, deadline_s / engine.tables.tick_s)
+        taken_s = engine.tables.time_s[engine.table_of[:, None], found].sum(axis=0)
+        assert (taken_s <= deadline_s * (1 + 1e-12)).all()
+        least_j = float(energy_j[time_s <= deadline_s * (1 + 1e-12)].min())
+        assert rounder.energy_j(found).min() == pytest.approx(least_j, rel=1e-4)
+        assert rounder.energy_j(found).min() >= least_j * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.4])
+def test_the_longest_path_is_a_path_and_as_long_as_the_plan(delay_s: float) -> None:
+    problem = problem_of(3, 5, delay_s)
+    engine = Engine(problem)
+    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+    size = engine.tables.size[engine.table_of]
+    random = np.random.default_rng(1)
+    edges = set(zip(engine.graph.tail.tolist(), engine.graph.head.tolist(), strict=True))
+    for _ in range(20):
+        choice = (random.random(engine.graph.n) * size).astype(np.intp)
+        duration = rounder.ticks(choice[:, None])[:, 0]
+        path, delays = longest_path(engine.graph, duration)
+        assert set(zip(path[:-1].tolist(), path[1:].tolist(), strict=True)) <= edges
+        assert duration[path].sum() + delays == rounder.makespan(choice[:, None])[0]
+
+
+def test_what_is_proposed_changes_the_longest_path_only_and_fits_the_deadline_on_it() -> None:
+    problem = problem_of(3, 6)
+    engine = Engine(problem)
+    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+    choice = np.full(engine.graph.n, 2, dtype=np.intp)
+    path, _ = longest_path(engine.graph, rounder.ticks(choice[:, None])[:, 0])
+    deadline = float(rounder.makespan(choice[:, None])[0]) * 1.013
+    found = exchanged(rounder, choice, deadline)
+    assert found.shape[1] > 0
+    away = np.setdiff1d(np.arange(engine.graph.n), path)
+    assert (found[away] == choice[away, None]).all()
+    exact = engine.tables.time_s[engine.table_of[:, None], found][path].sum(axis=0) / engine.tables.tick_s
+    assert (exact <= deadline * (1 + 1e-12)).all()
+    energy = rounder.energy_j(found)
+    assert energy.min() < rounder.energy_j(choice[:, None])[0]
+
+
+def test_a_plan_of_many_alike_is_matched_at_its_own_time(sosp24: Path) -> None:
+    """Near T* the numbers of two sorts of instructions decide, and the last bit of their sum."""
+    measured = read_profile(sosp24 / "stage_profile" / "gpt3-175b_a100-sxm.csv", stages=8)
+    problem = build_problem(measured, build_schedule("1f1b", stages=8, microbatches=96), blocking_power_w=83.64)
+    tables = build_tables(problem)
+    cheapest = tables.row[np.arange(len(tables.size)), tables.size - 1][problem.option_of]
+    forward, backward = (np.flatnonzero(problem.option_of == k) for k in (14, 15))  # of the slowest stage
+    for faster in (28, 31, 40):
+        plan = cheapest.copy()
+        plan[forward] = tables.row[14, 28]
+        plan[forward[:faster]] = tables.row[14, 27]
+        plan[backward] = tables.row[15, 27]
+        known = Simulator(problem).run(plan)
+        time_s = float(known.iteration_time_s)
+        point = solve_deadline(problem, time_s)
+        waiting_j = problem.blocking_power_w * 8 * (time_s - point.iteration_time_s)
+        assert point.iteration_time_s <= time_s
+        assert point.energy_j + waiting_j <= float(known.energy_j) * (1 + 1e-12)
