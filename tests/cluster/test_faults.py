@@ -181,7 +181,8 @@ def test_two_operators_at_once(stage: Stage, watch: Watch, figures: Figures) -> 
         return list(stage.core.list_namespaced_pod(SYSTEM, label_selector=selector).items)
 
     def both_ready() -> bool:
-        return [all(c.ready for c in pod.status.container_statuses or [None]) for pod in pods()] == [True, True]
+        told = [pod.status.container_statuses or [] for pod in pods()]  # none of a pod that has just been made
+        return len(told) == 2 and all(statuses and all(each.ready for each in statuses) for statuses in told)
 
     stage.eventually("two operators are ready", both_ready, PATIENCE_S)
     stage.trains_on()
