@@ -68,7 +68,7 @@ cluster: setup ## A real cluster on this machine, NODES=2 of them, with kubelets
 cluster-down: setup ## Remove it and everything of it
 	@$(BIN)/python deploy/cluster/cluster.py down
 
-e2e-cluster: setup ## Faults on the real parts of `make cluster`; PERSEUS_FAULTS=n walks longer
+e2e-cluster: setup ## A user's whole way, attacks and faults on the real parts of `make cluster`; PERSEUS_FAULTS=n walks longer
 	$(BIN)/pytest tests/cluster
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)

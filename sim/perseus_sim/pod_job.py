@@ -28,7 +28,6 @@ from perseus_sim.pod_rank import PATIENCE_S, hear, say
 from perseus_sim.shim_gpu import ENV_FOLDER
 from perseus_sim.trainer import JobGone
 
-_REPORT_S: Final = 5.0
 _AGAIN_S: Final = 1.0
 _STOP_S: Final = 5.0
 DEFAULT_PORT: Final = 29500
@@ -160,11 +159,11 @@ class Rendezvous:
         return {divmod(rank, self._plan.stages): connection for rank, (connection, *_) in came.items()}
 
 
-def coordinate(plan: Plan, port: int, stop: threading.Event) -> None:
+def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) -> None:
     """Train until told to stop; begin again whenever the job has fallen apart."""
     rendezvous = Rendezvous(plan, port)
     samples: queue.SimpleQueue[PipelineIteration] = queue.SimpleQueue()
-    threading.Thread(target=_report, args=(stop, samples), daemon=True).start()
+    threading.Thread(target=_report, args=(stop, samples, report_s), daemon=True).start()
     first = 0
     while not stop.is_set():
         try:
@@ -187,8 +186,8 @@ def coordinate(plan: Plan, port: int, stop: threading.Event) -> None:
             first = coordinator.iteration + 1
 
 
-def _report(stop: threading.Event, samples: queue.SimpleQueue[PipelineIteration]) -> None:
-    while not stop.wait(_REPORT_S):
+def _report(stop: threading.Event, samples: queue.SimpleQueue[PipelineIteration], every_s: float) -> None:
+    while not stop.wait(every_s):
         if line := report(samples):
             print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
@@ -240,6 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pipelines", type=int, default=1, help="data-parallel degree (default: 1)")
     parser.add_argument("--blocking-power", type=float, required=True, help="watts of a GPU that waits")
     parser.add_argument("--noise", type=float, default=0.0, help="of durations, relative (default: 0)")
+    parser.add_argument("--report", type=float, default=5.0, help="seconds between reports (default: 5)")
     settings = parser.parse_args(arguments)
     stop = threading.Event()
     try:
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher = threading.Thread(target=launch, args=(ranks, stop))
     launcher.start()
     if plan:
-        coordinate(plan, ranks.master[1], stop)
+        coordinate(plan, ranks.master[1], settings.report, stop)
     launcher.join()
     return 0
 

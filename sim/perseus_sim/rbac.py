@@ -88,6 +88,14 @@ def requests(audit_log: Path, user: str, *, since: int = 0) -> Iterator[Request]
             yield Request(permission, event["requestURI"], event.get("responseStatus", {}).get("code", 0))
 
 
+def accounts(audit_log: Path, namespace: str, *, since: int = 0) -> set[str]:
+    """The service accounts of a namespace that have asked for anything at all."""
+    with audit_log.open("rb") as lines:
+        lines.seek(since)
+        users = {json.loads(line)["user"]["username"] for line in lines}
+    return {user for user in users if user.startswith(user_name(namespace, ""))}
+
+
 def user_name(namespace: str, name: str) -> str:
     """A service account as the API server calls it."""
     return f"system:serviceaccount:{namespace}:{name}"

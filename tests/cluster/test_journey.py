@@ -1,0 +1,268 @@
+"""A user's way on a real cluster, from install to uninstall; run with ``-s``, it is told as a story.
+
+Its chapters are tests that follow one another; after one that failed the others are skipped. What is done is done by
+helm and kubectl as the documentation says. What is true is read from the simulated GPUs and the API server's audit log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from journey import A100, PHYSICS, TRAINING, Journey, Training
+from stage import CHART, PATIENCE_S, SYSTEM
+
+from perseus_proto import keys
+from perseus_sim import rbac
+from perseus_sim.model import profile_csv
+
+pytestmark = pytest.mark.timeout(900)
+
+NODES, GPUS_OF_A_NODE = 2, 8
+GPT3 = Training("gpt3", stages=8, pipelines=2, microbatches=8)
+BLOOM = Training("bloom", stages=4, pipelines=1, microbatches=8, gpus_per_pod=2)
+PROFILES = {
+    job.name: profile_csv(job.stages, imbalance=1.25, forward_s=forward_s)
+    for job, forward_s in ((GPT3, 0.05), (BLOOM, 0.06))
+}
+BUDGET_W = 2850
+INSTALL = ("--set", "simulatedGpus.enabled=true", "--set", "webhook.enabled=true")
+CRDS = {f"{plural}.{keys.API_GROUP}" for plural in (keys.PLURAL, "powerbudgets")}
+
+
+@pytest.fixture(scope="module")
+def journey(cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any) -> Iterator[Journey]:
+    """The user. What a chapter that failed has left is taken away, also by a run before this one."""
+    if len(cluster.nodes) != NODES:
+        pytest.skip(f"the journey goes over {NODES} nodes, the cluster has {len(cluster.nodes)}")
+    journey = Journey(cluster, api, helm, eventually)
+    journey.clear()
+    yield journey
+    journey.clear()
+
+
+@pytest.fixture(autouse=True)
+def one_chapter_after_the_other(request: pytest.FixtureRequest, journey: Journey) -> Iterator[None]:
+    """A chapter means nothing without those before it."""
+    if journey.failed:
+        pytest.skip("an earlier chapter has failed")
+    failed = request.session.testsfailed
+    yield
+    journey.failed = request.session.testsfailed > failed
+
+
+def test_it_is_installed_as_the_documentation_says(journey: Journey) -> None:
+    assert not journey.left(), "of an earlier release"
+    for words in (
+        f"create namespace {SYSTEM}",
+        f"label namespace {SYSTEM} pod-security.kubernetes.io/enforce=privileged",
+        f"create namespace {TRAINING}",
+    ):
+        journey.say(f"$ kubectl {words}")
+        journey.kubectl(*words.split())
+    journey.helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *INSTALL)
+    journey.rolled_out("deployment/perseus-operator", "daemonset/perseus-gpu-sim", "daemonset/perseus-agent")
+
+    def offered() -> list[str | None]:
+        return [node.status.allocatable.get("nvidia.com/gpu") for node in journey.core.list_node().items]
+
+    journey.eventually("the kubelets offer the GPUs", lambda: offered() == [str(GPUS_OF_A_NODE)] * NODES)
+    journey.say(f"{NODES} kubelets offer {GPUS_OF_A_NODE} nvidia.com/gpu each, at default clocks")
+    assert len(journey.gpus()) == NODES * GPUS_OF_A_NODE
+    assert not journey.locked()
+
+
+def test_only_agents_need_more_than_the_standard_restricted(journey: Journey) -> None:
+    """The API server itself is asked what would become of the pods that run, were their namespace restricted."""
+    words = f"label --dry-run=server --overwrite namespace {SYSTEM} pod-security.kubernetes.io/enforce=restricted"
+    said = journey.show(f"kubectl {words}", journey.warnings(*words.split()))
+    refused = set(re.findall(r"Warning: (perseus-[a-z-]+?)-[a-z0-9]{5}\b", said))
+    assert refused == {"perseus-agent", "perseus-gpu-sim"}, said
+
+
+def test_images_hold_no_more_than_they_need(journey: Journey) -> None:
+    """Of the pods as they run: what their Python finds, who they are, and that they cannot write to their image."""
+    foreign = ["ortools", "kopf", "kubernetes", "numpy", "perseus_solver", "perseus_operator", "perseus_sim", "pip"]
+    looks = (
+        "import importlib.util, os, shutil, sys;"
+        "print([name for name in sys.argv[1:] if importlib.util.find_spec(name)],"
+        "[tool for tool in ('gcc', 'cc', 'pip', 'pip3') if shutil.which(tool)],"
+        "os.access('/opt', os.W_OK), os.getuid())"
+    )
+    found = {}
+    for component in ("agent", "operator", "gpu-sim"):
+        pod = journey.pods(component)[0].metadata.name
+        said = journey.kubectl("-n", SYSTEM, "exec", pod, "--", "python", "-c", looks, *foreign)
+        found[component] = said.strip()
+    assert found["agent"] == "[] [] False 0"
+    assert found["operator"].endswith("[] False 65532")
+    assert found["gpu-sim"] == "['perseus_sim'] [] False 0"
+
+
+def test_training_starts_and_every_pod_gets_the_socket(journey: Journey) -> None:
+    physics = {"metadata": {"name": PHYSICS}, "data": {f"{name}.csv": csv for name, csv in PROFILES.items()}}
+    journey.core.create_namespaced_config_map(TRAINING, physics)
+    journey.apply(*GPT3.indexed_job())
+    journey.eventually("the ranks train", lambda: journey.iteration(GPT3) >= 0, PATIENCE_S)
+    pods = journey.training_pods(GPT3)
+    assert len(pods) == GPT3.ranks
+    for pod in pods:
+        [container] = pod.spec.containers
+        assert keys.ENV_SOCKET in {variable.name for variable in container.env}, "by the webhook"
+    nodes = sorted(pod.spec.node_name for pod in pods)
+    assert {nodes.count(node) for node in nodes} == {GPUS_OF_A_NODE}
+    journey.say(f"{len(pods)} pods train on {NODES} nodes; the webhook has given each the agent's socket")
+    journey.say(journey.log(GPT3).strip().splitlines()[-1])
+    assert not journey.locked(), "nobody has asked for anything yet"
+
+
+def test_it_is_profiled_on_the_running_job_planned_and_in_force(journey: Journey) -> None:
+    online = {"maxClocks": 10, "maxSlowdown": "60%", "iterationsPerClock": 2}
+    job = GPT3.perseus_job(
+        profile={"configMapRef": {"name": "gpt3-a100"}, "online": online},
+        straggler={"mode": "Automatic", "slowdownThreshold": "5%", "recoveryThreshold": "2%"},
+        points=30,
+    )
+    journey.full_j = journey.joules(GPT3)
+    journey.say(f"at full clocks an iteration takes {journey.full_j:.0f} J, the counters of all GPUs say")
+    journey.apply(job)
+    journey.follow(GPT3, "PlanApplied")
+    identified = journey.ranks_by_gpu()
+    wanted = sorted((pipeline, stage) for pipeline in range(GPT3.pipelines) for stage in range(GPT3.stages))
+    assert sorted(identified.values()) == wanted, "by SO_PEERCRED, control group and the kubelet's PodResources"
+    assert set(identified) == set(journey.gpus())
+    journey.clocks_are_the_plans(GPT3)
+
+
+def test_it_saves_what_it_says(journey: Journey) -> None:
+    planned_j = journey.joules(GPT3)
+    saved = 1 - planned_j / journey.full_j
+    journey.say(f"under the plan it takes {planned_j:.0f} J: {saved:.1%} less, at the same speed")
+    assert saved > 0.04
+    said = journey.eventually("savings are measured", lambda: journey.status(GPT3).get("savings"), PATIENCE_S)
+    assert float(said["energy"].rstrip("%")) / 100 == pytest.approx(saved, abs=0.05)
+    assert float(said["slowdown"].rstrip("%")) < 10, "none, but for what a busy machine costs"
+
+
+def test_the_user_sees_it(journey: Journey) -> None:
+    listed = journey.show("kubectl get pj", journey.kubectl("-n", TRAINING, "get", "pj"))
+    assert re.search(rf"{GPT3.name} +True +Enforce +MaxThroughput +\d+\.\d+%", listed)
+    described = journey.kubectl("-n", TRAINING, "describe", "pj", GPT3.name)
+    assert "Everything asked for is in force." in described
+    events = journey.kubectl("-n", TRAINING, "events", "--for", f"perseusjob/{GPT3.name}")
+    journey.show(f"kubectl events --for perseusjob/{GPT3.name}", events)
+    for reason in ("Leased", "BaselineMeasured", "Profiling", "Solved", "PlanChanged"):
+        assert reason in events
+    assert "in force" in journey.plugin("explain", GPT3.name)
+
+
+def test_a_straggler_is_told(journey: Journey) -> None:
+    """An infrastructure that knows tells it: the other pipeline then need not hurry."""
+    words = f"{keys.ANNOTATION_STRAGGLER}=1:0:1.3"
+    journey.say(f"$ kubectl annotate pj {GPT3.name} {words}")
+    journey.kubectl("-n", TRAINING, "annotate", keys.PLURAL, GPT3.name, words)
+    journey.slowed_for(GPT3, "Pipeline 1 is told to be 30.00% slower")
+    journey.say(f"$ kubectl annotate pj {GPT3.name} {keys.ANNOTATION_STRAGGLER}-")
+    journey.kubectl("-n", TRAINING, "annotate", keys.PLURAL, GPT3.name, f"{keys.ANNOTATION_STRAGGLER}-")
+    journey.fast_again(GPT3)
+
+
+def test_a_straggler_is_found_by_its_heat(journey: Journey) -> None:
+    """On the stage that has no time to lose: the last has most to do, and the plan gives it the highest clock."""
+    [hot] = [uuid for uuid, place in journey.ranks_by_gpu().items() if place == (0, GPT3.stages - 1)]
+    journey.poke(hot, "cap_mhz=900", "reasons=64")
+    said = journey.slowed_for(GPT3, "Pipeline 0 is")
+    assert "Cause: thermal" in said
+    assert hot in said
+    journey.poke(hot, "cap_mhz=0", "reasons=0")
+    journey.fast_again(GPT3)
+
+
+def test_watts_are_shared(journey: Journey) -> None:
+    version = f"{keys.API_GROUP}/{keys.API_VERSION}"
+    journey.apply(
+        {"apiVersion": version, "kind": "PowerBudget", "metadata": {"name": "hall-b"}, "spec": {"watts": BUDGET_W}}
+    )
+    limited = lambda: journey.in_force(GPT3) and journey.condition(GPT3, "PlanApplied")[1] == "LimitedByBudget"  # noqa: E731
+    journey.eventually("the budget is kept", limited, PATIENCE_S)
+    journey.show("kubectl get pb", journey.kubectl("get", "pb"))
+    journey.clocks_are_the_plans(GPT3)
+    journey.kubectl("delete", "pb", "hall-b")
+    journey.fast_again(GPT3)
+
+
+def test_agents_are_upgraded_in_mid_run(journey: Journey) -> None:
+    """One after the other; none leaves a GPU locked, training notices nothing, and the plan returns."""
+    agents, resets = {pod.metadata.uid for pod in journey.pods("agent")}, journey.gpus()
+    locked, before = journey.locked(), journey.iteration(GPT3)
+    words = ("--reset-then-reuse-values", "--set", "agent.settings.sampleIntervalMs=60")
+    journey.helm("upgrade", "perseus", str(CHART), "--namespace", SYSTEM, *words)
+    journey.rolled_out("daemonset/perseus-agent")
+    assert not agents & {pod.metadata.uid for pod in journey.pods("agent")}
+    now = journey.gpus()
+    assert all(now[uuid]["reset_calls"] > resets[uuid]["reset_calls"] for uuid in locked), "every lock was given back"
+    everybody = lambda: len(journey.ranks_by_gpu()) == GPT3.ranks  # noqa: E731
+    journey.eventually("all ranks are back", everybody, PATIENCE_S)
+    journey.follow(GPT3, "PlanApplied")
+    journey.clocks_are_the_plans(GPT3)
+    journey.trains(GPT3, 1)
+    pods = journey.training_pods(GPT3)
+    assert [pod.status.container_statuses[0].restart_count for pod in pods] == [0] * GPT3.ranks
+    assert "begins again" not in journey.log(GPT3), "no iteration was lost"
+    journey.say(f"both agents are new; training went on from iteration {before} to {journey.iteration(GPT3)}")
+
+
+def test_deleted_it_gives_every_clock_back_and_training_goes_on(journey: Journey) -> None:
+    journey.say(f"$ kubectl delete pj {GPT3.name}")
+    journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, GPT3.name, f"--timeout={PATIENCE_S:.0f}s")
+    assert not journey.locked(), "they were given back before it went"
+    journey.trains(GPT3, 1)
+    journey.say("every GPU is at its default clocks, and training goes on")
+    journey.say(f"$ kubectl delete job,service {GPT3.name}")
+    journey.kubectl("-n", TRAINING, "delete", "job,service", GPT3.name, f"--timeout={PATIENCE_S:.0f}s")
+    gone = lambda: not journey.training_pods(GPT3)  # noqa: E731
+    journey.eventually("the pods are gone", gone, PATIENCE_S)
+
+
+def test_plain_pods_with_several_ranks_each(journey: Journey) -> None:
+    """As torchrun is often started; with a profile that the user brings, and another objective."""
+    journey.apply(*BLOOM.plain_pods())
+    journey.eventually("the ranks train", lambda: journey.iteration(BLOOM) >= 0, PATIENCE_S)
+    profile = {"metadata": {"name": "bloom-a100"}, "data": {"profile.csv": PROFILES[BLOOM.name]}}
+    journey.core.create_namespaced_config_map(TRAINING, profile)
+    power_mw = round(1000 * A100.blocking_power_w)
+    reference = {"configMapRef": {"name": "bloom-a100"}, "blockingPowerMilliwatts": power_mw}
+    journey.apply(BLOOM.perseus_job(profile=reference, objective={"type": "MaxSlowdown", "maxSlowdown": "10%"}))
+    journey.follow(BLOOM, "PlanApplied")
+    journey.clocks_are_the_plans(BLOOM)
+    journey.say("$ kubectl delete pod,service --all      # the training first")
+    journey.kubectl("-n", TRAINING, "delete", "pod,service", "--all", f"--timeout={PATIENCE_S:.0f}s")
+    journey.eventually("every GPU is at its default clocks", lambda: not journey.locked())
+    journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, BLOOM.name, f"--timeout={PATIENCE_S:.0f}s")
+
+
+def test_it_used_exactly_its_rights(journey: Journey) -> None:
+    """The API server's audit log of the whole way: nothing refused, no right unused, none from elsewhere."""
+    operator = rbac.user_name(SYSTEM, "perseus-operator")
+    asked = list(rbac.requests(journey.cluster.audit_log, operator, since=journey.audited))
+    assert {(str(request.permission), request.path) for request in asked if request.code in (401, 403)} == set()
+    used = {request.permission for request in asked}
+    allowed = journey.rights("perseus-operator")
+    assert sorted(map(str, allowed - used)) == [], "granted and never used"
+    assert sorted(map(str, used - allowed)) == [], "allowed by something else than its roles"
+    journey.say(f"the operator asked {len(asked)} times, used each of its {len(allowed)} rights, and was never refused")
+    accounts = rbac.accounts(journey.cluster.audit_log, SYSTEM, since=journey.audited)
+    assert accounts == {operator}, "agents and GPU simulators know no API server"
+
+
+def test_uninstalled_it_leaves_nothing(journey: Journey) -> None:
+    journey.helm("uninstall", "perseus", "--namespace", SYSTEM, "--wait")
+    journey.eventually("the pods are gone", lambda: not journey.core.list_namespaced_pod(SYSTEM).items, PATIENCE_S)
+    kept = {f"customresourcedefinition/{name}" for name in CRDS} | {"configmap/perseus-epoch"}
+    assert journey.left() == kept
+    for node in journey.cluster.nodes:
+        assert "perseus" not in node.run("ls", "/var/lib/kubelet/device-plugins").stdout
+    assert not journey.locked()
+    journey.say("nothing is left but the definitions, and the number from which the next operator counts on")
