@@ -142,8 +142,7 @@ class Journey:
         return said
 
     def helm(self, *arguments: str) -> str:
-        short = " ".join(word.rpartition("/work/")[2] if "/" in word else word for word in arguments)
-        self.say(f"$ helm {short}")
+        self.say(f"$ helm {' '.join(os.path.relpath(word) if word[:1] == '/' else word for word in arguments)}")
         return self._helm(*arguments)
 
     def kubectl(self, *arguments: str, stdin: Any = None) -> str:
