@@ -300,7 +300,7 @@ class AgentPool:
         if self._files is None:
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
         if self._credentials is None:
-            raise AgentUnavailable("the certificates of this operator cannot be read")
+            raise AgentUnavailable("--tls-cert, --tls-key, --tls-ca: cannot be read; the log says why")
         options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
         return grpc.aio.secure_channel(address, self._credentials, options=options)
 

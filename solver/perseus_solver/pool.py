@@ -107,10 +107,8 @@ class Pool:
     def exchange(self, deadline_s: float) -> None:
         """From the cheapest plans that end by a deadline, those with other mixtures along their longest path."""
         engine = self._engine
-        fits = np.flatnonzero(self._time_s <= deadline_s)
-        _, first = np.unique(self._effective_j[fits], return_index=True)
         deadline = (deadline_s - engine.problem.overhead_s) / engine.tables.tick_s
-        for start in self._pick(fits[first[:_EXCHANGED]]).T:
+        for start in self._pick(self._cheapest(self._time_s <= deadline_s, _EXCHANGED)).T:
             plan = start
             for _ in range(_AGAIN):
                 found = exchanged(self._rounder, plan, deadline)
@@ -163,7 +161,7 @@ class Pool:
     def _recreate(self, deadline: Floats, starts: int, tries: int, rounds: int) -> None:
         if not len(deadline):
             return
-        chosen = [self._cheapest(end, starts) for end in deadline.tolist()]
+        chosen = [self._cheapest(self._makespan <= end, starts) for end in deadline.tolist()]
         target = np.repeat(deadline, [len(start) for start in chosen])
         columns, through = self._pick(np.concatenate(chosen)), self.curve.through_at(target)
         graph, problem = self._engine.graph, self._engine.problem
@@ -174,9 +172,9 @@ class Pool:
             part = slice(begin, begin + size)
             self._keep(search.run(columns[:, part], target[part], through[:, part], tries, rounds))
 
-    def _cheapest(self, deadline: float, count: int) -> Index:
-        """Different plans that meet a deadline, the cheapest first; fewer if there are not as many."""
-        fits = np.flatnonzero(self._makespan <= deadline)
+    def _cheapest(self, fitting: npt.NDArray[np.bool_], count: int) -> Index:
+        """Different plans of those that fit, the cheapest first; fewer if there are not as many."""
+        fits = np.flatnonzero(fitting)
         _, first = np.unique(self._effective_j[fits], return_index=True)
         return fits[first[:count]]
 

@@ -41,9 +41,8 @@ class Recreate:
         first, limit = np.arange(columns) * tries, deadline[of]
         worth = np.stack([rounder.worth(through * share) for share in _SHARES], axis=2)
         free = worth[:, of, 0]
-        scarce = (through > 0)[
-            rounder.kind
-        ]  # elsewhere nothing waits for time, and as much of it has been used as can be
+        # Elsewhere nothing waits for time, and as much of it has been used as can be.
+        scarce = (through > 0)[rounder.kind]
         scarce[:, ~scarce.any(axis=0)] = True
         scarce = scarce[:, of]
         energy = rounder.energy_j(choice)
