@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,15 @@ class Stage:
         for job in self.jobs:
             self.eventually("the GPUs are there", job.open_gpus)
         self.returned()
+
+    @contextlib.contextmanager
+    def standing(self) -> Iterator[Stage]:
+        """Set for as long as the context lasts; struck also if it could not be set."""
+        try:
+            self.set()
+            yield self
+        finally:
+            self.strike()
 
     def strike(self) -> None:
         """Delete the jobs, see every GPU at default, uninstall; also what was begun and came to nothing."""

@@ -49,12 +49,8 @@ SLACK_S = 60.0
 
 @pytest.fixture(scope="module")
 def stage(cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any) -> Iterator[Stage]:
-    stage = Stage(cluster, api, helm, eventually)
-    try:
-        stage.set()
+    with Stage(cluster, api, helm, eventually).standing() as stage:
         yield stage
-    finally:
-        stage.strike()
 
 
 @pytest.fixture(scope="module")

@@ -63,11 +63,8 @@ def stage(cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any) 
     victim = Victim("train", cluster.nodes[0], api)
     victim.kubectl = cluster.kubectl
     stage.jobs = [victim]
-    try:
-        stage.set()
+    with stage.standing():
         yield stage
-    finally:
-        stage.strike()
 
 
 @pytest.fixture(scope="module")
