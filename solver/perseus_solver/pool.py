@@ -200,7 +200,7 @@ class Pool:
     def _gap(self, deadline: Floats) -> Floats:
         """How far the best plan for each deadline is from the bound at its own time, or at the deadline (``exact``)."""
         problem = self._engine.problem
-        best = np.array([self._cheapest(end, 1)[0] for end in deadline.tolist()], dtype=np.intp)
+        best = np.array([self._cheapest(self._makespan <= end, 1)[0] for end in deadline.tolist()], dtype=np.intp)
         time_s, energy_j = self._time_s[best], self._energy_j[best]
         if self._exact:
             end_s = np.maximum(deadline * self._engine.tables.tick_s + problem.overhead_s, time_s)
