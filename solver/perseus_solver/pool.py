@@ -161,7 +161,8 @@ class Pool:
     def _recreate(self, deadline: Floats, starts: int, tries: int, rounds: int) -> None:
         if not len(deadline):
             return
-        chosen = [self._cheapest(self._makespan <= end, starts) for end in deadline.tolist()]
+        ends: list[float] = deadline.tolist()
+        chosen = [self._cheapest(self._makespan <= end, starts) for end in ends]
         target = np.repeat(deadline, [len(start) for start in chosen])
         columns, through = self._pick(np.concatenate(chosen)), self.curve.through_at(target)
         graph, problem = self._engine.graph, self._engine.problem
@@ -200,7 +201,8 @@ class Pool:
     def _gap(self, deadline: Floats) -> Floats:
         """How far the best plan for each deadline is from the bound at its own time, or at the deadline (``exact``)."""
         problem = self._engine.problem
-        best = np.array([self._cheapest(self._makespan <= end, 1)[0] for end in deadline.tolist()], dtype=np.intp)
+        ends: list[float] = deadline.tolist()
+        best = np.array([self._cheapest(self._makespan <= end, 1)[0] for end in ends], dtype=np.intp)
         time_s, energy_j = self._time_s[best], self._energy_j[best]
         if self._exact:
             end_s = np.maximum(deadline * self._engine.tables.tick_s + problem.overhead_s, time_s)

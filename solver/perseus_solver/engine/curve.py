@@ -68,7 +68,7 @@ class Engine:
         rows = self.steady.rows if self.steady else self.graph.n
         self.most_prices = min(max(PRICED_ROWS // max(rows, 1), LEAST_PRICES), MOST_PRICES)
         ends = np.stack((self.tables.ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
-        self.fastest, self.slowest = self.graph.finish(ends).max(axis=0).tolist()
+        self.fastest, self.slowest = map(float, self.graph.finish(ends).max(axis=0))
 
     def _find_rhythm(self) -> Steady | None:
         runs = find_runs(self.problem, self.graph, (2 + LEAST_GAIN) * KEEP)

@@ -21,13 +21,14 @@ from perseus_solver.simulate import Simulator
 BLOCKING_W = {"gpt3-175b_a100-sxm": 83.64, "bloom-176b_a40": 70.38}
 
 
-def synthetic(stages: int, kinds: tuple[str, ...] = ("forward", "backward"), constant: bool = False) -> str:
+def synthetic(
+    stages: int, kinds: tuple[str, ...] = ("forward", "backward"), constant: bool = False, clocks: int = 8
+) -> str:
     """A profile whose stages differ; power falls with the clock, time rises."""
     rows = ["stage,instruction,frequency,time,energy"]
     for stage in range(stages):
         for work, kind in enumerate(kinds, start=1):
-            for step in range(8):
-                clock = 1400 - 100 * step
+            for clock in np.linspace(1400, 700, clocks).astype(int).tolist():
                 seconds = 0.01 * (work + 0.1 * (stage % 3)) * (0.4 + 0.6 * 1400 / clock)
                 watts = 90 + 310 * (clock / 1400) ** 2.4
                 rows.append(f"{stage},{kind},{clock},{seconds:.9f},{watts * seconds:.9f}")
@@ -88,6 +89,14 @@ def test_a_plan_that_ends_exactly_at_the_deadline_is_found() -> None:
         point = solve_deadline(problem, known.iteration_time_s)
         waiting_j = 80.0 * 2 * (known.iteration_time_s - point.iteration_time_s)
         assert point.energy_j + waiting_j <= known.energy_j * (1 + 1e-12)
+
+
+def test_deadlines_that_miss_their_goal_are_looked_at_again() -> None:
+    """With many clocks a tenth of a percent can be kept, nearly; where not each deadline's own best plan is held
+    against its bound, 0.2 % are left."""
+    profile = read_profile(synthetic(3, clocks=40))
+    problem = build_problem(profile, build_schedule("1f1b", stages=3, microbatches=6), blocking_power_w=80.0)
+    assert solve_frontier(problem, 40).gap.max() < 1.5e-3
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("inf")])
