@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from local_cluster.errors import CannotRun, NotUp
 from local_cluster.machine import processes, running
 from local_cluster.preflight import require
 
-COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "deploy" / "cluster" / "cluster.py")]
+CODE = Path(__file__).resolve().parents[2] / "deploy" / "cluster"
+COMMAND = [sys.executable, str(CODE / "cluster.py")]
 PATIENCE_S = 240
 
 
@@ -36,8 +38,8 @@ def own(tmp_path: Path) -> Iterator[Cluster]:
     cluster.down()
 
 
-def tell(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "--state", str(cluster.state), *words]
+def tell(cluster: Cluster, *words: str, command: Sequence[str] = COMMAND) -> subprocess.CompletedProcess[str]:
+    command = [*command, "--state", str(cluster.state), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
@@ -83,7 +85,7 @@ def eventually(what: str, check: Callable[[], bool]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster) -> None:
+def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
     before = outside()
     made = tell(own, "up", "--nodes", "1")
     assert made.returncode == 0, made.stderr
@@ -109,7 +111,8 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster) -> None:
     assert "has 1 nodes: take it down first" in refused.stderr
 
     assert outside() == before, "the machine's own network is as it was"
-    assert tell(own, "down").returncode == 0
+    another_checkout = [sys.executable, str(shutil.copytree(CODE, tmp_path / "copy") / "cluster.py")]
+    assert tell(own, "down", command=another_checkout).returncode == 0
     assert leavings(own, spaces) == []
     assert outside() == before
     assert tell(own, "down").returncode == 0, "nothing is left to remove, which is no error"
@@ -161,6 +164,24 @@ def test_nothing_is_left_of_an_up_that_was_killed(own: Cluster, point: str) -> N
     assert tell(own, "down").returncode == 0
     assert leavings(own, spaces) == []
     assert outside() == before
+
+
+@pytest.mark.timeout(600)
+def test_half_a_down_is_made_whole_by_an_up(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left of its files is not taken for a cluster: keys, disks and description belong together."""
+    assert tell(own, "up", "--nodes", "1").returncode == 0
+    kept = own.kubeconfig.read_text()
+
+    def killed(folder: Path) -> None:
+        shutil.move(folder / "node-1", folder / "gone")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", killed)
+        own.down()
+    assert tell(own, "up", "--nodes", "1").returncode == 0
+    assert own.kubeconfig.read_text() != kept
+    assert not (own.state / "gone").exists()
 
 
 def test_what_a_machine_lacks_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

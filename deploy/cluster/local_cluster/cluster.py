@@ -145,6 +145,7 @@ class Cluster:
         if self.state.exists():
             if mounted := [line.split()[1] for line in _mounts() if line.split()[1].startswith(f"{self.state}/")]:
                 raise StartFailed(f"{mounted[0]} is mounted, and not by us: unmount it first")
+            self._description.unlink(missing_ok=True)  # first: an `up` after half a `down` must not trust what is left
             shutil.rmtree(self.state)
 
     # Its parts
@@ -218,10 +219,14 @@ class Cluster:
         inside = INSIDE / CONTROL_PLANE
         return Layout(inside, network.HUB, port=_PORT, etcd_port=2379, peer_port=2380, hosts=("127.0.0.1",))
 
+    @property
+    def _description(self) -> Path:
+        return self.state / "cluster.json"
+
     def _described(self) -> tuple[int, int]:
         """How many nodes, and the port of this machine that leads to the API server."""
         try:
-            described = json.loads((self.state / "cluster.json").read_text(encoding="utf-8"))
+            described = json.loads(self._description.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise NotUp(f"there is no cluster in {self.state}: `up` makes one") from None
         return described["nodes"], described["port"]
@@ -236,6 +241,8 @@ class Cluster:
             if described != nodes:
                 raise CannotRun(f"the cluster in {self.state} has {described} nodes: take it down first")
             return
+        for leftover in self.state.iterdir():  # of a `down`, or an `up`, that was killed
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         port = _free_port()
         outside = Layout(self.state / CONTROL_PLANE, network.HUB, _PORT, 2379, 2380, hosts=("127.0.0.1",))
         authority = outside.write_credentials()
@@ -246,9 +253,9 @@ class Cluster:
             self._node(Machine(self.state, f"node-{number}")).write_credentials(authority, outside.server)
         admin = authority.issue("admin", organization="system:masters")
         write_private(self.kubeconfig, kubeconfig(f"https://127.0.0.1:{port}", authority, admin))
-        partial = self.state / "cluster.json.new"
+        partial = self._description.with_suffix(".new")
         partial.write_text(json.dumps({"nodes": nodes, "port": port}), encoding="utf-8")
-        partial.replace(self.state / "cluster.json")
+        partial.replace(self._description)
 
     def _node(self, machine: Machine) -> node.Node:
         return node.Node(

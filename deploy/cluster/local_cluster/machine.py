@@ -195,9 +195,13 @@ def _namespace(pid: int, kind: str) -> str:
 
 
 def _inits(state: Path) -> Iterator[tuple[int, str]]:
-    """Whatever holds a machine of this cluster together, or is about to: process and name of the machine."""
+    """Whatever holds a machine of this cluster together, or is about to: process and name of the machine.
+
+    Also one that was made from another checkout: the folder of the state is the cluster.
+    """
+    ours = f"/{_INIT.parent.name}/{_INIT.name}"
     for pid, arguments in processes():
-        if len(arguments) > 5 and arguments[3:5] == [str(_INIT), str(state)]:
+        if len(arguments) > 5 and arguments[3].endswith(ours) and arguments[4] == str(state):
             yield pid, arguments[5]
 
 
