@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +78,7 @@ class Process:
             ),
             metrics=self._metrics,
             epoch=epoch,
+            newest_epoch=partial(kube.newest_epoch, settings.agent_namespace),
             limits=settings.limits,
             status_interval_s=settings.status_interval_s,
             release_timeout_s=settings.release_timeout_s,

@@ -21,7 +21,7 @@ from perseus_operator.planner import Now
 from perseus_operator.power import Share
 from perseus_operator.schema import dump
 from perseus_operator.state import JobRef, JobState
-from perseus_operator.status import merge_patch
+from perseus_operator.stored import Stored
 from perseus_operator.words import stamp
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ class Writer(Protocol):
         """All of them."""
         ...
 
-    async def patch_budget_status(self, name: str, uid: str, status: Json) -> None:
-        """Merge into the status subresource."""
+    async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
+        """Store this whole status; the object's version after it."""
         ...
 
 
@@ -63,7 +63,7 @@ class _Budget:
     """The last accepted one."""
     fault: str = ""
     decision: Decision = field(default_factory=Decision)
-    written: Json = field(default_factory=dict)
+    stored: Stored[Json] = field(default_factory=lambda: Stored({}))
     retry_at_s: float = 0.0
 
 
@@ -98,8 +98,8 @@ class Budgets:
         known = self._budgets.get(name)
         if known is None or known.uid != uid:
             known = self._budgets[name] = _Budget(name, uid)
-            known.written = dict(body.get("status") or {})
-            known.decision = budgeting.recalled(known.written)
+            known.decision = budgeting.recalled(body.get("status") or {})
+        known.stored.heard(dict(body.get("status") or {}), str(metadata.get("resourceVersion", "")))
         known.generation = int(metadata.get("generation", 1))
         try:
             known.spec, known.fault = parse_budget(body.get("spec")), ""
@@ -163,23 +163,25 @@ class Budgets:
             self._metrics.set_budget(budget.name, budget.spec.watts, figures, kept=kept.status)
             said.append(kept)
             shown = dump(figures)
-        old = budget.written.get("conditions", ())
+        written = budget.stored.value
+        old = written.get("conditions", ())
         wanted = {
             "observedGeneration": budget.generation,
             "conditions": merge_conditions(old, said, generation=budget.generation, now_rfc3339=stamp(now.wall_s)),
             **shown,
         }
-        if wanted == budget.written or now.monotonic_s < budget.retry_at_s:
+        if wanted == written or now.monotonic_s < budget.retry_at_s:
             return
+        budget.stored.write(wanted)
         try:
-            await self._kube.patch_budget_status(budget.name, budget.uid, merge_patch(budget.written, wanted))
+            version = await self._kube.write_budget_status(budget.name, budget.uid, wanted)
         except KubeNotFound:
             logger.info("PowerBudget %s: has gone", budget.name)
         except KubeError as error:
             budget.retry_at_s = now.monotonic_s + _RETRY_S
             logger.warning("PowerBudget %s: status not written: %s", budget.name, error)
         else:
-            budget.written = wanted
+            budget.stored.wrote(version)
 
 
 def _accepted(budget: _Budget) -> Said:

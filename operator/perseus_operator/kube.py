@@ -40,6 +40,7 @@ EPOCH_CONFIG_MAP: Final = "perseus-epoch"
 _EPOCH_KEY: Final = "epoch"
 _TIMEOUT_S: Final = 15.0
 _MERGE: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
 _ATTEMPTS: Final = 20
 _AT_ONCE: Final = 16
 """Requests under way: hundreds of jobs that all write at once, after a restart, would time each other out."""
@@ -78,12 +79,15 @@ class Kube(Protocol):
         """
         ...
 
-    async def patch_status(self, job: JobRef, status: Json) -> None:
-        """Merge into the status subresource."""
+    async def write_status(self, job: JobRef, status: Json) -> str:
+        """Store this whole status, whatever was there; the object's version after it."""
         ...
 
-    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> None:
-        """Set or (None) remove annotations. Raises KubeConflict if the object is no longer at ``version``."""
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
+        """Set or (None) remove annotations; the object's version after it.
+
+        Raises KubeConflict: the object is no longer at ``version``.
+        """
         ...
 
     async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
@@ -197,14 +201,14 @@ class KubeClient:
             body["data"] = {**(there.data or {}), **config_map.data}
             await self._ask(self._core.replace_namespaced_config_map(config_map.name, namespace, body, **about))
 
-    async def patch_status(self, job: JobRef, status: Json) -> None:
-        """See ``Kube``. The UID guards against an object of the same name that came after."""
-        await self._ask(
+    async def write_status(self, job: JobRef, status: Json) -> str:
+        """See ``Kube``."""
+        return await self._patch(
             self._custom.patch_namespaced_custom_object_status(
                 *_custom(job),
-                {"metadata": {"uid": job.uid}, "status": status},
+                _whole(status, job.uid),
                 field_manager=FIELD_MANAGER,
-                _content_type=_MERGE,
+                _content_type=_JSON_PATCH,
                 _request_timeout=_TIMEOUT_S,
             )
         )
@@ -218,24 +222,24 @@ class KubeClient:
             return []
         return list(found["items"])
 
-    async def patch_budget_status(self, name: str, uid: str, status: Json) -> None:
-        """Merge into the status of a PowerBudget. The UID guards as in ``patch_status``."""
-        await self._ask(
+    async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
+        """Store the status of a PowerBudget; as ``write_status``."""
+        return await self._patch(
             self._custom.patch_cluster_custom_object_status(
                 *(keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL, name),
-                {"metadata": {"uid": uid}, "status": status},
+                _whole(status, uid),
                 field_manager=FIELD_MANAGER,
-                _content_type=_MERGE,
+                _content_type=_JSON_PATCH,
                 _request_timeout=_TIMEOUT_S,
             )
         )
 
-    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> None:
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
         """See ``Kube``."""
         metadata: Json = {"uid": job.uid, "annotations": dict(annotations)}
         if version is not None:
             metadata["resourceVersion"] = version
-        await self._ask(
+        return await self._patch(
             self._custom.patch_namespaced_custom_object(
                 *_custom(job),
                 {"metadata": metadata},
@@ -317,6 +321,16 @@ class KubeClient:
                 await asyncio.sleep(0.05)
         raise KubeConflict(f"ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: changed by others {_ATTEMPTS} times in a row")
 
+    async def newest_epoch(self, namespace: str) -> int:
+        """The last one drawn, by whomever; 0: none is known any more."""
+        try:
+            found = await self._ask(
+                self._core.read_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, _request_timeout=_TIMEOUT_S)
+            )
+        except KubeNotFound:
+            return 0
+        return _epoch_in(found, namespace)
+
     async def _draw_epoch(self, namespace: str) -> int:
         try:
             found = await self._ask(
@@ -333,16 +347,16 @@ class KubeClient:
             }
             await self._ask(self._core.create_namespaced_config_map(namespace, body, _request_timeout=_TIMEOUT_S))
             return 1
-        text = (found.data or {}).get(_EPOCH_KEY, "")
-        if not text.isdigit():
-            raise KubeError(f"ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: epoch must be a whole number, not {text!r}")
-        epoch = int(text) + 1
+        epoch = _epoch_in(found, namespace) + 1
         found.data = {**found.data, _EPOCH_KEY: str(epoch)}
         # Carries the resourceVersion that was read: a write in between is a conflict.
         await self._ask(
             self._core.replace_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, found, _request_timeout=_TIMEOUT_S)
         )
         return epoch
+
+    async def _patch(self, request: Any) -> str:
+        return str((await self._ask(request))["metadata"]["resourceVersion"])
 
     async def _ask(self, request: Any) -> Any:
         """The answer. Who waits for a turn does not use up the time of the request, which begins with its turn."""
@@ -375,6 +389,21 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         asks_for_gpu=asks_for_gpu(spec),
         containers=containers_of(raw.get("status", {})),
     )
+
+
+def _whole(status: Json, uid: str) -> list[Json]:
+    """Replaces a status. The UID guards against an object of the same name that came after."""
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "add", "path": "/status", "value": status},
+    ]
+
+
+def _epoch_in(config_map: Any, namespace: str) -> int:
+    text = (config_map.data or {}).get(_EPOCH_KEY, "")
+    if not text.isdecimal():
+        raise KubeError(f"ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: epoch must be a whole number, not {text!r}")
+    return int(text)
 
 
 def _custom(job: JobRef) -> tuple[str, str, str, str, str]:

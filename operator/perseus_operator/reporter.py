@@ -16,7 +16,8 @@ from perseus_operator.errors import KubeError, KubeNotFound
 from perseus_operator.kube import Json
 from perseus_operator.planner import Now, Plan
 from perseus_operator.services import BACKOFF_S, Services
-from perseus_operator.state import JobRef, JobState
+from perseus_operator.state import Fault, JobRef, JobState
+from perseus_operator.stored import Stored
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,10 @@ class Reporter:
         self._ref = ref
         self._services = services
         self._spawn = spawn
-        self._status: Json = {}
-        """As stored, as far as we know."""
+        self._status = Stored[Json]({})
+        self._annotation = Stored[str | None](None)
+        self._contested = False
+        """Somebody else has written there. If that was a newer operator, it speaks for this job now."""
         self._pending: list[status.Event] = []
         self._posted: dict[status.Event, float] = {}
         """Lately, and when."""
@@ -49,7 +52,6 @@ class Reporter:
         self._hold_until_s = 0.0
         """A restart must not make a running job look broken: what was Ready is left so until it is again, or then."""
         self._ready = False
-        self._annotation: str | None = None
         self._written_at_s = float("-inf")
         self._turn_s: float | None = None
         """When figures alone may be written."""
@@ -59,12 +61,19 @@ class Reporter:
     @property
     def written(self) -> Json:
         """The status as stored, as far as we know."""
-        return self._status
+        return self._status.value
 
-    def recall(self, written: Json, annotations: Mapping[str, str]) -> None:
+    def hear(self, written: Json, annotations: Mapping[str, str], version: str) -> bool:
+        """The job as the watch brings it; whether anything there is not as we left it."""
+        news = self._status.heard(dict(written), version)
+        news |= self._annotation.heard(annotations.get(keys.ANNOTATION_PLANNED_SLOWDOWN), version)
+        self._contested |= news
+        return news
+
+    def recall(self, written: Json, annotations: Mapping[str, str], version: str) -> None:
         """What an operator before this one has written."""
-        self._status = dict(written)
-        self._annotation = annotations.get(keys.ANNOTATION_PLANNED_SLOWDOWN)
+        self.hear(written, annotations, version)
+        self._contested = False
         if status.was_ready(written):
             self._recalled = True
             self._hold_until_s = self._services.monotonic_s() + self._services.limits.lease_ttl_s
@@ -100,24 +109,25 @@ class Reporter:
         self._ready = ready
         if self._writing:
             return NEVER_S  # its end wakes the loop
-        wanted = status.document(said, figures, self._status, generation=state.generation, wall_s=now.wall_s)
-        due_s = max(self._due_s(wanted, now), self._hold_until_s - now.monotonic_s)
+        wanted = status.document(said, figures, self.written, generation=state.generation, wall_s=now.wall_s)
+        slowed = plan.applied or (plan.profiling is not None and bool(plan.wanted))
+        kept = self._annotation.value if status.in_force(state) else None
+        announced = f"{slowdown:.4f}" if slowed else kept
+        due_s = max(self._due_s(wanted, announced, now), self._hold_until_s - now.monotonic_s)
         if due_s > 0:
             return due_s
         self._writing = True
-        announced = self._annotation if status.in_force(state) else None
-        slowed = plan.applied or (plan.profiling is not None and bool(plan.wanted))
-        self._spawn(self._write(wanted, said, f"{slowdown:.4f}" if slowed else announced))
+        self._spawn(self._write(state, wanted, announced, said))
         return NEVER_S
 
-    def _due_s(self, wanted: Json, now: Now) -> float:
+    def _due_s(self, wanted: Json, announced: str | None, now: Now) -> float:
         """Seconds until a write: none for what matters, a turn for figures, a back-off after a failure."""
         if self._failures:
             pause_s = BACKOFF_S[min(self._failures, len(BACKOFF_S) - 1)]
             return self._written_at_s + pause_s - now.monotonic_s
-        if self._pending or status.essence(wanted) != status.essence(self._status):
+        if self._pending or status.essence(wanted) != status.essence(self.written):
             return 0.0
-        if wanted == self._status:
+        if (wanted, announced) == (self.written, self._annotation.value):
             return NEVER_S
         wait_s = self._written_at_s + self._services.status_interval_s - now.monotonic_s
         if wait_s > 0:
@@ -132,18 +142,20 @@ class Reporter:
         self._posted = {said: at_s for said, at_s in self._posted.items() if now_s - at_s < SAME_EVENT_S}
         return self._posted.setdefault(event, now_s) == now_s
 
-    async def _write(self, wanted: Json, said: Iterable[Condition], annotation: str | None) -> None:
+    async def _write(self, state: JobState, wanted: Json, announced: str | None, said: Iterable[Condition]) -> None:
         kube, ref = self._services.kube, self._ref
-        events = [*status.events(self._status, said), *self._pending]
+        events = [*status.events(self.written, said), *self._pending]
         self._written_at_s, self._turn_s = self._services.monotonic_s(), None
         self._failures += 1
         try:
-            await kube.patch_status(ref, status.merge_patch(self._status, wanted))
-            self._status = wanted
+            if self._contested and await self._superseded(state):
+                return
+            self._status.write(wanted)
+            self._status.wrote(await kube.write_status(ref, wanted))
             self._pending = [event for event in self._pending if event not in events]
-            if annotation != self._annotation:
-                await kube.annotate(ref, {keys.ANNOTATION_PLANNED_SLOWDOWN: annotation})
-                self._annotation = annotation
+            if announced != self._annotation.value:
+                self._annotation.write(announced)
+                self._annotation.wrote(await kube.annotate(ref, {keys.ANNOTATION_PLANNED_SLOWDOWN: announced}))
             self._failures = 0
         except KubeNotFound:
             logger.info("%s: has gone", ref)
@@ -161,3 +173,14 @@ class Reporter:
                 await kube.post_event(ref, kind=event.kind, reason=event.reason.value, message=event.message)
             except KubeError as error:
                 logger.warning("%s: event not posted: %s", ref, error)
+
+    async def _superseded(self, state: JobState) -> bool:
+        """Whether a newer operator has begun, which would write again whatever we write, and we whatever it does."""
+        newest, own = await self._services.newest_epoch(), self._services.epoch
+        self._contested = False
+        if newest <= own:
+            logger.info("%s: somebody has written over the status; writing it again", self._ref)
+            return False
+        state.fenced = Fault(Reason.FENCED, f"A newer operator writes this status: its epoch is {newest}, not {own}.")
+        logger.warning("%s: %s", self._ref, state.fenced.message)
+        return True

@@ -88,8 +88,11 @@ class JobRunner:
         metadata, known = body["metadata"], (self.state.generation, self._raw_spec, self.seen.annotation, self.labels)
         first = self.state.generation == 0
         self.state.generation = int(metadata.get("generation", 1))
+        annotations, version = metadata.get("annotations") or {}, metadata.get("resourceVersion", "")
         if first:
-            self._recall(body.get("status") or {}, metadata.get("annotations") or {})
+            self._recall(body.get("status") or {}, annotations, version)
+        elif self._reporter.hear(body.get("status") or {}, annotations, version):
+            self._wake.set()
         raw_spec = body.get("spec")
         if raw_spec != self._raw_spec:
             self._raw_spec = raw_spec
@@ -102,8 +105,8 @@ class JobRunner:
                     self.state.profile_read_at_s = None
                     self._profiler.edited()
                 self.state.accept(spec)
-        annotation = (metadata.get("annotations") or {}).get(keys.ANNOTATION_STRAGGLER, "")
-        self.seen = Seen(metadata.get("resourceVersion", ""), annotation)
+        annotation = annotations.get(keys.ANNOTATION_STRAGGLER, "")
+        self.seen = Seen(version, annotation)
         self.labels = metadata.get("labels") or {}
         self._observe_annotation(annotation)
         if (self.state.generation, raw_spec, annotation, self.labels) == known:
@@ -138,9 +141,9 @@ class JobRunner:
         """What the web page may see."""
         return JobView(self.ref, self.state.spec, self._reporter.written, self._solved)
 
-    def _recall(self, written: Json, annotations: Mapping[str, str]) -> None:
+    def _recall(self, written: Json, annotations: Mapping[str, str], version: str) -> None:
         """What an operator before this one has written."""
-        self._reporter.recall(written, annotations)
+        self._reporter.recall(written, annotations, version)
         recall(self.state, written, now_s=self._services.monotonic_s(), wall_s=self._services.wall_s())
 
     def grant(self, share: Share | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -42,6 +42,8 @@ class Services:
     solver: SolverPool
     metrics: Metrics
     epoch: int
+    newest_epoch: Callable[[], Awaitable[int]]
+    """The last that any operator has drawn. Raises KubeError."""
     limits: Limits
     status_interval_s: float = 5.0
     release_timeout_s: float = 10.0

@@ -469,17 +469,3 @@ _UNEVENTFUL = frozenset(
         Reason.WAITING_FOR_FRONTIER,
     }
 )
-
-
-def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch (RFC 7386) that makes ``new`` of ``old``; empty if they are the same."""
-    patch: dict[str, Any] = {key: None for key in old if key not in new}
-    for key, value in new.items():
-        before = old.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            inner = merge_patch(before, value)
-            if inner:
-                patch[key] = inner
-        elif before != value:
-            patch[key] = value
-    return patch

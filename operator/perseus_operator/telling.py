@@ -62,7 +62,7 @@ class Runner(Protocol):
 class Writer(Protocol):
     """The door to the API server."""
 
-    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> None:
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
         """Raises KubeConflict if the object is no longer at ``version``."""
         ...
 

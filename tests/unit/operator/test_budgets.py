@@ -29,16 +29,17 @@ class Api:
 
     def __init__(self) -> None:
         self.stored: list[dict[str, Any]] = []
-        self.patches: list[dict[str, Any]] = []
+        self.writes: list[dict[str, Any]] = []
         self.error: Exception | None = None
 
     async def power_budgets(self) -> list[dict[str, Any]]:
         return self.stored
 
-    async def patch_budget_status(self, name: str, uid: str, status: dict[str, Any]) -> None:
+    async def write_budget_status(self, name: str, uid: str, status: dict[str, Any]) -> str:
         if self.error is not None:
             raise self.error
-        self.patches.append(status)
+        self.writes.append(status)
+        return str(10 * len(self.writes))
 
 
 class Site:
@@ -91,7 +92,7 @@ class Site:
 
     @property
     def written(self) -> dict[str, Any]:
-        return self.api.patches[-1]
+        return self.api.writes[-1]
 
     def kept(self) -> dict[str, Any]:
         found: dict[str, Any] = {c["type"]: c for c in self.written["conditions"]}["Kept"]
@@ -253,9 +254,9 @@ async def test_a_small_change_of_a_wish_moves_nobody(site: Site) -> None:
     site.budget(round(1.7 * site.drawn_w("b")))
     await site.tick()
     share = site.jobs["b"].state.share
-    writes = len(site.api.patches)
+    writes = len(site.api.writes)
     await site.tick()
-    assert len(site.api.patches) == writes, "nothing new is not written"
+    assert len(site.api.writes) == writes, "nothing new is not written"
     deadline = {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_100_001}}
     changing.state.accept(site.make_job(objective=deadline).spec)
     await site.tick()
@@ -283,7 +284,7 @@ async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
     ]
     await after.budgets.recall()
     await after.tick()
-    assert after.api.patches == [], "a restart is no news"
+    assert after.api.writes == [], "a restart is no news"
     restarted = make_job()
     restarted.state.ref = JobRef("ns", "a", "uid-a")
     after.see("a", restarted)
@@ -303,7 +304,26 @@ async def test_a_replaced_operator_shares_nothing(site: Site) -> None:
     site.budget(10)
     job.state.fenced = Fault(Reason.FENCED, "newer")
     await site.tick()
-    assert site.api.patches == []
+    assert site.api.writes == []
+
+
+async def test_what_somebody_else_writes_over_the_status_is_put_right(site: Site) -> None:
+    site.job("a")
+    site.budget(10)
+    await site.tick()
+    ours = site.written
+
+    def brought(status: dict[str, Any], version: int) -> None:
+        metadata = {"name": "hall", "uid": "u", "generation": 3, "resourceVersion": str(version)}
+        site.budgets.observe({"metadata": metadata, "spec": {"watts": 10}, "status": status})
+
+    for stored, version in (({}, 9), (ours, 10)):  # what was so before, and our own write coming back
+        brought(stored, version)
+        await site.tick()
+        assert len(site.api.writes) == 1
+    brought({**ours, "jobs": 7}, 11)
+    await site.tick()
+    assert site.api.writes == [ours, ours]
 
 
 async def test_a_status_that_could_not_be_written_is_written_later(site: Site) -> None:
@@ -314,7 +334,7 @@ async def test_a_status_that_could_not_be_written_is_written_later(site: Site) -
     assert site.points("a") == {10}, "the plan does not wait for the API server"
     site.api.error = None
     await site.tick()
-    assert site.api.patches == [], "not at once"
+    assert site.api.writes == [], "not at once"
     await site.tick(10)
     assert site.kept()["reason"] == "BudgetTooSmall"
     site.api.error = KubeNotFound("gone")
@@ -389,7 +409,7 @@ async def test_metrics_say_what_the_status_says_and_go_with_the_budget(site: Sit
         found = re.findall(r'^perseus_budget_(\w+){budget="hall"} (\S+)$', site.metrics.exposition().decode(), re.M)
         return {name: float(value) for name, value in found}
 
-    (figures,) = [patch for patch in site.api.patches if "grantedWatts" in patch][-1:]
+    (figures,) = [written for written in site.api.writes if "grantedWatts" in written][-1:]
     assert shown()["granted_watts"] == figures["grantedWatts"] <= shown()["watts"]
     assert (shown()["jobs"], shown()["kept"]) == (1, 1)
     site.budget(1)

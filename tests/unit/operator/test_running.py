@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import json
 import logging
 import sys
@@ -174,7 +175,8 @@ class Desk:
     def __init__(self, pace: Pace | None = None) -> None:
         self.job, self.written, self.posted = Job(), list[Any](), list[str]()
         self.spawned: list[Coroutine[Any, Any, None]] = []
-        kube = SimpleNamespace(patch_status=self._patch, annotate=self._annotate, post_event=self._post)
+        self._versions = itertools.count(1)
+        kube = SimpleNamespace(write_status=self._write, annotate=self._annotate, post_event=self._post)
         services = SimpleNamespace(
             kube=kube,
             metrics=Metrics(),
@@ -200,11 +202,12 @@ class Desk:
             if len(self.written) == before:
                 return
 
-    async def _patch(self, ref: JobRef, status: Any) -> None:
+    async def _write(self, ref: JobRef, status: Any) -> str:
         self.written.append(status)
+        return str(next(self._versions))
 
-    async def _annotate(self, ref: JobRef, annotations: Any) -> None:
-        pass
+    async def _annotate(self, ref: JobRef, annotations: Any) -> str:
+        return str(next(self._versions))
 
     async def _post(self, ref: JobRef, *, kind: str, reason: str, message: str) -> None:
         self.posted.append(reason)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perseus_operator import status
 from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
@@ -108,33 +106,6 @@ def test_predicted_figures_count_the_waiting_of_the_early(job: Any) -> None:
     assert time_us == 1_500_000
     waiting_mj = 2 * 80_000 * 0.5  # two stages of pipeline 0 wait half a second at 80 W
     assert energy_mj == 2 * (2 * frontier.energies_mj[0] + waiting_mj)
-
-
-json_objects = st.recursive(
-    st.integers() | st.text(max_size=3),
-    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
-    max_leaves=12,
-).filter(lambda value: isinstance(value, dict))
-
-
-def apply_patch(old: Any, patch: Any) -> Any:
-    """RFC 7386, word for word."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(old) if isinstance(old, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = apply_patch(merged.get(key), value)
-    return merged
-
-
-@given(json_objects, json_objects)
-def test_a_merge_patch_makes_the_new_of_the_old(old: Any, new: Any) -> None:
-    patch = status.merge_patch(old, new)
-    assert apply_patch(old, patch) == new
-    assert (patch == {}) == (old == new)
 
 
 @pytest.mark.parametrize("ratio", [-20.0, -0.000001, 0.0, 0.03125, 99.0])
