@@ -2,7 +2,8 @@
 
 ``python attach_everywhere.py RESULT.json FILE [ARGUMENT …]``. Each schedule attaches itself at its first ``step``, and
 talks to an agent's end in a thread of this process, which counts iterations that were followed to the last
-instruction. For the pipelining tests of a PyTorch checkout, and for ``pipelining_suite.py``.
+instruction; so do schedules in processes that the file starts. For PyTorch's own pipelining tests, and for
+``pipelining_suite.py``. Where there is no GPU, tests that ask for several run over gloo on CPUs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.pipelining import schedules
 
 import perseus_client.torch_pipelining as perseus
@@ -71,12 +73,39 @@ def attach_all(cls: Any) -> None:
     cls.step = step
 
 
+def prepare() -> None:
+    """Make this process ready for somebody's test file."""
+    for cls in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        attach_all(cls)
+    if not torch.accelerator.is_available():
+        with contextlib.suppress(ModuleNotFoundError):  # these need expecttest, which only PyTorch's own tests ask for
+            run_on_cpu()
+
+
+def run_on_cpu() -> None:
+    """Let PyTorch's tests for several GPUs believe that a CPU is two of them; gloo takes NCCL's place."""
+    from torch.testing._internal import common_distributed, common_utils
+
+    def at_once(*_: Any, **__: Any) -> Any:
+        return lambda test: test
+
+    common_utils.TEST_MULTIACCELERATOR = True
+    common_distributed.requires_accelerator_dist_backend = at_once
+    common_distributed.skip_if_lt_x_gpu = at_once
+    torch.accelerator.current_accelerator = lambda check_available=False: None
+    torch.cpu.device_count = lambda: 2
+
+
 def main() -> None:
     folder = tempfile.mkdtemp(prefix="perseus-")
     os.environ["PERSEUS_SOCKET"] = f"{folder}/agent.sock"
     threading.Thread(target=serve, args=(os.environ["PERSEUS_SOCKET"],), daemon=True).start()
-    for cls in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
-        attach_all(cls)
+    # Python imports this module when a process begins, so those that the file starts are ready as well.
+    Path(folder, "sitecustomize.py").write_text("import attach_everywhere\n\nattach_everywhere.prepare()\n")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [folder, str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    prepare()
     result = Path(sys.argv[1])
 
     def report() -> None:
