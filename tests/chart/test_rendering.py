@@ -65,6 +65,54 @@ def test_everything_is_labelled_and_in_the_namespace(render: Render) -> None:
         assert body["metadata"].get("namespace") == (None if cluster_wide else "perseus-system"), (kind, name)
 
 
+def test_agents_can_have_a_namespace_of_their_own(render: Render) -> None:
+    """So that the release's may enforce what the operator keeps to. Whatever joins the two must name both."""
+    objects = render({
+        "agent": {"namespaceOverride": "gpu-agents"},
+        "operator": {"namespaces": ["team-a"]},
+        "metrics": {"podMonitor": {"enabled": True}},
+        "simulatedGpus": {"enabled": True},
+        "webhook": {"enabled": True},
+    })  # fmt: skip
+    theirs = {key for key, body in objects.items() if body["metadata"].get("namespace") == "gpu-agents"}
+    assert theirs == {
+        ("DaemonSet", "gpu-agents/perseus-agent"),
+        ("DaemonSet", "gpu-agents/perseus-gpu-sim"),
+        ("NetworkPolicy", "gpu-agents/perseus-agent"),
+        ("NetworkPolicy", "gpu-agents/perseus-gpu-sim"),
+        ("Role", "gpu-agents/perseus-test-agents"),
+        ("RoleBinding", "gpu-agents/perseus-system-perseus-operator"),
+        ("RoleBinding", "gpu-agents/perseus-test-agents"),
+        ("Secret", "gpu-agents/perseus-agent-tls"),
+    }
+    main = container(objects, OPERATOR)
+    assert operator_settings(main["args"], environment(main)).agent_namespace == "gpu-agents"
+    [*_, to_agents] = objects["NetworkPolicy", "perseus-operator"]["spec"]["egress"]
+    assert named(to_agents["to"]) == ["gpu-agents"]
+    [commands, _] = objects["NetworkPolicy", "gpu-agents/perseus-agent"]["spec"]["ingress"]
+    assert named(commands["from"]) == ["perseus-system"]
+    monitor = objects["PodMonitor", "perseus"]["spec"]
+    assert monitor["namespaceSelector"] == {"matchNames": ["perseus-system", "gpu-agents"]}
+    [hook] = objects["MutatingWebhookConfiguration", "perseus-system-perseus-webhook"]["webhooks"]
+    assert hook["namespaceSelector"]["matchExpressions"][0]["values"] == ["kube-system", "perseus-system", "gpu-agents"]
+
+
+def test_certificates_of_two_namespaces_need_an_issuer_for_both(render: Render) -> None:
+    apart = {"agent": {"namespaceOverride": "gpu-agents"}}
+    with pytest.raises(RuntimeError, match=r"issuerRef: with agent\.namespaceOverride name a ClusterIssuer"):
+        render({**apart, "tls": {"mode": "certManager"}})
+    issuer = {"name": "corporate", "kind": "ClusterIssuer"}
+    objects = render({**apart, "tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}})
+    assert {name for kind, name in objects if kind == "Certificate"} == {
+        "perseus-operator-tls",
+        "gpu-agents/perseus-agent-tls",
+    }
+
+
+def named(peers: list[Any]) -> list[str]:
+    return [peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in peers]
+
+
 def test_the_programs_accept_what_the_chart_gives_them(render: Render) -> None:
     values = {
         "operator": {

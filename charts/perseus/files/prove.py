@@ -15,8 +15,8 @@ from kubernetes.aio import client, config
 from perseus_proto import keys
 from perseus_sim.model import profile_csv
 
-NAMESPACE, RELEASE_NAMESPACE = os.environ["NAMESPACE"], os.environ["RELEASE_NAMESPACE"]
-NAME, AGENTS = os.environ["NAME"], os.environ.get("AGENTS")
+NAMESPACE, NAME = os.environ["NAMESPACE"], os.environ["NAME"]
+AGENTS, AGENT_NAMESPACE = os.environ.get("AGENTS"), os.environ.get("AGENT_NAMESPACE")
 PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
 SPEC = {
     "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
@@ -73,7 +73,7 @@ async def prove(core, jobs, apps):
     finally:
         await delete(core, jobs)
     if AGENTS:
-        agents = (await apps.read_namespaced_daemon_set(AGENTS, RELEASE_NAMESPACE)).status
+        agents = (await apps.read_namespaced_daemon_set(AGENTS, AGENT_NAMESPACE)).status
         print(f"agents: {agents.number_ready or 0} of {agents.desired_number_scheduled or 0} ready")
         if not agents.desired_number_scheduled:
             print("agents: no node looks like a GPU node; see agent.affinity")

@@ -33,6 +33,10 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- define "perseus.agentNamespace" -}}
+{{- default .Release.Namespace .Values.agent.namespaceOverride -}}
+{{- end -}}
+
 {{- define "perseus.serviceAccount" -}}
 {{- default (ternary (printf "%s-operator" (include "perseus.fullname" .)) "default" .Values.operator.serviceAccount.create) .Values.operator.serviceAccount.name -}}
 {{- end -}}
