@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.config import new_client_from_config
+from tests import waiting
 from tests.namespaces import own_namespace
+from urllib3.exceptions import HTTPError
 
 from local_cluster.cluster import Cluster, default_state
 from local_cluster.errors import ClusterError
@@ -25,6 +26,7 @@ from local_cluster.errors import ClusterError
 ROOT = Path(__file__).resolve().parents[2]
 Eventually = Callable[..., Any]
 Helm = Callable[..., str]
+_NOT_YET = (AssertionError, OSError, ClusterError, client.ApiException, HTTPError)
 
 
 @pytest.fixture(scope="session")
@@ -76,25 +78,11 @@ def helm(cluster: Cluster) -> Helm:
 def eventually() -> Eventually:
     """``eventually(what, check, timeout_s=120)`` waits until ``check()`` is true and returns what it returned.
 
-    An exception of the API server, kubectl or a failed assertion counts as "not yet"; the last one is told at the end.
+    An exception of the API server, kubectl or a failed assertion counts as "not yet": parts are away on purpose.
     """
 
     def wait(what: str, check: Callable[[], Any], timeout_s: float = 120.0) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            last: object
-            try:
-                if last := check():
-                    return last
-            except (AssertionError, OSError, ClusterError, client.ApiException) as not_yet:
-                last = not_yet
-            except Exception as unreachable:  # urllib3's own tree, while the API server is away
-                if type(unreachable).__module__.partition(".")[0] != "urllib3":
-                    raise
-                last = unreachable
-            if time.monotonic() > deadline:
-                pytest.fail(f"not {what} within {timeout_s:g} s; last: {last!r}")
-            time.sleep(0.25)
+        return waiting.eventually(check, f"not {what}", every_s=0.25, patience_s=timeout_s, not_yet=_NOT_YET)
 
     return wait
 

@@ -8,11 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.waiting import eventually
 
 from local_cluster import cgroups, preflight
 from local_cluster.cluster import CONTROL_PLANE, Cluster
@@ -75,13 +75,6 @@ def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
     found += [f"mount {line}" for line in mounts if str(cluster.state) in line]
     found += [f"control group {group}" for group in cgroups.groups(cluster.group)]
     return found + ([f"files in {cluster.state}"] if cluster.state.exists() else [])
-
-
-def eventually(what: str, check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 @pytest.mark.timeout(600)
@@ -156,7 +149,8 @@ def test_nothing_is_left_of_an_up_that_was_killed(own: Cluster, point: str) -> N
             except NotUp:
                 return False
 
-        eventually(f"`up` did not come to where {point}", lambda: reached() or up.poll() is not None)
+        there = lambda: reached() or up.poll() is not None  # noqa: E731
+        eventually(there, f"`up` did not come to where {point}", every_s=0.05, patience_s=PATIENCE_S)
         os.killpg(up.pid, signal.SIGKILL)
     assert up.returncode == -signal.SIGKILL, "it was killed in the middle"
     spaces = namespaces(own)

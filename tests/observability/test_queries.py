@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import yaml
+from tests.dashboards import BOARDS, filled, panels, queries
 from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, Prometheus, World, await_true
 
 from perseus_proto import keys
 
-BOARDS = sorted((ROOT / "charts" / "perseus" / "files" / "dashboards").glob("*.json"))
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
 _VALUES = {
     "$__rate_interval": "5s",
     "$__range": "20s",
@@ -24,33 +21,6 @@ _VALUES = {
     "$node": ".*",
 }
 _COMPARISON = re.compile(r"\s(?:==|<=|>=|>|<)\s")
-
-
-def filled(expression: str) -> str:
-    for name, value in _VALUES.items():
-        expression = expression.replace(name, value)
-    assert "$" not in expression
-    return expression
-
-
-def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for panel in board["panels"]:
-        yield panel
-        yield from panel.get("panels", ())
-
-
-def panel_queries() -> Iterator[tuple[str, str]]:
-    for path in BOARDS:
-        for panel in panels(json.loads(path.read_text())):
-            for target in panel.get("targets", ()):
-                yield f"{path.stem}: {panel['title']} {target['refId']}", filled(target["expr"])
-
-
-def page_queries() -> Iterator[tuple[str, str]]:
-    for path in PAGES:
-        for block in re.findall(r"^```promql\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
-            for line in filter(None, block.splitlines()):
-                yield path.name, filled(line)
 
 
 def never_answered(prometheus: Prometheus, queries: list[tuple[str, str]]) -> str:
@@ -62,16 +32,16 @@ def never_answered(prometheus: Prometheus, queries: list[tuple[str, str]]) -> st
 
 
 def test_every_panel_and_page_has_data(prometheus: Prometheus) -> None:
-    queries = [*panel_queries(), *page_queries()]
-    assert len(queries) > 50
-    assert not never_answered(prometheus, queries)
+    asked = [*queries(_VALUES).items()]
+    assert len(asked) > 50
+    assert not never_answered(prometheus, asked)
 
 
 def test_every_drop_down_has_values(prometheus: Prometheus) -> None:
     for path in BOARDS:
         for variable in json.loads(path.read_text())["templating"]["list"]:
             if variable["type"] == "query":
-                asked = re.fullmatch(r"label_values\((.*), (\w+)\)", filled(variable["query"]))
+                asked = re.fullmatch(r"label_values\((.*), (\w+)\)", filled(variable["query"], _VALUES))
                 assert asked, variable
                 series = prometheus.get("/api/v1/series", **{"match[]": asked[1]})
                 assert all(asked[2] in labels for labels in series), variable
