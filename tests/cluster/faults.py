@@ -93,8 +93,9 @@ def lose(node: Machine, percent: int) -> End:
 
 def delay(node: Machine, source: str, target: str, port: int, delay_ms: int) -> End:
     """What a source asks of a pod of this node takes longer, by a proxy: not every kernel has netem."""
-    proxy = 19_999
-    node.spawn("delay", [sys.executable, str(Path(__file__).with_name("slow_proxy.py")), str(proxy), target, str(port),
+    # By a name of its own: the node's process 1 may well run the same Python as we do.
+    proxy, python = 19_999, "python3"
+    node.spawn("delay", [python, str(Path(__file__).with_name("slow_proxy.py")), str(proxy), target, str(port),
                          str(delay_ms)])  # fmt: skip
     node.run("nft", f"add table ip {_TABLE}")
     node.run("nft", f"add chain ip {_TABLE} c {{ type nat hook prerouting priority -150; }}")
@@ -104,7 +105,7 @@ def delay(node: Machine, source: str, target: str, port: int, delay_ms: int) -> 
 
     def end() -> None:
         end_filter(node)
-        node.signal(sys.executable, signal.SIGKILL)
+        node.signal(python, signal.SIGKILL)
         node.run("conntrack", "-D", "-p", "tcp", "--dport", str(port), check=False)
 
     return end
