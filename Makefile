@@ -18,7 +18,7 @@ help: ## List the commands
 
 setup: $(STAMP) ## Make .venv with everything needed to run, test and develop
 
-$(STAMP): pyproject.toml requirements.lock
+$(STAMP): pyproject.toml requirements.lock client/build_marks.py client/perseus_client/_marks.c
 	@command -v $(PYTHON) >/dev/null || { echo "make setup: $(PYTHON) not found; install Python 3.11 or set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev]"
@@ -69,6 +69,7 @@ cluster-down: setup ## Remove it and everything of it
 	@$(BIN)/python deploy/cluster/cluster.py down
 
 e2e-cluster: setup ## A user's whole way, attacks and faults on the real parts of `make cluster`; PERSEUS_FAULTS=n walks longer
+	@$(PYTHON) deploy/control-plane/build.py helm prometheus >/dev/null
 	$(BIN)/pytest tests/cluster
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)

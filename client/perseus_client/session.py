@@ -1,11 +1,8 @@
 """The training thread's side: about a microsecond a mark, no exception, no blocking call, no lock.
 
-``Session`` does nothing and is what training gets where there is no agent; ``LiveSession`` writes marks into the
-memory that the background thread (``perseus_client.connector``) obtains from the agent, and takes new memory only at
-the begin of a step.
-
-Between two marks training empties the caches, so a mark costs what it touches: keep calls, attributes and objects in
-``instruction_begin`` and ``instruction_end`` few, and measure (``make bench ONLY=client``).
+``Session`` does nothing and is what training gets where there is no agent; ``LiveSession`` writes marks
+(``perseus_client.marks``) into the memory that the background thread (``perseus_client.connector``) obtains from the
+agent, and takes new memory only at the begin of a step.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -21,6 +17,7 @@ from typing import Final
 
 from perseus_client.connector import Connector
 from perseus_client.gpu_events import EventTimer
+from perseus_client.marks import make_marks
 from perseus_proto.channel import ChannelWriter, Faults
 from perseus_proto.hello import Instruction
 
@@ -83,27 +80,17 @@ class Session:
 class LiveSession(Session):
     """A session that an agent follows whenever there is one. Made by ``connect``."""
 
-    __slots__ = ("_clock_ns", "_connector", "_empty", "_faults", "_index", "_iteration", "_next", "_timer", "_writer")
+    __slots__ = ("_connector", "_empty", "_faults", "_iteration", "_marks", "_writer")
 
     def __init__(
-        self,
-        schedule: tuple[Instruction, ...],
-        connector: Connector,
-        clock_us: Callable[[], int] | None,
-        timer: EventTimer | None,
+        self, schedule: tuple[Instruction, ...], connector: Connector, clock_us: Callable[[], int] | None
     ) -> None:
         """``clock_us``: None is the node's monotonic clock, which the agent reads too."""
-        # Looked up by what the caller calls an instruction: the kind's number or its name, which is his very string.
-        self._index: dict[tuple[str | int, int, int], int] = {}
-        for position, (kind, microbatch, chunk) in enumerate(schedule):
-            for name in (kind, sys.intern(kind.name.lower())):
-                self._index[name, microbatch, chunk] = position
+        clock_ns = time.monotonic_ns if clock_us is None else lambda: 1000 * clock_us()
+        self._marks = make_marks(schedule, clock_ns)
         self._connector = connector
-        self._clock_ns = time.monotonic_ns if clock_us is None else lambda: 1000 * clock_us()
-        self._timer = timer
         self._iteration = -1
         self._writer: ChannelWriter | None = None  # None outside of steps, and without an agent
-        self._next = 0
         self._faults = 0  # of ``Faults``, whose own operators are Python
         self._empty = 0
         """Steps in a row in which no instruction began."""
@@ -127,47 +114,27 @@ class LiveSession(Session):
             if self._writer is not None:
                 self._finish_step(Faults.ABANDONED)
             self._iteration += 1
-            self._next = self._faults = 0
+            self._faults = 0
             writer = self._connector.writer
             if writer is not None:
-                now_us = self._clock_ns() // 1000
-                if self._timer is not None:
-                    self._timer.step_begin(self._iteration, now_us)
-                writer.step_begin(self._iteration, now_us)
+                self._open(writer)
             self._writer = writer
         except Exception:  # noqa: BLE001 - nothing may reach the training loop
             self._give_up()
 
     def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
-        writer = self._writer
-        if writer is None:
-            return
         try:
-            index = self._index.get((kind, microbatch, chunk))
-            if index is None:
-                self._deviate(writer, Faults.UNKNOWN_INSTRUCTION)
-                return
-            if index != self._next:
-                self._deviate(writer, Faults.OUT_OF_ORDER)
-            self._next = index + 1
-            if self._timer is not None:
-                self._timer.begin(index)
-            writer.begin(index, self._clock_ns() // 1000)
+            faults = self._marks.begin(kind, microbatch, chunk)
+            if faults:
+                self._deviate(faults)
         except Exception:  # noqa: BLE001 - nothing may reach the training loop
             self._give_up()
 
     def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        writer = self._writer
-        if writer is None:
-            return
         try:
-            index = self._next - 1 if kind is None else self._index.get((kind, microbatch, chunk))
-            if index is None or not 0 <= index < self._next:
-                self._deviate(writer, Faults.UNKNOWN_INSTRUCTION if index is None else Faults.OUT_OF_ORDER)
-                return
-            if self._timer is not None:
-                self._timer.end(index)
-            writer.end(index, self._clock_ns() // 1000)
+            faults = self._marks.end() if kind is None else self._marks.end(kind, microbatch, chunk)
+            if faults:
+                self._deviate(faults)
         except Exception:  # noqa: BLE001 - nothing may reach the training loop
             self._give_up()
 
@@ -188,6 +155,7 @@ class LiveSession(Session):
 
     def close(self) -> None:
         self._writer = None
+        self._marks.close()
         self._connector.stop()
 
     def _finish_step(self, faults: int) -> None:
@@ -195,18 +163,17 @@ class LiveSession(Session):
         if writer is None:
             return
         faults |= self._faults
-        if self._next or faults:
+        if self._marks.next or faults:
             self._empty = 0
         else:
             self._count_empty()
-        now_us = self._clock_ns() // 1000
-        if self._timer is None:
-            writer.step_end(self._iteration, now_us, faults)
-            return
-        self._timer.step_end(faults)
-        writer.step_end_untimed()
-        for late in self._timer.collect(now_us):
-            writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+        self._close(writer, faults)
+
+    def _open(self, writer: ChannelWriter) -> None:
+        self._marks.open(writer, self._iteration)
+
+    def _close(self, writer: ChannelWriter, faults: int) -> None:  # noqa: ARG002 - the timed session's
+        self._marks.finish(faults)
 
     def _count_empty(self) -> None:
         """Say once that steps come without instructions: the hooks are not where the training code computes."""
@@ -219,11 +186,13 @@ class LiveSession(Session):
                 EMPTY_STEPS,
             )
 
-    def _deviate(self, writer: ChannelWriter, fault: int) -> None:
+    def _deviate(self, faults: int) -> None:
+        if self._writer is None:
+            return
         first = not self._faults
-        self._faults |= int(fault)
+        self._faults |= faults
         if first:
-            writer.deviate(self._faults)
+            self._writer.deviate(self._faults)
 
     def _give_up(self) -> None:
         """After a failure that nobody foresaw: say so once, then never touch the training loop again."""
@@ -233,7 +202,53 @@ class LiveSession(Session):
     def _after_fork(self) -> None:
         """In a child (a data loader's worker, say): this session is the parent's."""
         self._writer = None
+        self._marks.close()
         self._connector.abandon()
+
+
+class TimedSession(LiveSession):
+    """A live session whose times are the GPU's: its events answer an iteration later, and fill the record then."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, schedule: tuple[Instruction, ...], connector: Connector, timer: EventTimer) -> None:
+        self._timer = timer
+        super().__init__(schedule, connector, None)
+
+    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
+        if self._writer is None:
+            return
+        try:
+            faults = self._marks.begin(kind, microbatch, chunk)
+            if not faults & Faults.UNKNOWN_INSTRUCTION:
+                self._timer.begin(self._marks.next - 1)
+            if faults:
+                self._deviate(faults)
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
+        if self._writer is None:
+            return
+        try:
+            faults = self._marks.end() if kind is None else self._marks.end(kind, microbatch, chunk)
+            if faults:
+                self._deviate(faults)
+            else:
+                self._timer.end(self._marks.ended)
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def _open(self, writer: ChannelWriter) -> None:
+        self._timer.step_begin(self._iteration, time.monotonic_ns() // 1000)
+        super()._open(writer)
+
+    def _close(self, writer: ChannelWriter, faults: int) -> None:
+        self._timer.step_end(faults)
+        self._marks.close()
+        writer.step_end_untimed()
+        for late in self._timer.collect(time.monotonic_ns() // 1000):
+            writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
 
 
 _live: weakref.WeakSet[LiveSession] = weakref.WeakSet()

@@ -25,11 +25,11 @@ set the map, and the cost of losing that race is one instruction at its old cloc
 
 The word ``foreseen`` makes the same race. The rank stores its position and then loads the word; the agent stores the
 word and then loads the position. Were both seen in that order everywhere, one of them would see the other. Neither x86
-nor ARM promises it without a full barrier, which Python does not have, so a mark can slip through in one case: the
-agent takes a word back that the rank had loaded before its own store left the store buffer. The agent therefore looks
-again after it has taken a word back, microseconds later, when store buffers have long drained; and should even that be
-too early, the loss is bounded again: the next mark of the map rings or has its look, and until then one instruction
-runs at its old clock. While a word stands, a look follows it without fail, by the agent's own timer.
+nor ARM promises it without a full barrier on either side; compiled marks have theirs, Python has none. So a mark can
+slip through in one case: the agent takes a word back that the rank had loaded, and looks before one of the two stores
+has left its store buffer. The agent therefore looks again after it has taken a word back, microseconds later, when
+store buffers have long drained; and should even that be too early, the loss is bounded again: the next mark of the map
+rings or has its look, and until then one instruction runs at its old clock. While a word stands, a look follows it without fail, by the agent's own timer.
 
 The reader believes nothing: sizes are its own, values are checked, and a record that is not plausible is reported as
 incomplete.
@@ -141,7 +141,6 @@ class ChannelWriter:
     """
 
     __slots__ = (
-        "_ended",
         "_event_fd",
         "_here",
         "_last",
@@ -150,8 +149,8 @@ class ChannelWriter:
         "_records",
         "_times",
         "_wake",
-        "_words",
         "rings",
+        "words",
     )
 
     def __init__(self, memory_fd: int, event_fd: int, instructions: int) -> None:
@@ -175,7 +174,8 @@ class ChannelWriter:
             os.close(memory_fd)
         self._event_fd = event_fd
         view = memoryview(self._map)
-        words = self._words = view.cast("Q")
+        words = self.words = view.cast("Q")
+        """The whole memory; ``perseus_client._marks`` writes to it in place of these methods."""
         if words[:4].tolist() != [_MAGIC, LAYOUT_VERSION, instructions, SLOTS]:
             raise ChannelError("memory: its head is not that of this layout")
         self._wake = view[8 * _WAKE : 8 * _WAKE + instructions]
@@ -186,7 +186,6 @@ class ChannelWriter:
         self._record = self._records[0]
         self._times = self._record[_TIMES:]
         self._last = instructions - 1
-        self._ended = 0
         self.rings = 0
         """How often the agent was woken."""
 
@@ -197,10 +196,10 @@ class ChannelWriter:
 
     def step_begin(self, iteration: int, t_us: int) -> None:
         """Open the record of an iteration, and ring unless a look was foreseen."""
-        words, record = self._words, self._records[iteration % SLOTS]
+        words, record = self.words, self._records[iteration % SLOTS]
         record[_SEQUENCE] = 2 * iteration + 1
         record[_BEGIN] = words[_STEP_BEGIN] = t_us
-        record[_END] = record[_FAULTS] = record[_ENDED] = self._ended = 0
+        record[_END] = record[_FAULTS] = record[_ENDED] = 0
         self._record, self._times = record, record[_TIMES:]
         words[_POSITION] = (iteration << 32) + 0x1000000  # Phase.STEP_BEGUN << 24
         if not 0 < words[_FORESEEN] <= t_us:
@@ -215,16 +214,16 @@ class ChannelWriter:
         """Instruction ``index`` has ended: ring if the one after it wants another clock and no look was foreseen."""
         self._times[2 * index + 1] = t_us
         self._here[0] = 0x3000000 + index  # Phase.ENDED << 24
-        self._ended += 1
+        self._record[_ENDED] += 1
         # Counted from the end, so that the last is followed by the first.
-        if self._wake[index - self._last] and not 0 < self._words[_FORESEEN] <= t_us:
+        if self._wake[index - self._last] and not 0 < self.words[_FORESEEN] <= t_us:
             self.ring()
 
     def step_end(self, iteration: int, t_us: int, faults: int = 0) -> None:
         """Close the record of the iteration that is open. Nobody is woken: the agent hears of it when the next
         begins, and where that begins at another clock the end of the last instruction has rung."""
         self._here[0] = 0x4000000  # Phase.STEP_ENDED << 24
-        self._close(iteration, t_us, self._ended, faults)
+        self._close(iteration, t_us, faults)
 
     def step_end_untimed(self) -> None:
         """End the step, but leave its record open for ``fill``: its times are not known yet."""
@@ -235,7 +234,8 @@ class ChannelWriter:
         record = self._records[iteration % SLOTS]
         if record[_SEQUENCE] == 2 * iteration + 1 and len(times_us) == len(record) - _TIMES:
             record[_TIMES:] = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
-            self._close(iteration, end_us, self._last + 1, faults)
+            record[_ENDED] = self._last + 1
+            self._close(iteration, end_us, faults)
 
     def deviate(self, faults: int) -> None:
         """The iteration does not follow the schedule: say so before its end, and ring, for the clocks planned are not
@@ -248,11 +248,10 @@ class ChannelWriter:
         os.eventfd_write(self._event_fd, 1)
         self.rings += 1
 
-    def _close(self, iteration: int, t_us: int, ended: int, faults: int) -> None:
+    def _close(self, iteration: int, t_us: int, faults: int) -> None:
         record = self._records[iteration % SLOTS]
         record[_END] = t_us
         record[_FAULTS] = faults
-        record[_ENDED] = ended
         record[_SEQUENCE] = 2 * iteration + 2
 
 

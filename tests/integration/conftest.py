@@ -19,6 +19,7 @@ from tests.namespaces import own_namespace
 from tests.waiting import eventually
 
 import perseus_client
+from perseus_client import marks
 from perseus_client.session import Session
 from perseus_proto.hello import Hello
 from perseus_sim.nvml_shim import ShimError, build
@@ -106,9 +107,15 @@ def agents(agent_socket: Path) -> Iterator[Callable[..., Agent]]:
         yield start
 
 
-@pytest.fixture
-def connect(agent_socket: Path) -> Iterator[Callable[..., Session]]:
-    """Connect sessions that are closed after the test."""
+@pytest.fixture(params=["compiled", "python"])
+def connect(
+    agent_socket: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Session]]:
+    """Connect sessions that are closed after the test; with either kind of marks."""
+    if request.param == "python":
+        monkeypatch.setattr(marks, "_marks", None)
+    elif marks._marks is None:
+        pytest.skip("marks were not compiled when this was installed")
     with contextlib.ExitStack() as stack:
 
         def connect(**arguments: object) -> Session:

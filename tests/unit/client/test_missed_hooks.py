@@ -25,7 +25,7 @@ class Writer:
 
 def session(writer: Writer | None) -> LiveSession:
     connector: Any = SimpleNamespace(writer=writer, start=lambda: None, stop=lambda: None)
-    return LiveSession(SCHEDULE, connector, lambda: 0, None)
+    return LiveSession(SCHEDULE, connector, lambda: 0)
 
 
 def train(live: Session, iterations: int, *kinds: str) -> None:

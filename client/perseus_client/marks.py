@@ -1,0 +1,115 @@
+"""Where a rank is in its schedule, mark by mark: what the training thread pays for.
+
+Two classes of one interface: ``PyMarks``, and the compiled ``_marks.Marks``, which ``make_marks`` prefers where the
+installation could build it. Used by ``perseus_client.session`` alone, which knows about steps, faults and failures.
+
+Between two marks training empties the caches, so a mark costs what it touches: keep calls, attributes and objects few,
+and measure (``make bench ONLY=client``).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from perseus_proto.channel import ChannelWriter, Faults
+from perseus_proto.hello import Instruction
+
+try:
+    from perseus_client import _marks
+except ImportError:  # built for another machine, or not at all
+    _marks = None  # type: ignore[assignment]
+
+_OUT_OF_ORDER: Final = int(Faults.OUT_OF_ORDER)
+_UNKNOWN: Final = int(Faults.UNKNOWN_INSTRUCTION)
+
+
+class Marks(Protocol):
+    """The marks of one rank. ``begin`` and ``end`` return faults, of ``Faults``: 0 where the schedule is followed, and
+    where no step is open."""
+
+    @property
+    def next(self) -> int:
+        """Position in the schedule after the instruction that began last; 0 where none has begun in this step."""
+
+    @property
+    def ended(self) -> int:
+        """Position of the instruction that ended last."""
+
+    def open(self, writer: ChannelWriter, iteration: int, /) -> None:
+        """A step begins, and marks go to this writer's memory."""
+
+    def finish(self, faults: int, /) -> None:
+        """The step has ended, with these faults; ``close``."""
+
+    def close(self) -> None:
+        """Marks go nowhere from now on, and nothing of the writer is held."""
+
+    def begin(self, kind: str | int, microbatch: int, chunk: int = 0, /) -> int:
+        """An instruction begins."""
+
+    def end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0, /) -> int:
+        """An instruction has ended; without arguments the one that began last."""
+
+
+def make_marks(schedule: tuple[Instruction, ...], clock_ns: Callable[[], int]) -> Marks:
+    """Marks for a schedule, in the time of a clock; compiled ones know only ``time.monotonic_ns``."""
+    # An instruction is looked up by what the caller calls it: the kind's number or its name, which is his very string.
+    names = [(sys.intern(kind.name.lower()), microbatch, chunk) for kind, microbatch, chunk in schedule]
+    index: dict[tuple[str | int, int, int], int] = {}
+    for position, (kind, microbatch, chunk) in enumerate(schedule):
+        index[kind, microbatch, chunk] = index[names[position]] = position
+    if _marks is None or clock_ns is not time.monotonic_ns:
+        return PyMarks(index, clock_ns)
+    return _marks.Marks(names, index)
+
+
+class PyMarks:
+    """``Marks`` in Python."""
+
+    __slots__ = ("_clock_ns", "_index", "_iteration", "_writer", "ended", "next")
+
+    def __init__(self, index: dict[tuple[str | int, int, int], int], clock_ns: Callable[[], int]) -> None:
+        self._index = index
+        self._clock_ns = clock_ns
+        self._writer: ChannelWriter | None = None
+        self._iteration = self.next = self.ended = 0
+
+    def open(self, writer: ChannelWriter, iteration: int, /) -> None:
+        self._writer, self._iteration, self.next = writer, iteration, 0
+        writer.step_begin(iteration, self._clock_ns() // 1000)
+
+    def finish(self, faults: int, /) -> None:
+        if self._writer is not None:
+            self._writer.step_end(self._iteration, self._clock_ns() // 1000, faults)
+        self._writer = None
+
+    def close(self) -> None:
+        self._writer = None
+
+    def begin(self, kind: str | int, microbatch: int, chunk: int = 0, /) -> int:
+        writer = self._writer
+        if writer is None:
+            return 0
+        index = self._index.get((kind, microbatch, chunk))
+        if index is None:
+            return _UNKNOWN
+        faults = 0 if index == self.next else _OUT_OF_ORDER
+        self.next = index + 1
+        writer.begin(index, self._clock_ns() // 1000)
+        return faults
+
+    def end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0, /) -> int:
+        writer = self._writer
+        if writer is None:
+            return 0
+        index = self.next - 1 if kind is None else self._index.get((kind, microbatch, chunk))
+        if index is None:
+            return _UNKNOWN
+        if not 0 <= index < self.next:
+            return _OUT_OF_ORDER
+        self.ended = index
+        writer.end(index, self._clock_ns() // 1000)
+        return 0
