@@ -29,7 +29,8 @@ nor ARM promises it without a full barrier on either side; compiled marks have t
 slip through in one case: the agent takes a word back that the rank had loaded, and looks before one of the two stores
 has left its store buffer. The agent therefore looks again after it has taken a word back, microseconds later, when
 store buffers have long drained; and should even that be too early, the loss is bounded again: the next mark of the map
-rings or has its look, and until then one instruction runs at its old clock. While a word stands, a look follows it without fail, by the agent's own timer.
+rings or has its look, and until then one instruction runs at its old clock. While a word stands, a look follows it
+without fail, by the agent's own timer.
 
 The reader believes nothing: sizes are its own, values are checked, and a record that is not plausible is reported as
 incomplete.
