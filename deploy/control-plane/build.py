@@ -40,6 +40,8 @@ class Binary:
     release: str
     version_variable: str = ""
     """What -ldflags sets to the version; empty: the source knows its own version."""
+    tags: str = ""
+    """What of it is built."""
 
 
 def _kubernetes(name: str) -> Binary:
@@ -62,6 +64,14 @@ BINARIES = {
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", "helm.sh/helm/v4/internal/version.version"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
     "coredns": Binary("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
+    # Without its page, and of two dozen ways to find targets with the one of Kubernetes alone.
+    "prometheus": Binary(
+        "prometheus",
+        "github.com/prometheus/prometheus/cmd/prometheus",
+        "github.com/prometheus/prometheus",
+        "github.com/prometheus/common/version.Version",
+        "remove_all_sd,enable_kubernetes_sd",
+    ),
     "pause": Binary("pause", ".", ""),
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
@@ -136,8 +146,8 @@ def build(names: Sequence[str], into: Path) -> None:
             print(f"building {name} {version(binary)} ...", file=sys.stderr, flush=True)
             workshop = Path(tempfile.mkdtemp(prefix="building-", dir=into.parent))
             try:
-                flags = ["-trimpath", "-buildvcs=false", "-ldflags", _link_flags(binary), "-o", str(workshop / name)]
-                _go("build", *flags, binary.package, module=binary.module)
+                flags = ["-trimpath", "-buildvcs=false", "-tags", binary.tags, "-ldflags", _link_flags(binary)]
+                _go("build", *flags, "-o", str(workshop / name), binary.package, module=binary.module)
                 (workshop / name).replace(into / name)
             finally:
                 shutil.rmtree(workshop)

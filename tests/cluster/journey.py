@@ -34,6 +34,8 @@ from perseus_sim.shim_gpu import describe
 from perseus_solver.result import Frontier
 from perseus_solver.schedules import build_schedule
 
+AGENTS = "perseus-agents"
+"""Namespace of agents and GPU simulators alone; the operator's enforces the standard *restricted*."""
 TRAINING = "research"
 PHYSICS = "what-the-gpus-do"
 """ConfigMap with what instructions take on the simulated GPUs. For trainers: the product is not told."""
@@ -172,7 +174,8 @@ class Journey:
 
     def rolled_out(self, *workloads: str) -> None:
         for workload in workloads:
-            said = self.kubectl("-n", SYSTEM, "rollout", "status", workload, f"--timeout={PATIENCE_S:.0f}s")
+            place = AGENTS if workload.startswith("daemonset/") else SYSTEM
+            said = self.kubectl("-n", place, "rollout", "status", workload, f"--timeout={PATIENCE_S:.0f}s")
             self.say(said.strip().splitlines()[-1])
 
     # What the product says
@@ -180,7 +183,7 @@ class Journey:
     def pods(self, component: str) -> list[Any]:
         """Those of a component that are not on their way out."""
         selector = f"app.kubernetes.io/component=perseus-{component}"
-        found = self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items
+        found = self.core.list_pod_for_all_namespaces(label_selector=selector).items
         return [pod for pod in found if pod.metadata.deletion_timestamp is None]
 
     def status(self, job: Training) -> dict[str, Any]:
@@ -232,10 +235,9 @@ class Journey:
         """Pipeline and stage of the rank on each GPU, as the agents identified it."""
         found = {}
         for pod in self.pods("agent"):
-            page = (
-                f"/api/v1/namespaces/{SYSTEM}/pods/{pod.metadata.name}:{keys.DEFAULT_AGENT_METRICS_PORT}/proxy/metrics"
-            )
-            for line in self.kubectl("get", "--raw", page).splitlines():
+            name = f"{pod.metadata.name}:{keys.DEFAULT_AGENT_METRICS_PORT}"
+            page = self.kubectl("get", "--raw", f"/api/v1/namespaces/{AGENTS}/pods/{name}/proxy/metrics")
+            for line in page.splitlines():
                 if line.startswith("perseus_gpu_rank_info{"):
                     labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
                     found[labels["gpu"]] = int(labels["pipeline"]), int(labels["stage"])
@@ -361,18 +363,19 @@ class Journey:
         node = next(node.name for node in self.cluster.nodes if uuid in describe(_gpus_of(node)))
         pod = next(pod.metadata.name for pod in self.pods("gpu-sim") if pod.spec.node_name == node)
         command = ("python", "-m", "perseus_sim.shim_gpu", uuid, *values)
-        self.say(f"$ kubectl -n {SYSTEM} exec {pod} -- {' '.join(command)}")
-        self.kubectl("-n", SYSTEM, "exec", pod, "--", *command)
+        self.say(f"$ kubectl -n {AGENTS} exec {pod} -- {' '.join(command)}")
+        self.kubectl("-n", AGENTS, "exec", pod, "--", *command)
 
     # Before and after
 
     def left(self) -> set[str]:
-        """What of a release there is: objects of its namespace, and those of no namespace that bear its name."""
+        """What of a release there is: objects of its namespaces, and those of no namespace that bear its name."""
         found: set[str] = set()
         for kind in _CLUSTER_WIDE:
             found |= {name for name in self.kubectl("get", kind, "-o", "name").split() if "perseus" in name}
         for kind in _NAMESPACED:
-            found |= set(self.kubectl("-n", SYSTEM, "get", kind, "-o", "name", "--ignore-not-found").split())
+            for place in (SYSTEM, AGENTS):
+                found |= set(self.kubectl("-n", place, "get", kind, "-o", "name", "--ignore-not-found").split())
         return {_short(name) for name in found} - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
     def clear(self) -> None:
@@ -384,7 +387,7 @@ class Journey:
             for name in self.kubectl("get", keys.PLURAL, "-n", TRAINING, "-o", "name").split():
                 self.kubectl("-n", TRAINING, "patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
         self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found")
-        self.kubectl("delete", "namespace", TRAINING, SYSTEM, "--ignore-not-found", "--timeout=180s")
+        self.kubectl("delete", "namespace", TRAINING, SYSTEM, AGENTS, "--ignore-not-found", "--timeout=180s")
         if crds:
             self.kubectl("delete", *crds, "--ignore-not-found", "--timeout=60s")
         for node in self.cluster.nodes:  # GPUs stay hot, and stay locked, when those go who made them so

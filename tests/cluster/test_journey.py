@@ -7,12 +7,16 @@ helm and kubectl as the documentation says. What is true is read from the simula
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import monitoring
 import pytest
-from journey import A100, PHYSICS, TRAINING, Journey, Training
+import yaml
+from journey import A100, AGENTS, PHYSICS, TRAINING, Journey, Training
 from stage import CHART, PATIENCE_S, SYSTEM
+from tests.dashboards import queries
 
 from perseus_proto import keys
 from perseus_sim import rbac
@@ -28,7 +32,20 @@ PROFILES = {
     for job, forward_s in ((GPT3, 0.05), (BLOOM, 0.06))
 }
 BUDGET_W = 2850
-INSTALL = ("--set", "simulatedGpus.enabled=true", "--set", "webhook.enabled=true")
+INSTALL = (
+    *("--set", f"agent.namespaceOverride={AGENTS}"),
+    *("--set", "simulatedGpus.enabled=true"),
+    *("--set", "webhook.enabled=true"),
+)
+IN_GRAFANA = {
+    "$__rate_interval": f"{4 * monitoring.INTERVAL_S}s",
+    "$__range": "1m",
+    "$job_namespace": TRAINING,
+    "$job_name": GPT3.name,
+    "$node": ".*",
+}
+MAY_BE_EMPTY = {"perseus-job, timeseries How well time is predicted: B"}
+"""It needs a calibration, for which 40 iterations must have been seen: on a quick machine the way is over before."""
 CRDS = {f"{plural}.{keys.API_GROUP}" for plural in (keys.PLURAL, "powerbudgets")}
 
 
@@ -41,6 +58,16 @@ def journey(cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any
     journey.clear()
     yield journey
     journey.clear()
+
+
+@pytest.fixture(scope="module")
+def prometheus(journey: Journey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[monitoring.Prometheus]:
+    """A user's Prometheus, from the first chapter that asks for it to the last."""
+    flags = ("--namespace", SYSTEM, *INSTALL, "--set", "metrics.podMonitor.enabled=true")
+    rendered = yaml.safe_load_all(journey.helm("template", "perseus", str(CHART), *flags))
+    [monitor] = [body for body in rendered if body and body["kind"] == "PodMonitor"]
+    with monitoring.serve(journey.cluster, monitor, tmp_path_factory.mktemp("prometheus")) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +84,9 @@ def test_it_is_installed_as_the_documentation_says(journey: Journey) -> None:
     assert not journey.left(), "of an earlier release"
     for words in (
         f"create namespace {SYSTEM}",
-        f"label namespace {SYSTEM} pod-security.kubernetes.io/enforce=privileged",
+        f"label namespace {SYSTEM} pod-security.kubernetes.io/enforce=restricted",
+        f"create namespace {AGENTS}",
+        f"label namespace {AGENTS} pod-security.kubernetes.io/enforce=privileged",
         f"create namespace {TRAINING}",
     ):
         journey.say(f"$ kubectl {words}")
@@ -75,11 +104,20 @@ def test_it_is_installed_as_the_documentation_says(journey: Journey) -> None:
 
 
 def test_only_agents_need_more_than_the_standard_restricted(journey: Journey) -> None:
-    """The API server itself is asked what would become of the pods that run, were their namespace restricted."""
-    words = f"label --dry-run=server --overwrite namespace {SYSTEM} pod-security.kubernetes.io/enforce=restricted"
+    """The operator lives where *restricted* is enforced; of the others the API server itself is asked."""
+    there = {pod.metadata.name.rsplit("-", 2)[0] for pod in journey.core.list_namespaced_pod(SYSTEM).items}
+    assert there == {"perseus-operator"}
+    enforced = journey.core.read_namespace(SYSTEM).metadata.labels["pod-security.kubernetes.io/enforce"]
+    assert enforced == "restricted"
+    words = f"label --dry-run=server --overwrite namespace {AGENTS} pod-security.kubernetes.io/enforce=restricted"
     said = journey.show(f"kubectl {words}", journey.warnings(*words.split()))
     refused = set(re.findall(r"Warning: (perseus-[a-z-]+?)-[a-z0-9]{5}\b", said))
     assert refused == {"perseus-agent", "perseus-gpu-sim"}, said
+
+
+def test_prometheus_finds_operator_and_agents(journey: Journey, prometheus: monitoring.Prometheus) -> None:
+    all_are_scraped(journey, prometheus)
+    journey.say("Prometheus has found operator and agents by Kubernetes service discovery, and scrapes them")
 
 
 def test_images_hold_no_more_than_they_need(journey: Journey) -> None:
@@ -93,8 +131,8 @@ def test_images_hold_no_more_than_they_need(journey: Journey) -> None:
     )
     found = {}
     for component in ("agent", "operator", "gpu-sim"):
-        pod = journey.pods(component)[0].metadata.name
-        said = journey.kubectl("-n", SYSTEM, "exec", pod, "--", "python", "-c", looks, *foreign)
+        pod = journey.pods(component)[0].metadata
+        said = journey.kubectl("-n", pod.namespace, "exec", pod.name, "--", "python", "-c", looks, *foreign)
         found[component] = said.strip()
     assert found["agent"] == "[] [] False 0"
     assert found["operator"].endswith("[] False 65532")
@@ -243,6 +281,17 @@ def test_plain_pods_with_several_ranks_each(journey: Journey) -> None:
     journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, BLOOM.name, f"--timeout={PATIENCE_S:.0f}s")
 
 
+def test_dashboards_had_data_all_the_way(journey: Journey, prometheus: monitoring.Prometheus) -> None:
+    """Every query of every dashboard and page; and the agents that came with the upgrade have been found, too."""
+    all_are_scraped(journey, prometheus)
+    asked = queries(IN_GRAFANA)
+    answered = prometheus.ever(asked, journey.begun_s, time.time())
+    empty = {where for where, found in answered.items() if not found}
+    assert empty <= MAY_BE_EMPTY <= asked.keys(), sorted(empty ^ MAY_BE_EMPTY)
+    assert set(prometheus.rules().values()) == {"ok"}
+    journey.say(f"{len(asked) - len(empty)} of {len(asked)} queries of dashboards and pages had data")
+
+
 def test_it_used_exactly_its_rights(journey: Journey) -> None:
     """The API server's audit log of the whole way: nothing refused, no right unused, none from elsewhere."""
     operator = rbac.user_name(SYSTEM, "perseus-operator")
@@ -253,16 +302,28 @@ def test_it_used_exactly_its_rights(journey: Journey) -> None:
     assert sorted(map(str, allowed - used)) == [], "granted and never used"
     assert sorted(map(str, used - allowed)) == [], "allowed by something else than its roles"
     journey.say(f"the operator asked {len(asked)} times, used each of its {len(allowed)} rights, and was never refused")
-    accounts = rbac.accounts(journey.cluster.audit_log, SYSTEM, since=journey.audited)
-    assert accounts == {operator}, "agents and GPU simulators know no API server"
+    accounts = [rbac.accounts(journey.cluster.audit_log, place, since=journey.audited) for place in (SYSTEM, AGENTS)]
+    assert accounts == [{operator}, set()], "agents and GPU simulators know no API server"
 
 
 def test_uninstalled_it_leaves_nothing(journey: Journey) -> None:
     journey.helm("uninstall", "perseus", "--namespace", SYSTEM, "--wait")
-    journey.eventually("the pods are gone", lambda: not journey.core.list_namespaced_pod(SYSTEM).items, PATIENCE_S)
+    pods = lambda: [pod for each in ("operator", "agent", "gpu-sim") for pod in journey.pods(each)]  # noqa: E731
+    journey.eventually("the pods are gone", lambda: not pods(), PATIENCE_S)
     kept = {f"customresourcedefinition/{name}" for name in CRDS} | {"configmap/perseus-epoch"}
     assert journey.left() == kept
     for node in journey.cluster.nodes:
         assert "perseus" not in node.run("ls", "/var/lib/kubelet/device-plugins").stdout
     assert not journey.locked()
     journey.say("nothing is left but the definitions, and the number from which the next operator counts on")
+
+
+def all_are_scraped(journey: Journey, prometheus: monitoring.Prometheus) -> None:
+    """Operator and agents, as they are now, and nobody else."""
+
+    def so() -> bool:
+        pods = [pod.metadata.name for component in ("operator", "agent") for pod in journey.pods(component)]
+        assert prometheus.scraped() == dict.fromkeys(pods, "up")
+        return True
+
+    journey.eventually("operator and agents are found and scraped", so, PATIENCE_S)

@@ -52,6 +52,11 @@ class Cluster:
         return self.state / "kubeconfig"
 
     @property
+    def server(self) -> str:
+        """The API server, for programs in the cluster's own networks."""
+        return self._layout.server
+
+    @property
     def audit_log(self) -> Path:
         """Every request that the API server has answered."""
         return self.state / CONTROL_PLANE / "audit.log"
