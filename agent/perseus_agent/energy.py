@@ -1,14 +1,15 @@
 """Energy between two moments, from a counter that moves only every 20 to 100 ms.
 
 ``EnergyMeter`` keeps the edges of the counter (the moments at which it was seen to move) and interpolates between
-them, so that an iteration's energy is not quantised to whole ticks; sums over adjoining spans telescope exactly.
+them, so that an iteration's energy is not quantised to whole ticks; sums over adjoining spans telescope exactly. The
+energy between two edges it knows without interpolating: ``quiet`` finds those within a wait.
 ``InstructionEnergies`` averages the energy of each instruction over many iterations, since one instruction is shorter
 than a tick. One of each per GPU, used by its worker thread alone.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -17,6 +18,8 @@ from perseus_agent.devices.base import EnergyReading
 
 MAX_EDGES: Final = 8_192
 """Edges kept: 13 minutes at a tick of 100 ms, longer than any iteration."""
+SETTLE_US: Final = 50_000
+"""After a computation its power may go on in the counter for so long: sensors average over 25 ms and more."""
 STALE_US: Final = 2_000_000
 """A counter silent for so long has stopped; no counter published ticks slower than every 200 ms."""
 
@@ -27,6 +30,8 @@ class EnergyMeter:
     def __init__(self) -> None:
         self._times_us: deque[int] = deque(maxlen=MAX_EDGES)
         self._energies_mj: deque[int] = deque(maxlen=MAX_EDGES)
+        self._befores_us: deque[int] = deque(maxlen=MAX_EDGES)
+        """When the counter was read last before it was seen to move: it moved in between."""
         self._offset_mj = 0
         self._seen: EnergyReading | None = None
 
@@ -45,7 +50,9 @@ class EnergyMeter:
             self._offset_mj += seen.energy_mj
             self._times_us.clear()
             self._energies_mj.clear()
+            self._befores_us.clear()
         if seen is None or reading.energy_mj != seen.energy_mj or not self._times_us:
+            self._befores_us.append(seen.time_us if seen and self._times_us else reading.time_us - STALE_US)
             self._times_us.append(reading.time_us)
             self._energies_mj.append(reading.energy_mj + self._offset_mj)
         self._seen = reading
@@ -73,6 +80,26 @@ class EnergyMeter:
             rise_mj = known_mj[after] - known_mj[after - 1]
             answers.append(known_mj[after - 1] + rise_mj * (time_us - known_us[after - 1]) / span_us)
         return answers
+
+    def quiet(self, waits_us: Sequence[tuple[int, int]], begin_us: int, end_us: int) -> tuple[float, int]:
+        """Time (µs) and energy (mJ) of waits within a longer span, as far as they lie between two edges, the first of
+        which has no part in what came before the wait. 0 and 0: no wait has two."""
+        times_us, befores_us = list(self._times_us), list(self._befores_us)
+        start, stop = bisect_left(times_us, begin_us), bisect_right(times_us, end_us) - 1
+        if stop <= start:
+            return 0.0, 0
+        # An edge is known as well as the counter is read. Waits that just hold two edges hold two that seem close: then
+        # the mean step is believed. Unless every reading finds another value: then edges lie right before readings.
+        mean_us = (times_us[stop] - times_us[start]) / (stop - start)
+        steps_known = 2 * sum(befores_us[at] > times_us[at - 1] for at in range(start + 1, stop + 1)) > stop - start
+        span_us, energy_mj = 0.0, 0
+        for wait_begin_us, wait_end_us in waits_us:
+            first = bisect_left(befores_us, wait_begin_us + SETTLE_US)
+            last = bisect_right(times_us, wait_end_us) - 1
+            if last > first:
+                span_us += mean_us * (last - first) if steps_known else times_us[last] - times_us[first]
+                energy_mj += self._energies_mj[last] - self._energies_mj[first]
+        return span_us, energy_mj
 
 
 class InstructionEnergies:

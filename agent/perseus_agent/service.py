@@ -265,4 +265,6 @@ def _iteration(summary: IterationSummary) -> messages.IterationReport:
         clock_changes=summary.clock_changes,
         instruction_energy_mj=summary.instruction_energy_mj,
         instruction_energy_iterations=summary.instruction_energy_iterations,
+        quiet_us=summary.quiet_us,
+        quiet_energy_mj=summary.quiet_energy_mj,
     )

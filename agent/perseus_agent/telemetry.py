@@ -58,6 +58,9 @@ class IterationSummary:
     instruction_energy_mj: tuple[int, ...] = ()
     """Means over the iterations run so far under this plan and point."""
     instruction_energy_iterations: int = 0
+    quiet_us: int = 0
+    """Within waits, from one move of the counter to a later one."""
+    quiet_energy_mj: int = 0
 
 
 Event = RankChange | IterationSummary | GpuNotice

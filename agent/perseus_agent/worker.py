@@ -24,7 +24,7 @@ from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from perseus_agent.devices.base import Controllability, Device, EventReason
-from perseus_agent.energy import EnergyMeter, InstructionEnergies
+from perseus_agent.energy import SETTLE_US, EnergyMeter, InstructionEnergies
 from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
 from perseus_agent.governor import Governor, GovernorLimits, GpuNotice, GpuNoticeKind
 from perseus_agent.journal import Journal
@@ -334,6 +334,7 @@ class GpuWorker:
         key = (plan.plan_id, plan.point) if plan else None
         energy_mj = self._account(one, key)
         means_mj = self._energies.means_mj(key) if energy_mj is not None else ()
+        quiet_us, quiet_mj = self._quiet(one) if energy_mj is not None else (0, 0)
         self._publish(
             pilot.rank.job_uid,
             IterationSummary(
@@ -348,6 +349,8 @@ class GpuWorker:
                 clock_changes=one.clock_changes,
                 instruction_energy_mj=means_mj,
                 instruction_energy_iterations=self._energies.iterations if means_mj else 0,
+                quiet_us=quiet_us,
+                quiet_energy_mj=quiet_mj,
             ),
         )
 
@@ -367,6 +370,17 @@ class GpuWorker:
             spent = [levels[place + 1] - levels[place] for place in range(1, len(levels) - 1, 2)]
             self._energies.add(key, spent)
         return round(levels[-1] - levels[0])
+
+    def _quiet(self, one: Finished) -> tuple[int, int]:
+        """Waits for a neighbour, as far as the counter shows them by themselves. Not what follows the last instruction:
+        gradients are reduced and applied there."""
+        record, idle_us, waits = one.record, one.record.begin_us, []
+        for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
+            if begin_us > idle_us + SETTLE_US:
+                waits.append((idle_us, begin_us))
+            idle_us = max(idle_us, begin_us + duration_us)
+        span_us, energy_mj = self.meter.quiet(waits, record.begin_us, one.next_begin_us)
+        return round(span_us), energy_mj
 
     def _notify(self, notice: GpuNotice) -> None:
         restored = notice.kind is GpuNoticeKind.CLOCKS_RESTORED

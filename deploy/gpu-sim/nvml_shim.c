@@ -6,8 +6,8 @@
  * follows the clock; its energy integrates the power and is published in ticks, as on hardware. perseus_sim.nvml_shim builds this
  * file and pokes the state through the perseus_shim_* functions at the end. Return codes are NVML's.
  *
- * A simulated trainer may lead a GPU (perseus_shim_spend): it then says what its past drew, and until it is heard no more the
- * counter moves ahead of what it said by the idle power alone, which no load undercuts.
+ * A simulated trainer may lead a GPU (perseus_shim_spend): it then says what its past drew, and what is drawn now. The counter
+ * moves on by that until it says more; if that was too much, the counter stands until what it says has caught up.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -132,6 +132,7 @@ static void advance(gpu_t *g, int64_t until_us, double mw) {
 static void settle(gpu_t *g) {
   int64_t now_us = now_ns() / 1000;
   if (g->lead_until_us && now_us >= g->lead_until_us) {
+    advance(g, g->lead_until_us, g->lead_mw);
     g->lead_until_us = 0;
     if (!g->locked_mhz) g->next_mhz = default_mhz(g), g->effective_us = now_us;
   }
@@ -140,7 +141,7 @@ static void settle(gpu_t *g) {
     g->clock_mhz = g->next_mhz;
     g->next_mhz = 0;
   }
-  if (g->lead_until_us) publish(g, now_us, g->idle_mw);
+  if (g->lead_until_us) publish(g, now_us, g->lead_mw);
   else advance(g, now_us, formula_mw(g));
   if (!g->energy_frozen) g->energy_mj = (int64_t)(g->published_uj / 1000);
 }
@@ -510,7 +511,8 @@ int perseus_shim_get(state_t *s, unsigned int gpu, const char *key, int64_t *val
   return field ? 0 : EINVAL;
 }
 
-/* A trainer accounts for its GPU: so much power up to `until_us`, and it will be heard again within `hold_us` (0: no more). */
+/* A trainer accounts for its GPU: so much power up to `until_us` and from then on, and it will be heard again within `hold_us`
+ * (0: no more). */
 int perseus_shim_spend(state_t *s, unsigned int gpu, int64_t until_us, int64_t mw, int64_t hold_us) {
   lock_state(s);
   gpu_t *g = gpu < s->count ? &s->gpus[gpu] : NULL;

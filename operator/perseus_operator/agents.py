@@ -381,5 +381,7 @@ def _event(event: agent_pb2.TelemetryEvent) -> Event | None:
             durations_us=array("I", report.durations_us),
             instruction_energies_mj=array("I", report.instruction_energy_mj),
             energy_iterations=report.instruction_energy_iterations,
+            quiet_us=report.quiet_us,
+            quiet_mj=report.quiet_energy_mj,
         )
     return None

@@ -37,6 +37,9 @@ class Report:
     """Of each instruction, means over this and earlier iterations under the same plan and point."""
     energy_iterations: int = 0
     """How many those are."""
+    quiet_us: int = 0
+    """Of its waits, what the counter showed by itself; and its energy."""
+    quiet_mj: int = 0
 
 
 @dataclass(frozen=True)

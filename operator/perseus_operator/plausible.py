@@ -34,4 +34,6 @@ def report_can_be(report: Report) -> bool:
         and 0 < report.compute_span_us <= MAX_TIME_US
         and 0 < time_us <= MAX_TIME_US
         and (report.energy_mj is None or report.energy_mj <= MAX_POWER_KW * time_us)  # mJ / µs = kW
+        and report.quiet_us <= time_us
+        and report.quiet_mj <= (report.energy_mj or 0)
     )

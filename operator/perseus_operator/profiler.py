@@ -20,7 +20,7 @@ from perseus_operator.errors import InvalidProfile, KubeConflict, KubeError, Kub
 from perseus_operator.frontiers import Solved
 from perseus_operator.history import JobIteration, Report
 from perseus_operator.kube import ConfigMap
-from perseus_operator.profiling import Sweep, blocking_power_w, from_json, to_json
+from perseus_operator.profiling import Sweep, blocking_power, from_json, to_json
 from perseus_operator.profiling_drift import DRIFT_REST, Drift
 from perseus_operator.profiling_meter import Meter, Shape
 from perseus_operator.profiling_plan import KeepProfile, SaveSweep
@@ -173,9 +173,9 @@ class Profiler:
         if own.sweep is None or own.sweep.replaces == digest:
             return False
         if own.kept:
-            power_w, spent_s = blocking_power_w(own.sweep.readings), own.sweep.spent_us / 1e6
+            spent_s = own.sweep.spent_us / 1e6
             took = f"Measured at {len(own.sweep.readings)} clocks in {spent_s:.0f} s of training"
-            own.remark = f"{took}: {own.sweep.finished}. A GPU that waits draws {power_w:.1f} W."
+            own.remark = f"{took}: {own.sweep.finished}. {blocking_power(own.sweep.readings)}"
         again = own.remeasured + bool(own.stale)
         own.sweep, own.kept, own.stale, own.why, self._meter = None, False, "", "", None
         own.remeasured, own.drift = again, Drift(rest=DRIFT_REST * 2**again if again else 0)

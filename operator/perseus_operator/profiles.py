@@ -13,7 +13,7 @@ from perseus_operator.api import MAX_BLOCKING_POWER_MW, JobSpec
 from perseus_operator.conditions import Reason
 from perseus_operator.errors import InvalidProfile
 from perseus_operator.kube import ConfigMap, Kube
-from perseus_operator.profiling import Sweep, blocking_power_w, csv_of
+from perseus_operator.profiling import Sweep, blocking_power, csv_of
 from perseus_operator.references import resolve
 from perseus_proto.units import mw_from_w
 
@@ -63,7 +63,7 @@ def _check(found: ConfigMap, spec: JobSpec) -> int | None:
 def made_of(sweep: Sweep, spec: JobSpec) -> ConfigMap:
     """What is kept of a finished sweep."""
     reference = spec.profile.config_map_ref
-    power_mw = min(MAX_BLOCKING_POWER_MW, mw_from_w(blocking_power_w(sweep.readings)))
+    power_mw = min(MAX_BLOCKING_POWER_MW, mw_from_w(blocking_power(sweep.readings).watts))
     return ConfigMap(
         reference.name, {reference.key: csv_of(sweep), _POWER: str(power_mw), _SHAPE: _shape(spec)}, {}, ours=True
     )

@@ -6,9 +6,11 @@ of its own: time is what iterations took.
 
 Per stage s at clock f, with means over the iterations measured: E is the energy and T the time of an iteration, t_k and
 ê_k time and energy of instruction kind k, n_k their number; the stage computes C = Σ n_k·t_k and waits W = T − C.
-  blocking power    P = Σ (E − Σ n_k·ê_k) / Σ W over all stages and clocks, but at most the least E / T seen anywhere
+  blocking power    P = Σ Q_E / Σ Q over all stages and clocks: time and energy of waits, as far as the counter moved
+                    within them; if that is too little, Σ (E − Σ n_k·ê_k) / Σ W; but at most the least E / T anywhere
   energy of k       e_k = ê_k · (E − P·W) / Σ n_k·ê_k
-The GPU's counter moves seldom, so ê_k mixes an instruction with its neighbours; E does not. The second line makes
+The GPU's counter moves seldom, and late, so ê_k mixes an instruction with its neighbours; E and Q_E do not. What is
+mixed into waits makes them dearer than they are: without Q, P is an upper bound. The last line makes
 Σ n_k·e_k + P·W = E hold exactly, and the bound on P keeps every e_k above zero.
 """
 
@@ -27,6 +29,8 @@ Key = tuple[int, str, int]
 
 RISES: Final = 5
 """Clocks in a row at which an iteration takes more energy than at the one before: lower ones save nothing (SOSP'24)."""
+QUIET_US: Final = 2_000_000
+"""Of waits seen by themselves, by all GPUs together: twenty moves of the slowest counter, an error of a few percent."""
 FEWEST: Final = 2
 """Clocks that a profile must hold: with one there is nothing to choose."""
 DIGEST_PREFIX: Final = "sweep-"
@@ -50,6 +54,9 @@ class StageReading:
     energy_mj: float
     means: Mapping[tuple[str, int], Mean]
     """By kind and chunk."""
+    quiet_us: int = 0
+    """Q of the module's docstring: of all iterations and GPUs together; and its energy."""
+    quiet_mj: int = 0
 
     @property
     def computing_us(self) -> float:
@@ -164,18 +171,34 @@ def choose_clocks(supported: Iterable[Iterable[int]], most: int) -> tuple[int, .
     return tuple(common[:: max(1, math.ceil(len(common) / most))])
 
 
-def blocking_power_w(readings: Iterable[Reading]) -> float:
+@dataclass(frozen=True)
+class BlockingPower:
+    """What a GPU draws that waits. ``seen``: in waits by themselves; otherwise it is an upper bound."""
+
+    watts: float
+    seen: bool
+
+    def __str__(self) -> str:
+        if self.seen:
+            return f"A GPU that waits draws {self.watts:.1f} W."
+        return f"A GPU that waits draws at most {self.watts:.1f} W: waits were too short to be measured by themselves."
+
+
+def blocking_power(readings: Iterable[Reading]) -> BlockingPower:
     """P of the module's docstring; mJ/µs is kW."""
     stages = [stage for reading in readings for stage in reading.stages]
+    bound = min(stage.energy_mj / stage.time_us for stage in stages)
+    quiet_us = sum(stage.quiet_us for stage in stages)
+    if quiet_us >= QUIET_US:
+        return BlockingPower(1e3 * min(sum(stage.quiet_mj for stage in stages) / quiet_us, bound), seen=True)
     waiting_us = sum(max(0.0, stage.time_us - stage.computing_us) for stage in stages)
     waiting_mj = sum(max(0.0, stage.energy_mj - stage.computing_mj) for stage in stages)
-    bound = min(stage.energy_mj / stage.time_us for stage in stages)
-    return 1e3 * (min(waiting_mj / waiting_us, bound) if waiting_us > 0 else bound)
+    return BlockingPower(1e3 * (min(waiting_mj / waiting_us, bound) if waiting_us > 0 else bound), seen=False)
 
 
 def csv_of(sweep: Sweep) -> str:
     """The field's profile CSV. A ``chunk`` column where stages hold several chunks."""
-    power_w = blocking_power_w(sweep.readings)
+    power_w = blocking_power(sweep.readings).watts
     rows: dict[Key, list[str]] = {}
     for reading in sweep.readings:
         for stage, own in enumerate(reading.stages):
@@ -201,6 +224,8 @@ def to_json(sweep: Sweep) -> str:
                 {
                     "time_us": stage.time_us,
                     "energy_mj": stage.energy_mj,
+                    "quiet_us": stage.quiet_us,
+                    "quiet_mj": stage.quiet_mj,
                     "means": [[*key, mean.count, mean.time_us, mean.energy_mj] for key, mean in stage.means.items()],
                 }
                 for stage in reading.stages
@@ -227,6 +252,8 @@ def from_json(text: str) -> Sweep | None:
                         stage["time_us"],
                         stage["energy_mj"],
                         {(kind, chunk): Mean(*mean) for kind, chunk, *mean in stage["means"]},
+                        stage.get("quiet_us", 0),
+                        stage.get("quiet_mj", 0),
                     )
                     for stage in reading["stages"]
                 ),

@@ -152,6 +152,8 @@ class Meter:
                 )
                 for key, first in pipelines[0].means.items()
             },
+            quiet_us=sum(one.quiet_us for one in pipelines),
+            quiet_mj=sum(one.quiet_mj for one in pipelines),
         )
 
     def _stage_of_pipeline(self, stage: int, pipeline: int) -> StageReading:
@@ -172,4 +174,6 @@ class Meter:
             time_us=fmean(one.report.iteration_time_us for tellings in own for one in tellings),
             energy_mj=fmean(one.report.energy_mj or 0 for tellings in own for one in tellings),
             means=means,
+            quiet_us=sum(one.report.quiet_us for tellings in own for one in tellings),
+            quiet_mj=sum(one.report.quiet_mj for tellings in own for one in tellings),
         )

@@ -121,6 +121,10 @@ class Engine:
             self._spend(time_us, self._gpu.spec.blocking_power_mw)
             self._sleep()
 
+    def block(self) -> None:
+        """A receive begins, nobody knows for how long."""
+        self._spend(self._now_us, self._gpu.spec.blocking_power_mw)
+
     def work(self, table: Table, slowdown: float = 1.0) -> None:
         """Run one instruction at the clocks in force, which may change while it runs."""
         factor = slowdown * math.exp(self._random.gauss(0.0, self._noise)) if self._noise else slowdown
@@ -134,6 +138,7 @@ class Engine:
             time_us *= factor
             finish_us = self._now_us + left * time_us
             until_us = min(finish_us, self._pending[0]) if self._pending else finish_us
+            self._spend(self._now_us, power_mw)  # whoever looks meanwhile sees what it draws
             until_us = self._sleep_through(until_us)
             left -= (until_us - self._now_us) / time_us
             self._spend(until_us, power_mw)
@@ -278,6 +283,7 @@ class Rank:
         self, session: perseus_client.Session, iteration: int, index: int, step: dict[str, Any], slowdown: float
     ) -> None:
         engine = self._engine
+        engine.block()
         extra_us = self._spec["delay_us"] + self._offset_us
         arrivals = [self._mail[peer].end_of(iteration, sent) + us + extra_us for peer, sent, us in step["waits"]]
         engine.wait_until(max([engine.now_us + step["gap_us"], *arrivals]))

@@ -71,6 +71,24 @@ def test_a_clock_off_the_list_is_refused_before_the_driver_rounds_it(devices: nv
     assert shim.get(0, "lock_calls") == 0
 
 
+def test_the_counter_of_a_gpu_that_is_led_moves_on_by_what_it_draws_now(shim: Shim) -> None:
+    """A trainer tells at the begin of an instruction what it draws, and at its end what it drew."""
+    for gpu, power_mw in enumerate((300_000, 84_000)):
+        shim.set(gpu, energy_period_us=1_000)
+        time.sleep(0.002)  # the counter moves at the next tick
+        moments_us, readings_mj = [], []
+        for _ in range(3):
+            shim.spend(gpu, monotonic_us(), power_mw, 60_000_000)
+            for pause_s in (0.0, 0.1):
+                time.sleep(pause_s)
+                moments_us.append(monotonic_us())
+                readings_mj.append(shim.get(gpu, "energy_mj"))
+                moments_us.append(monotonic_us())
+        spent_mj = readings_mj[-1] - readings_mj[0]
+        assert power_mw * (moments_us[-2] - moments_us[1] - 1_000) / 1e6 - 1 <= spent_mj
+        assert spent_mj <= power_mw * (moments_us[-1] - moments_us[0] + 1_000) / 1e6 + 1
+
+
 def test_a_lower_clock_draws_less_power_and_energy_is_its_integral(devices: nvml.NvmlDevices) -> None:
     gpu = devices.devices[0]
     high_mw = gpu.power_mw()

@@ -282,7 +282,7 @@ class TelemetryEvent(_message.Message):
     def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations")
+    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj")
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,8 @@ class IterationReport(_message.Message):
     CLOCK_CHANGES_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
     INSTRUCTION_ENERGY_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    QUIET_US_FIELD_NUMBER: _ClassVar[int]
+    QUIET_ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
     data_parallel_rank: int
     stage: int
     tensor_parallel_rank: int
@@ -315,7 +317,9 @@ class IterationReport(_message.Message):
     clock_changes: int
     instruction_energy_mj: _containers.RepeatedScalarFieldContainer[int]
     instruction_energy_iterations: int
-    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ...) -> None: ...
+    quiet_us: int
+    quiet_energy_mj: int
+    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ..., quiet_us: _Optional[int] = ..., quiet_energy_mj: _Optional[int] = ...) -> None: ...
 
 class GpuEvent(_message.Message):
     __slots__ = ("kind", "gpu_uuid", "active", "message")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
+from bisect import bisect_right
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_agent.devices.base import EnergyReading
@@ -78,6 +81,90 @@ def test_the_parts_of_any_partition_add_up_and_none_is_negative(
     assert sum(parts) == pytest.approx(answers[-1] - answers[0])
     assert levels[0] <= answers[0]
     assert answers[-1] <= levels[-1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- waits
+
+BLOCKING_W, COMPUTING_W = 84.0, 330.0
+
+
+class Trace:
+    """A GPU that computes and waits by turns; its counter moves once a tick, and is read every so often, never on
+    time."""
+
+    def __init__(self, waits_us: list[int], *, work_us: int, tick_us: int, lag_us: int, dice: random.Random) -> None:
+        self.waits: list[tuple[int, int]] = []
+        self._moments, self._levels_uj = [0], [0.0]
+        for wait_us in waits_us:
+            self._spend(work_us, COMPUTING_W)
+            self.waits.append((self._moments[-1], self._moments[-1] + wait_us))
+            self._spend(wait_us, BLOCKING_W)
+        self._spend(2_000_000, COMPUTING_W)
+        self.meter, phase, now = EnergyMeter(), dice.randrange(tick_us), 0
+        while now < self._moments[-1]:
+            ticked = (now - phase) // tick_us * tick_us + phase
+            self.meter.add(EnergyReading(now, int(self._level_uj(ticked - lag_us) / 1000)))
+            now += round(50_000 * dice.uniform(0.9, 1.6))
+
+    def _spend(self, time_us: int, power_w: float) -> None:
+        self._moments.append(self._moments[-1] + time_us)
+        self._levels_uj.append(self._levels_uj[-1] + power_w * time_us)
+
+    def _level_uj(self, time_us: int) -> float:
+        place = bisect_right(self._moments, max(0, time_us)) - 1
+        if place + 1 == len(self._moments):
+            return self._levels_uj[-1]
+        span = self._moments[place + 1] - self._moments[place]
+        share = (max(0, time_us) - self._moments[place]) / span
+        return self._levels_uj[place] + share * (self._levels_uj[place + 1] - self._levels_uj[place])
+
+    def quiet_w(self) -> tuple[float, float]:
+        """Power of the waits as seen by themselves, and how much of them (µs)."""
+        span_us, energy_mj = self.meter.quiet(self.waits, 0, self._moments[-1])
+        return (1000 * energy_mj / span_us if span_us else math.nan), span_us
+
+    def interpolated_w(self) -> float:
+        levels = self.meter.at([moment for wait in self.waits for moment in wait])
+        assert levels is not None
+        spent = sum(levels[i + 1] - levels[i] for i in range(0, len(levels), 2))
+        return 1000 * spent / sum(end - begin for begin, end in self.waits)
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from([20_000, 50_000, 100_000, 106_000]),
+    st.integers(0, 30_000),
+    st.integers(20_000, 200_000),
+    st.lists(st.integers(1_000, 800_000), min_size=4, max_size=12),
+    st.integers(0, 2**32),
+)
+def test_power_of_waits_is_right_however_seldom_and_late_the_counter_moves(
+    tick_us: int, lag_us: int, work_us: int, waits_us: list[int], seed: int
+) -> None:
+    dice = random.Random(seed)
+    trace = Trace(waits_us * 30, work_us=work_us, tick_us=tick_us, lag_us=lag_us, dice=dice)
+    power_w, span_us = trace.quiet_w()
+    if span_us >= 2_000_000:  # as much as the operator wants
+        assert power_w == pytest.approx(BLOCKING_W, rel=0.1)
+    assert span_us <= sum(waits_us) * 30
+
+
+def test_interpolation_mixes_computing_into_waits() -> None:
+    """Why waits are looked at by themselves: bubbles of a pipeline of eight stages, 50 ms a forward."""
+    waits_us = [350_000, 20_000, 20_000, 60_000, 300_000]
+    trace = Trace(waits_us * 40, work_us=90_000, tick_us=100_000, lag_us=0, dice=random.Random(1))
+    assert trace.interpolated_w() > 1.25 * BLOCKING_W
+    power_w, span_us = trace.quiet_w()
+    assert span_us > 4_000_000
+    assert power_w == pytest.approx(BLOCKING_W, rel=0.03)
+
+
+def test_a_wait_within_which_the_counter_did_not_move_twice_says_nothing() -> None:
+    meter = meter_of((0, 0), (100_000, 30), (200_000, 40), (300_000, 48), (400_000, 56))
+    assert meter.quiet([(0, 199_999)], 0, 400_000) == (0, 0)
+    assert meter.quiet([(90_000, 399_999)], 0, 400_000) == (0, 0), "the first move has a part in what came before"
+    assert meter.quiet([(90_000, 400_000)], 0, 400_000) == (100_000, 8)
+    assert meter.quiet([], 0, 400_000) == meter.quiet([(0, 400_000)], 0, 99_999) == (0, 0)
 
 
 def test_the_total_never_decreases_over_a_driver_reload_and_nothing_is_counted_twice() -> None:

@@ -168,6 +168,28 @@ def test_instructions_and_waiting_add_up_to_the_gpu_s_counter(rig: Rig) -> None:
     assert [report.clock_changes for report in reports[1:]] == [4] * 9
 
 
+def test_long_waits_between_instructions_are_told_by_themselves(rig: Rig) -> None:
+    """The clock goes on by 100 ms and the counter is read, thrice within a wait of 300 ms, at the clock to come."""
+    rig._pass(1)
+    for iteration in range(4):
+        rig.rank.step_begin(iteration, rig.now_us)
+        for index, following in enumerate((*CLOCKS[1:], CLOCKS[0])):
+            rig.rank.begin(index, rig.now_us)
+            rig._pass(10_000)
+            rig.rank.end(index, rig.now_us)
+            wait_for(lambda following=following: rig.gpu.locked_mhz == following, "the clock to come")
+            for _ in range(3 if index == 1 else 0):
+                rig._pass(100_000)
+        rig.rank.step_end(iteration, rig.now_us)
+        for _ in range(5):  # after the last instruction: not for a neighbour
+            rig._pass(100_000)
+    rig.rank.step_begin(4, rig.now_us)
+    wait_for(lambda: len(rig.reports()) == 4, "all iterations are told")
+    for report in rig.reports()[1:]:
+        assert report.quiet_us in (100_000, 200_000)
+        assert report.quiet_energy_mj == pytest.approx(report.quiet_us * 350 / 1000, rel=0.01)
+
+
 def test_a_gpu_without_a_counter_reports_time_and_no_energy(rig: Rig) -> None:
     rig.gpu.has_energy = False
     rig.rank.step_begin(0, rig.now_us)

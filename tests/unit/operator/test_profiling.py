@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from perseus_operator.history import Report
 from perseus_operator.profiling import (
+    QUIET_US,
     RISES,
     Reading,
     Recipe,
     StageReading,
     Sweep,
-    blocking_power_w,
+    blocking_power,
     choose_clocks,
     csv_of,
     from_json,
@@ -150,8 +151,54 @@ def test_times_and_energies_are_those_of_the_gpus(calm: str) -> None:
 
 
 def test_blocking_power_is_found_with_them() -> None:
-    assert blocking_power_w(measured().readings) == pytest.approx(A100.blocking_power_w, rel=1e-3)
-    assert blocking_power_w(run(Job(noise=0.05), fresh()).readings) == pytest.approx(A100.blocking_power_w, rel=0.05)
+    assert blocking_power(measured().readings).watts == pytest.approx(A100.blocking_power_w, rel=1e-3)
+    assert blocking_power(run(Job(noise=0.05), fresh()).readings).watts == pytest.approx(
+        A100.blocking_power_w, rel=0.05
+    )
+
+
+def interpolated(sweep: Sweep, mixed: float, *, quiet_us: int) -> tuple[Reading, ...]:
+    """As a slow counter shows it: waits got a share of the energy of computing; some of them are seen by themselves."""
+
+    def seen(stage: StageReading) -> StageReading:
+        means = {key: replace(mean, energy_mj=mean.energy_mj * (1 - mixed)) for key, mean in stage.means.items()}
+        return replace(stage, means=means, quiet_us=quiet_us, quiet_mj=round(quiet_us * A100.blocking_power_w / 1e3))
+
+    return tuple(replace(reading, stages=tuple(map(seen, reading.stages))) for reading in sweep.readings)
+
+
+def test_waits_seen_by_themselves_are_believed_and_otherwise_an_upper_bound_is_told() -> None:
+    enough_us = QUIET_US // (len(measured().readings) * STAGES) + 1
+    seen = blocking_power(interpolated(measured(), 0.05, quiet_us=enough_us))
+    assert seen.watts == pytest.approx(A100.blocking_power_w, rel=1e-3)
+    assert f"draws {seen.watts:.1f} W" in str(seen)
+    for quiet_us in (0, enough_us // 2):
+        bound = blocking_power(interpolated(measured(), 0.05, quiet_us=quiet_us))
+        assert not bound.seen
+        assert bound.watts > 1.2 * A100.blocking_power_w
+        assert f"at most {bound.watts:.1f} W" in str(bound)
+
+    profile = read_profile(
+        csv_of(replace(measured(), readings=interpolated(measured(), 0.05, quiet_us=enough_us))), stages=2
+    )
+    for (stage, kind, _), table in profile.tables.items():
+        true = read_profile(csv_of(measured()), stages=2).tables[stage, kind, 0]
+        assert table.energy_j == pytest.approx(true.energy_j, rel=2e-3), "which mends the energies, too"
+
+
+def test_what_is_seen_of_waits_adds_up_over_ranks_and_iterations() -> None:
+    job, sweep = Job(), fresh()
+    meter = Meter(SCHEDULE, SHAPE, sweep.recipe.iterations)
+    while not sweep.readings:
+        sweep = feed(meter, sweep, [replace(report, quiet_us=1000, quiet_mj=84) for report in job.step(sweep)])
+    (reading,) = sweep.readings
+    each = PIPELINES * RECIPE.iterations
+    assert [(stage.quiet_us, stage.quiet_mj) for stage in reading.stages] == [(1000 * each, 84 * each)] * STAGES
+    assert from_json(to_json(sweep)) == sweep
+    older = to_json(sweep).replace(f'"quiet_us":{1000 * each},"quiet_mj":{84 * each},', "")
+    kept = from_json(older)
+    assert kept is not None, "an operator before this one kept none of it"
+    assert kept.readings[0].stages[0].quiet_us == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -167,7 +214,7 @@ def test_energy_adds_up_however_badly_it_was_split(data: Any) -> None:
 
     readings = tuple(replace(r, stages=tuple(map(blurred, r.stages))) for r in sweep.readings)
     profile = read_profile(csv_of(replace(sweep, readings=readings)), stages=STAGES)
-    power_w = blocking_power_w(readings)
+    power_w = blocking_power(readings).watts
     for index, reading in enumerate(readings):
         for stage, own in enumerate(reading.stages):
             tables = [profile.tables[stage, kind, 0] for kind in (Kind.FORWARD, Kind.BACKWARD)]
