@@ -81,7 +81,7 @@ class Shim:
         return value.value
 
     def spend(self, gpu: int, until_us: int, power_mw: int, hold_us: int) -> None:
-        """Lead a GPU: it drew so much up to a moment (monotonic), and still does; more within ``hold_us``, or (0) no more.
+        """Lead a GPU: it drew so much up to a moment (monotonic), and still does; more within ``hold_us``, 0: no more.
 
         From the first call on; a leader that falls silent for longer leaves an idle GPU.
         """
