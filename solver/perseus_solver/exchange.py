@@ -8,6 +8,7 @@ a single deadline. Proposes plans; whoever asks must simulate, as other paths ma
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ class _Mixture:
     base: Index
     table: int
     step: int
+    gain: float  # ticks of that step
     common: int
     left: float  # ticks that remain
 
@@ -56,10 +58,15 @@ def longest_path(graph: Graph, duration: Floats) -> tuple[Index, float]:
     return np.array(path[::-1], dtype=np.intp), delays
 
 
-def exchanged(rounder: Rounder, choice: Index, deadline: float) -> Index:
+def exchanged(
+    rounder: Rounder, choice: Index, deadline: float, *, most_j: float | None = None, within: float = math.inf
+) -> Index:
     """Plans like this one (a column) with other mixtures of options on its longest path, columns, the best first.
 
-    ``deadline`` in ticks, not rounded. O(cells · options) work.
+    ``deadline`` in ticks, not rounded. ``most_j``: what a proposal may take, left out: what this plan takes. If that is
+    more than ``within`` of the commonest steps above the relaxed optimum of the chain, which mixtures miss by less than
+    one, nothing is proposed: a plan that is any good lies so high only because other paths hold it too. O(cells ·
+    options) work.
     """
     tables = rounder.tables
     path, delays = longest_path(rounder.graph, rounder.ticks(choice[:, None])[:, 0])
@@ -73,6 +80,10 @@ def exchanged(rounder: Rounder, choice: Index, deadline: float) -> Index:
     value = tables.energy_j + mixture.price_j * time
     spare = deadline - delays - float(time[table_of, now].sum())
     excess = float((value[table_of, now] - value[table_of, mixture.base[table_of]]).sum()) + mixture.price_j * spare
+    if most_j is not None:
+        excess += most_j - float(rounder.energy_j(choice[:, None])[0])
+    if excess > within * mixture.price_j * mixture.gain:
+        return np.zeros((len(choice), 0), dtype=np.intp)
     plans = [choice]
     for moved in _fill(tables, time, count, mixture, excess):
         one, other = choice.copy(), choice.copy()
@@ -110,20 +121,19 @@ def _mixture(tables: Tables, time: Floats, count: Index, budget: float) -> _Mixt
     j = int(steps[count[used[steps]].argmax()])
     table = int(used[j])
     step = int(tables.ticks[table].searchsorted(tables.hull_ticks[table, above[at, j] + 1]))
-    gain = time[table, step] - time[table, base[table]]
+    gain = float(time[table, step] - time[table, base[table]])
     left = budget - float((time[used, base[used]] * count[used]).sum())
     common = min(max(int(left / gain) - _BEHIND, 0), int(count[table]))
     price_j = float(prices[at]) * tables.unit_w * tables.tick_s
-    return _Mixture(price_j, base, table, step, common, left - common * gain)
+    return _Mixture(price_j, base, table, step, gain, common, left - common * gain)
 
 
 def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_j: float) -> list[dict[int, list[int]]]:
     """For each proposal, the options that few instructions take instead of the base, by table; ``excess_j`` is what the
     plan to beat takes more than the relaxed optimum.
     """
-    gain = time[mixture.table, mixture.step] - time[mixture.table, mixture.base[mixture.table]]
-    low = -_BEHIND * gain
-    cell = (min(mixture.left, _AHEAD * gain) - low) / _CELLS
+    low = -_BEHIND * mixture.gain
+    cell = (min(mixture.left, _AHEAD * mixture.gain) - low) / _CELLS
     if cell <= 0:
         return []
     zero = int(np.ceil(-low / cell))

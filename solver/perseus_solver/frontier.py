@@ -55,6 +55,7 @@ def solve_certified(
     deadline = _deadlines(pool, engine, math.ceil(points * _SURPLUS))
     pool.add_single_clocks(0.0)
     pool.add(deadline, lambda share: tell(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
+    pool.search(deadline)
     frontier = pool.frontier(points)
     tell(_DONE, _DONE)
     return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in pool.proofs)
@@ -86,7 +87,9 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     # and delay on a path. Plans made for that little more are kept where the exact simulation lets them pass.
     longer = makespan + 2.0 * len(engine.graph.levels)
     pool.add_single_clocks(makespan)
-    pool.add(np.unique(np.append(shorter, longer)), lambda _share: None)
+    deadline = np.unique(np.append(shorter, longer))
+    pool.add(deadline, lambda _share: None)
+    pool.search(deadline)
     pool.exchange(deadline_s)
     frontier = pool.frontier()
     tell(_DONE, _DONE)

@@ -40,10 +40,10 @@ _SPLICES = [(True, _BOTH, [(0, 0)]), (False, _FORTH, [(0, 0), (1, 1)]), (False, 
 may use."""
 _SMALL, _MIDDLE = 400, 2_000
 """Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
-_EXCHANGED, _AGAIN = 3, 2
-"""Plans of a single deadline that are exchanged along their longest paths, and how often."""
+_AGAIN, _STEPS = 2, 8.0
+"""How often plans of a single deadline are exchanged along their longest paths, and how near they must lie."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 6, 16, 30))
-_SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 3, 16, 10),)
+_SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 1, 64, 5),)
 """Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
 whole frontier, and for a single deadline on a small graph or a larger one."""
 
@@ -96,6 +96,10 @@ class Pool:
             poor = deadline[self._gap(deadline) > _GOOD_GAP]
             if len(poor):
                 self._round(self._plans(corners=corners), poor, spans, ways=ways)
+
+    def search(self, deadline: Floats) -> None:
+        """On small graphs: search from the cheapest plans for these deadlines, or for the poor ones of them."""
+        n = self._engine.graph.n
         if n > (_MIDDLE if self._exact else _SMALL):
             return
         one = _SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE
@@ -105,13 +109,16 @@ class Pool:
             self._recreate(poor, starts, tries, rounds)
 
     def exchange(self, deadline_s: float) -> None:
-        """From the cheapest plans that end by a deadline, those with other mixtures along their longest path."""
+        """Other mixtures along the longest path of the cheapest plan that ends by a deadline, and of the cheapest of
+        all: where one chain decides, nothing off it needs to be any faster."""
         engine = self._engine
         deadline = (deadline_s - engine.problem.overhead_s) / engine.tables.tick_s
-        for start in self._pick(self._cheapest(self._time_s <= deadline_s, _EXCHANGED)).T:
+        cheapest = self._cheapest(self._time_s <= deadline_s, 1)
+        for start in self._pick(np.append(cheapest, self._effective_j.argmin())).T:
             plan = start
             for _ in range(_AGAIN):
-                found = exchanged(self._rounder, plan, deadline)
+                most_j = float(self._effective_j[self._time_s <= deadline_s].min())
+                found = exchanged(self._rounder, plan, deadline, most_j=most_j, within=_STEPS)
                 if not found.shape[1]:
                     break
                 self._keep(found)

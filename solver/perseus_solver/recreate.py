@@ -16,8 +16,9 @@ from perseus_solver.vocabulary import Floats
 
 _SHARES = np.linspace(0.0, 1.4, 8)
 """Of the worth of time; above 1, time is kept for those who come later."""
-_REACH, _DENSITY = 3.0, 0.6
-"""A ruined part lies within at most this distance of an instruction, and holds this share of those that do."""
+_REACH, _DENSITY = 6, 0.6
+"""A ruined part lies within at most this distance of an instruction (in levels), and holds this share of those that
+do."""
 _FEW, _FINE = 4, 3
 """Instructions ruined anywhere, on average at most; and how many options a trial goes back that goes back a little."""
 
@@ -29,10 +30,8 @@ class Recreate:
         """``stage`` of each row."""
         self._rounder, self._random = rounder, np.random.default_rng(0)
         graph = rounder.graph
-        level = np.repeat(np.arange(len(graph.levels)), [part.end - part.begin for part in graph.levels])
-        # Along a stage a microbatch is two levels apart from the next: its forward and its backward.
-        away = np.abs(level[:, None] - level) / 2.0 + np.abs(stage[:, None] - stage)
-        self._away = away.astype(np.float32)
+        self._level = np.repeat(np.arange(len(graph.levels)), [part.end - part.begin for part in graph.levels])
+        self._stage = stage
 
     def run(self, choice: Index, deadline: Floats, through: Floats, tries: int, rounds: int) -> Index:
         """Plans (columns) made no dearer, each within its deadline; so many trials of each a round."""
@@ -64,10 +63,17 @@ class Recreate:
         dice = random.random(trial.shape, dtype=np.float32)
         count = scarce.sum(axis=0)
         centre = (np.cumsum(scarce, axis=0) <= random.integers(0, count)).sum(axis=0)
-        reach = random.integers(0, int(2 * _REACH) + 1, columns) / 2.0
-        near = (self._away[:, centre] <= reach) & (dice < _DENSITY)
+        reach = random.integers(0, _REACH + 1, columns)
+        near = (self._away(centre) <= reach) & (dice < _DENSITY)
         anywhere = scarce & (dice < random.integers(1, _FEW + 1, columns) / count)
         apart = np.arange(columns) % 2 == 1
         steps = np.asarray(random.integers(1, _FINE + 1, columns))
         steps[~apart & (random.random(columns) < 0.5)] = self._rounder.tables.ticks.shape[1]
         return np.where(np.where(apart, anywhere, near), np.maximum(trial - steps, 0), trial)
+
+    def _away(self, centre: Index) -> Index:
+        """How far each row is from these. Along a stage a microbatch is two levels apart from the next, its forward and
+        its backward; the stage beside is as far."""
+        level, stage = self._level, self._stage
+        away: Index = np.abs(level[:, None] - level[centre]) + 2 * np.abs(stage[:, None] - stage[centre])
+        return away

@@ -89,6 +89,34 @@ def test_what_is_proposed_changes_the_longest_path_only_and_fits_the_deadline_on
     assert energy.min() < rounder.energy_j(choice[:, None])[0]
 
 
+def test_a_plan_that_other_paths_hold_as_well_is_left_alone() -> None:
+    """Or so it seems of the fastest plan, which lies far above what is best on its longest path."""
+    problem = problem_of(3, 6)
+    engine = Engine(problem)
+    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+    fastest = np.zeros(engine.graph.n, dtype=np.intp)
+    deadline = float(rounder.makespan(fastest[:, None])[0]) * 1.05
+    steps = [exchanged(rounder, fastest, deadline, within=within).shape[1] for within in (0.0, 1.0, 1e6)]
+    assert steps[:2] == [0, 0]
+    assert steps[2] > 0
+
+
+def test_a_plan_that_comes_late_is_brought_to_its_deadline_where_one_chain_decides() -> None:
+    """All at their thriftiest, so that nothing off the longest path need be faster. Without a word on what a proposal
+    may take, no more is offered than the plan takes, and that buys no time."""
+    problem = problem_of(3, 6)
+    engine = Engine(problem)
+    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+    thriftiest = engine.tables.size[engine.table_of] - 1
+    deadline = float(np.floor(rounder.makespan(thriftiest[:, None])[0] * 0.985))
+    known = solve_deadline(problem, deadline * engine.tables.tick_s)
+    most_j = known.energy_j - problem.blocking_power_w * problem.stages * known.iteration_time_s
+    offered, found = exchanged(rounder, thriftiest, deadline), exchanged(rounder, thriftiest, deadline, most_j=most_j)
+    in_time = rounder.makespan(found) <= deadline + len(thriftiest)  # each duration is rounded up to a tick
+    assert rounder.energy_j(found[:, in_time]).min() <= most_j * (1 + 1e-12)
+    assert rounder.energy_j(found).min() < rounder.energy_j(offered).min()
+
+
 def test_a_plan_of_many_alike_is_matched_at_its_own_time(sosp24: Path) -> None:
     """Near T* the numbers of two sorts of instructions decide, and the last bit of their sum."""
     measured = read_profile(sosp24 / "stage_profile" / "gpt3-175b_a100-sxm.csv", stages=8)
