@@ -145,7 +145,14 @@ class World:
             return f"{subject.name}: generation {generation}, not Ready: {ready}"
         if subject.spec.get("mode") == "Recommend":
             return self.not_default(subject)
-        kept = await self.cluster.core.read_namespaced_config_map(f"{subject.name}-frontier", self.cluster.namespace)
+        try:
+            kept = await self.cluster.core.read_namespaced_config_map(
+                f"{subject.name}-frontier", self.cluster.namespace
+            )
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return f"{subject.name}: the frontier that the status names is not there"
         if kept.data["digest"] != status["frontier"]["digest"]:
             return f"{subject.name}: the ConfigMap keeps another frontier than the status names"
         return self.not_planned(subject, Frontier.from_bytes(base64.b64decode(kept.binary_data["frontier"])))

@@ -59,6 +59,8 @@ class ConfigMap:
     """Of the object that was read."""
     ours: bool = False
     """It was written by an operator."""
+    owners: frozenset[str] = frozenset()
+    """UIDs of those with whom it goes."""
 
 
 class Kube(Protocol):
@@ -141,7 +143,8 @@ class KubeClient:
         except binascii.Error as error:
             raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
         ours = (found.metadata.labels or {}).get(_MANAGED_BY) == FIELD_MANAGER
-        return ConfigMap(name, found.data or {}, binary, found.metadata.uid, ours)
+        owners = frozenset(owner.uid for owner in found.metadata.owner_references or ())
+        return ConfigMap(name, found.data or {}, binary, found.metadata.uid, ours, owners)
 
     async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
         """See ``Kube``."""
@@ -166,18 +169,19 @@ class KubeClient:
             "data": dict(config_map.data),
             "binaryData": {key: base64.b64encode(data).decode() for key, data in config_map.binary.items()},
         }
-        try:
-            await self._ask(
-                self._core.create_namespaced_config_map(
-                    owner.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
-                )
-            )
-        except KubeConflict:
-            await self._ask(
-                self._core.replace_namespaced_config_map(
-                    config_map.name, owner.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
-                )
-            )
+        about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
+        for _ in range(_ATTEMPTS):
+            try:
+                await self._ask(self._core.create_namespaced_config_map(owner.namespace, body, **about))
+                return
+            except KubeConflict:
+                # There is one. That of a job of the same name before this one may go at any moment.
+                with contextlib.suppress(KubeNotFound):
+                    await self._ask(
+                        self._core.replace_namespaced_config_map(config_map.name, owner.namespace, body, **about)
+                    )
+                    return
+        raise KubeConflict(f"ConfigMap {owner.namespace}/{config_map.name}: came and went {_ATTEMPTS} times in a row")
 
     async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
         """See ``Kube``."""

@@ -441,7 +441,7 @@ def _baseline_fault(state: JobState, spec: JobSpec) -> Fault | None:
     if spec.baseline_iterations == 0 or state.baseline is not None or state.history is None:
         return None
     seen = [point for iteration in state.history.recent for point in iteration.points.values()]
-    if any(node.selected for node in state.nodes.values()) or any(point is not None for point in seen):
+    if any(node.driven for node in state.nodes.values()) or any(point is not None for point in seen):
         return None
     return Fault(
         Reason.MEASURING_BASELINE,
@@ -478,7 +478,7 @@ def _node_action(
     node: Node, drive: bool, plans: str | None, wanted: dict[int, int], *, from_iteration: int, now: Now
 ) -> NodeAction | None:
     """The one thing to do next on a node. Keeping the lease goes first: without it nothing else lasts."""
-    if not node.pods or (not drive and node.selected):
+    if not node.pods or (not drive and node.driven):
         return Release(node.name)
     if node.leased_pods != node.pods or node.expires_at_s <= now.monotonic_s:
         return Acquire(node.name)

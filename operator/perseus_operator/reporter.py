@@ -182,5 +182,5 @@ class Reporter:
             logger.info("%s: somebody has written over the status; writing it again", self._ref)
             return False
         state.fenced = Fault(Reason.FENCED, f"A newer operator writes this status: its epoch is {newest}, not {own}.")
-        logger.warning("%s: %s", self._ref, state.fenced.message)
+        logger.warning("%s: %s: %s", self._ref, Reason.FENCED.value, state.fenced.message)
         return True

@@ -269,7 +269,10 @@ class JobRunner:
         async def read_back() -> Solved | None:
             return await asyncio.to_thread(frontiers.from_config_map, kept, request, digest=digest)
 
-        return await self._services.library.solved(digest, read_back)
+        solved = await self._services.library.solved(digest, read_back)
+        if solved is not None and self.ref.uid not in kept.owners:
+            await self._keep(solved)  # it was kept for a job of the same name before this one, and will go with it
+        return solved
 
     async def _solve_anew(self, digest: str, request: SolveRequest) -> Solved:
         data, seconds = await self._services.solver.solve(request)
@@ -335,7 +338,8 @@ class JobRunner:
                 address, **command, job_name=str(self.ref), ttl_s=ttl_s, pods=sorted(pods, key=lambda pod: pod.uid)
             )
             self._leased(node, started_s, ttl_s)
-            node.leased_pods, node.plan_id, node.selected = pods, lease.plan_id, dict(lease.selected)
+            # What was selected may be of a plan set before the one that is held: it is said again.
+            node.leased_pods, node.plan_id, node.selected, node.driven = pods, lease.plan_id, {}, bool(lease.selected)
             self._follow(node)
             await self._describe(node)
         elif isinstance(action, Renew):
@@ -350,7 +354,7 @@ class JobRunner:
         elif isinstance(action, Push):
             await self._push(node, action)
         else:
-            plan_id = node.plan_id
+            plan_id, node.driven = node.plan_id, True  # even if no answer comes
             furthest = await services.agents.select(
                 address, **command, plan_id=plan_id, points=action.points, from_iteration=action.from_iteration
             )

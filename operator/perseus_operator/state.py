@@ -182,6 +182,9 @@ class Node:
     pushed: tuple[str, frozenset[int]] | None = None
     """Frontier digest and stages of the plan set that the agent holds."""
     selected: dict[int, int] = field(default_factory=dict)
+    """Points of pipelines, as far as they need not be said again."""
+    driven: bool = False
+    """The agent may follow some plan of the job, of this operator or one before, though it must be said again."""
     from_iteration: int = 0
     ranks: dict[tuple[int, int, int], Rank] = field(default_factory=dict)
     clocks_mhz: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -209,6 +212,7 @@ class Node:
         self.pushed = None
         self.plan_id = ""
         self.selected = {}
+        self.driven = False
 
 
 @dataclass

@@ -334,7 +334,7 @@ def curve(state: JobState) -> list[tuple[int, int]]:
 
 def in_force(state: JobState) -> bool:
     """Whether some agent follows a plan of ours, wanted now or earlier."""
-    return any(node.selected for node in state.nodes.values())
+    return any(node.driven for node in state.nodes.values())
 
 
 def planned_slowdown(state: JobState, plan: Plan) -> float:

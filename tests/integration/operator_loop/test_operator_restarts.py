@@ -37,6 +37,56 @@ async def test_a_restarted_operator_takes_over_without_solving_again(own_world: 
     await own_world.until_condition("Ready", "True", "Ready")
 
 
+async def test_clocks_that_an_operator_before_set_are_given_back_if_they_may_not_be_set_any_more(
+    own_world: World,
+) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply(baselineIterations=0)
+    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    own_world.operators[0].child.popen.kill()
+    own_world.operators[0].child.popen.wait()
+    assert all(agent.point is not None for agent in own_world.agents)
+    await own_world.patch({"spec": {"mode": "Recommend"}})
+    own_world.start()
+
+    async def given_back() -> bool:
+        return all(agent.point is None and agent.leased for agent in own_world.agents)
+
+    await own_world.until("given back", given_back)
+    await own_world.until_condition("PlanApplied", "False", "RecommendOnly")
+
+
+async def test_a_frontier_kept_for_a_job_of_the_same_name_is_kept_anew(own_world: World) -> None:
+    """Its owner has gone, so it will be collected, though it is just what this job needs."""
+
+    async def owners() -> list[str]:
+        kept = await own_world.core.read_namespaced_config_map("gpt3-frontier", own_world.namespace)
+        return [owner.uid for owner in kept.metadata.owner_references]
+
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply()
+    await own_world.until_condition("FrontierReady", "True", "Solved")
+    uid = (await own_world.job())["metadata"]["uid"]
+    assert await owners() == [uid]
+    own_world.operators[0].child.popen.kill()
+    own_world.operators[0].child.popen.wait()
+    other = await own_world.core.read_namespaced_config_map("profile", own_world.namespace)
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "profile", "uid": other.metadata.uid}
+    await own_world.core.patch_namespaced_config_map(
+        "gpt3-frontier",
+        own_world.namespace,
+        {"metadata": {"ownerReferences": [owner]}},
+        _content_type="application/merge-patch+json",
+    )
+    own_world.start()
+
+    async def kept_anew() -> bool:
+        return await owners() == [uid]
+
+    await own_world.until("kept for this job", kept_anew)
+    await own_world.until_condition("FrontierReady", "True", "Restored")
+
+
 async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None:
     await world.profile({"profile.csv": profile_csv(STAGES)})
     await world.apply(objective={"type": "MinEnergy"})

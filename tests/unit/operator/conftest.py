@@ -110,7 +110,7 @@ class Job:
                 node.plan_id, node.selected = action.plans, {}
                 node.pushed = action.plans, action.stages
             else:
-                node.selected = {**node.selected, **dict(action.points)}
+                node.selected, node.driven = {**node.selected, **dict(action.points)}, True
                 node.from_iteration = action.from_iteration
         return made
 

@@ -261,10 +261,25 @@ def test_the_baseline_comes_first_unless_a_plan_is_in_force_already(make_job: An
     restarted.solve()
     restarted.start_pods()
     restarted.connect_ranks()
-    for node, pipeline in zip(restarted.nodes, (0, 1), strict=True):
-        node.selected = {pipeline: 3}  # as an operator before this one had it
-    restarted.train(0)
+    for node in restarted.nodes:
+        node.driven = True  # by an operator before this one
     assert restarted.settle().applied
+
+
+@pytest.mark.parametrize("told_again", [False, True])
+def test_whatever_a_gpu_may_follow_is_given_back_when_clocks_may_not_be_set(make_job: Any, told_again: bool) -> None:
+    """Though it would have to be said again: new processes have joined, an answer did not come, the operator is new."""
+    job = make_job(objective={"type": "MinEnergy"})
+    job.run()
+    if told_again:
+        job.connect_ranks(pid=2)
+        assert not any(node.selected for node in job.nodes)
+    job.state.accept(make_job(mode="Recommend").spec)
+    released = {action.node for action in job.plan().actions if isinstance(action, Release)}
+    assert released == {node.name for node in job.nodes}
+    job.settle()
+    assert not any(node.driven for node in job.nodes)
+    assert not [action for action in job.plan().actions if isinstance(action, Release)], "once"
 
 
 @pytest.mark.parametrize(
