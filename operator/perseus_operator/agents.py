@@ -11,6 +11,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -126,6 +127,14 @@ class Credentials:
     server_name: str
 
 
+@dataclass(eq=False)
+class _Line:
+    """A channel, and how many calls and streams are on it."""
+
+    channel: grpc.aio.Channel
+    uses: int = 0
+
+
 class AgentPool:
     """All agents this operator talks to."""
 
@@ -136,19 +145,19 @@ class AgentPool:
         self._files = CallerCredentials(key=files.key, cert=files.cert, ca=files.ca) if files else None
         self._credentials: grpc.ChannelCredentials | None = None
         self._timeout_s = timeout_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._lines: dict[str, _Line] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
         """Attempts to connect with renewed certificates; what is open serves until they succeed."""
-        self._retired: dict[str, list[grpc.aio.Channel]] = {}
-        """Opened with earlier certificates: their streams go on until the agent ends them, nothing new begins."""
+        self._retired: dict[str, set[_Line]] = {}
+        """Opened with earlier certificates: their streams go on until the agent ends them, then they are closed."""
         self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._silent: set[str] = set()
         """Agents that did not answer the last time."""
 
     async def describe(self, address: str, *, with_schedules: bool = False) -> NodeInfo:
         """The node's ranks of all jobs, and the GPUs that may not be driven."""
-        stub, request = self._stub(address), agent_pb2.DescribeNodeRequest(with_schedules=with_schedules)
-        answer = await self._ask(address, lambda: stub.DescribeNode(request, timeout=self._timeout_s))
+        request = agent_pb2.DescribeNodeRequest(with_schedules=with_schedules)
+        answer = await self._ask(address, lambda stub: stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
             ranks=tuple(filter(rank_can_be, map(_rank, answer.ranks))),
@@ -172,27 +181,23 @@ class AgentPool:
             ttl_ms=round(1000 * ttl_s),
             pods=[_pod(pod) for pod in pods],
         )
-        stub = self._stub(address)
-        return _lease(await self._ask(address, lambda: stub.AcquireLease(request, timeout=self._timeout_s)))
+        return _lease(await self._ask(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
 
     async def renew(self, address: str, *, job_uid: str, epoch: int, ttl_s: float) -> LeaseInfo:
         """Keep it."""
         request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=round(1000 * ttl_s))
-        stub = self._stub(address)
-        return _lease(await self._ask(address, lambda: stub.RenewLease(request, timeout=self._timeout_s)))
+        return _lease(await self._ask(address, lambda stub: stub.RenewLease(request, timeout=self._timeout_s)))
 
     async def release(self, address: str, *, job_uid: str, epoch: int) -> int:
         """Give the GPUs back now; how many were."""
         request = agent_pb2.ReleaseLeaseRequest(job_uid=job_uid, epoch=epoch)
-        stub = self._stub(address)
-        answer = await self._ask(address, lambda: stub.ReleaseLease(request, timeout=self._timeout_s))
+        answer = await self._ask(address, lambda stub: stub.ReleaseLease(request, timeout=self._timeout_s))
         return len(answer.restored_gpu_uuids)
 
     async def push(self, address: str, *, job_uid: str, epoch: int, plan_set: agent_pb2.PlanSet) -> None:
         """Store a plan set. Larger than other messages, so given more time."""
         request = agent_pb2.PushPlanSetRequest(job_uid=job_uid, epoch=epoch, plan_set=plan_set)
-        stub = self._stub(address)
-        await self._ask(address, lambda: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
+        await self._ask(address, lambda stub: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
 
     async def select(
         self,
@@ -212,8 +217,7 @@ class AgentPool:
             selections=[agent_pb2.Selection(data_parallel_rank=p, point=point) for p, point in points],
             from_iteration=from_iteration,
         )
-        stub = self._stub(address)
-        answer = await self._ask(address, lambda: stub.SelectPlan(request, timeout=self._timeout_s))
+        answer = await self._ask(address, lambda stub: stub.SelectPlan(request, timeout=self._timeout_s))
         if answer.furthest_iteration > MAX_ITERATION:
             raise AgentRefused(f"furthest_iteration: {answer.furthest_iteration} cannot be")
         return int(answer.furthest_iteration)
@@ -224,29 +228,30 @@ class AgentPool:
         Raises:
             AgentError: it broke. A stream that the agent ends ends here without an error.
         """
-        call = self._stub(address).WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid))
-        dropped, opened, lied = 0, False, False
-        try:
-            async for batch in call:
-                if not opened:
-                    opened = True
-                    yield Opened()
-                if batch.dropped > dropped:
-                    dropped = batch.dropped
-                    yield Dropped(dropped)
-                for event in batch.events:
-                    translated = _event(event)
-                    if translated is None:
-                        continue
-                    if _can_be(translated):
-                        yield translated
-                    elif not lied:
-                        lied = True
-                        logger.warning("agent %s: left out what cannot be, now and from here on: %s", address, event)
-        except grpc.aio.AioRpcError as error:
-            raise _translate(error) from error
-        finally:
-            call.cancel()
+        async with self._line(address) as stub:
+            call = stub.WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid))
+            dropped, opened, lied = 0, False, False
+            try:
+                async for batch in call:
+                    if not opened:
+                        opened = True
+                        yield Opened()
+                    if batch.dropped > dropped:
+                        dropped = batch.dropped
+                        yield Dropped(dropped)
+                    for event in batch.events:
+                        translated = _event(event)
+                        if translated is None:
+                            continue
+                        if _can_be(translated):
+                            yield translated
+                        elif not lied:
+                            lied = True
+                            logger.warning("agent %s: left out what cannot be, from here on: %s", address, event)
+            except grpc.aio.AioRpcError as error:
+                raise _translate(error) from error
+            finally:
+                call.cancel()
 
     async def forget(self, addresses: Iterable[str]) -> None:
         """Close the channels of agents that are no longer there."""
@@ -254,36 +259,44 @@ class AgentPool:
             if coming := self._coming.pop(address, None):
                 coming.cancel()
             self._silent.discard(address)
-            current = self._channels.pop(address, None)
-            for channel in (*self._retired.pop(address, ()), *filter(None, (current,))):
-                await channel.close()
+            current = self._lines.pop(address, None)
+            for line in (*self._retired.pop(address, ()), *filter(None, (current,))):
+                await line.channel.close()
 
     async def close(self) -> None:
         """Close all channels."""
-        await self.forget({*self._channels, *self._retired})
+        await self.forget({*self._lines, *self._retired})
 
-    async def _ask(self, address: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, address: str, call: Callable[[Any], Awaitable[T]]) -> T:
         """The answer. Its deadline begins with its turn; agents that are silent hold up only each other."""
         async with self._turns_of_silent if address in self._silent else self._turns:
             try:
-                answer = await _call(call)
+                async with self._line(address) as stub:
+                    answer = await _call(lambda: call(stub))
             except AgentUnavailable:
                 self._silent.add(address)
                 raise
         self._silent.discard(address)
         return answer
 
-    def _stub(self, address: str) -> Any:
+    @asynccontextmanager
+    async def _line(self, address: str) -> AsyncIterator[Any]:
+        """A stub for one call or stream."""
         if self._files is not None and (renewed := self._files.renewed()):
             self._credentials = renewed
-            for other in self._channels:
+            for other in self._lines:
                 if coming := self._coming.get(other):
                     coming.cancel()
                 self._coming[other] = asyncio.create_task(self._go_over(other))
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = self._open(address)
-        return agent_pb2_grpc.AgentStub(channel)
+        line = self._lines.get(address)
+        if line is None:
+            line = self._lines[address] = _Line(self._open(address))
+        line.uses += 1
+        try:
+            yield agent_pb2_grpc.AgentStub(line.channel)
+        finally:
+            line.uses -= 1
+            await self._close_unused(address, line)
 
     async def _go_over(self, address: str) -> None:
         """To a connection with the certificates as they are now, once the agent takes them: it may be renewed later."""
@@ -293,8 +306,15 @@ class AgentPool:
         except BaseException:
             await channel.close()
             raise
-        self._retired.setdefault(address, []).append(self._channels[address])
-        self._channels[address] = channel
+        line, self._lines[address] = self._lines[address], _Line(channel)
+        self._retired.setdefault(address, set()).add(line)
+        await self._close_unused(address, line)
+
+    async def _close_unused(self, address: str, line: _Line) -> None:
+        retired = self._retired.get(address, set())
+        if line in retired and not line.uses:
+            retired.remove(line)
+            await line.channel.close()
 
     def _open(self, address: str) -> grpc.aio.Channel:
         if self._files is None:

@@ -21,7 +21,7 @@ class Agents:
         self.called = Counter[str]()
 
     async def ask(self, address: str) -> str:
-        async def call() -> str:
+        async def call(_: object) -> str:
             self.called[address] += 1
             await self.may.wait()
             return address
@@ -29,7 +29,7 @@ class Agents:
         return await self.pool._ask(address, call)
 
     async def fail(self, address: str) -> None:
-        async def call() -> str:
+        async def call(_: object) -> str:
             raise AgentUnavailable("DEADLINE_EXCEEDED: no answer")
 
         with pytest.raises(AgentUnavailable):
