@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from perseus_operator.calibrating import Promises, open_calibration, simulator_of
-from perseus_operator.kube import ConfigMap
+from perseus_operator.documents import ConfigMap
 from perseus_operator.objective import FrontierView
 from perseus_operator.solving import SolveRequest
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set

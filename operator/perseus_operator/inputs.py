@@ -12,8 +12,8 @@ import hashlib
 from perseus_operator import orders, profiles
 from perseus_operator.api import Profile
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import InvalidOrder, InvalidProfile, KubeError
-from perseus_operator.kube import ConfigMap
 from perseus_operator.learner import Learner
 from perseus_operator.profiler import Profiler
 from perseus_operator.services import Services

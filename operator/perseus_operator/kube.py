@@ -13,13 +13,13 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import aiohttp
 import kubernetes.aio.client as k8s
 import kubernetes.aio.config as k8s_config
 
+from perseus_operator.documents import ConfigMap, Json
 from perseus_operator.errors import (
     KubeConflict,
     KubeError,
@@ -32,7 +32,6 @@ from perseus_operator.words import stamp
 from perseus_operator.workloads import asks_for_gpu, containers_of
 from perseus_proto import keys
 
-Json = dict[str, Any]
 _config: Any = k8s_config  # its functions carry no types
 FIELD_MANAGER: Final = "perseus-operator"
 _MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -46,21 +45,6 @@ _AT_ONCE: Final = 16
 """Requests under way: hundreds of jobs that all write at once, after a restart, would time each other out."""
 _PAGE: Final = 500
 """Pods in one answer: some MiB, read in some ten milliseconds."""
-
-
-@dataclass(frozen=True)
-class ConfigMap:
-    """The data of a ConfigMap."""
-
-    name: str
-    data: Mapping[str, str]
-    binary: Mapping[str, bytes]
-    uid: str = ""
-    """Of the object that was read."""
-    ours: bool = False
-    """It was written by an operator."""
-    owners: frozenset[str] = frozenset()
-    """UIDs of those with whom it goes."""
 
 
 class Kube(Protocol):

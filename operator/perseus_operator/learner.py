@@ -11,10 +11,10 @@ import logging
 
 from perseus_operator import calibrating
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import InvalidProfile, KubeError, KubeNotFound, SolveFailed
 from perseus_operator.frontiers import Solved
 from perseus_operator.history import JobIteration
-from perseus_operator.kube import ConfigMap
 from perseus_operator.services import Services
 from perseus_operator.solving import SolveRequest
 from perseus_operator.state import Fault, JobState

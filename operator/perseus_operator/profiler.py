@@ -16,10 +16,10 @@ from typing import Final
 
 from perseus_operator import frontiers, profiles
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeError, KubeNotFound
 from perseus_operator.frontiers import Solved
 from perseus_operator.history import JobIteration, Report
-from perseus_operator.kube import ConfigMap
 from perseus_operator.profiling import Sweep, blocking_power, from_json, to_json
 from perseus_operator.profiling_drift import DRIFT_REST, Drift
 from perseus_operator.profiling_meter import Meter, Shape

@@ -11,8 +11,9 @@ from typing import Final
 
 from perseus_operator.api import MAX_BLOCKING_POWER_MW, JobSpec
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import InvalidProfile
-from perseus_operator.kube import ConfigMap, Kube
+from perseus_operator.kube import Kube
 from perseus_operator.profiling import Sweep, blocking_power, csv_of
 from perseus_operator.references import resolve
 from perseus_proto.units import mw_from_w

@@ -5,8 +5,9 @@ from __future__ import annotations
 from perseus_operator.api import ConfigMapRef
 from perseus_operator.api_pipeline import ScheduleRef
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import InvalidInput, KubeNotFound
-from perseus_operator.kube import ConfigMap, Kube
+from perseus_operator.kube import Kube
 
 
 async def resolve(

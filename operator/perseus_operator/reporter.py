@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from perseus_operator import status
 from perseus_operator.conditions import Condition, Reason
+from perseus_operator.documents import Json
 from perseus_operator.errors import KubeError, KubeNotFound
-from perseus_operator.kube import Json
 from perseus_operator.planner import Now, Plan
 from perseus_operator.services import BACKOFF_S, Services
 from perseus_operator.state import Fault, JobRef, JobState

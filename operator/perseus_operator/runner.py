@@ -18,6 +18,7 @@ from perseus_operator import frontiers, orders, planner, releasing
 from perseus_operator.agents import Dropped, Event, GpuTrouble, Joined, Left, Opened
 from perseus_operator.api import parse_spec
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import Json
 from perseus_operator.errors import (
     AgentError,
     AgentFenced,
@@ -32,7 +33,6 @@ from perseus_operator.errors import (
 from perseus_operator.frontiers import Solved
 from perseus_operator.history import Report
 from perseus_operator.inputs import Inputs
-from perseus_operator.kube import Json
 from perseus_operator.learner import Learner
 from perseus_operator.planner import Acquire, Calibrate, NodeAction, Now, Push, ReadProfile, Release, Renew, Solve
 from perseus_operator.power import Share

@@ -18,8 +18,8 @@ from typing import Any, Final, TextIO
 import yaml
 
 from perseus_operator.api import StragglerMode, parse_spec
+from perseus_operator.documents import Json
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeUnavailable
-from perseus_operator.kube import Json
 from perseus_operator.plugin.door import Cluster
 from perseus_operator.plugin.facts import gather, job_of
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document

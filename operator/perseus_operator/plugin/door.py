@@ -15,8 +15,8 @@ import kubernetes.client as k8s
 import kubernetes.config as k8s_config
 import urllib3.exceptions
 
+from perseus_operator.documents import ConfigMap, Json
 from perseus_operator.errors import KubeConflict, KubeError, KubeForbidden, KubeNotFound, KubeUnavailable
-from perseus_operator.kube import ConfigMap, Json
 from perseus_proto import keys
 
 _TIMEOUT_S: Final = 15.0

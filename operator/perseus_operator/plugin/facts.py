@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from perseus_operator.api import JobSpec, parse_spec
 from perseus_operator.calibrating import kept_key, kept_name, simulator_of
 from perseus_operator.conditions import ConditionType
+from perseus_operator.documents import ConfigMap, Json
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.frontiers import BYTES_KEY, DIGEST_KEY
-from perseus_operator.kube import ConfigMap, Json
 from perseus_operator.solving import SolveRequest
 from perseus_proto.units import mw_from_w, us_from_s
 from perseus_solver.errors import SolverError

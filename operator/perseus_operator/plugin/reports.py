@@ -14,8 +14,8 @@ import numpy as np
 
 from perseus_operator.api import Mode, ObjectiveType
 from perseus_operator.conditions import ConditionType
+from perseus_operator.documents import Json
 from perseus_operator.errors import CannotAnswer
-from perseus_operator.kube import Json
 from perseus_operator.plugin.facts import Facts
 from perseus_operator.power import copies_of
 from perseus_operator.words import percent, seconds

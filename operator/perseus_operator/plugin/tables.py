@@ -8,7 +8,7 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from perseus_operator.kube import Json
+from perseus_operator.documents import Json
 from perseus_operator.plugin.plot import Mark, draw
 from perseus_operator.words import joules, seconds, small_percent
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.integration.operator_loop.conftest import ENERGY_MJ, GROUP, PIPELINES, STAGES, World
 
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import KubeConflict
-from perseus_operator.kube import ConfigMap, KubeClient
+from perseus_operator.kube import KubeClient
 from perseus_proto import keys
 from perseus_sim.model import profile_csv
 

@@ -14,9 +14,9 @@ import pytest
 from perseus_operator import calibrating, frontiers
 from perseus_operator.api import Objective
 from perseus_operator.conditions import ConditionType, Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound, KubeUnavailable, SolveFailed
 from perseus_operator.history import JobIteration
-from perseus_operator.kube import ConfigMap
 from perseus_operator.learner import Learner
 from perseus_operator.objective import Target, target
 from perseus_operator.planner import Calibrate, Solve, inputs_digest

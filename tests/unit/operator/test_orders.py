@@ -8,8 +8,8 @@ import pytest
 
 from perseus_operator.api import parse_spec
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import InvalidOrder, KubeNotFound
-from perseus_operator.kube import ConfigMap
 from perseus_operator.orders import assembled, check, collect, find, wanted_from_ranks
 from perseus_operator.planner import Solve, inputs_digest
 from perseus_operator.solving import SolveRequest, schedule_of

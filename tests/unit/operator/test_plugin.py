@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,9 @@ import pytest
 import yaml
 
 from perseus_operator.api import parse_spec
+from perseus_operator.documents import ConfigMap, Json
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
 from perseus_operator.frontiers import open_frontier, to_config_map
-from perseus_operator.kube import ConfigMap, Json
 from perseus_operator.plugin import cli
 from perseus_operator.plugin.facts import gather
 from perseus_operator.plugin.plot import LEAST_WIDTH, Mark, draw
@@ -391,3 +393,14 @@ def test_a_frontier_of_one_point_can_be_drawn() -> None:
 
 def test_the_spec_of_these_tests_is_one() -> None:
     assert parse_spec(SPEC).pipeline.data_parallel == PIPELINES
+
+
+# --------------------------------------------------------------------------------------------------------- how it starts
+
+
+def test_it_starts_without_what_only_the_operator_needs() -> None:
+    """Each of them takes a good part of a second to import, several on a busy machine."""
+    heavy = {"aiohttp", "kubernetes.aio", "kopf", "ortools", "grpc", "matplotlib", "prometheus_client"}
+    code = f"import sys, perseus_operator.plugin.cli; print(sorted({heavy!r} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -11,9 +11,9 @@ import pytest
 
 from perseus_operator import profiles
 from perseus_operator.conditions import Reason
+from perseus_operator.documents import ConfigMap
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeNotFound, KubeUnavailable
 from perseus_operator.history import JobIteration, Report
-from perseus_operator.kube import ConfigMap
 from perseus_operator.profiler import Profiler
 from perseus_operator.profiling import Mean, Reading, Recipe, StageReading, Sweep
 from perseus_operator.profiling_drift import DRIFT_ITERATIONS, DRIFT_REST
