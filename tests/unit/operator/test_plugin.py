@@ -395,7 +395,7 @@ def test_the_spec_of_these_tests_is_one() -> None:
     assert parse_spec(SPEC).pipeline.data_parallel == PIPELINES
 
 
-# --------------------------------------------------------------------------------------------------------- how it starts
+# -------------------------------------------------------------------------------------------------------- how it starts
 
 
 def test_it_starts_without_what_only_the_operator_needs() -> None:
