@@ -381,7 +381,7 @@ class Journey:
     def clear(self) -> None:
         """Take everything away, in whatever state it is."""
         crds = [name for name in self.left() if name.startswith("customresourcedefinition/")]
-        if crds:
+        if f"customresourcedefinition/{keys.PLURAL}.{keys.API_GROUP}" in crds:
             with contextlib.suppress(ClusterError):  # without an operator nobody takes the finalizers off
                 self.kubectl("delete", keys.PLURAL, "--all", "--all-namespaces", "--timeout=30s")
             for name in self.kubectl("get", keys.PLURAL, "-n", TRAINING, "-o", "name").split():

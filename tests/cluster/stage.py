@@ -251,8 +251,10 @@ class Stage:
             self.custom.list_namespaced_custom_object(*place)
             self.eventually("the jobs are gone", lambda: not self.custom.list_namespaced_custom_object(*place)["items"])
         self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found")
-        with contextlib.suppress(client.ApiException):
-            client.ApiextensionsV1Api(self.api).delete_custom_resource_definition(f"{keys.PLURAL}.{keys.API_GROUP}")
+        definitions = client.ApiextensionsV1Api(self.api)
+        for plural in (keys.PLURAL, keys.BUDGET_PLURAL):
+            with contextlib.suppress(client.ApiException):
+                definitions.delete_custom_resource_definition(f"{plural}.{keys.API_GROUP}")
         for name in (TRAINING, SYSTEM):
             self.core.delete_namespace(name)
         names = lambda: {item.metadata.name for item in self.core.list_namespace().items}  # noqa: E731
