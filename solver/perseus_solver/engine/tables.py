@@ -17,10 +17,11 @@ import numpy.typing as npt
 from perseus_solver.problem import Problem
 from perseus_solver.vocabulary import Floats, Options
 
-TICKS = 2.0**30
-"""Ticks in an upper bound of the longest iteration divided by the stages, so about 2^30 an iteration: rounding a
-duration up costs a billionth of it, and sums along any path stay far below 2^53, where a float64 stops counting in
-ones. Finer ticks make the flow solver slower and nothing better."""
+TICKS = 2.0**36
+"""Ticks in an upper bound of the longest iteration divided by the stages, so about 2^36 an iteration. Rounding up makes
+a path of a thousand instructions some 10^-8 longer; with 64 times fewer ticks, plans for T_min on long pipelines missed
+it. Sums along any path stay below 2^53, where a float64 stops counting in ones, and costs times nodes, with which the
+flow solver computes, below 2^63."""
 
 PRICE_UNITS = 2.0**24
 """Units in the steepest hull slope (joules a second): prices are resolved to 6e-8 of it, finer than any measured
@@ -102,7 +103,7 @@ def build_tables(problem: Problem) -> Tables:
     horizon_s = float(
         sum(c * o.time_s.max() for c, o in zip(counts, problem.options, strict=True)) + problem.edge_delay_s.sum()
     )
-    # A pipeline keeps its stages busy at once, hence the division: finer ticks, still exact (2^30 · 2^10 < 2^53).
+    # A pipeline keeps its stages busy at once, hence the division: finer ticks, still exact (2^36 · 2^10 < 2^53).
     tick_s = horizon_s / max(1, min(problem.stages, 2**10)) / TICKS if horizon_s > 0 else 1.0
 
     rows, times, ticks, energies, hulls = [], [], [], [], []

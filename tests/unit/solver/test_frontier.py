@@ -217,9 +217,13 @@ def replace_points(frontier, points):  # type: ignore[no-untyped-def]
     return replace(frontier, statuses=tuple(frontier.statuses[i] for i in points), **picked)
 
 
-def test_a_long_pipeline_keeps_its_middle() -> None:
+def test_a_long_pipeline_keeps_its_middle_and_the_fastest_time() -> None:
     """The dearest price that the search begins with must not dwarf all that tell something: points between the ends
-    would then be rounded from nothing, far above their bounds."""
-    frontier = solve_frontier(problem_of(stages=16, microbatches=160), 12)
+    would then be rounded from nothing, far above their bounds. And the longest path in ticks must be as good as the
+    longest in seconds, or no plan for T_min would be found but the first that comes along."""
+    problem = problem_of(stages=16, microbatches=160)
+    frontier, engine = solve_frontier(problem, 12), Engine(problem)
     assert len(frontier) == 12
-    assert frontier.gap.max() < 0.02
+    assert frontier.gap[1:].max() < 0.02
+    assert frontier.t_min_s == extremes(problem)[0]
+    assert frontier.t_min_s <= engine.fastest * engine.tables.tick_s < frontier.t_min_s * (1 + 1e-7)
