@@ -141,3 +141,26 @@ async def test_what_the_watch_tells_while_pods_are_listed_is_newer_than_the_list
     assert set(operator._pods_of["training", "gpt3"]) == {"u0", "u2", "u7"}
     await operator._poll_pods()
     assert set(operator._pods) == {"u0", "u1", "u2"}, "nothing was told since: the list is right"
+
+
+async def test_an_api_server_that_does_not_answer_leaves_what_was_seen() -> None:
+    """Unknown is not empty: a job whose pods are not known to be gone goes on."""
+    asked = 0
+
+    async def away(_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise KubeUnavailable("503")
+
+    kube = SimpleNamespace(training_pods=away, agent_addresses=away)
+    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, SimpleNamespace(metrics=Metrics())))
+    operator.observe_pod(pod(0), deleted=False)
+    operator._agents = {"n0": "10.0.0.1:9000"}
+    polls = [asyncio.create_task(operator._every(0.0, poll)) for poll in (operator._poll_pods, operator._poll_agents)]
+    while asked < 4:
+        await asyncio.sleep(0)
+    for poll in polls:
+        poll.cancel()
+    await asyncio.gather(*polls, return_exceptions=True)
+    assert set(operator._pods) == set(operator._pods_of["training", "gpt3"]) == {"u0"}
+    assert operator._agents == {"n0": "10.0.0.1:9000"}

@@ -27,10 +27,10 @@ from perseus_operator import cluster, solving
 from perseus_operator.__main__ import _JsonFormatter
 from perseus_operator.api import Mode
 from perseus_operator.conditions import Reason
-from perseus_operator.errors import SolveFailed
+from perseus_operator.errors import AgentFenced, SolveFailed
 from perseus_operator.handlers import _configure
 from perseus_operator.metrics import Metrics, MetricsServer
-from perseus_operator.planner import Now
+from perseus_operator.planner import Now, Renew
 from perseus_operator.reporter import NEVER_S, SAME_EVENT_S, Reporter
 from perseus_operator.runner import JobRunner
 from perseus_operator.services import Pace, Services
@@ -71,6 +71,45 @@ async def test_our_own_status_coming_back_is_no_news_and_everything_a_user_may_e
     assert runner.observe(body)
     assert runner.state.spec is not None
     assert runner.state.spec.mode is Mode.RECOMMEND
+
+
+async def test_an_edit_that_is_refused_leaves_in_force_what_was_accepted() -> None:
+    services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0)
+    runner = JobRunner(JobRef("ns", "job", "uid"), cast(Any, services))
+    spec: dict[str, Any] = {
+        "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
+        "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
+    }
+    runner.observe({"metadata": {"generation": 1}, "spec": spec})
+    accepted = runner.state.spec
+    assert accepted is not None
+    runner.observe({"metadata": {"generation": 2}, "spec": {**spec, "points": "many"}})
+    assert runner.state.spec is accepted
+    assert runner.state.spec_fault is not None
+    assert "points" in runner.state.spec_fault.message
+
+
+async def test_an_operator_that_an_agent_refuses_for_a_newer_one_keeps_its_hands_off() -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise AgentFenced("FAILED_PRECONDITION: epoch: 1 is older than 2")
+
+    services = SimpleNamespace(
+        monotonic_s=lambda: 0.0,
+        wall_s=lambda: 0.0,
+        agents=SimpleNamespace(renew=refuse),
+        limits=LIMITS,
+        epoch=1,
+        metrics=Metrics(),
+    )
+    job = Job()
+    job.run()
+    runner = JobRunner(job.state.ref, cast(Any, services))
+    runner.state = job.state
+    await runner._command(job.nodes[0], Renew(job.nodes[0].name))
+    assert job.state.fenced is not None
+    assert job.state.fenced.reason is Reason.FENCED
+    job.now_s += 1000
+    assert job.plan().actions == ()
 
 
 # --------------------------------------------------------------------------------------------------------- liveness
