@@ -175,7 +175,17 @@ def alone() -> Iterator[None]:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            _unmount()
+
+
+def _unmount() -> None:
+    """Buildah leaves its store mounted, and a build that was killed its layers: the machine gets its mounts back."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    for mount in reversed([mount for mount in mounts if mount.startswith(f"{CACHE}/")]):
+        subprocess.run(["umount", mount], check=False)  # noqa: S607 - of util-linux
 
 
 # ------------------------------------------------------------------------------------------- without a registry
