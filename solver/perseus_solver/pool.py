@@ -43,7 +43,7 @@ _SMALL, _MIDDLE = 400, 2_000
 _AGAIN, _STEPS = 2, 8.0
 """How often plans of a single deadline are exchanged along their longest paths, and how near they must lie."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 12, 16, 30))
-_SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 1, 64, 5),)
+_SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 1, 32, 12),)
 """Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
 whole frontier, and for a single deadline on a small graph or a larger one."""
 
