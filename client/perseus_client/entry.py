@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from perseus_client.connector import Connector
 from perseus_client.gpu_events import EventTimer, open_timer
-from perseus_client.session import LiveSession, Session, TimedSession
+from perseus_client.marks import TimedMarks, make_marks
+from perseus_client.session import LiveSession, Session
 from perseus_proto.hello import Hello, Timing, encode_hello, make_schedule
 from perseus_proto.keys import ENV_SOCKET
 
@@ -56,9 +57,8 @@ def connect(
         timer, origin = _choose_timing(timing, clock_us, len(schedule))
         hello = Hello(pipeline, stage, tensor, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
         connector = Connector(path, encode_hello(hello), len(hello.schedule))
-        if timer is not None:
-            return TimedSession(hello.schedule, connector, timer)
-        return LiveSession(hello.schedule, connector, clock_us)
+        marks = make_marks(hello.schedule, clock_us)
+        return LiveSession(connector, marks if timer is None else TimedMarks(marks, timer))
     except Exception as error:  # noqa: BLE001 - nothing may reach the training code
         log.error("perseus_client: this rank trains without energy plans: %s", error)
         return Session()

@@ -1,7 +1,8 @@
 """Where a rank is in its schedule, mark by mark: what the training thread pays for.
 
-Two classes of one interface: ``PyMarks``, and the compiled ``_marks.Marks``, which ``make_marks`` prefers where the
-installation could build it. Used by ``perseus_client.session`` alone, which knows about steps, faults and failures.
+Classes of one interface: ``PyMarks``, and the compiled ``_marks.Marks``, which ``make_marks`` prefers where the
+installation could build it; and ``TimedMarks`` around either, where a GPU keeps the time. Used by
+``perseus_client.session``, which knows about steps, faults and failures.
 
 Between two marks training empties the caches, so a mark costs what it touches: keep calls, attributes and objects few,
 and measure (``make bench ONLY=client``).
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from perseus_client.gpu_events import EventTimer
 from perseus_proto.channel import ChannelWriter, Faults
 from perseus_proto.hello import Instruction
 
@@ -54,15 +56,16 @@ class Marks(Protocol):
         """An instruction has ended; without arguments the one that began last."""
 
 
-def make_marks(schedule: tuple[Instruction, ...], clock_ns: Callable[[], int]) -> Marks:
-    """Marks for a schedule, in the time of a clock; compiled ones know only ``time.monotonic_ns``."""
+def make_marks(schedule: tuple[Instruction, ...], clock_us: Callable[[], int] | None) -> Marks:
+    """Marks for a schedule; ``clock_us``: None is the node's monotonic clock, which the agent reads too. Compiled ones
+    know no other."""
     # An instruction is looked up by what the caller calls it: the kind's number or its name, which is his very string.
     names = [(sys.intern(kind.name.lower()), microbatch, chunk) for kind, microbatch, chunk in schedule]
     index: dict[tuple[str | int, int, int], int] = {}
     for position, (kind, microbatch, chunk) in enumerate(schedule):
         index[kind, microbatch, chunk] = index[names[position]] = position
-    if _marks is None or clock_ns is not time.monotonic_ns:
-        return PyMarks(index, clock_ns)
+    if _marks is None or clock_us is not None:
+        return PyMarks(index, time.monotonic_ns if clock_us is None else lambda: 1000 * clock_us())
     return _marks.Marks(names, index)
 
 
@@ -113,3 +116,57 @@ class PyMarks:
         self.ended = index
         writer.end(index, self._clock_ns() // 1000)
         return 0
+
+
+class TimedMarks:
+    """Marks whose times are the GPU's: its events answer an iteration later, and fill the record then."""
+
+    __slots__ = ("_marks", "_timer", "_writer")
+
+    def __init__(self, marks: Marks, timer: EventTimer) -> None:
+        self._marks = marks
+        self._timer = timer
+        self._writer: ChannelWriter | None = None
+
+    @property
+    def next(self) -> int:
+        return self._marks.next
+
+    @property
+    def ended(self) -> int:
+        return self._marks.ended
+
+    def open(self, writer: ChannelWriter, iteration: int, /) -> None:
+        self._marks.open(writer, iteration)
+        # After it: a record whose first instruction began before the step is not believed.
+        self._timer.step_begin(iteration, time.monotonic_ns() // 1000)
+        self._writer = writer
+
+    def finish(self, faults: int, /) -> None:
+        writer = self._writer
+        self.close()
+        if writer is not None:
+            self._timer.step_end(faults)
+            writer.step_end_untimed()
+            for late in self._timer.collect(time.monotonic_ns() // 1000):
+                writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+
+    def close(self) -> None:
+        self._writer = None
+        self._marks.close()
+
+    def begin(self, kind: str | int, microbatch: int, chunk: int = 0, /) -> int:
+        if self._writer is None:
+            return 0
+        faults = self._marks.begin(kind, microbatch, chunk)
+        if not faults & _UNKNOWN:
+            self._timer.begin(self._marks.next - 1)
+        return faults
+
+    def end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0, /) -> int:
+        if self._writer is None:
+            return 0
+        faults = self._marks.end(kind, microbatch, chunk)
+        if not faults:
+            self._timer.end(self._marks.ended)
+        return faults

@@ -10,16 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 import weakref
-from collections.abc import Callable
 from typing import Final
 
 from perseus_client.connector import Connector
-from perseus_client.gpu_events import EventTimer
-from perseus_client.marks import make_marks
+from perseus_client.marks import Marks
 from perseus_proto.channel import ChannelWriter, Faults
-from perseus_proto.hello import Instruction
 
 log = logging.getLogger("perseus_client")
 _NOTHING: Final = contextlib.nullcontext()
@@ -82,12 +78,9 @@ class LiveSession(Session):
 
     __slots__ = ("_connector", "_empty", "_faults", "_iteration", "_marks", "_writer")
 
-    def __init__(
-        self, schedule: tuple[Instruction, ...], connector: Connector, clock_us: Callable[[], int] | None
-    ) -> None:
-        """``clock_us``: None is the node's monotonic clock, which the agent reads too."""
-        clock_ns = time.monotonic_ns if clock_us is None else lambda: 1000 * clock_us()
-        self._marks = make_marks(schedule, clock_ns)
+    def __init__(self, connector: Connector, marks: Marks) -> None:
+        """Start to look for an agent."""
+        self._marks = marks
         self._connector = connector
         self._iteration = -1
         self._writer: ChannelWriter | None = None  # None outside of steps, and without an agent
@@ -117,7 +110,7 @@ class LiveSession(Session):
             self._faults = 0
             writer = self._connector.writer
             if writer is not None:
-                self._open(writer)
+                self._marks.open(writer, self._iteration)
             self._writer = writer
         except Exception:  # noqa: BLE001 - nothing may reach the training loop
             self._give_up()
@@ -167,12 +160,6 @@ class LiveSession(Session):
             self._empty = 0
         else:
             self._count_empty()
-        self._close(writer, faults)
-
-    def _open(self, writer: ChannelWriter) -> None:
-        self._marks.open(writer, self._iteration)
-
-    def _close(self, writer: ChannelWriter, faults: int) -> None:  # noqa: ARG002 - the timed session's
         self._marks.finish(faults)
 
     def _count_empty(self) -> None:
@@ -204,51 +191,6 @@ class LiveSession(Session):
         self._writer = None
         self._marks.close()
         self._connector.abandon()
-
-
-class TimedSession(LiveSession):
-    """A live session whose times are the GPU's: its events answer an iteration later, and fill the record then."""
-
-    __slots__ = ("_timer",)
-
-    def __init__(self, schedule: tuple[Instruction, ...], connector: Connector, timer: EventTimer) -> None:
-        self._timer = timer
-        super().__init__(schedule, connector, None)
-
-    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
-        if self._writer is None:
-            return
-        try:
-            faults = self._marks.begin(kind, microbatch, chunk)
-            if not faults & Faults.UNKNOWN_INSTRUCTION:
-                self._timer.begin(self._marks.next - 1)
-            if faults:
-                self._deviate(faults)
-        except Exception:  # noqa: BLE001 - nothing may reach the training loop
-            self._give_up()
-
-    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        if self._writer is None:
-            return
-        try:
-            faults = self._marks.end() if kind is None else self._marks.end(kind, microbatch, chunk)
-            if faults:
-                self._deviate(faults)
-            else:
-                self._timer.end(self._marks.ended)
-        except Exception:  # noqa: BLE001 - nothing may reach the training loop
-            self._give_up()
-
-    def _open(self, writer: ChannelWriter) -> None:
-        self._timer.step_begin(self._iteration, time.monotonic_ns() // 1000)
-        super()._open(writer)
-
-    def _close(self, writer: ChannelWriter, faults: int) -> None:
-        self._timer.step_end(faults)
-        self._marks.close()
-        writer.step_end_untimed()
-        for late in self._timer.collect(time.monotonic_ns() // 1000):
-            writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
 
 
 _live: weakref.WeakSet[LiveSession] = weakref.WeakSet()

@@ -127,7 +127,7 @@ def mislead(node: Machine) -> dict[str, str]:
     The library lies in a folder that agents and trainers have anyway; where it is not, the loader goes on without. It
     is not libfaketime: that one's sleep refuses what Python 3.11 asks of it.
     """
-    library = Path(f"/proc/{node.pid}/root/run/perseus/fast_clock.so")
+    library = node.root / "run/perseus/fast_clock.so"
     source = Path(__file__).with_name("fast_clock.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-Wall", "-o", library, source], check=True)
     return {"LD_PRELOAD": f"/run/perseus/{library.name}"}

@@ -22,11 +22,10 @@ from typing import Any
 
 import yaml
 from kubernetes import client
-from stage import PATIENCE_S, SYSTEM, TRAINER_IMAGE
+from stage import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE
 
 from local_cluster.cluster import Cluster
 from local_cluster.errors import ClusterError
-from local_cluster.machine import Machine
 from perseus_proto import keys
 from perseus_sim import rbac
 from perseus_sim.model import MODELS
@@ -249,7 +248,7 @@ class Journey:
         """Every simulated GPU of the cluster by UUID, as its driver has it."""
         found: dict[str, dict[str, int]] = {}
         for node in self.cluster.nodes:
-            found |= describe(_gpus_of(node))
+            found |= describe(node.root / GPUS)
         return found
 
     def locked(self) -> list[str]:
@@ -360,7 +359,7 @@ class Journey:
 
     def poke(self, uuid: str, *values: str) -> None:
         """Let something happen to a GPU, from within the pod that simulates it."""
-        node = next(node.name for node in self.cluster.nodes if uuid in describe(_gpus_of(node)))
+        node = next(node.name for node in self.cluster.nodes if uuid in describe(node.root / GPUS))
         pod = next(pod.metadata.name for pod in self.pods("gpu-sim") if pod.spec.node_name == node)
         command = ("python", "-m", "perseus_sim.shim_gpu", uuid, *values)
         self.say(f"$ kubectl -n {AGENTS} exec {pod} -- {' '.join(command)}")
@@ -391,10 +390,9 @@ class Journey:
         if crds:
             self.kubectl("delete", *crds, "--ignore-not-found", "--timeout=60s")
         for node in self.cluster.nodes:  # GPUs stay hot, and stay locked, when those go who made them so
-            node.run("rm", "-rf", f"/{_GPUS}")
+            node.run("rm", "-rf", f"/{GPUS}")
 
 
-_GPUS = "run/perseus-simulated-gpus"
 _CLUSTER_WIDE = ("crd", "clusterrole", "clusterrolebinding", "mutatingwebhookconfiguration", "priorityclass")
 _NAMESPACED = (
     "pod", "secret", "service", "configmap", "role", "rolebinding", "serviceaccount", "daemonset", "deployment",
@@ -406,8 +404,3 @@ def _short(name: str) -> str:
     """Without the kind's group: as ``kubectl get`` takes it."""
     kind, _, rest = name.partition("/")
     return f"{kind.partition('.')[0]}/{rest}"
-
-
-def _gpus_of(node: Machine) -> Path:
-    """Where the simulated GPUs of a node are, from outside of it."""
-    return Path(f"/proc/{node.pid}/root/{_GPUS}")

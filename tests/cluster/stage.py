@@ -34,6 +34,8 @@ PROFILE = profile_csv(stages=STAGES, imbalance=1.2)
 PATIENCE_S = 240.0
 LEASE_TTL_S = 30.0
 TRAINER_IMAGE = "perseus-trainer:0.1.0"
+GPUS = "run/perseus-simulated-gpus"
+"""Of a node, under its root."""
 VALUES = {
     "simulatedGpus": {"enabled": True, "count": STAGES * PIPELINES},
     "operator": {
@@ -167,7 +169,7 @@ class Job:
 
     def open_gpus(self) -> bool:
         """Find the GPUs of the node, as soon as it has them. The pod has all of them, stages running fastest."""
-        folder = Path(f"/proc/{self.node.pid}/root/run/perseus-simulated-gpus")
+        folder = self.node.root / GPUS
         try:
             uuids = sorted(NodeGpus.read(folder).uuids)
             self.gpus = [Gpu(folder, uuid, number % STAGES) for number, uuid in enumerate(uuids)]

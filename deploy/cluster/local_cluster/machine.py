@@ -50,6 +50,11 @@ class Machine:
         """Process 1 of the machine, as we number it."""
         return next((pid for pid, name in _inits(self.state) if name == self.name and _is_process_1(pid)), None)
 
+    @property
+    def root(self) -> Path:
+        """Its file system as its processes see it, while it runs."""
+        return Path(f"/proc/{self.pid}/root")
+
     def boot(self, forward: Forward | None = None) -> None:
         """Make the namespaces, unless they are there.
 

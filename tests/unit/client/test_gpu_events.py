@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from perseus_client import marks as choice
 from perseus_client.gpu_events import MAX_PENDING, EventTimer, LateRecord
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
+from perseus_proto.hello import make_schedule
 
 N = 3
 OFFSET_MS = 5_000.0
@@ -148,18 +151,37 @@ def test_events_are_used_again(gpu: Gpu, timer: EventTimer) -> None:
     assert gpu.made <= 2 * (2 * N + 2)
 
 
-def test_late_times_arrive_at_the_agent(gpu: Gpu, timer: EventTimer) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_late_times_arrive_at_the_agent(
+    gpu: Gpu, timer: EventTimer, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(choice, "_marks", None)
+    gpu.host_us = time.monotonic_ns() // 1000
+    schedule = make_schedule([("forward", microbatch, 0) for microbatch in range(N)])
+    marks = choice.TimedMarks(choice.make_marks(schedule, None), timer)
     reader = ChannelReader.create(N)
     writer = ChannelWriter(os.dup(reader.memory_fd), os.dup(reader.event_fd), N)
-    writer.step_begin(0, gpu.host_us)
-    gpu.run_iteration(timer, 0)
-    writer.step_end_untimed()
-    for late in collect(timer, gpu):
-        writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
-    record = reader.drain_iteration()
-    assert record is not None
-    assert record.complete
-    assert record.durations_us == (100,) * N
+    for iteration in range(2):
+        marks.open(writer, iteration)
+        for microbatch in range(N):
+            assert marks.begin("forward", microbatch) == 0
+            gpu.host_us += 100
+            assert (marks.end() if microbatch else marks.end("forward", microbatch)) == 0
+        marks.finish(0)
+        record = reader.drain_iteration()
+        assert record is not None
+        assert record.complete
+        assert record.durations_us == (100,) * N
+    made = gpu.made
+    assert marks.begin("forward", 0) == marks.end() == 0  # no step is open: nothing is recorded
+    assert gpu.made == made
+    marks.open(writer, 2)
+    assert marks.begin("sideways", 0) == Faults.UNKNOWN_INSTRUCTION
+    assert marks.end() == Faults.OUT_OF_ORDER
+    marks.finish(Faults.UNKNOWN_INSTRUCTION)
+    assert (record := reader.drain_iteration()) is not None
+    assert not record.complete
     reader.close()
 
 

@@ -74,7 +74,7 @@ class Rank:
 
 
 def both() -> list[Rank]:
-    compiled = make_marks(SCHEDULE, time.monotonic_ns)
+    compiled = make_marks(SCHEDULE, None)
     names = {(kind.name.lower(), m, c): k for k, (kind, m, c) in enumerate(SCHEDULE)}
     numbers = {(kind, m, c): k for k, (kind, m, c) in enumerate(SCHEDULE)}
     python = PyMarks({**names, **numbers}, time.monotonic_ns)

@@ -10,6 +10,7 @@ import pytest
 
 from perseus_client import megatron
 from perseus_client.framework import Attachment
+from perseus_client.marks import make_marks
 from perseus_client.session import EMPTY_STEPS, LiveSession, Session
 from perseus_proto.hello import Instruction, make_schedule
 
@@ -25,7 +26,7 @@ class Writer:
 
 def session(writer: Writer | None) -> LiveSession:
     connector: Any = SimpleNamespace(writer=writer, start=lambda: None, stop=lambda: None)
-    return LiveSession(SCHEDULE, connector, lambda: 0)
+    return LiveSession(connector, make_marks(SCHEDULE, lambda: 0))
 
 
 def train(live: Session, iterations: int, *kinds: str) -> None:
