@@ -131,6 +131,7 @@ async def test_a_stopped_api_server_changes_no_clock_and_nothing_is_missed(world
         bell.training.slowdowns.clear()
     finally:
         api.signal(signal.SIGCONT)
+    await asyncio.to_thread(server.plane.await_ready, "kube-apiserver")
     await world.edit(bell, objective={"type": "MaxSlowdown", "maxSlowdown": "5%"})
     await world.settle("after the stop")
 
@@ -155,11 +156,7 @@ async def test_agents_that_are_cut_off_or_slow_concern_their_own_jobs_alone(worl
     await world.until("its lease ran out", lambda: not any(alone.plans(ada.training).values()))  # type: ignore[arg-type]
     await world.edit(bell, objective={"type": "MinEnergy"})
     await world.until("bell's new plan", lambda: in_force(world, bell))
-    job = await world.find(ada)
-    assert job is not None
-    said = {c["type"]: c for c in job["status"]["conditions"]}
-    assert (said["AgentsReady"]["status"], said["AgentsReady"]["reason"]) == ("False", "AgentUnavailable")
-    assert alone.node in said["AgentsReady"]["message"]
+    await world.until("ada told who does not answer", lambda: names_unavailable(world, ada, alone.node))
     alone.faults.partitioned = False
     await world.settle("after the partition")
 
@@ -176,6 +173,13 @@ async def test_agents_that_are_cut_off_or_slow_concern_their_own_jobs_alone(worl
     for agent in world.fleet.agents.values():
         agent.faults.partitioned = False
     await world.settle("after the great partition")
+
+
+async def names_unavailable(world: chaos.World, subject: Subject, node: str) -> bool:
+    job = await world.find(subject)
+    assert job is not None
+    agents = next(c for c in job["status"]["conditions"] if c["type"] == "AgentsReady")
+    return (agents["status"], agents["reason"]) == ("False", "AgentUnavailable") and node in agents["message"]
 
 
 async def in_force(world: chaos.World, subject: Subject) -> bool:
@@ -291,10 +295,11 @@ async def is_seen(world: chaos.World, subject: Subject) -> bool:
     return job is not None and job["status"].get("observedGeneration") == job["metadata"]["generation"]
 
 
-def commanders(world: chaos.World) -> set[int]:
-    """Epochs in command of jobs that train and may be driven: with the others, nobody has to do with their agents."""
+def commanded_by(world: chaos.World, epoch: int) -> bool:
+    """Whether this operator holds the leases of all jobs that train and may be driven; nobody need hold the others'."""
     served = [s for s in world.subjects if s.exists and s.training and not s.spec.get("suspend")]
-    return {agent.epoch for subject in served for agent in agents_of(world, subject)}
+    leases = [agent.lease_of(s.training) for s in served if s.training for agent in agents_of(world, s)]
+    return all(lease is not None and lease.epoch == epoch for lease in leases)
 
 
 async def test_of_two_operators_one_commands_whoever_sleeps_or_dies(world: chaos.World) -> None:
@@ -305,18 +310,19 @@ async def test_of_two_operators_one_commands_whoever_sleeps_or_dies(world: chaos
     for _ in range(4):
         await world.move()
     await world.settle("with two operators")
-    assert commanders(world) <= {newer.epoch}
+    await world.until("the newer in command", lambda: commanded_by(world, newer.epoch))
 
     # One that slept while the next took over wakes and believes itself in command.
     newer.child.signal(signal.SIGSTOP)
     third = await cluster.start_operator(*chaos.FLAGS)
     await world.move()
     await world.settle("while one sleeps")
+    await world.until("the newest in command", lambda: commanded_by(world, third.epoch))
     newer.child.signal(signal.SIGCONT)
     for _ in range(3):
         await world.move()
         await world.settle("after it woke")
-    assert commanders(world) <= {third.epoch}
+    await world.until("the newest still in command", lambda: commanded_by(world, third.epoch))
     await asyncio.to_thread(third.kill)
     await cluster.start_operator(*chaos.FLAGS)
     await world.move()
