@@ -15,20 +15,23 @@ from typing import Final
 
 from perseus_proto.channel import ChannelReader
 
-PATIENCE_SHARE: Final = 16
+PATIENCE_SHARE: Final = 8
 PATIENCE_MIN_US: Final = 50
-PATIENCE_MAX_US: Final = 600
-"""How long a mark may wait for its look: a small share of the span that it ends, well below a millisecond."""
+PATIENCE_MAX_US: Final = 800
+"""How long a mark may wait for its look, at worst: a share of the span that it ends, below a millisecond. Nearly all
+are met far sooner; patience is for the few that come too early for that."""
+LEAD_LATE_US: Final = 8
+LEAD_EARLY_US: Final = 2
+LEAD_SHARE: Final = 3
+"""Looks move back and forth until one in five comes too early, by a third of the patience at most."""
 AGAIN_US: Final = 60
-"""After a look that came too early."""
+LOOKS_AT_ONCE: Final = 12
+"""After a look that came too early; twice as long after each further one, up to the patience. A mark that is later than
+so many looks is left to ring."""
 WAKES_PER_MARK: Final = 1.5
-LOOKS_SAVED: Final = 16.0
+LOOKS_SAVED: Final = 64.0
 """A look costs the agent what a ring costs it. So often it wakes for a mark on average, its ring included, and so many
 looks in a row are affordable after better times; beyond, the rank rings."""
-LEAD_LATE_US: Final = 4
-LEAD_EARLY_US: Final = 2
-LEAD_MAX_US: Final = 150
-"""Looks move back and forth until one in three comes too early: then many a mark is met as it is made."""
 LONGEST_US: Final = 10_000_000
 """Spans longer than this are not foreseen: one ring more or less is nothing then."""
 _KEPT: Final = 3
@@ -43,6 +46,7 @@ class Foresight:
         self._before = self._after = array("l")
         self._spans_us = array("Q")
         self._passed = (-1, -1)
+        self._tries = 0
         self._lead_us = PATIENCE_MIN_US
         self._affords = 0.0
         self._from_us = 0  # what the channel says now
@@ -71,19 +75,24 @@ class Foresight:
         passed_us = self._time_us(iteration, passed)
         if (iteration, passed) != self._passed:
             self._passed = iteration, passed
+            self._tries = 0
             rung = not 0 < self._from_us <= passed_us
             self._affords = min(self._affords + WAKES_PER_MARK - rung, LOOKS_SAVED)
             self._lead_us = max(self._lead_us - LEAD_EARLY_US, 0)
             if passed >= 0:
                 self._learn(iteration, passed, passed_us)
         elif self._from_us:
-            self._lead_us = min(self._lead_us + LEAD_LATE_US, LEAD_MAX_US)
+            self._tries += 1
+            self._lead_us += LEAD_LATE_US
         span_us = self._span_us(awaited) if awaited >= 0 else 0
-        if not span_us or self._affords < 1 or not now_us - LONGEST_US < passed_us <= now_us:
+        given_up = self._affords < 1 or self._tries > LOOKS_AT_ONCE
+        if not span_us or given_up or not now_us - LONGEST_US < passed_us <= now_us:
             return self._say(0, 0, (iteration, ended))
         self._affords -= 1
         patience_us = min(max(span_us // PATIENCE_SHARE, PATIENCE_MIN_US), PATIENCE_MAX_US)
-        due_us = max(passed_us + span_us + self._lead_us, now_us + AGAIN_US)
+        self._lead_us = min(self._lead_us, patience_us // LEAD_SHARE)
+        again_us = min(AGAIN_US << self._tries, patience_us)
+        due_us = max(passed_us + span_us + self._lead_us, now_us + again_us)
         return self._say(due_us - patience_us, due_us, (iteration, awaited))
 
     def rest(self, iteration: int, ended: int) -> int:
