@@ -7,7 +7,10 @@ import io
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -404,3 +407,55 @@ def test_it_starts_without_what_only_the_operator_needs() -> None:
     code = f"import sys, perseus_operator.plugin.cli; print(sorted({heavy!r} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_it_reads_a_config_map_without_the_models_of_every_kind(tmp_path: Path) -> None:
+    kept = {"metadata": {"uid": "u"}, "data": {"digest": "d"}, "binaryData": {"frontier": "AAE="}}
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            there = self.path == "/api/v1/namespaces/team/configmaps/gpt3-frontier"
+            answer = json.dumps(kept if there else {"message": f"no {self.path}"}).encode()
+            self.send_response(200 if there else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    code = """
+import sys
+from perseus_operator.errors import KubeNotFound
+from perseus_operator.plugin.door import Cluster
+cluster = Cluster(sys.argv[1], None)
+print(cluster.config_map("team", "gpt3-frontier"))
+try:
+    cluster.config_map("team", "another")
+except KubeNotFound as error:
+    print(error)
+print("kubernetes.client.models.v1_pod" in sys.modules)
+"""
+    with HTTPServer(("127.0.0.1", 0), Api) as server:
+        threading.Thread(target=server.serve_forever).start()
+        cluster = {"server": f"http://127.0.0.1:{server.server_port}"}
+        context = {"cluster": "c", "user": "u"}
+        kubeconfig = {
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": context}],
+            "current-context": "x",
+        }
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+        command = [sys.executable, "-c", code, str(tmp_path / "kubeconfig")]
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, check=False)
+        finally:
+            server.shutdown()
+    assert found.stderr == ""
+    assert found.stdout.splitlines() == [
+        str(ConfigMap("gpt3-frontier", {"digest": "d"}, {"frontier": b"\0\1"}, "u")),
+        "no /api/v1/namespaces/team/configmaps/another",
+        "False",
+    ]
