@@ -327,10 +327,10 @@ async def world(
 async def clean(made: World) -> None:
     """No finalizer may hold what the test leaves behind."""
     for name, job in (await made.cluster.jobs()).items():
-        if job["metadata"].get("finalizers"):
-            await made.cluster.patch(name, {"metadata": {"finalizers": None}})
         try:
+            if job["metadata"].get("finalizers"):
+                await made.cluster.patch(name, {"metadata": {"finalizers": None}})
             await made.cluster.delete(name)
-        except ApiException as error:
+        except ApiException as error:  # the operator may be as quick
             if error.status != 404:
                 raise
