@@ -1,13 +1,18 @@
-"""A job in the making: builders for the planner's tests. No clock, no I/O."""
+"""A job in the making: builders for the planner's tests, and a desk where what is said of it is written. No clock, no
+I/O."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from perseus_operator.api import JobSpec, parse_spec
+from perseus_operator.errors import KubeUnavailable
 from perseus_operator.history import Report
+from perseus_operator.metrics import Metrics
 from perseus_operator.objective import FrontierView
 from perseus_operator.planner import (
     Acquire,
@@ -22,9 +27,12 @@ from perseus_operator.planner import (
     inputs_digest,
     plan,
 )
+from perseus_operator.reporter import Reporter
+from perseus_operator.services import Pace, Services
 from perseus_operator.state import JobRef, JobState, Node, Pod, Rank
 
 LIMITS = Limits(lease_ttl_s=30.0)
+EPOCH = 5
 
 
 def spec_of(**changes: Any) -> JobSpec:
@@ -138,6 +146,76 @@ class Job:
             for stage in range(self.spec.pipeline.stages):
                 point = node.selected.get(p)
                 self.state.reported(node, Report(p, stage, 0, iteration, max(spans), spans[p], energy_mj, point))
+
+
+class Desk:
+    """A job's reporter, and an API server that remembers all versions of the job's PerseusJob."""
+
+    def __init__(self, *, pace: Pace | None = None, status_interval_s: float = 5.0) -> None:
+        self.job = Job()
+        self.versions: list[tuple[dict[str, Any], dict[str, str]]] = [({}, {})]
+        self.written: list[dict[str, Any]] = []
+        """Every status that was written."""
+        self.posted: list[str] = []
+        """The reasons of events."""
+        self.newest_epoch: int | Exception = EPOCH
+        self.answers = True
+        """Whether who writes hears of it."""
+        self.spawned: list[Coroutine[Any, Any, None]] = []
+        kube = SimpleNamespace(write_status=self._write_status, annotate=self._annotate, post_event=self._post)
+        services = SimpleNamespace(
+            kube=kube,
+            metrics=Metrics(),
+            limits=LIMITS,
+            status_interval_s=status_interval_s,
+            figures=pace or Pace(10.0),
+            monotonic_s=lambda: self.job.now_s,
+            epoch=EPOCH,
+            newest_epoch=self._newest_epoch,
+        )
+        self.reporter = Reporter(self.job.state.ref, cast(Services, services), self.spawned.append)
+        self.reporter.recall({}, {}, "0")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.versions[-1][0]
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.versions[-1][1]
+
+    def store(self, *, status: dict[str, Any] | None = None, annotations: dict[str, str] | None = None) -> str:
+        """A write; one that changes nothing makes no version, as on a real server."""
+        wanted = (self.status if status is None else status, self.annotations if annotations is None else annotations)
+        if wanted != self.versions[-1]:
+            self.versions.append(wanted)
+        if not self.answers:
+            raise KubeUnavailable("timed out")
+        return str(len(self.versions) - 1)
+
+    async def tell(self, made: Plan | None = None) -> float:
+        """Say what is so under a plan, or after one more thought, and write it; seconds until it must be looked at."""
+        made = made or self.job.act()
+        wait_s = self.reporter.tell(self.job.state, made, Now(self.job.now_s, self.job.wall_s))
+        while self.spawned:
+            await self.spawned.pop()
+        return wait_s
+
+    async def _write_status(self, ref: JobRef, status: dict[str, Any]) -> str:
+        self.written.append(status)
+        return self.store(status=status)
+
+    async def _annotate(self, ref: JobRef, annotations: dict[str, str | None]) -> str:
+        merged = {k: v for k, v in {**self.annotations, **annotations}.items() if v is not None}
+        return self.store(annotations=merged)
+
+    async def _post(self, ref: JobRef, *, kind: str, reason: str, message: str) -> None:
+        self.posted.append(reason)
+
+    async def _newest_epoch(self) -> int:
+        if isinstance(self.newest_epoch, Exception):
+            raise self.newest_epoch
+        return self.newest_epoch
 
 
 @pytest.fixture

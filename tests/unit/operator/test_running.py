@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import json
 import logging
 import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +18,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from tests.unit.operator.conftest import LIMITS, Job, spec_of
+from tests.unit.operator.conftest import LIMITS, Desk, Job, spec_of
 from tests.waiting import eventually
 
 from perseus_operator import cluster, solving
@@ -31,9 +29,9 @@ from perseus_operator.errors import AgentFenced, SolveFailed
 from perseus_operator.handlers import _configure
 from perseus_operator.metrics import Metrics, MetricsServer
 from perseus_operator.planner import Now, Renew
-from perseus_operator.reporter import NEVER_S, SAME_EVENT_S, Reporter
+from perseus_operator.reporter import NEVER_S, SAME_EVENT_S
 from perseus_operator.runner import JobRunner
-from perseus_operator.services import Pace, Services
+from perseus_operator.services import Pace
 from perseus_operator.settings import Settings
 from perseus_operator.solving import SolveRequest, SolverPool
 from perseus_operator.state import Fault, JobRef
@@ -208,54 +206,19 @@ def test_turns_come_in_order_and_no_oftener_than_allowed() -> None:
     assert pace.turn_s(1_000.0) == pytest.approx(1_000.1)
 
 
-class Desk:
-    """A reporter, its job, and what reaches the API server."""
-
-    def __init__(self, pace: Pace | None = None) -> None:
-        self.job, self.written, self.posted = Job(), list[Any](), list[str]()
-        self.spawned: list[Coroutine[Any, Any, None]] = []
-        self._versions = itertools.count(1)
-        kube = SimpleNamespace(write_status=self._write, annotate=self._annotate, post_event=self._post)
-        services = SimpleNamespace(
-            kube=kube,
-            metrics=Metrics(),
-            limits=LIMITS,
-            status_interval_s=5.0,
-            figures=pace or Pace(10.0),
-            monotonic_s=lambda: self.job.now_s,
-        )
-        self.reporter = Reporter(self.job.state.ref, cast(Services, services), self.spawned.append)
-
-    async def tell(self) -> float:
-        """Think and write, once; seconds until it must be looked at again."""
-        wait_s = self.reporter.tell(self.job.state, self.job.act(), Now(self.job.now_s, self.job.wall_s))
-        while self.spawned:
-            await self.spawned.pop()
-        return wait_s
-
-    async def settle(self) -> None:
-        """Until nothing is to be written."""
-        while self.spawned or await self.tell() == NEVER_S:
-            before = len(self.written)
-            await self.tell()
-            if len(self.written) == before:
-                return
-
-    async def _write(self, ref: JobRef, status: Any) -> str:
-        self.written.append(status)
-        return str(next(self._versions))
-
-    async def _annotate(self, ref: JobRef, annotations: Any) -> str:
-        return str(next(self._versions))
-
-    async def _post(self, ref: JobRef, *, kind: str, reason: str, message: str) -> None:
-        self.posted.append(reason)
+async def settle(desk: Desk) -> None:
+    """Until nothing is to be written."""
+    while await desk.tell() == NEVER_S:
+        before = len(desk.written)
+        await desk.tell()
+        if len(desk.written) == before:
+            return
 
 
 async def test_an_agent_that_comes_and_goes_is_two_events_and_not_two_hundred() -> None:
     desk = Desk()
     desk.job.run()
-    await desk.settle()
+    await settle(desk)
     node, fault = desk.job.nodes[0], Fault(Reason.AGENT_UNAVAILABLE, "Node node-0: no answer.")
     desk.written.clear()
     for _ in range(100):
@@ -273,9 +236,9 @@ async def test_an_agent_that_comes_and_goes_is_two_events_and_not_two_hundred() 
 
 async def test_figures_wait_for_their_turn_and_what_matters_does_not() -> None:
     pace = Pace(0.1)
-    desk = Desk(pace)
+    desk = Desk(pace=pace)
     desk.job.run()
-    await desk.settle()
+    await settle(desk)
     for _ in range(3):
         pace.turn_s(desk.job.now_s)  # other jobs
     desk.job.now_s += 6  # longer than the interval of figures
@@ -291,7 +254,7 @@ async def test_figures_wait_for_their_turn_and_what_matters_does_not() -> None:
 async def test_a_job_that_changes_plans_at_once_is_written_once_and_one_that_does_not_says_so() -> None:
     desk = Desk()
     desk.job.run()
-    await desk.settle()
+    await settle(desk)
     for edit, told_in_time in (("MinEnergy", True), ("MaxThroughput", False)):
         desk.job.now_s += 20
         desk.job.state.generation += 1

@@ -4,72 +4,30 @@ out; in the end what is stored is what this operator says, or it has heard that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.conftest import LIMITS, Job, spec_of
+from tests.unit.operator.conftest import EPOCH, Desk, spec_of
 
 from perseus_operator.conditions import Reason
 from perseus_operator.errors import KubeUnavailable
-from perseus_operator.metrics import Metrics
-from perseus_operator.planner import Now
-from perseus_operator.reporter import Reporter
-from perseus_operator.services import Pace, Services
+from perseus_operator.services import Pace
 from perseus_operator.stored import Stored, is_newer
 from perseus_proto import keys
 
 ANNOTATION = keys.ANNOTATION_PLANNED_SLOWDOWN
-EPOCH = 5
 
 
-class Server:
-    """An API server with one PerseusJob, all of whose versions it remembers; and a reporter that writes there."""
+class Watched(Desk):
+    """A desk to which a watch brings what is stored; its job runs."""
 
     def __init__(self) -> None:
-        self.job = Job()
+        super().__init__(pace=Pace(1e6), status_interval_s=0.0)
         self.job.run()
-        self.versions: list[tuple[dict[str, Any], dict[str, str]]] = [({}, {})]
         self.brought = 0
         """The version that the watch has brought last."""
-        self.newest_epoch: int | Exception = EPOCH
-        self.answers = True
-        """Whether who writes hears of it."""
-        self.events: list[str] = []
-        self._spawned: list[Coroutine[Any, Any, None]] = []
-        kube = SimpleNamespace(write_status=self._write_status, annotate=self._annotate, post_event=self._post)
-        services = SimpleNamespace(
-            kube=kube,
-            metrics=Metrics(),
-            limits=LIMITS,
-            status_interval_s=0.0,
-            figures=Pace(1e6),
-            monotonic_s=lambda: self.job.now_s,
-            epoch=EPOCH,
-            newest_epoch=self._newest_epoch,
-        )
-        self.reporter = Reporter(self.job.state.ref, cast(Services, services), self._spawned.append)
-        self.reporter.recall({}, {}, "0")
-
-    @property
-    def status(self) -> dict[str, Any]:
-        return self.versions[-1][0]
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        return self.versions[-1][1]
-
-    def store(self, *, status: dict[str, Any] | None = None, annotations: dict[str, str] | None = None) -> str:
-        """A write; one that changes nothing makes no version, as on a real server."""
-        wanted = (self.status if status is None else status, self.annotations if annotations is None else annotations)
-        if wanted != self.versions[-1]:
-            self.versions.append(wanted)
-        if not self.answers:
-            raise KubeUnavailable("timed out")
-        return str(len(self.versions) - 1)
 
     def bring(self, version: int) -> bool:
         """The watch: in order, but not every version."""
@@ -78,9 +36,7 @@ class Server:
 
     async def think(self) -> None:
         self.job.now_s += 60  # beyond every pause
-        self.reporter.tell(self.job.state, self.job.settle(), Now(self.job.now_s, self.job.wall_s))
-        while self._spawned:
-            await self._spawned.pop()
+        await self.tell(self.job.settle())
 
     async def settle(self) -> None:
         """Until the watch has nothing more to bring, and nothing more is written."""
@@ -92,21 +48,6 @@ class Server:
                 return
         raise AssertionError("still writing")
 
-    async def _write_status(self, ref: Any, status: dict[str, Any]) -> str:
-        return self.store(status=status)
-
-    async def _annotate(self, ref: Any, annotations: dict[str, str | None]) -> str:
-        merged = {k: v for k, v in {**self.annotations, **annotations}.items() if v is not None}
-        return self.store(annotations=merged)
-
-    async def _post(self, ref: Any, *, kind: str, reason: str, message: str) -> None:
-        self.events.append(reason)
-
-    async def _newest_epoch(self) -> int:
-        if isinstance(self.newest_epoch, Exception):
-            raise self.newest_epoch
-        return self.newest_epoch
-
 
 MOVES = st.lists(st.sampled_from(["edit", "think", "lost", "bring", "skip", "stale", "more", "strip"]), max_size=14)
 
@@ -115,7 +56,7 @@ MOVES = st.lists(st.sampled_from(["edit", "think", "lost", "bring", "skip", "sta
 @given(MOVES, st.randoms(use_true_random=False))
 def test_whatever_others_write_and_however_late_we_hear_of_it_our_words_stay(moves: list[str], dice: Any) -> None:
     async def play() -> None:
-        server = Server()
+        server = Watched()
         for number, move in enumerate(moves):
             match move:
                 case "edit":
@@ -138,7 +79,7 @@ def test_whatever_others_write_and_however_late_we_hear_of_it_our_words_stay(mov
                 case "strip":
                     server.store(annotations={})
         await server.settle()
-        alone = Server()
+        alone = Watched()
         alone.job.state.generation = server.job.state.generation
         assert server.job.state.spec is not None
         alone.job.state.accept(server.job.state.spec)
@@ -157,7 +98,7 @@ def plain(status: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_our_own_words_coming_back_are_no_news_and_cost_no_write() -> None:
-    server = Server()
+    server = Watched()
     await server.settle()
     for edit in ("MinEnergy", "MaxThroughput"):
         server.job.state.generation += 1
@@ -171,7 +112,7 @@ async def test_our_own_words_coming_back_are_no_news_and_cost_no_write() -> None
 
 
 async def test_who_hears_others_speak_and_finds_a_newer_operator_is_silent() -> None:
-    server = Server()
+    server = Watched()
     await server.settle()
     server.newest_epoch = EPOCH + 1
     server.store(status={**server.status, "observedGeneration": 7})
@@ -185,7 +126,7 @@ async def test_who_hears_others_speak_and_finds_a_newer_operator_is_silent() -> 
 
 
 async def test_who_cannot_ask_whether_a_newer_operator_has_begun_waits_until_it_can() -> None:
-    server = Server()
+    server = Watched()
     await server.settle()
     server.newest_epoch = KubeUnavailable("503")
     theirs = {**server.status, "observedGeneration": 7}
