@@ -12,6 +12,7 @@ import base64
 import json
 import random
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -112,6 +113,8 @@ class World:
         self.subjects: list[Subject] = []
         self.done: list[str] = [f"seed {seed}"]
         """What has happened, for who must understand a failure."""
+        self._drawn: Counter[str] = Counter()
+        """How often each kind of edit."""
 
     async def add(self, *names: str) -> None:
         """A job for each name, each on two nodes, of which one is its neighbour's too."""
@@ -291,9 +294,13 @@ class World:
             yield "untrain", lambda: self.untrain(subject)
 
     async def move(self, *, served: bool = True) -> None:
-        """One valid edit of one job; ``served``: whether an operator runs."""
+        """One valid edit of one job, of a kind that has been done least often, so that a few dozen are some of
+        everything; ``served``: whether an operator runs."""
         subject = self.dice.choice([subject for subject in self.subjects if subject.exists or served])
-        what, act = self.dice.choice(list(self.moves(subject, served)))
+        moves = list(self.moves(subject, served))
+        seldom = min(self._drawn[kind_of(what)] for what, _ in moves)
+        what, act = self.dice.choice([move for move in moves if self._drawn[kind_of(move[0])] == seldom])
+        self._drawn[kind_of(what)] += 1
         self.done.append(f"{subject.name} {what}")
         if not subject.exists:  # the finalizer of the one before may still be at work
 
@@ -302,6 +309,11 @@ class World:
 
             await self.until(f"{subject.name} gone", gone)
         await act()
+
+
+def kind_of(move: str) -> str:
+    """A move without its numbers."""
+    return "".join(filter(str.isalpha, move))
 
 
 @asynccontextmanager
