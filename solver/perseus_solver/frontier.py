@@ -56,6 +56,7 @@ def solve_certified(
     pool.add_single_clocks(0.0)
     pool.add(deadline, lambda share: tell(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
     pool.search(deadline)
+    pool.move(deadline)
     frontier = pool.frontier(points)
     tell(_DONE, _DONE)
     return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in pool.proofs)
@@ -91,6 +92,7 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     pool.add(deadline, lambda _share: None)
     pool.search(deadline)
     pool.exchange(deadline_s)
+    pool.move_exactly(deadline_s)
     frontier = pool.frontier()
     tell(_DONE, _DONE)
     return frontier[frontier.lookup(deadline_s)]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.certify import iteration_bound
+from perseus_solver.cuts import Cuts
 from perseus_solver.engine.curve import Engine, Sample
 from perseus_solver.engine.graph import Index
 from perseus_solver.engine.tables import lower_hull
@@ -42,6 +43,8 @@ _SMALL, _MIDDLE = 400, 2_000
 """Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
 _AGAIN, _STEPS = 2, 8.0
 """How often plans of a single deadline are exchanged along their longest paths, and how near they must lie."""
+_WORST = 24
+"""Deadlines of a frontier for which parts of the timetable are moved, at most."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 12, 16, 30))
 _SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 1, 32, 12),)
 """Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
@@ -123,6 +126,47 @@ class Pool:
                     break
                 self._keep(found)
                 plan = found[:, 0]  # if another path is the longest now, that one is next
+
+    def move(self, deadline: Floats) -> None:
+        """Whole parts of the timetable, by minimum cuts: where the cheapest plans for these deadlines are poorest."""
+        if self._engine.graph.n > _MIDDLE:
+            return
+        gap = self._gap(deadline)
+        worst = np.argsort(-gap, kind="stable")[:_WORST]
+        cuts = Cuts(self._rounder)
+        for end in deadline[worst[gap[worst] > 2 * _GOOD_GAP]].tolist():
+            self._improve(cuts, self._cheapest(self._makespan <= end, 1), end)
+
+    def move_exactly(self, deadline_s: float) -> None:
+        """The same for one deadline: from the cheapest plan in time, and from one that comes little too late and is the
+        cheapest for its time."""
+        engine = self._engine
+        if engine.graph.n > _MIDDLE:
+            return
+        cuts, deadline = Cuts(self._rounder), (deadline_s - engine.problem.overhead_s) / engine.tables.tick_s
+        cheapest = self._cheapest(self._time_s <= deadline_s, 1)
+        reach_s = cuts.reach(self._pick(cheapest)[:, 0]) * engine.tables.tick_s
+        # Rounded up to ticks it may seem to come a little late.
+        self._improve(cuts, cheapest, max(deadline, float(self._makespan[cheapest[0]])))
+        late_s = self._time_s - deadline_s
+        near = np.flatnonzero((late_s > 0) & (late_s <= reach_s))
+        if len(near):
+            dear_j = self._effective_j[near] + self._price_w(deadline) * late_s[near]
+            self._improve(cuts, near[[dear_j.argmin()]], deadline)
+
+    def _improve(self, cuts: Cuts, which: Index, deadline: float) -> None:
+        """Try moves on one of the plans, in ticks."""
+        plan = cuts.hurried(self._pick(which)[:, 0], deadline)
+        if plan is not None:
+            self._keep(cuts.improved(plan, deadline)[:, None])
+
+    def _price_w(self, deadline: float) -> float:
+        """What a second less costs around a deadline (ticks), as the bounds have it."""
+        problem, tick_s = self._engine.problem, self._engine.tables.tick_s
+        left, right, _ = self.curve.around(np.array([deadline]))
+        ends_s = self.curve.makespan[[left[0], right[0]]] * tick_s + problem.overhead_s
+        effective_j = self.bound_j(ends_s) - problem.blocking_power_w * problem.stages * ends_s
+        return max(0.0, float(effective_j[0] - effective_j[1]) / max(float(ends_s[1] - ends_s[0]), tick_s))
 
     def add_single_clocks(self, deadline: float) -> None:
         """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""
