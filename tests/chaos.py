@@ -293,10 +293,10 @@ class World:
         else:
             yield "untrain", lambda: self.untrain(subject)
 
-    async def move(self, *, served: bool = True) -> None:
-        """One valid edit of one job, of a kind that has been done least often, so that a few dozen are some of
+    async def move(self, subject: Subject | None = None, *, served: bool = True) -> None:
+        """One valid edit of this job or any, of a kind that has been done least often, so that a few dozen are some of
         everything; ``served``: whether an operator runs."""
-        subject = self.dice.choice([subject for subject in self.subjects if subject.exists or served])
+        subject = subject or self.dice.choice([subject for subject in self.subjects if subject.exists or served])
         moves = list(self.moves(subject, served))
         seldom = min(self._drawn[kind_of(what)] for what, _ in moves)
         what, act = self.dice.choice([move for move in moves if self._drawn[kind_of(move[0])] == seldom])

@@ -29,6 +29,7 @@ from perseus_sim.servers import Server
 SEED = int(os.environ.get("PERSEUS_SEED", "11"))
 OUTAGE_S = float(os.environ.get("PERSEUS_OUTAGE_S", "35"))
 """Longer than any request of the operator's waits for an answer."""
+PLANS: list[dict[str, Any]] = [{"type": "MinEnergy"}, {"type": "MaxThroughput"}]
 TTL_S = float(chaos.FLAGS[chaos.FLAGS.index("--lease-ttl-s") + 1])
 
 
@@ -68,6 +69,14 @@ def agents_of(world: chaos.World, subject: Subject) -> list[LightAgent]:
     return [world.fleet.agents[node] for node in subject.nodes]
 
 
+async def disturb(world: chaos.World, *, served: bool = True) -> None:
+    """Any valid edit of one job, and another plan for the other: it is driven all the time, or nothing is at stake."""
+    ada, bell = world.subjects
+    await world.edit(ada, objective=next(o for o in PLANS if o != ada.spec["objective"]))
+    if served or bell.exists:
+        await world.move(bell, served=served)
+
+
 def at_default(world: chaos.World, subject: Subject) -> bool:
     return world.not_default(subject) == ""
 
@@ -83,13 +92,12 @@ async def test_any_valid_edits_in_any_order(world: chaos.World) -> None:
 async def test_operators_and_agents_killed_at_any_moment(world: chaos.World) -> None:
     dice, cluster = world.dice, world.cluster
     for _ in range(4):
-        await world.move()
+        await disturb(world)
         await asyncio.sleep(dice.uniform(0, 1.5))
         if dice.random() < 0.6:
             world.done.append("operator killed")
             await asyncio.to_thread(cluster.operators[-1].kill)
-            if any(subject.exists for subject in world.subjects):
-                await world.move(served=False)
+            await disturb(world, served=False)
             await cluster.start_operator(*chaos.FLAGS)
         agent = dice.choice(list(world.fleet.agents.values()))
         world.done.append(f"agent {agent.node} killed")
@@ -272,7 +280,7 @@ def wrong_nodes(dice: Any) -> Callable[[Any], Any]:
 async def test_a_lying_agent_harms_its_own_job_alone(world: chaos.World) -> None:
     ada, bell = world.subjects
     liar = world.fleet.agents[ada.nodes[0]]  # bell has no pods there
-    objectives: Iterator[dict[str, Any]] = itertools.cycle([{"type": "MinEnergy"}, {"type": "MaxThroughput"}])
+    objectives: Iterator[dict[str, Any]] = itertools.cycle(PLANS)
     for lie in (rubbish, wrong_leases, wrong_nodes):
         world.done.append(lie.__name__)
         liar.faults.rewrite = lie(world.dice)
@@ -299,7 +307,17 @@ def commanded_by(world: chaos.World, epoch: int) -> bool:
     """Whether this operator holds the leases of all jobs that train and may be driven; nobody need hold the others'."""
     served = [s for s in world.subjects if s.exists and s.training and not s.spec.get("suspend")]
     leases = [agent.lease_of(s.training) for s in served if s.training for agent in agents_of(world, s)]
+    assert leases, "nothing to command"
     return all(lease is not None and lease.epoch == epoch for lease in leases)
+
+
+async def alone_in_command(world: chaos.World, epoch: int) -> None:
+    """Soon, and from then on: for a lease's time, in which whoever believes to hold one renews it thrice."""
+    await world.until(f"epoch {epoch} in command", lambda: commanded_by(world, epoch))
+    until_s = time.monotonic() + TTL_S
+    while time.monotonic() < until_s:
+        assert commanded_by(world, epoch)
+        await asyncio.sleep(0.05)
 
 
 async def test_of_two_operators_one_commands_whoever_sleeps_or_dies(world: chaos.World) -> None:
@@ -308,22 +326,21 @@ async def test_of_two_operators_one_commands_whoever_sleeps_or_dies(world: chaos
     newer = await cluster.start_operator(*chaos.FLAGS)
     assert newer.epoch > older.epoch
     for _ in range(4):
-        await world.move()
+        await disturb(world)
     await world.settle("with two operators")
-    await world.until("the newer in command", lambda: commanded_by(world, newer.epoch))
+    await alone_in_command(world, newer.epoch)
 
     # One that slept while the next took over wakes and believes itself in command.
     newer.child.signal(signal.SIGSTOP)
     third = await cluster.start_operator(*chaos.FLAGS)
-    await world.move()
+    await disturb(world)
     await world.settle("while one sleeps")
-    await world.until("the newest in command", lambda: commanded_by(world, third.epoch))
     newer.child.signal(signal.SIGCONT)
     for _ in range(3):
-        await world.move()
+        await disturb(world)
         await world.settle("after it woke")
-    await world.until("the newest still in command", lambda: commanded_by(world, third.epoch))
+    await alone_in_command(world, third.epoch)
     await asyncio.to_thread(third.kill)
     await cluster.start_operator(*chaos.FLAGS)
-    await world.move()
+    await disturb(world)
     await world.settle("after the last was killed")
