@@ -6,7 +6,9 @@ and remove clusters of their own take none of this.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.config import new_client_from_config
+from stage import Stage
 from tests import waiting
 from tests.namespaces import own_namespace
 from urllib3.exceptions import HTTPError
@@ -26,7 +29,14 @@ from local_cluster.errors import ClusterError
 ROOT = Path(__file__).resolve().parents[2]
 Eventually = Callable[..., Any]
 Helm = Callable[..., str]
+Building = tuple[subprocess.Popen[str], Path]
+"""Who builds an archive of images, and where it will be."""
 _NOT_YET = (AssertionError, OSError, ClusterError, client.ApiException, HTTPError)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the tests that need no images, which are built meanwhile."""
+    items.sort(key=lambda item: "images" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -45,19 +55,33 @@ def api(cluster: Cluster) -> Iterator[Any]:
         yield connection
 
 
+@pytest.fixture(scope="session", autouse=True)
+def building(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Building | None]:
+    """The project's images, if a test asks for them: built beside the tests that do not."""
+    asked = any("images" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    if not asked or "PERSEUS_IMAGES" in os.environ or not Cluster(default_state()).kubeconfig.exists():
+        yield None
+        return
+    archive = tmp_path_factory.mktemp("images") / "images.tar"
+    command = [sys.executable, str(ROOT / "deploy" / "images" / "build.py"), "--archive", str(archive)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as builder:
+        yield builder, archive
+        if builder.poll() is None:  # nobody asked in the end: it then ends what it has begun
+            builder.send_signal(signal.SIGINT)
+            builder.communicate()
+    archive.unlink(missing_ok=True)
+
+
 @pytest.fixture(scope="session")
-def images(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def images(cluster: Cluster, building: Building | None) -> set[str]:
     """The names of the project's images, which every node has."""
-    given = os.environ.get("PERSEUS_IMAGES")
-    archive = Path(given) if given else tmp_path_factory.mktemp("images") / "images.tar"
-    if not given:
-        command = [sys.executable, str(ROOT / "deploy" / "images" / "build.py"), "--archive", str(archive)]
-        built = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert built.returncode == 0, built.stdout + built.stderr
-    loaded = cluster.load(archive)
-    if not given:
-        archive.unlink()
-    return set.intersection(*map(set, loaded.values()))
+    if building is None:
+        archive = Path(os.environ["PERSEUS_IMAGES"])
+    else:
+        builder, archive = building
+        said, _ = builder.communicate()
+        assert builder.returncode == 0, said
+    return set.intersection(*map(set, cluster.load(archive).values()))
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +96,21 @@ def helm(cluster: Cluster) -> Helm:
         return ran.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def stages() -> Iterator[contextlib.ExitStack]:
+    """Holds the stage that stands, so that whoever needs the cluster for himself can strike it."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def stage(
+    cluster: Cluster, api: Any, helm: Helm, images: set[str], eventually: Eventually, stages: contextlib.ExitStack
+) -> Stage:
+    """The product at work, one for the tests of faults and of identity: setting it takes as long as several of them."""
+    return stages.enter_context(Stage(cluster, api, helm, eventually).standing())
 
 
 @pytest.fixture(scope="session")

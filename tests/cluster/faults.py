@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stage import PROGRAMS, find
+from stage import FAST_CLOCK, PROGRAMS, find
 
 from local_cluster.cluster import CONTROL_PLANE, Cluster
 from local_cluster.machine import Machine
@@ -121,16 +121,16 @@ def set_certificates(core: Any, namespace: str, authority: Authority, **more: An
         core.patch_namespaced_secret(f"{name}-tls", namespace, {"data": data})
 
 
-def mislead(node: Machine) -> dict[str, str]:
-    """An environment in which the wall clock is an hour fast on this node, and right on every other.
+def mislead(node: Machine) -> End:
+    """Whichever agent or trainer starts on this node from now on lives an hour ahead, until the end is called.
 
-    The library lies in a folder that agents and trainers have anyway; where it is not, the loader goes on without. It
-    is not libfaketime: that one's sleep refuses what Python 3.11 asks of it.
+    The library lies in a folder that they have anyway, and all are told to preload it: where it is not, the loader goes
+    on without. It is not libfaketime: that one's sleep refuses what Python 3.11 asks of it.
     """
-    library = node.root / "run/perseus/fast_clock.so"
+    library = node.root / FAST_CLOCK
     source = Path(__file__).with_name("fast_clock.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-Wall", "-o", library, source], check=True)
-    return {"LD_PRELOAD": f"/run/perseus/{library.name}"}
+    return lambda: library.unlink(missing_ok=True)
 
 
 def exhaust_memory(cast: Cast, role: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 from kubernetes import client
-from stage import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE
+from stage import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, Parting
 
 from local_cluster.cluster import Cluster
 from local_cluster.errors import ClusterError
@@ -254,6 +254,14 @@ class Journey:
     def locked(self) -> list[str]:
         """The GPUs that are not at their default clocks."""
         return sorted(uuid for uuid, gpu in self.gpus().items() if gpu["locked_mhz"])
+
+    def partings(self) -> list[Parting]:
+        """What will be seen of each node's GPUs when its agent goes."""
+        folders = {node.name: node.root / GPUS for node in self.cluster.nodes}
+        found = [Parting(pod, folders[pod.spec.node_name]) for pod in self.pods("agent")]
+        for each in found:
+            each.start()
+        return found
 
     def training_pods(self, job: Training) -> list[Any]:
         return list(self.core.list_namespaced_pod(TRAINING, label_selector=f"{keys.LABEL_JOB}={job.name}").items)

@@ -1,6 +1,6 @@
 """The product at work on a real cluster, for tests that then break something: chart, one job on each node, and a watch.
 
-Used by the tests of faults and of least privilege. The watch reads every GPU of every node all the time, from outside
+Used by the tests of faults and of identity. The watch reads every GPU of every node all the time, from outside
 of the nodes, and remembers what no test may allow: a clock that is neither the plan's nor the default.
 """
 
@@ -19,25 +19,32 @@ from typing import Any
 from kubernetes import client
 
 from local_cluster.cluster import Cluster
-from local_cluster.machine import Machine, processes
+from local_cluster.machine import Machine, processes, running
 from perseus_proto import keys
 from perseus_sim.model import MODELS, profile_csv
 from perseus_sim.nvml_shim import ShimError
-from perseus_sim.shim_gpu import NodeGpus, NoGpus, open_shim
+from perseus_sim.shim_gpu import NodeGpus, NoGpus, describe, open_shim
 from perseus_solver.result import Frontier
 from perseus_solver.schedules import build_schedule
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 SYSTEM, TRAINING = "perseus-system", "training"
 STAGES, PIPELINES, MICROBATCHES = 2, 2, 4
-PROFILE = profile_csv(stages=STAGES, imbalance=1.2)
+PROFILE = profile_csv(stages=STAGES, imbalance=1.2, forward_s=0.02)
 PATIENCE_S = 240.0
-LEASE_TTL_S = 30.0
+LEASE_TTL_S = 15.0
+"""Half of the default, so that less is waited for; the operator's longest wait for an agent fits into it five times."""
+SPARE = 2
+"""GPUs of a node that nobody may write to: no job has them."""
 TRAINER_IMAGE = "perseus-trainer:0.1.0"
 GPUS = "run/perseus-simulated-gpus"
 """Of a node, under its root."""
+FAST_CLOCK = "run/perseus/fast_clock.so"
+"""Agents and trainers that start on a node with this library live in another hour; see ``faults.mislead``."""
+PRELOAD = {"LD_PRELOAD": f"/{FAST_CLOCK}"}
 VALUES = {
-    "simulatedGpus": {"enabled": True, "count": STAGES * PIPELINES},
+    "simulatedGpus": {"enabled": True, "count": STAGES * PIPELINES + SPARE},
+    "agent": {"extraEnv": [{"name": name, "value": value} for name, value in PRELOAD.items()]},
     "operator": {
         "settings": {
             "leaseTtlS": LEASE_TTL_S,
@@ -85,14 +92,15 @@ class Gpu:
 
 @dataclass
 class Job:
-    """The PerseusJob of one node, and the pod that trains it."""
+    """The PerseusJob of one node, the pod that trains it, and in that pod a container that has no GPUs."""
 
     name: str
     node: Machine
     api: Any
+    kubectl: Callable[..., str]
     gpus: list[Gpu] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-    """What its trainer gets besides."""
+    spare: list[Gpu] = field(default_factory=list)
+    """Those of its node that it does not have."""
 
     @property
     def place(self) -> tuple[str, str, str, str, str]:
@@ -133,10 +141,16 @@ class Job:
             "args": arguments,
             "env": [
                 {"name": name, "value": value}
-                for name, value in {keys.ENV_SOCKET: "/run/perseus/agent.sock", **self.environment}.items()
+                for name, value in {keys.ENV_SOCKET: "/run/perseus/agent.sock", **PRELOAD}.items()
             ],
             "resources": {"limits": {"nvidia.com/gpu": str(STAGES * PIPELINES)}},
             "volumeMounts": mounts,
+        }
+        sidecar = {
+            "name": "sidecar",
+            "image": TRAINER_IMAGE,
+            "command": ["sleep", "inf"],
+            "volumeMounts": [{"name": "perseus", "mountPath": "/run/perseus"}],
         }
         return {
             "metadata": {"name": self.name, "labels": {keys.LABEL_JOB: self.name}},
@@ -145,7 +159,7 @@ class Job:
                 "restartPolicy": "Always",
                 "terminationGracePeriodSeconds": 5,
                 "automountServiceAccountToken": False,
-                "containers": [container],
+                "containers": [container, sidecar],
                 "volumes": [
                     {"name": "perseus", "hostPath": {"path": "/run/perseus", "type": "DirectoryOrCreate"}},
                     {"name": "profile", "configMap": {"name": "profile"}},
@@ -167,12 +181,18 @@ class Job:
         said = [line for log in logs for line in log.read_text(errors="replace").splitlines() if "iteration" in line]
         return max(said, default="")  # lines begin with the time
 
+    def run(self, container: str, *command: str) -> str:
+        """Output of a command in its pod."""
+        return self.kubectl("-n", TRAINING, "exec", self.name, "-c", container, "--", *command)
+
     def open_gpus(self) -> bool:
-        """Find the GPUs of the node, as soon as it has them. The pod has all of them, stages running fastest."""
+        """Find the GPUs of the node, as soon as the pod has its own of them, stages running fastest."""
+        own = self.run("trainer", "printenv", "NVIDIA_VISIBLE_DEVICES").strip().split(",")
         folder = self.node.root / GPUS
         try:
-            uuids = sorted(NodeGpus.read(folder).uuids)
-            self.gpus = [Gpu(folder, uuid, number % STAGES) for number, uuid in enumerate(uuids)]
+            others = set(NodeGpus.read(folder).uuids) - set(own)
+            self.gpus = [Gpu(folder, uuid, number % STAGES) for number, uuid in enumerate(sorted(own))]
+            self.spare = [Gpu(folder, uuid, 0) for uuid in others]
         except (NoGpus, ShimError):
             return False
         return True
@@ -191,10 +211,38 @@ class Watch(threading.Thread):
             for gpu in [gpu for job in self._jobs for gpu in job.gpus]:
                 if (clock := gpu.look()) not in self._allowed[gpu.stage] | {0}:
                     self.wrong.append(f"{gpu.uuid} of stage {gpu.stage} was set to {clock} MHz")
+            for gpu in [gpu for job in self._jobs for gpu in job.spare]:
+                if clock := gpu.look():
+                    self.wrong.append(f"{gpu.uuid}, which no job has, was set to {clock} MHz")
 
     def stop(self) -> None:
         self._over.set()
         self.join()
+
+
+class Parting(threading.Thread):
+    """Sees what an agent leaves: which GPUs of its node are locked when its process has ended.
+
+    From outside of the node and at once, since whoever comes after it gives everything back, too.
+    """
+
+    def __init__(self, agent: Any, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._pids = find(agent, PROGRAMS["agent"])
+        assert self._pids, "the agent runs"
+        self._folder = folder
+        self._kept: list[str] | None = None
+
+    def run(self) -> None:
+        while any(running(pid) for pid in self._pids):
+            time.sleep(_LOOK_S)
+        self._kept = [uuid for uuid, gpu in describe(self._folder).items() if gpu["locked_mhz"]]
+
+    def kept(self) -> list[str]:
+        """The GPUs that it did not give back, once it is gone."""
+        self.join(PATIENCE_S)
+        assert self._kept is not None, "the agent still runs"
+        return self._kept
 
 
 class Stage:
@@ -206,12 +254,11 @@ class Stage:
         api: Any,
         helm: Callable[..., str],
         eventually: Callable[..., Any],
-        values: dict[str, Any] = VALUES,
     ) -> None:
-        self.cluster, self.api, self.eventually, self.values = cluster, api, eventually, values
+        self.cluster, self.api, self.eventually = cluster, api, eventually
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self._helm = helm
-        self.jobs = [Job(f"train-{node.name}", node, api) for node in cluster.nodes]
+        self.jobs = [Job(f"train-{node.name}", node, api, cluster.kubectl) for node in cluster.nodes]
 
     # Up and down
 
@@ -220,7 +267,7 @@ class Stage:
         for name, level in ((SYSTEM, "privileged"), (TRAINING, "privileged")):
             labels = {"pod-security.kubernetes.io/enforce": level}
             self.core.create_namespace({"metadata": {"name": name, "labels": labels}})
-        self._helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *_flags(self.values))
+        self._helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *_flags(VALUES))
         self.core.create_namespaced_config_map(
             TRAINING, {"metadata": {"name": "profile"}, "data": {"profile.csv": PROFILE}}
         )
@@ -295,6 +342,15 @@ class Stage:
             if pod.metadata.deletion_timestamp is None and pod.status.phase == "Running"
         ]
         return len(ready) == 2 * len(self.cluster.nodes) + 1 and all(ready)
+
+    def whole(self) -> bool:
+        """Every part of the cluster runs."""
+        machines = (self.cluster.control_plane, *self.cluster.nodes)
+        return all(machine.pid for machine in machines) and all(
+            self.cluster.running(machine.name, part)
+            for machine in machines
+            for part in self.cluster.components(machine.name)
+        )
 
     def figures(self) -> dict[str, Any]:
         """What the operator last measured of each job: it changes while operator, agent and trainer work together."""

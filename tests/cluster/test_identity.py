@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from faults import signal_role
-from stage import PATIENCE_S, STAGES, SYSTEM, TRAINER_IMAGE, TRAINING, VALUES, Gpu, Job, Stage, Watch, find, group_of
+from stage import PATIENCE_S, SYSTEM, TRAINER_IMAGE, TRAINING, Job, Stage, Watch, find, group_of
 
 from local_cluster.machine import Machine
 from perseus_proto import keys
@@ -25,59 +25,18 @@ from perseus_proto import keys
 pytestmark = pytest.mark.timeout(900)
 
 ATTACKER = (Path(__file__).parent / "attacker.py").read_text(encoding="utf-8")
-SPARE = 2
-"""GPUs of a node that the job does not have."""
 MOUNT = {"name": "perseus", "mountPath": "/run/perseus"}
 
 
-class Victim(Job):
-    """A job that has some GPUs of its node, while others are spare, and a container that has none."""
-
-    spare: list[Gpu]
-    kubectl: Callable[..., str]
-
-    def pod(self) -> dict[str, Any]:
-        pod = super().pod()
-        sidecar = {"name": "sidecar", "image": TRAINER_IMAGE, "command": ["sleep", "inf"], "volumeMounts": [MOUNT]}
-        pod["spec"]["containers"].append(sidecar)
-        return pod
-
-    def open_gpus(self) -> bool:
-        if not super().open_gpus():
-            return False
-        own = self.run("trainer", "printenv", "NVIDIA_VISIBLE_DEVICES").strip().split(",")
-        self.spare = [gpu for gpu in self.gpus if gpu.uuid not in own]
-        self.gpus = [gpu for gpu in self.gpus if gpu.uuid in own]
-        for number, gpu in enumerate(self.gpus):
-            gpu.stage = number % STAGES
-        return True
-
-    def run(self, container: str, *command: str) -> str:
-        return self.kubectl("-n", TRAINING, "exec", self.name, "-c", container, "--", *command)
-
-
 @pytest.fixture(scope="module")
-def stage(cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any) -> Iterator[Stage]:
-    gpus = {**VALUES["simulatedGpus"], "count": VALUES["simulatedGpus"]["count"] + SPARE}
-    stage = Stage(cluster, api, helm, eventually, {**VALUES, "simulatedGpus": gpus})
-    victim = Victim("train", cluster.nodes[0], api)
-    victim.kubectl = cluster.kubectl
-    stage.jobs = [victim]
-    with stage.standing():
-        yield stage
-
-
-@pytest.fixture(scope="module")
-def victim(stage: Stage) -> Victim:
-    [job] = stage.jobs
-    assert isinstance(job, Victim)
-    return job
+def victim(stage: Stage) -> Job:
+    return stage.jobs[0]
 
 
 class Attackers:
     """Pods on the victim's node, with the job's label, so that the operator leases the agent for them, too."""
 
-    def __init__(self, stage: Stage, victim: Victim) -> None:
+    def __init__(self, stage: Stage, victim: Job) -> None:
         self._stage, self._victim = stage, victim
         self._made: list[tuple[str, str]] = []
         self.gpu = victim.gpus[0].uuid
@@ -141,7 +100,7 @@ class Attackers:
 class Agent:
     """The agent of the victim's node, as an administrator sees it."""
 
-    def __init__(self, stage: Stage, victim: Victim) -> None:
+    def __init__(self, stage: Stage, victim: Job) -> None:
         self._stage = stage
         self._name = stage.pod("agent", victim.node).metadata.name
 
@@ -159,7 +118,7 @@ class Agent:
 
 
 @pytest.fixture
-def attackers(stage: Stage, victim: Victim) -> Iterator[Attackers]:
+def attackers(stage: Stage, victim: Job) -> Iterator[Attackers]:
     found = Attackers(stage, victim)
     yield found
     found.end()
@@ -169,7 +128,7 @@ Refused = Callable[[str], None]
 
 
 @pytest.fixture
-def refused(stage: Stage, victim: Victim, attackers: Attackers) -> Iterator[Refused]:
+def refused(stage: Stage, victim: Job, attackers: Attackers) -> Iterator[Refused]:
     """``refused(words)``: it was counted, and reported with these words. Nothing else may happen in the meantime."""
     agent = Agent(stage, victim)
     counted, told = agent.refused(), len(agent.reported())
@@ -203,7 +162,7 @@ def test_a_pod_with_other_gpus(attackers: Attackers, refused: Refused) -> None:
     refused("is not a GPU of this container")
 
 
-def test_a_second_container_of_the_pod(stage: Stage, victim: Victim, attackers: Attackers, refused: Refused) -> None:
+def test_a_second_container_of_the_pod(stage: Stage, victim: Job, attackers: Attackers, refused: Refused) -> None:
     """The GPU is its pod's, and not its own."""
     said = json.loads(victim.run("sidecar", "python", "-c", ATTACKER, "claim", attackers.gpu))
     assert said["answer"] == "GPU_NOT_OWNED", said
@@ -226,7 +185,7 @@ def test_a_connection_that_was_passed_on(attackers: Attackers, refused: Refused)
     refused("must be the process that connected")
 
 
-def test_the_number_of_a_dead_process(stage: Stage, victim: Victim, attackers: Attackers, refused: Refused) -> None:
+def test_the_number_of_a_dead_process(stage: Stage, victim: Job, attackers: Attackers, refused: Refused) -> None:
     """An attacker's process connects and dies, and the victim's pod gets its number before the agent looks."""
     attackers.start("dead", "dead", gpus=1)
     stage.eventually("the attacker runs", (attackers.shared / "ready").exists, PATIENCE_S)
@@ -252,7 +211,7 @@ def test_the_number_of_a_dead_process(stage: Stage, victim: Victim, attackers: A
 
 
 def test_a_pod_of_another_namespace_that_names_the_job(
-    stage: Stage, victim: Victim, attackers: Attackers, refused: Refused, namespace: str
+    stage: Stage, victim: Job, attackers: Attackers, refused: Refused, namespace: str
 ) -> None:
     """Nobody who may speak for that namespace has opted it in: it is heard, and gets nothing."""
     attackers.start("foreign", "claim", gpus=1, namespace=namespace)

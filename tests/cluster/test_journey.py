@@ -6,6 +6,7 @@ helm and kubectl as the documentation says. What is true is read from the simula
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -50,8 +51,11 @@ CRDS = {f"{plural}.{keys.API_GROUP}" for plural in (keys.PLURAL, "powerbudgets")
 
 
 @pytest.fixture(scope="module")
-def journey(cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any) -> Iterator[Journey]:
+def journey(
+    cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any, stages: contextlib.ExitStack
+) -> Iterator[Journey]:
     """The user. What a chapter that failed has left is taken away, also by a run before this one."""
+    stages.close()
     if len(cluster.nodes) != NODES:
         pytest.skip(f"the journey goes over {NODES} nodes, the cluster has {len(cluster.nodes)}")
     journey = Journey(cluster, api, helm, eventually)
@@ -236,8 +240,10 @@ def test_agents_are_upgraded_in_mid_run(journey: Journey) -> None:
     agents, resets = {pod.metadata.uid for pod in journey.pods("agent")}, journey.gpus()
     locked, before = journey.locked(), journey.iteration(GPT3)
     words = ("--reset-then-reuse-values", "--set", "agent.settings.sampleIntervalMs=60")
+    partings = journey.partings()
     journey.helm("upgrade", "perseus", str(CHART), "--namespace", SYSTEM, *words)
     journey.rolled_out("daemonset/perseus-agent")
+    assert [parting.kept() for parting in partings] == [[]] * NODES, "given back by the agents that went"
     assert not agents & {pod.metadata.uid for pod in journey.pods("agent")}
     now = journey.gpus()
     assert all(now[uuid]["reset_calls"] > resets[uuid]["reset_calls"] for uuid in locked), "every lock was given back"

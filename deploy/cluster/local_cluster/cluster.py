@@ -117,6 +117,8 @@ class Cluster:
                 self.start(CONTROL_PLANE, name)
             say("the control plane answers")
             for machine in machines:
+                if machine.pid is None:  # no machine comes up with groups: kubelet waits 3 s for each container of old
+                    cgroups.remove(f"{self.group}/{machine.name}")
                 machine.boot()
             network.connect(plane, machines)
             self._wrap_images()
