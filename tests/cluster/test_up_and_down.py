@@ -51,12 +51,24 @@ def outside() -> tuple[str, ...]:
     )
 
 
-def namespaces(cluster: Cluster) -> set[str]:
+KINDS = ("pid", "net")
+"""Of namespaces: each process of a machine is in its own of either."""
+
+
+def namespaces(cluster: Cluster, *kinds: str) -> Iterator[Path]:
     """The namespaces of its machines."""
     machines = [cluster.control_plane.pid]
     with contextlib.suppress(NotUp):
         machines += [machine.pid for machine in cluster.nodes]
-    return {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in machines if pid for kind in ("pid", "net", "mnt")}
+    return (Path(f"/proc/{pid}/ns/{kind}") for pid in machines if pid for kind in kinds)
+
+
+@contextlib.contextmanager
+def held(cluster: Cluster) -> Iterator[set[str]]:
+    """The names of its namespaces, which nobody else gets meanwhile: whoever comes next is given what is free."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(space.open("rb")) for space in namespaces(cluster, *KINDS)]
+        yield {os.readlink(f"/proc/self/fd/{file.fileno()}") for file in files}
 
 
 def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
@@ -64,7 +76,7 @@ def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
     found = []
     for pid, arguments in processes():
         theirs = set()
-        for kind in ("pid", "net", "mnt"):
+        for kind in KINDS:
             try:
                 theirs.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
             except OSError:
@@ -83,7 +95,7 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
     made = tell(own, "up", "--nodes", "1")
     assert made.returncode == 0, made.stderr
     assert f"export KUBECONFIG={own.kubeconfig}" in made.stdout
-    spaces = namespaces(own)
+    spaces = {space.readlink() for space in namespaces(own, *KINDS, "mnt")}
     assert len(spaces) == 6, "two machines of three namespaces each, all their own"
 
     own.kubectl("run", "sleeper", "--image=localhost/pause:1", "--image-pull-policy=Never")
@@ -105,8 +117,9 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
 
     assert outside() == before, "the machine's own network is as it was"
     another_checkout = [sys.executable, str(shutil.copytree(CODE, tmp_path / "copy") / "cluster.py")]
-    assert tell(own, "down", command=another_checkout).returncode == 0
-    assert leavings(own, spaces) == []
+    with held(own) as names:
+        assert tell(own, "down", command=another_checkout).returncode == 0
+        assert leavings(own, names) == []
     assert outside() == before
     assert tell(own, "down").returncode == 0, "nothing is left to remove, which is no error"
 
@@ -153,10 +166,10 @@ def test_nothing_is_left_of_an_up_that_was_killed(own: Cluster, point: str) -> N
         eventually(there, f"`up` did not come to where {point}", every_s=0.05, patience_s=PATIENCE_S)
         os.killpg(up.pid, signal.SIGKILL)
     assert up.returncode == -signal.SIGKILL, "it was killed in the middle"
-    spaces = namespaces(own)
-    assert leavings(own, spaces), "there was something to remove"
-    assert tell(own, "down").returncode == 0
-    assert leavings(own, spaces) == []
+    with held(own) as names:
+        assert leavings(own, names), "there was something to remove"
+        assert tell(own, "down").returncode == 0
+        assert leavings(own, names) == []
     assert outside() == before
 
 
