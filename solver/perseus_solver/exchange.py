@@ -20,11 +20,15 @@ from perseus_solver.vocabulary import Floats
 
 _CELLS = 1 << 13
 """Steps in which time is counted here; durations are rounded up to them, so that sums are never too long."""
+_SLIVER = 1e-6
+"""Of such a step: what may be lost to the last bits of sums. Whoever asks simulates."""
 _BEHIND, _AHEAD = 2, 3
 """What is exchanged moves at most so many of the commonest step below, or above, what the chain has to give away."""
 _MOST = 4
 """Instructions of one table that leave their best option, besides those that take the commonest step."""
 _PROPOSALS = 8
+_ORDERS = 12
+"""Orders in which the best mixture is proposed at random, besides: the last bit of a sum depends on it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,9 +88,9 @@ def exchanged(
         excess += most_j - float(rounder.energy_j(choice[:, None])[0])
     if excess > within * mixture.price_j * mixture.gain:
         return np.zeros((len(choice), 0), dtype=np.intp)
-    plans = [choice]
-    for moved in _fill(tables, time, count, mixture, excess):
-        one, other = choice.copy(), choice.copy()
+    plans, random = [choice], np.random.default_rng(0)
+    for place, moved in enumerate(_fill(tables, time, count, mixture, excess)):
+        one, other, *shuffled = (choice.copy() for _ in range(2 if place else 2 + _ORDERS))
         for k in np.flatnonzero(count).tolist():
             options = np.full(count[k], mixture.base[k])
             if k == mixture.table:
@@ -97,7 +101,9 @@ def exchanged(
             # Whoever was slow stays slow: other paths notice least. Or slow ones come last: the last bit of a sum
             # depends on its order.
             one[rows[np.argsort(choice[rows], kind="stable")]] = other[rows] = np.sort(options)
-        plans += [one, other]
+            for plan in shuffled:
+                plan[rows] = random.permutation(options)
+        plans += [one, other, *shuffled]
     return np.stack(plans[1:], axis=1) if len(plans) > 1 else np.zeros((len(choice), 0), dtype=np.intp)
 
 
@@ -132,12 +138,16 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
     """For each proposal, the options that few instructions take instead of the base, by table; ``excess_j`` is what the
     plan to beat takes more than the relaxed optimum.
     """
-    low = -_BEHIND * mixture.gain
-    cell = (min(mixture.left, _AHEAD * mixture.gain) - low) / _CELLS
-    if cell <= 0:
+    span = min(mixture.left, _AHEAD * mixture.gain) + _BEHIND * mixture.gain
+    if span <= 0:
         return []
-    zero = int(np.ceil(-low / cell))
-    cost = np.full(_CELLS + 1, np.inf)  # of what is exchanged, by the time it takes, from ``low`` on
+    # Whole cells in the commonest step: many of it may fill a deadline to the last bit.
+    step = max(int(_CELLS * mixture.gain / span), 1)
+    cell, zero = mixture.gain / step, _BEHIND * step
+    cells = int(span / cell + _SLIVER)
+    if cells < zero:
+        return []
+    cost = np.full(cells + 1, np.inf)  # of what is exchanged, by the time it takes, from the first cell on
     cost[zero] = 0.0
     trail: list[tuple[int, Index, list[tuple[list[int], Index, Index]]]] = []
     for k in np.flatnonzero(count).tolist():
@@ -145,16 +155,16 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
         options = np.delete(np.arange(int(tables.size[k])), mixture.base[k])
         value = tables.energy_j[k] + mixture.price_j * time[k]
         dearer = np.maximum(value[options] - value[mixture.base[k]], 0.0)
-        shift = np.ceil((time[k, options] - time[k, mixture.base[k]]) / cell)
-        near = (np.abs(shift) <= _CELLS) & (dearer <= excess_j)
+        shift = np.ceil((time[k, options] - time[k, mixture.base[k]]) / cell - _SLIVER)
+        near = (np.abs(shift) <= cells) & (dearer <= excess_j)
         options, dearer, shift = options[near], dearer[near], shift[near].astype(np.intp)
-        layers, current, best, taken = [], cost, cost.copy(), np.zeros(_CELLS + 1, dtype=np.intp)
+        layers, current, best, taken = [], cost, cost.copy(), np.zeros(cells + 1, dtype=np.intp)
         for depth in range(1, min(free, _MOST) + 1):
-            following, which = np.full(_CELLS + 1, np.inf), np.full(_CELLS + 1, -1, dtype=np.intp)
+            following, which = np.full(cells + 1, np.inf), np.full(cells + 1, -1, dtype=np.intp)
             for i, (move, price) in enumerate(zip(shift.tolist(), dearer.tolist(), strict=True)):
                 to, source = (
-                    slice(max(move, 0), _CELLS + 1 + min(move, 0)),
-                    slice(max(-move, 0), _CELLS + 1 - max(move, 0)),
+                    slice(max(move, 0), cells + 1 + min(move, 0)),
+                    slice(max(-move, 0), cells + 1 - max(move, 0)),
                 )
                 cheaper = current[source] + price < following[to]
                 following[to][cheaper] = (current[source] + price)[cheaper]
@@ -165,7 +175,7 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
             current = following
         trail.append((k, taken, layers))
         cost = best
-    wasted = cost + mixture.price_j * cell * np.arange(_CELLS, -1, -1)
+    wasted = cost + mixture.price_j * cell * np.arange(cells, -1, -1)
     return [
         _traced(trail, at) for at in np.argsort(wasted, kind="stable")[:_PROPOSALS].tolist() if np.isfinite(cost[at])
     ]

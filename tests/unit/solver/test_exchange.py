@@ -117,14 +117,19 @@ def test_a_plan_that_comes_late_is_brought_to_its_deadline_where_one_chain_decid
     assert rounder.energy_j(found).min() < rounder.energy_j(offered).min()
 
 
-def test_a_plan_of_many_alike_is_matched_at_its_own_time(sosp24: Path) -> None:
-    """Near T* the numbers of two sorts of instructions decide, and the last bit of their sum."""
+@pytest.mark.parametrize(("microbatches", "others_mhz"), [(96, 870), (48, 900)])
+def test_a_plan_of_many_alike_is_matched_at_its_own_time(sosp24: Path, microbatches: int, others_mhz: int) -> None:
+    """Near T* the numbers of two sorts of instructions decide, and the last bit of their sum. ``others_mhz``: the last
+    backward of each other stage, all of which are on the longest path, too."""
     measured = read_profile(sosp24 / "stage_profile" / "gpt3-175b_a100-sxm.csv", stages=8)
-    problem = build_problem(measured, build_schedule("1f1b", stages=8, microbatches=96), blocking_power_w=83.64)
+    schedule = build_schedule("1f1b", stages=8, microbatches=microbatches)
+    problem = build_problem(measured, schedule, blocking_power_w=83.64)
     tables = build_tables(problem)
     cheapest = tables.row[np.arange(len(tables.size)), tables.size - 1][problem.option_of]
-    forward, backward = (np.flatnonzero(problem.option_of == k) for k in (14, 15))  # of the slowest stage
-    for faster in (28, 31, 40):
+    *others, forward, backward = (np.flatnonzero(problem.option_of == k) for k in range(16))
+    for k in range(1, 14, 2):
+        cheapest[others[k][-1]] = np.flatnonzero(problem.options[k].frequency_mhz == others_mhz)[0]
+    for faster in (28, 30, 31, 40):
         plan = cheapest.copy()
         plan[forward] = tables.row[14, 28]
         plan[forward[:faster]] = tables.row[14, 27]
