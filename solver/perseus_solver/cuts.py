@@ -39,11 +39,16 @@ Units = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timetable:
-    """One plan: its option, begin and end of each row, in ticks."""
+    """One plan: option, duration and end of each row, in ticks."""
 
     choice: Index
-    begin: Floats
+    duration: Floats
     end: Floats
+
+    @property
+    def begin(self) -> Floats:
+        """Of each row."""
+        return self.end - self.duration
 
 
 class Cuts:
@@ -67,12 +72,13 @@ class Cuts:
         """A plan that ends too late, cut by cut as cheaply as each can be, until it ends in time."""
         for _ in range(_MOST_CUTS):
             plan = self._timetable(choice)
-            late = float(plan.end.max()) - deadline
+            last = float(plan.end.max())
+            late = last - deadline
             if late <= 0:
                 return choice
             spans = self._spans(choice)
             span = min(late, float(spans[0])) if len(spans) else late
-            moved = self._moved(plan, -span, float(plan.end.max()) - span)
+            moved = self._moved(plan, -span, last - span)
             if moved is None:
                 return None
             choice = moved
@@ -120,7 +126,7 @@ class Cuts:
         duration = self._rounder.ticks(choice[:, None])
         early, late = graph.finish, graph.tail_length
         end = early(duration)[:-1, 0] if deadline is None else deadline - late(duration)[:-1, 0]
-        return _Timetable(choice, end - duration[:, 0], end)
+        return _Timetable(choice, duration[:, 0], end)
 
     def _spans(self, choice: Index) -> Floats:
         """Ticks between neighbouring options of the rows, those of most rows first."""
@@ -150,8 +156,7 @@ class Cuts:
         """
         graph, tables, of = self._rounder.graph, self._rounder.tables, self._rounder.table_of
         choice, size = plan.choice, abs(span)
-        now = self._rounder.ticks(choice[:, None])[:, 0]
-        more, less = np.maximum(self._within(now + size), choice), self._within(now - size)
+        more, less = np.maximum(self._within(plan.duration + size), choice), self._within(plan.duration - size)
         energy = tables.energy_j[of, choice]
         saving = np.rint((energy - tables.energy_j[of, more]) / self._unit_j).astype(np.int64)
         price = np.rint((tables.energy_j[of, np.maximum(less, 0)] - energy) / self._unit_j).astype(np.int64)
@@ -191,6 +196,8 @@ def _cut(
     """Which nodes move in the cheapest split: the capacities of arcs from a node that moves to one that stays, and what
     moving costs each by itself. Some must move or stay; None if they cannot."""
     costs, earns = np.flatnonzero(alone > 0), np.flatnonzero(alone < 0)
+    if not len(earns) + len(go) or not len(costs) + len(stay):
+        return None  # one side of the cut would be empty
     source, sink = nodes, nodes + 1
     everyone = [
         *arcs,
@@ -202,8 +209,6 @@ def _cut(
     tail, head, capacity = (np.concatenate(part) for part in zip(*everyone, strict=True))
     flow = max_flow.SimpleMaxFlow()
     flow.add_arcs_with_capacity(tail.astype(np.int32), head.astype(np.int32), capacity)
-    if not len(earns) + len(go) or not len(costs) + len(stay):
-        return None  # one side of the cut would be empty
     if flow.solve(source, sink) != flow.OPTIMAL or flow.optimal_flow() >= _FORBIDDEN:
         return None
     moves = np.zeros(nodes + 2, dtype=np.bool_)

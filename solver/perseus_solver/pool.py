@@ -114,8 +114,7 @@ class Pool:
     def exchange(self, deadline_s: float) -> None:
         """Other mixtures along the longest path of the cheapest plan that ends by a deadline, and of the cheapest of
         all: where one chain decides, nothing off it needs to be any faster."""
-        engine = self._engine
-        deadline = (deadline_s - engine.problem.overhead_s) / engine.tables.tick_s
+        deadline = self._in_ticks(deadline_s)
         cheapest = self._cheapest(self._time_s <= deadline_s, 1)
         for start in self._pick(np.append(cheapest, self._effective_j.argmin())).T:
             plan = start
@@ -143,7 +142,7 @@ class Pool:
         engine = self._engine
         if engine.graph.n > _MIDDLE:
             return
-        cuts, deadline = Cuts(self._rounder), (deadline_s - engine.problem.overhead_s) / engine.tables.tick_s
+        cuts, deadline = Cuts(self._rounder), self._in_ticks(deadline_s)
         cheapest = self._cheapest(self._time_s <= deadline_s, 1)
         reach_s = cuts.reach(self._pick(cheapest)[:, 0]) * engine.tables.tick_s
         # Rounded up to ticks it may seem to come a little late.
@@ -153,6 +152,10 @@ class Pool:
         if len(near):
             dear_j = self._effective_j[near] + self._price_w(deadline) * late_s[near]
             self._improve(cuts, near[[dear_j.argmin()]], deadline)
+
+    def _in_ticks(self, deadline_s: float) -> float:
+        """What is left for the graph until a deadline, not rounded."""
+        return (deadline_s - self._engine.problem.overhead_s) / self._engine.tables.tick_s
 
     def _improve(self, cuts: Cuts, which: Index, deadline: float) -> None:
         """Try moves on one of the plans, in ticks."""

@@ -41,7 +41,7 @@ class Attackers:
         self._made: list[tuple[str, str]] = []
         self.gpu = victim.gpus[0].uuid
         """What they claim."""
-        self.shared = Path(f"/proc/{victim.node.pid}/root/run/attack")
+        self.shared = victim.node.root / "run/attack"
         """A folder of the node that they share."""
 
     def start(self, name: str, word: str, *, gpus: int = 0, namespace: str = TRAINING, **more: Any) -> None:
