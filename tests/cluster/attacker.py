@@ -45,7 +45,7 @@ def claim(made: socket.socket, gpu: str) -> dict[str, str]:
     if isinstance(answer, wire.Refusal):
         return {"answer": answer.reason.name, "message": answer.message}
     # Not refused at once: a pod that no lease names yet waits, and is sent away when one does.
-    made.settimeout(20)
+    made.settimeout(15)  # a lease of that cluster
     try:
         gone = made.recv(1) == b""
     except TimeoutError:

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 from kubernetes import client
-from stage import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, Parting
+from stage import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, Parting
 
 from local_cluster.cluster import Cluster
 from local_cluster.errors import ClusterError
@@ -394,7 +394,7 @@ class Journey:
                 self.kubectl("delete", keys.PLURAL, "--all", "--all-namespaces", "--timeout=30s")
             for name in self.kubectl("get", keys.PLURAL, "-n", TRAINING, "-o", "name").split():
                 self.kubectl("-n", TRAINING, "patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
-        self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found")
+        self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found", *UNTIL_GONE)
         self.kubectl("delete", "namespace", TRAINING, SYSTEM, AGENTS, "--ignore-not-found", "--timeout=180s")
         if crds:
             self.kubectl("delete", *crds, "--ignore-not-found", "--timeout=60s")

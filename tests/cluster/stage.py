@@ -37,6 +37,8 @@ LEASE_TTL_S = 15.0
 SPARE = 2
 """GPUs of a node that nobody may write to: no job has them."""
 TRAINER_IMAGE = "perseus-trainer:0.1.0"
+UNTIL_GONE = ("--cascade=foreground", "--wait")
+"""Of helm: a namespace with pods on their way out is looked at again only after half of what these may take."""
 GPUS = "run/perseus-simulated-gpus"
 """Of a node, under its root."""
 FAST_CLOCK = "run/perseus/fast_clock.so"
@@ -130,6 +132,7 @@ class Job:
             f"--microbatches={MICROBATCHES}",
             f"--blocking-power={MODELS['a100'].blocking_power_w}",
             "--profile=/profile/profile.csv",
+            "--report=0.5",
         ]
         mounts = [
             {"name": "perseus", "mountPath": "/run/perseus", "readOnly": True},
@@ -157,7 +160,7 @@ class Job:
             "spec": {
                 "nodeSelector": {"kubernetes.io/hostname": self.node.name},
                 "restartPolicy": "Always",
-                "terminationGracePeriodSeconds": 5,
+                "terminationGracePeriodSeconds": 2,
                 "automountServiceAccountToken": False,
                 "containers": [container, sidecar],
                 "volumes": [
@@ -299,7 +302,10 @@ class Stage:
         with contextlib.suppress(client.ApiException):
             self.custom.list_namespaced_custom_object(*place)
             self.eventually("the jobs are gone", lambda: not self.custom.list_namespaced_custom_object(*place)["items"])
-        self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found")
+        for job in self.jobs:
+            with contextlib.suppress(client.ApiException):
+                self.core.delete_namespaced_pod(job.name, TRAINING)
+        self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found", *UNTIL_GONE)
         definitions = client.ApiextensionsV1Api(self.api)
         for plural in (keys.PLURAL, keys.BUDGET_PLURAL):
             with contextlib.suppress(client.ApiException):

@@ -26,13 +26,13 @@ from perseus_sim.model import profile_csv
 pytestmark = pytest.mark.timeout(900)
 
 NODES, GPUS_OF_A_NODE = 2, 8
-GPT3 = Training("gpt3", stages=8, pipelines=2, microbatches=8)
-BLOOM = Training("bloom", stages=4, pipelines=1, microbatches=8, gpus_per_pod=2)
+GPT3 = Training("gpt3", stages=8, pipelines=2, microbatches=4)
+BLOOM = Training("bloom", stages=4, pipelines=1, microbatches=4, gpus_per_pod=2)
 PROFILES = {
     job.name: profile_csv(job.stages, imbalance=1.25, forward_s=forward_s)
     for job, forward_s in ((GPT3, 0.05), (BLOOM, 0.06))
 }
-BUDGET_W = 2850
+BUDGET_W = 2400
 INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
     *("--set", "simulatedGpus.enabled=true"),
@@ -222,7 +222,8 @@ def test_a_straggler_is_found_by_its_heat(journey: Journey) -> None:
     journey.fast_again(GPT3)
 
 
-def test_watts_are_shared(journey: Journey) -> None:
+def test_watts_are_shared(journey: Journey, prometheus: monitoring.Prometheus) -> None:
+    """For as long as somebody needs to see it: what is gone before it is scraped is in no dashboard."""
     version = f"{keys.API_GROUP}/{keys.API_VERSION}"
     journey.apply(
         {"apiVersion": version, "kind": "PowerBudget", "metadata": {"name": "hall-b"}, "spec": {"watts": BUDGET_W}}
@@ -231,6 +232,9 @@ def test_watts_are_shared(journey: Journey) -> None:
     journey.eventually("the budget is kept", limited, PATIENCE_S)
     journey.show("kubectl get pb", journey.kubectl("get", "pb"))
     journey.clocks_are_the_plans(GPT3)
+    asked = {where: query for where, query in queries(IN_GRAFANA).items() if "perseus_budget_" in query}
+    seen = lambda: all(prometheus.ever(asked, journey.begun_s, time.time()).values())  # noqa: E731
+    journey.eventually(f"Prometheus has seen it: {', '.join(asked)}", seen, PATIENCE_S)
     journey.kubectl("delete", "pb", "hall-b")
     journey.fast_again(GPT3)
 

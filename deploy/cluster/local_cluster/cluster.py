@@ -282,6 +282,8 @@ class Cluster:
             f"--kubelet-client-key={folder / 'kubelet-client.key'}",
             f"--kubelet-certificate-authority={folder / 'ca.crt'}",
         ]
+        # Of its own accord it asks 20 times a second: five seconds until it has all its accounts, and pods are refused.
+        commands["kube-controller-manager"] += ["--kube-api-qps=200", "--kube-api-burst=400"]
         scheduler = [f"--kubeconfig={folder / 'kube-scheduler.kubeconfig'}", "--leader-elect=false", "--secure-port=0"]
         return {**commands, "kube-scheduler": [str(self.assets / "kube-scheduler"), *scheduler]}
 

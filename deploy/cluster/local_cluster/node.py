@@ -137,7 +137,7 @@ state = "/run/containerd"
             "clusterDNS": [network.DNS],
             "clusterDomain": "cluster.local",
             "resolvConf": self._inside("resolv.conf"),
-            "syncFrequency": "10s",  # how soon a changed Secret arrives in a pod
+            "syncFrequency": "2s",  # how soon a changed Secret arrives in a pod
             "nodeStatusReportFrequency": "10s",
             "nodeStatusUpdateFrequency": "5s",
         }
