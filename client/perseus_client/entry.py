@@ -34,18 +34,16 @@ def connect(
         pipeline: data-parallel rank.
         stage: pipeline-parallel rank.
         tensor: tensor-parallel rank.
-        schedule: (kind, microbatch, chunk) of every instruction of one iteration in the order in which this rank
-        executes
-            them. Kinds: forward, backward, input_gradient, weight_gradient, constant. Connect again when it changes.
+        schedule: (kind, microbatch, chunk) of every instruction of one iteration, in the order in which this rank
+            executes them. Kinds: forward, backward, input_gradient, weight_gradient, constant. Connect again when it
+            changes.
         socket_path: the agent's socket; None: the environment variable PERSEUS_SOCKET, and without it nothing happens
-        at all.
+            at all.
         clock_us: another clock than the monotonic one, for simulators; implies timing on the host.
         timing: "cuda": CUDA events, without synchronising; "host": the clock at the call; "auto": "cuda" if the
-        process has
-            already initialised CUDA in torch.
+            process has already initialised CUDA in torch.
         gpu_uuid: the GPU that this process computes on; None: ask torch, if it has initialised CUDA. Needed where the
-        pod holds
-            several GPUs.
+            pod holds several GPUs.
 
     Returns:
         A session. Mistakes in the arguments are logged as an error, and the session then does nothing.

@@ -17,12 +17,15 @@ from perseus_proto.channel import SLOTS, Faults
 
 MAX_PENDING: Final = SLOTS - 1
 """Iterations that may wait for their events; the shared memory keeps no more."""
+WINDOW: Final = 64
+"""Iterations whose lags are compared. Clocks that drift apart by 22 µs a second (an H100: docs/real-gpus.md) do so
+by 0.14 % of an iteration meanwhile."""
 
 
 class Event(Protocol):
     """What is used of ``torch.cuda.Event``."""
 
-    def record(self) -> None: ...
+    def record(self, stream: object = None, /) -> None: ...
     def query(self) -> bool: ...
     def elapsed_time(self, end_event: Event, /) -> float: ...
 
@@ -42,6 +45,8 @@ class LateRecord:
 class _Pending:
     iteration: int
     begin_us: int
+    anchor: Event
+    """On the stream that has no work: happens at ``begin_us``, however far the GPU is behind."""
     base: Event
     marks: list[Event | None]
     last: Event
@@ -52,21 +57,28 @@ class _Pending:
 class EventTimer:
     """Events of one rank. The training thread calls; nothing here waits for the GPU."""
 
-    def __init__(self, instructions: int, make_event: Callable[[], Event], capturing: Callable[[], bool]) -> None:
+    def __init__(
+        self, instructions: int, make_event: Callable[[], Event], capturing: Callable[[], bool], idle_stream: object
+    ) -> None:
+        """``idle_stream``: one that nothing else uses."""
         self._instructions = instructions
         self._make_event = make_event
         self._capturing = capturing
+        self._idle_stream = idle_stream
         self._pool: list[Event] = []
         self._pending: deque[_Pending] = deque()
         self._open: _Pending | None = None
-        self._anchor: tuple[Event, float] | None = None
+        self._anchor: Event | None = None
+        self._anchor_us = 0.0  # on the GPU's clock, from the first
+        self._offsets_us: deque[float] = deque(maxlen=WINDOW)
 
     def step_begin(self, iteration: int, now_us: int) -> None:
         """Record where the iteration begins. While a CUDA graph is captured nothing may be recorded, and nothing is."""
         self._open = None
         if not self._capturing():
+            anchor = self._record(self._idle_stream)
             base = self._record()
-            self._open = _Pending(iteration, now_us, base, [None] * (2 * self._instructions), base)
+            self._open = _Pending(iteration, now_us, anchor, base, [None] * (2 * self._instructions), base)
 
     def begin(self, index: int) -> None:
         """Record on the current stream that an instruction begins."""
@@ -88,12 +100,14 @@ class EventTimer:
 
     def collect(self, now_us: int) -> Iterator[LateRecord]:
         """Past iterations that are complete. The oldest is dropped if the GPU is too far behind."""
-        while self._pending and self._pending[0].last.query():
+        while self._pending and self._pending[0].last.query() and self._pending[0].anchor.query():
             pending = self._pending.popleft()
             yield self._read(pending, now_us)
             self._recycle(pending)
         while len(self._pending) > MAX_PENDING:
-            self._recycle(self._pending.popleft())
+            dropped = self._pending.popleft()
+            self._pool.append(dropped.anchor)
+            self._recycle(dropped)
 
     def _read(self, pending: _Pending, now_us: int) -> LateRecord:
         begin_us = self._place(pending, now_us)
@@ -109,25 +123,27 @@ class EventTimer:
     def _place(self, pending: _Pending, now_us: int) -> float:
         """When the base event happened, on the host's clock.
 
-        The GPU reaches it after the host has recorded it, by an unknown lag, and before now. Counting on from the
-        base before it keeps the smallest lag ever seen as the error, whatever the lag is today; the two bounds
-        correct drift.
+        The GPU reaches the anchor right after the host has recorded it: 5 µs on an H100. Where its streams share a
+        queue (CUDA_DEVICE_MAX_CONNECTIONS=1) only when all work before it is done; so the smallest lag of many
+        iterations counts. Not of all: the clocks of GPU and host drift apart.
         """
-        begin_us = float(pending.begin_us)
         if self._anchor is not None:
-            event, anchor_us = self._anchor
-            begin_us = min(max(begin_us, anchor_us + 1000 * event.elapsed_time(pending.base)), now_us)
-            self._pool.append(event)
-        self._anchor = pending.base, begin_us
-        return begin_us
+            self._anchor_us += 1000 * self._anchor.elapsed_time(pending.anchor)
+            self._pool.append(self._anchor)
+        self._anchor = pending.anchor
+        self._offsets_us.append(pending.begin_us - self._anchor_us)
+        begin_us = self._anchor_us + max(self._offsets_us) + 1000 * pending.anchor.elapsed_time(pending.base)
+        return min(begin_us, now_us)
 
-    def _record(self) -> Event:
+    def _record(self, stream: object = None) -> Event:
+        """None: the current stream."""
         event = self._pool.pop() if self._pool else self._make_event()
-        event.record()
+        event.record(stream)
         return event
 
     def _recycle(self, pending: _Pending) -> None:
-        self._pool.extend(mark for mark in (*pending.marks, pending.last) if mark is not None)
+        """All but the anchor, from which the next is measured."""
+        self._pool.extend(mark for mark in (pending.base, *pending.marks, pending.last) if mark is not None)
 
 
 def open_timer(instructions: int) -> EventTimer:
@@ -140,4 +156,6 @@ def open_timer(instructions: int) -> EventTimer:
     cuda = importlib.import_module("torch").cuda
     if not cuda.is_available():
         raise RuntimeError("timing: torch sees no CUDA device")
-    return EventTimer(instructions, lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing)
+    return EventTimer(
+        instructions, lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing, cuda.Stream()
+    )

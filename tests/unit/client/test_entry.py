@@ -97,6 +97,9 @@ class FakeCuda:
     def is_current_stream_capturing(self) -> bool:
         return False
 
+    def Stream(self) -> object:
+        return object()
+
 
 @pytest.mark.parametrize("initialised", [True, False])
 def test_cuda_is_used_if_the_process_uses_it_already(monkeypatch: pytest.MonkeyPatch, initialised: bool) -> None:
