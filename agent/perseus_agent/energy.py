@@ -1,4 +1,4 @@
-"""Energy between two moments, from a counter that moves only every 20 to 100 ms.
+"""Energy between two moments, from a counter that moves only every 20 to 100 ms, or from as many samples of power.
 
 ``EnergyMeter`` keeps the edges of the counter (the moments at which it was seen to move) and interpolates between
 them, so that an iteration's energy is not quantised to whole ticks; sums over adjoining spans telescope exactly. The
@@ -9,15 +9,15 @@ than a tick. One of each per GPU, used by its worker thread alone.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from perseus_agent.devices.base import EnergyReading
 
-MAX_EDGES: Final = 8_192
-"""Edges kept: 13 minutes at a tick of 100 ms, longer than any iteration."""
+MAX_EDGES: Final = 16_384
+"""Edges kept at least: five minutes at a tick of 20 ms, longer than any iteration."""
 SETTLE_US: Final = 50_000
 """After a computation its power may go on in the counter for so long: sensors average over 25 ms and more."""
 STALE_US: Final = 2_000_000
@@ -28,9 +28,9 @@ class EnergyMeter:
     """The counter of one GPU."""
 
     def __init__(self) -> None:
-        self._times_us: deque[int] = deque(maxlen=MAX_EDGES)
-        self._energies_mj: deque[int] = deque(maxlen=MAX_EDGES)
-        self._befores_us: deque[int] = deque(maxlen=MAX_EDGES)
+        self._times_us = array("q")
+        self._energies_mj = array("q")
+        self._befores_us = array("q")
         """When the counter was read last before it was seen to move: it moved in between."""
         self._offset_mj = 0
         self._seen: EnergyReading | None = None
@@ -46,15 +46,15 @@ class EnergyMeter:
         if seen is not None and reading.time_us <= seen.time_us:
             return
         if seen is not None and reading.energy_mj < seen.energy_mj:
-            # The driver was reloaded. What was used between the last reading and the reload is lost, never guessed.
+            # The driver was reloaded, or samples were missed. What was used meanwhile is lost, never guessed.
             self._offset_mj += seen.energy_mj
-            self._times_us.clear()
-            self._energies_mj.clear()
-            self._befores_us.clear()
+            self._forget(len(self._times_us))
         if seen is None or reading.energy_mj != seen.energy_mj or not self._times_us:
             self._befores_us.append(seen.time_us if seen and self._times_us else reading.time_us - STALE_US)
             self._times_us.append(reading.time_us)
             self._energies_mj.append(reading.energy_mj + self._offset_mj)
+            if len(self._times_us) > 2 * MAX_EDGES:
+                self._forget(MAX_EDGES)
         self._seen = reading
 
     def covers(self, time_us: int) -> bool:
@@ -67,7 +67,7 @@ class EnergyMeter:
         """The counter at ascending moments, mJ; None if one of them lies outside of what is known."""
         if not times_us or not self._times_us or times_us[0] < self._times_us[0] or not self.covers(times_us[-1]):
             return None
-        known_us, known_mj = list(self._times_us), list(self._energies_mj)
+        known_us, known_mj = self._times_us, self._energies_mj
         answers = []
         after = bisect_right(known_us, times_us[0])
         for time_us in times_us:
@@ -84,7 +84,7 @@ class EnergyMeter:
     def quiet(self, waits_us: Sequence[tuple[int, int]], begin_us: int, end_us: int) -> tuple[float, int]:
         """Time (µs) and energy (mJ) of waits within a longer span, as far as they lie between two edges, the first of
         which has no part in what came before the wait. 0 and 0: no wait has two."""
-        times_us, befores_us = list(self._times_us), list(self._befores_us)
+        times_us, befores_us = self._times_us, self._befores_us
         start, stop = bisect_left(times_us, begin_us), bisect_right(times_us, end_us) - 1
         if stop <= start:
             return 0.0, 0
@@ -100,6 +100,11 @@ class EnergyMeter:
                 span_us += mean_us * (last - first) if steps_known else times_us[last] - times_us[first]
                 energy_mj += self._energies_mj[last] - self._energies_mj[first]
         return span_us, energy_mj
+
+    def _forget(self, edges: int) -> None:
+        """The oldest."""
+        for kept in (self._times_us, self._energies_mj, self._befores_us):
+            del kept[:edges]
 
 
 class InstructionEnergies:

@@ -37,6 +37,12 @@ T = TypeVar("T")
 MAX_UNFINISHED: Final = 16
 UNFINISHED_S: Final = 3.0
 """Iterations that wait for their energy, and how long: longer than any counter's tick."""
+READING_SHARE: Final = 0.01
+"""Of the thread's time, at most, for the energy counter: some take 17 ms to answer, and a clock may be due then."""
+READINGS: Final = 8
+"""Remembered: one may have waited for a processor, not for the GPU."""
+READING_LATE_S: Final = 1.0
+"""How long one is put off at most."""
 FD_SETSIZE: Final = 1024
 """``select`` takes no descriptor beyond; the agent opens these before it has any peer."""
 DEBOUNCE_ON: Final = 2
@@ -84,6 +90,8 @@ class GpuWorker:
         self._pump_s: float | None = None
         self._look_s = 0.0  # when to look at the rank although it does not ring; 0: not at all
         self._sample_s = self._watch_s = self._due_s = time.monotonic()
+        self._readings_s: deque[float] = deque(maxlen=READINGS)  # how long the last readings of energy took
+        self._gives_way = False
         self._awake_since_s: float | None = None
         self._commands: deque[tuple[Callable[[], bool], Future[Any]]] = deque()
         self._door = threading.Lock()
@@ -110,6 +118,7 @@ class GpuWorker:
             self.pilot = pilot
             self._energies = InstructionEnergies()
             self._epoll.register(pilot.channel.event_fd, select.EPOLLIN | select.EPOLLET)
+            self._sample_s = time.monotonic()
             self._follow(pilot)
 
         return self._command(command)
@@ -235,12 +244,17 @@ class GpuWorker:
         if now_s >= self._watch_s:
             self._watch_s = now_s + self._limits.watch_interval_s
             self._watch()
-        elif self.pilot is not None and now_s >= self._sample_s:
-            self._sample()
+        if now_s >= self._sample_s:
+            # A reading that a clock would have to wait for is taken after it.
+            before_its_end = 0 < self._look_s < now_s + max(self._readings_s, default=0.0)
+            self._gives_way = before_its_end and now_s < self._sample_s + READING_LATE_S
+            if not self._gives_way:
+                self._sample()
         self._plan_routine()
 
     def _plan_routine(self) -> None:
-        self._due_s = min(self._watch_s, self._sample_s if self.pilot else self._watch_s, self._pump_s or self._watch_s)
+        sample_s = max(self._sample_s, self._look_s) if self._gives_way else self._sample_s
+        self._due_s = min(self._watch_s, sample_s, self._pump_s or self._watch_s)
 
     def _obey(self) -> bool:
         with contextlib.suppress(BlockingIOError):
@@ -277,19 +291,22 @@ class GpuWorker:
             self._tell(*self._unfinished.popleft()[1:])
 
     def _sample(self) -> None:
-        self._sample_s = time.monotonic() + self._limits.sample_interval_s
+        limits, began_s = self._limits, time.monotonic()
         try:
-            reading = self.device.energy()
+            readings = self.device.energy()
         except (DeviceLost, DriverMismatch) as error:
             self.governor.fence(error)
-            reading = None
+            readings = None
         except DeviceError:
-            reading = None
-        if reading is not None:
+            readings = None
+        self._readings_s.append(time.monotonic() - began_s)
+        interval_s = limits.sample_interval_s if self.pilot is not None else limits.watch_interval_s
+        self._sample_s = began_s + max(interval_s, min(min(self._readings_s) / READING_SHARE, READING_LATE_S))
+        for reading in readings or ():
             self.meter.add(reading)
         patience_s = time.monotonic() - UNFINISHED_S
         while self._unfinished and (
-            reading is None
+            readings is None
             or self.meter.covers(self._unfinished[0][1].next_begin_us)
             or self._unfinished[0][0] < patience_s
             or len(self._unfinished) > MAX_UNFINISHED
@@ -298,7 +315,6 @@ class GpuWorker:
 
     def _watch(self) -> None:
         """Read back clock, power and event reasons."""
-        self._sample()
         if self.governor.lost:
             return
         try:
@@ -325,7 +341,6 @@ class GpuWorker:
         if finished:
             now_s = time.monotonic()
             self._unfinished.extend((now_s, one, pilot) for one in finished)
-            self._sample()
 
     def _tell(self, one: Finished, pilot: Pilot) -> None:
         record, plan = one.record, one.plan

@@ -27,9 +27,9 @@ enum {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
   INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN_ERROR = 999
 };
-enum { MAX_GPUS = 16, MAX_INJECTIONS = 32, NAME_BYTES = 96 };
+enum { MAX_GPUS = 16, MAX_INJECTIONS = 32, NAME_BYTES = 96, SAMPLES = 120, SAMPLE_US = 20000 };
 enum { IDLE_PERCENT_OF_CLOCK = 15 };
-static const uint64_t MAGIC = 0x314c4d564e53524bULL;
+static const uint64_t MAGIC = 0x324c4d564e53524bULL;
 static const uint32_t FIELD_POWER_INSTANT = 186;
 
 typedef unsigned int nvmlReturn_t;
@@ -42,15 +42,24 @@ typedef struct {
 } nvmlFieldValue_t;
 
 typedef struct {
+  uint64_t timeStamp;
+  union { uint32_t uiVal; uint64_t ullVal; double dVal; } sampleValue;
+} nvmlSample_t;
+
+typedef struct {
   char uuid[NAME_BYTES], name[NAME_BYTES];
   /* Written by perseus_shim_set; the order is that of KEYS below. */
   int64_t min_mhz, max_mhz, step_mhz, memory_mhz, idle_mw, max_mw, busy_permille, transition_us, energy_period_us, energy_frozen,
-      has_energy, lost, mig, mps, permitted, reasons, cap_mhz, locked_mhz;
+      has_energy, has_samples, lost, mig, mps, permitted, reasons, cap_mhz, locked_mhz;
   /* Kept by the shim; read by perseus_shim_get. */
   int64_t lock_calls, reset_calls, last_write_ns, clock_mhz, energy_mj;
   int64_t next_mhz, effective_us;
   int64_t settled_us, lead_until_us, lead_mw;
   double exact_uj, published_uj;
+  /* Mean power of each 20 ms, by the number of its end: those after `unsampled`, up to `sampled`, the last that is complete. */
+  int64_t unsampled, sampled;
+  double sample_uj;
+  nvmlSample_t samples[SAMPLES];
 } gpu_t;
 
 typedef struct {
@@ -121,9 +130,28 @@ static void publish(gpu_t *g, int64_t until_us, double mw) {
   if (tick_us > g->settled_us && uj > g->published_uj) g->published_uj = uj;
 }
 
+/* The past up to `until_us` drew so much: samples of it that are complete are kept, stamped by the wall clock of now. */
+static void sample(gpu_t *g, int64_t until_us, double mw) {
+  struct timespec wall;
+  clock_gettime(CLOCK_REALTIME, &wall);
+  int64_t offset_us = (int64_t)wall.tv_sec * 1000000 + wall.tv_nsec / 1000 - now_ns() / 1000;
+  int64_t from_us = g->settled_us;
+  int64_t oldest = until_us / SAMPLE_US - SAMPLES;
+  if (g->sampled < oldest) g->sampled = oldest, g->sample_uj = 0, from_us = oldest * SAMPLE_US;
+  for (int64_t end_us; (end_us = (g->sampled + 1) * SAMPLE_US) <= until_us; from_us = end_us) {
+    g->sample_uj += mw * (end_us - from_us) / 1000;
+    nvmlSample_t *complete = &g->samples[++g->sampled % SAMPLES];
+    complete->timeStamp = (uint64_t)(end_us + offset_us);
+    complete->sampleValue.uiVal = (uint32_t)(g->sample_uj * 1000 / SAMPLE_US);
+    g->sample_uj = 0;
+  }
+  g->sample_uj += mw * (until_us - from_us) / 1000;
+}
+
 static void advance(gpu_t *g, int64_t until_us, double mw) {
   if (until_us <= g->settled_us) return;
   publish(g, until_us, mw);
+  sample(g, until_us, mw);
   g->exact_uj += mw * (until_us - g->settled_us) / 1000;
   g->settled_us = until_us;
 }
@@ -382,6 +410,23 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned int *mw) {
   return leave(SUCCESS);
 }
 
+/* Samples of power, oldest first. A trainer that leads tells its past: they lag by as much as it does. */
+nvmlReturn_t nvmlDeviceGetSamples(
+    nvmlDevice_t d, unsigned int type, unsigned long long after_us, unsigned int *value_type, unsigned int *count,
+    nvmlSample_t *samples) {
+  ENTER(d);
+  if (type || !g->has_samples) return leave(NOT_SUPPORTED);
+  unsigned int room = samples ? *count : 0, found = 0;
+  int64_t oldest = g->sampled - SAMPLES > g->unsampled ? g->sampled - SAMPLES : g->unsampled;
+  for (int64_t at = oldest + 1; at <= g->sampled && found < room; at++) {
+    const nvmlSample_t *complete = &g->samples[at % SAMPLES];
+    if (complete->timeStamp > after_us) samples[found++] = *complete;
+  }
+  *value_type = 1;
+  *count = samples ? found : SAMPLES;
+  return leave(samples && !found ? NOT_FOUND : SUCCESS);
+}
+
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int count, nvmlFieldValue_t *values) {
   ENTER(d);
   for (int i = 0; i < count; i++) {
@@ -438,9 +483,9 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsig
 
 static const char *const KEYS[] = {
     "min_mhz", "max_mhz", "step_mhz", "memory_mhz", "idle_mw", "max_mw", "busy_permille", "transition_us",
-    "energy_period_us", "energy_frozen", "has_energy", "lost", "mig", "mps", "permitted", "reasons", "cap_mhz", "locked_mhz",
+    "energy_period_us", "energy_frozen", "has_energy", "has_samples", "lost", "mig", "mps", "permitted", "reasons", "cap_mhz", "locked_mhz",
     "lock_calls", "reset_calls", "last_write_ns", "clock_mhz", "energy_mj"};
-enum { WRITABLE_KEYS = 18, ALL_KEYS = 23 };
+enum { WRITABLE_KEYS = 19, ALL_KEYS = 24 };
 
 static int64_t *value_of(gpu_t *g, const char *key, int keys) {
   for (int i = 0; i < keys; i++)
@@ -476,8 +521,10 @@ int perseus_shim_create(const char *path, unsigned int count) {
     strcpy(g->name, "NVIDIA A100-SXM4-40GB");
     g->min_mhz = 210, g->max_mhz = 1410, g->step_mhz = 15, g->memory_mhz = 1215;
     g->idle_mw = 55000, g->max_mw = 400000;
-    g->energy_period_us = 100000, g->has_energy = 1, g->permitted = 1;
+    g->energy_period_us = 100000, g->has_energy = 1, g->has_samples = 1, g->permitted = 1;
     g->settled_us = now_ns() / 1000;
+    g->sampled = g->settled_us / SAMPLE_US;
+    g->unsampled = g->sampled + 1; /* which began before the GPU did */
     g->clock_mhz = default_mhz(g);
   }
   s->magic = MAGIC;
@@ -579,6 +626,7 @@ void perseus_shim_reload(state_t *s) {
     request_clock(g, 0);
     g->exact_uj = g->published_uj = 0;
     g->energy_mj = 0;
+    g->unsampled = g->sampled;
   }
   pthread_mutex_unlock(&s->mutex);
 }

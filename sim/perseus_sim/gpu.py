@@ -69,10 +69,10 @@ class SimulatedDevice:
         self._call()
         return self.gpu.clock_mhz
 
-    def energy(self) -> EnergyReading | None:
+    def energy(self) -> Sequence[EnergyReading] | None:
         self._call()
         physics = self.gpu.physics()
-        return EnergyReading(physics.now_us, physics.energy_uj // 1000)
+        return [EnergyReading(physics.now_us, physics.energy_uj // 1000)]
 
     def power_mw(self) -> int | None:
         self._call()

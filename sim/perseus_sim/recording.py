@@ -75,10 +75,10 @@ class RecordingGpu:
     def sm_clock_mhz(self) -> int:
         return self.reads_mhz or self.locked_mhz or DEFAULT_MHZ
 
-    def energy(self) -> EnergyReading | None:
+    def energy(self) -> Sequence[EnergyReading] | None:
         if not self.has_energy:
             return None
-        return EnergyReading(self._integrate(), int(self.energy_mj))
+        return [EnergyReading(self._integrate(), int(self.energy_mj))]
 
     def power_mw(self) -> int | None:
         return 50_000 + 250 * (self.locked_mhz or DEFAULT_MHZ)

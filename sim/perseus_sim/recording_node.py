@@ -91,12 +91,19 @@ class RecordingNode:
     # ------------------------------------------------------------------------------------------- agent
 
     def start_agent(
-        self, *flags: str, secure: bool = False, wait: bool = True, opener: str = "open_devices"
+        self,
+        *flags: str,
+        secure: bool = False,
+        wait: bool = True,
+        opener: str = "open_devices",
+        prefix: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """A new agent process on this node; ``opener`` is a function of ``recording``."""
+        """A new agent process on this node; ``opener`` is a function of ``recording``, ``prefix`` a command that starts
+        another."""
         ready = self.folder / "run" / "ready"
         ready.unlink(missing_ok=True)
         command = [
+            *prefix,
             sys.executable,
             "-m",
             "perseus_agent",

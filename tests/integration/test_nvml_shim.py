@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pynvml
@@ -16,6 +18,7 @@ from tests.waiting import eventually
 from perseus_agent import errors
 from perseus_agent.devices import nvml
 from perseus_agent.devices.base import Controllability, EventReason, open_device_set
+from perseus_agent.energy import EnergyMeter
 from perseus_sim.nvml_shim import ENV_STATE, Shim
 
 LOCK = "nvmlDeviceSetGpuLockedClocks"
@@ -38,9 +41,9 @@ def shim(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def devices(shim: Shim) -> Iterator[nvml.NvmlDevices]:
-    """Both GPUs under full load, opened with the energy check skipped for time."""
+    """Both GPUs under full load and without samples of power, opened with the energy check skipped for time."""
     for gpu in range(2):
-        shim.set(gpu, busy_permille=1000, energy_period_us=TICK_US)
+        shim.set(gpu, busy_permille=1000, energy_period_us=TICK_US, has_samples=0)
     opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.01)
     yield opened
     shim.clear()
@@ -100,13 +103,11 @@ def test_a_lower_clock_draws_less_power_and_energy_is_its_integral(devices: nvml
     # Each reading lies between two looks at the clock, so what was used between them is bounded on any machine.
     moments_us, readings = [monotonic_us()], []
     for pause_s in (0.1, 0):
-        readings.append(gpu.energy())
+        readings += gpu.energy() or ()
         moments_us.append(monotonic_us())
         time.sleep(pause_s)
         moments_us.append(monotonic_us())
     before, after = readings
-    assert before is not None
-    assert after is not None
     assert moments_us[0] <= before.time_us <= moments_us[1]
     used_mj = after.energy_mj - before.energy_mj
     least_us, most_us = moments_us[2] - moments_us[1], moments_us[3] - moments_us[0]
@@ -219,33 +220,120 @@ def test_a_gpu_that_was_replaced_is_never_written(devices: nvml.NvmlDevices, shi
 
 
 def test_a_driver_reload_is_survived_and_energy_never_falls(devices: nvml.NvmlDevices, shim: Shim) -> None:
-    gpu = devices.devices[0]
+    gpu, meter = devices.devices[0], EnergyMeter()
     gpu.lock_clocks(900)
-    time.sleep(0.01)
-    before = gpu.energy()
-    shim.reload()
-    shim.permute([1, 0])
-    after = gpu.energy()
-    assert before is not None
-    assert after is not None
-    assert before.energy_mj > 0
-    assert after.energy_mj >= before.energy_mj
+    totals_mj = []
+    for reload in (False, True, False):
+        if reload:
+            shim.reload()
+            shim.permute([1, 0])
+        time.sleep(0.01)
+        for reading in gpu.energy() or ():
+            meter.add(reading)
+            totals_mj.append(meter.total_mj)
+    assert len(totals_mj) == 3
+    assert 0 < totals_mj[0] <= totals_mj[1] < totals_mj[2]
     gpu.lock_clocks(600)
     assert (shim.get(0, "locked_mhz"), shim.get(1, "locked_mhz")) == (600, 0)
 
 
 @pytest.mark.parametrize(("state", "trusted"), [({}, True), ({"energy_frozen": 1}, False), ({"has_energy": 0}, False)])
 def test_the_energy_counter_is_trusted_only_if_it_moves(shim: Shim, state: dict[str, int], trusted: bool) -> None:
-    shim.set(0, busy_permille=1000, energy_period_us=1000, **state)
+    shim.set(0, busy_permille=1000, energy_period_us=1000, has_samples=0, **state)
     opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.01)
     assert (opened.devices[0].energy() is not None) is trusted
     opened.close()
 
 
 def test_an_energy_counter_faster_than_any_gpu_is_not_trusted(shim: Shim) -> None:
-    shim.set(0, busy_permille=1000, energy_period_us=1000, max_mw=2_000_000_000)
+    shim.set(0, busy_permille=1000, energy_period_us=1000, has_samples=0, max_mw=2_000_000_000)
     opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.01)
     assert opened.devices[0].energy() is None
+    opened.close()
+
+
+@pytest.fixture
+def sampled(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> Iterator[nvml.NvmlDevice]:
+    """A GPU under load with samples of power, which are asked for at every call."""
+    monkeypatch.setattr(nvml, "SAMPLES_EVERY_US", 0)
+    shim.set(0, busy_permille=1000, energy_period_us=TICK_US)
+    opened = nvml.NvmlDevices(privileged=lambda: True)
+    yield opened.devices[0]
+    opened.close()
+
+
+def counter_at(shim: Shim, time_us: int) -> int:
+    """Wait for a moment; what the counter says then."""
+    time.sleep(max(0, time_us - monotonic_us()) / 1e6)
+    return shim.get(0, "energy_mj")
+
+
+def test_samples_of_power_tell_what_the_counter_tells_and_when(sampled: nvml.NvmlDevice, shim: Shim) -> None:
+    """A load that falls by half between two samples is seen there, and the counter is not read for it."""
+    meter = EnergyMeter()
+    shim.inject("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_UNKNOWN, times=-1)
+    begin_us = monotonic_us()
+    begin_mj = counter_at(shim, begin_us + 40_000)
+    sampled.lock_clocks(705)
+    middle_us, middle_mj = monotonic_us(), shim.get(0, "energy_mj")
+    end_mj = counter_at(shim, middle_us + 100_000)
+    end_us = monotonic_us()
+    eventually(lambda: [meter.add(reading) for reading in sampled.energy() or ()] and meter.covers(end_us))
+    levels = meter.at([begin_us + 40_000, middle_us, end_us])
+    assert levels is not None
+    slack_mj = 400 * 25  # 25 ms at full power: within a sample, and where the test stood still
+    assert levels[1] - levels[0] == pytest.approx(middle_mj - begin_mj, abs=slack_mj)
+    assert levels[2] - levels[1] == pytest.approx(end_mj - middle_mj, abs=slack_mj)
+    assert (levels[2] - levels[1]) / (end_us - middle_us) < 0.8 * 400 / 1000
+
+
+def test_no_sample_is_told_twice_and_what_was_missed_is_not_made_up(
+    sampled: nvml.NvmlDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [reading for _ in range(20) if not time.sleep(0.01) for reading in sampled.energy() or ()]
+    assert [later.time_us - earlier.time_us for earlier, later in pairwise(told)] == pytest.approx(
+        [20_000] * (len(told) - 1), abs=2_000
+    )
+    assert sampled.energy() is not None
+    samples = sampled._samples()
+    shifted = [(time_us + 3_600_000_000, power) for time_us, power in samples]
+    monkeypatch.setattr(sampled, "_samples", lambda: shifted)
+    first = (sampled.energy() or [None])[0]
+    assert first is not None
+    assert first.energy_mj == 0
+
+
+def test_samples_that_say_otherwise_than_the_counter_are_no_longer_used(
+    sampled: nvml.NvmlDevice, shim: Shim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nvml, "COMPARE_EVERY_US", 100_000)
+    honest, counter_mj = sampled._samples, sampled.raw_energy_mj
+    monkeypatch.setattr(sampled, "raw_energy_mj", lambda: 10**9 + counter_mj())  # a driver loaded long ago
+    meter = EnergyMeter()
+
+    def read(times: int) -> None:
+        for _ in range(times):
+            time.sleep(0.01)
+            for reading in sampled.energy() or ():
+                meter.add(reading)
+
+    read(30)
+    assert sampled._sampled is not None
+    monkeypatch.setattr(sampled, "_samples", lambda: [(at, power // 2) for at, power in honest()])
+    eventually(lambda: read(1) or sampled._sampled is None)
+    assert re.search(r"samples of power no longer used: -[1-5]\d% of the counter", caplog.text)
+    told_mj, counted_mj = meter.total_mj, shim.get(0, "energy_mj")
+    read(10)
+    rise_mj, counted_mj = meter.total_mj - told_mj, shim.get(0, "energy_mj") - counted_mj
+    assert 0.5 * counted_mj < rise_mj <= counted_mj + 400 * 20  # goes on from here: no jump to the counter's level
+
+
+def test_a_gpu_without_samples_of_power_has_its_counter(shim: Shim) -> None:
+    shim.set(0, busy_permille=1000, energy_period_us=TICK_US)
+    shim.inject("nvmlDeviceGetSamples", pynvml.NVML_ERROR_NOT_SUPPORTED, times=-1)
+    opened = nvml.NvmlDevices(privileged=lambda: True, energy_check_s=0.05)
+    [reading] = opened.devices[0].energy() or ()
+    assert abs(reading.energy_mj - shim.get(0, "energy_mj")) < 400 * 1_000
     opened.close()
 
 

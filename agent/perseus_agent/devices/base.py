@@ -96,8 +96,9 @@ class Device(Protocol):
     def sm_clock_mhz(self) -> int:
         """The SM clock now."""
 
-    def energy(self) -> EnergyReading | None:
-        """The energy counter; None where the GPU has none that can be trusted."""
+    def energy(self) -> Sequence[EnergyReading] | None:
+        """What the GPU tells of its energy since the last call, oldest first; None where it has no counter that can be
+        trusted. A level below the one before: what was used in between is not known."""
 
     def power_mw(self) -> int | None:
         """Power drawn now, or None where it is not measured."""

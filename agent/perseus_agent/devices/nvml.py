@@ -12,14 +12,15 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pynvml
 
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
+from perseus_agent.devices.sampled_energy import Sample, SampledEnergy, usable
 from perseus_agent.errors import (
     DeviceBusy,
     DeviceError,
@@ -87,6 +88,12 @@ Left out: application clocks and display clocks, which say nothing about a locke
 
 ENERGY_CHECK_S: Final = 0.25
 """How long the energy counters are watched at start: twice the slowest known period, about 106 ms."""
+SAMPLES_EVERY_US: Final = 200_000
+"""How often samples of power are asked for: the driver keeps more than two seconds of them."""
+COMPARE_EVERY_US: Final = 60_000_000
+"""How often they are compared with the counter, which takes long to read."""
+MAX_DEVIATION: Final = 0.1
+"""Of energy by samples from the counter's: up to 0.022 was seen in such a time on an H100 (docs/real-gpus.md)."""
 MAX_POWER_W: Final = 10_000
 """No GPU, nor a module with its CPU, draws more: an energy counter that says so counts something else."""
 _CAP_SYS_ADMIN: Final = 1 << 21
@@ -161,8 +168,17 @@ class NvmlDevices:
         return found
 
 
+class _Comparison(NamedTuple):
+    """What samples and counter said at a moment."""
+
+    time_us: int
+    sampled_mj: int
+    beginnings: int
+    counter_mj: int | None = None
+
+
 class NvmlDevice:
-    """One GPU. ``energy`` stays monotone over a driver reload, which sets the driver's counter to zero."""
+    """One GPU. Its energy is that of the driver's samples of power where they are dense, else its counter's."""
 
     def __init__(self, library: NvmlDevices, uuid: str) -> None:
         self._library = library
@@ -171,9 +187,10 @@ class NvmlDevice:
         self._handle_generation = -1
         self._no_permission = not library.may_write
         self._energy_trusted = False
-        self._energy_lock = threading.Lock()
-        self._energy_last_mj = 0
-        self._energy_base_mj = 0
+        self._sampled: SampledEnergy | None = None
+        self._sampled_us = 0
+        self._compared: _Comparison | None = None
+        self._base_mj = 0
         self._missing: set[str] = set()
         self.identity = DeviceIdentity(
             uuid=uuid,
@@ -212,20 +229,18 @@ class NvmlDevice:
         clock: int = self._call("SM clock", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
         return clock
 
-    def energy(self) -> EnergyReading | None:
+    def energy(self) -> Sequence[EnergyReading] | None:
+        if self._sampled is not None:
+            return self._by_samples(self._sampled)
         if not self._energy_trusted:
             return None
-        with self._energy_lock:
-            before_us = self.now_us()
-            value_mj = self.raw_energy_mj()
-            time_us = (before_us + self.now_us()) // 2
-            if value_mj is None:
-                return None
-            if value_mj < self._energy_last_mj:
-                log.warning("%s: energy counter fell from %d mJ: driver reloaded", self._uuid, self._energy_last_mj)
-                self._energy_base_mj += self._energy_last_mj
-            self._energy_last_mj = value_mj
-            return EnergyReading(time_us, self._energy_base_mj + value_mj)
+        before_us = self.now_us()
+        value_mj = self.raw_energy_mj()
+        if value_mj is None:
+            return None
+        if value_mj < self._base_mj:  # the driver was reloaded
+            self._base_mj = 0
+        return [EnergyReading((before_us + self.now_us()) // 2, value_mj - self._base_mj)]
 
     def power_mw(self) -> int | None:
         """The instantaneous field, where there is one: the plain call averages over a second on most GPUs."""
@@ -256,7 +271,10 @@ class NvmlDevice:
         return value
 
     def judge_energy(self, before_mj: int | None, elapsed_s: float) -> None:
-        """Trust the counter only if it has moved since ``before_mj``, forwards, and not faster than a GPU can draw."""
+        """Trust the counter only if it has moved since ``before_mj``, forwards, and not faster than a GPU can draw. Use
+        samples of power instead where they are dense."""
+        if usable(self._samples(), time.time_ns() // 1000):
+            self._sampled = SampledEnergy()
         after_mj = self.raw_energy_mj()
         if before_mj is None or after_mj is None:
             return
@@ -264,6 +282,48 @@ class NvmlDevice:
         self._energy_trusted = 0 < after_mj - before_mj <= MAX_POWER_W * 1000 * (elapsed_s + 0.25)
         if not self._energy_trusted:
             log.error("%s: energy counter not used: it went from %d to %d mJ", self._uuid, before_mj, after_mj)
+
+    def _by_samples(self, sampled: SampledEnergy) -> Sequence[EnergyReading]:
+        now_us = self.now_us()
+        if now_us - self._sampled_us < SAMPLES_EVERY_US:
+            return ()
+        self._sampled_us = now_us
+        samples = self._samples()
+        readings = sampled.take(samples, self.now_us() - time.time_ns() // 1000)
+        if readings and self._energy_trusted:
+            with contextlib.suppress(DeviceError):  # what was read is told all the same
+                self._compare(_Comparison(*readings[-1], sampled.beginnings))
+        return readings
+
+    def _compare(self, now: _Comparison) -> None:
+        """Now and then, samples with the counter; if they differ, the counter it is from now on."""
+        before = self._compared
+        if before is not None and now.time_us - before.time_us < COMPARE_EVERY_US:
+            return
+        counter_mj = self.raw_energy_mj()
+        self._compared = now = now._replace(counter_mj=counter_mj)
+        if counter_mj is None or before is None or before.counter_mj is None or before.beginnings != now.beginnings:
+            return
+        counted_mj = counter_mj - before.counter_mj
+        deviation = (now.sampled_mj - before.sampled_mj) / max(1, counted_mj) - 1
+        if counted_mj >= 0 and abs(deviation) > MAX_DEVIATION:
+            log.error("%s: samples of power no longer used: %+.0f%% of the counter", self._uuid, 100 * deviation)
+            self._sampled = None
+            self._base_mj = counter_mj  # begins below what was told: what lies between is not known
+
+    def _samples(self) -> list[Sample]:
+        """Power over the past seconds, oldest first; empty where there are none."""
+
+        def read(handle: Any) -> list[Sample]:
+            try:
+                kind, samples = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_TOTAL_POWER_SAMPLES, 0)
+            except pynvml.NVMLError_NotFound:  # none yet
+                return []
+            if kind != pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+                return []
+            return [(sample.timeStamp, sample.sampleValue.uiVal) for sample in samples]
+
+        return self._optional("power samples", read) or []
 
     def _supported_clocks(self) -> tuple[int, ...]:
         """SM clocks at the fastest memory clock, at which the GPU computes."""

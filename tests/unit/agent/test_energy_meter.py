@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_agent.devices.base import EnergyReading
-from perseus_agent.energy import STALE_US, EnergyMeter, InstructionEnergies
+from perseus_agent.energy import MAX_EDGES, STALE_US, EnergyMeter, InstructionEnergies
 
 
 def meter_of(*readings: tuple[int, int]) -> EnergyMeter:
@@ -189,10 +189,11 @@ def test_readings_out_of_order_are_ignored() -> None:
 
 def test_a_day_of_readings_takes_bounded_memory() -> None:
     meter = EnergyMeter()
-    for number in range(50_000):
+    for number in range(100_000):
         meter.add(EnergyReading(number, number))
-    assert len(meter._times_us) < 10_000
-    assert meter.at([49_000, 49_500]) == [49_000, 49_500]
+    assert len(meter._times_us) <= 2 * MAX_EDGES
+    oldest = 100_000 - MAX_EDGES
+    assert meter.at([oldest, 99_500]) == [oldest, 99_500]
 
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=5, max_size=5), min_size=1, max_size=20))

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from perseus_agent.devices.base import Controllability, EventReason
+from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceLost
 from perseus_agent.governor import GovernorLimits, GpuNotice, GpuNoticeKind
 from perseus_agent.journal import Journal
 from perseus_agent.pilot import Pilot
 from perseus_agent.plans import JobPlans
 from perseus_agent.telemetry import Event, IterationSummary, RankIdentity
-from perseus_agent.worker import GpuWorker, WorkerLimits
+from perseus_agent.worker import READING_LATE_S, READING_SHARE, READINGS, GpuWorker, WorkerLimits
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
@@ -67,7 +68,7 @@ class Rig:
     def _pass(self, span_us: int) -> None:
         """Let the GPU's time go on, and the worker see where its counter is then."""
         self.now_us += span_us
-        wait_for(lambda: not span_us or self.worker.meter._seen == self.gpu.energy(), "a sample")
+        wait_for(lambda: not span_us or self.worker.meter._seen == self.gpu.energy()[-1], "a sample")
 
     def _spent_mj(self) -> float:
         self.gpu.energy()
@@ -188,6 +189,49 @@ def test_long_waits_between_instructions_are_told_by_themselves(rig: Rig) -> Non
     for report in rig.reports()[1:]:
         assert report.quiet_us in (100_000, 200_000)
         assert report.quiet_energy_mj == pytest.approx(report.quiet_us * 350 / 1000, rel=0.01)
+
+
+def test_a_counter_that_is_slow_to_answer_is_read_seldom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H100 one reading takes 3 to 17 ms; the thread that takes it is the one that writes clocks."""
+    taken_s: list[float] = []
+    energy = rig.gpu.energy
+
+    def slow() -> Sequence[EnergyReading] | None:
+        began_s = time.monotonic()
+        time.sleep(0.005)
+        try:
+            return energy()
+        finally:
+            taken_s.append(time.monotonic() - began_s)
+
+    monkeypatch.setattr(rig.gpu, "energy", slow)
+    monkeypatch.setattr(rig.worker, "_readings_s", deque(maxlen=READINGS))
+    began_s = time.monotonic()
+    wait_for(lambda: len(taken_s) == 4, "four readings")
+    assert time.monotonic() - began_s >= 3 * min(taken_s) / READING_SHARE
+
+
+def test_a_reading_of_energy_gives_way_to_a_clock_that_is_due_but_not_for_ever(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, start=False)
+    worker, readings = rig.worker, []
+    rig.gpu.energy = lambda: readings.append(1)  # type: ignore[assignment, method-assign]
+    now_s = time.monotonic()
+    worker._watch_s = now_s + 60
+    worker._readings_s.append(0.02)
+    worker._sample_s, worker._look_s = now_s, now_s + 0.01
+    worker._routine(now_s)
+    assert readings == []
+    assert worker._due_s == worker._look_s
+    worker._look_s = now_s + 0.03  # the next mark is far enough
+    worker._routine(now_s)
+    assert len(readings) == 1
+    worker._sample_s = now_s
+    for late_s in (0.0, 0.5 * READING_LATE_S, 1.01 * READING_LATE_S):
+        assert len(readings) == 1
+        worker._look_s = now_s + late_s + 0.01  # marks follow one another too closely
+        worker._routine(now_s + late_s)
+    assert len(readings) == 2
+    rig.channel.close()
 
 
 def test_a_gpu_without_a_counter_reports_time_and_no_energy(rig: Rig) -> None:

@@ -47,7 +47,7 @@ def test_two_views_see_one_gpu(tmp_path: Path) -> None:
     device.lock_clocks(1000)
     assert gpu.locked_mhz == device.sm_clock_mhz() == 1000
     gpu.advance(Physics(5_000, 7_999, 100_000))
-    assert device.energy() == (5_000, 7)
+    assert device.energy() == [(5_000, 7)]
     assert device.now_us() == 5_000
     assert device.power_mw() == 100_000
     device.reset_clocks()
