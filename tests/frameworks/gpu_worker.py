@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 import perseus_client.torch_pipelining as perseus  # noqa: E402
 
-WIDTH, MICROBATCHES, STEPS = 2048, 8, 20
+WIDTH, MICROBATCHES, STEPS, SYNCHRONISED_STEPS = 2048, 8, 20, 5
 
 
 def main() -> None:
@@ -46,15 +46,19 @@ def main() -> None:
     torch.cuda.synchronize = original
     original()
     ended_s = time.perf_counter() - started_s
-    for _ in range(3):  # what the GPU has done is told at the end of later steps
+    reached_us = []
+    for _ in range(SYNCHRONISED_STEPS):  # what the GPU has done is told at the end of later steps
         schedule.step(x, target=x)
         original()
+        reached_us.append(time.monotonic_ns() // 1000)
     Path(sys.argv[1]).write_text(
         json.dumps(
             {
                 "synchronised": len(synchronised),
                 "launched_s": launched_s,
                 "ended_s": ended_s,
+                "first_synchronised": STEPS,
+                "reached_us": reached_us,
                 "uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}",
             }
         )
