@@ -82,7 +82,7 @@ class Settings:
     )
     sample_interval_ms: int = _setting(
         50,
-        "How often the energy counter is read while a rank runs, milliseconds. Counters move every 20 to 100 ms.",
+        "How often energy is read while a rank runs, milliseconds; less often where that takes long.",
         minimum=1,
     )
     watch_interval_ms: int = _setting(
