@@ -170,6 +170,7 @@ def test_one_operator_at_a_time_and_probes_on_progress(render: Render) -> None:
         main = container(objects, key)
         assert main["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
         assert main["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        assert main["startupProbe"]["periodSeconds"] == 1, "a rolling upgrade waits for it on every node"
 
 
 def test_images(render: Render) -> None:

@@ -318,10 +318,13 @@ def test_it_used_exactly_its_rights(journey: Journey) -> None:
 
 def test_uninstalled_it_leaves_nothing(journey: Journey) -> None:
     journey.helm("uninstall", "perseus", "--namespace", SYSTEM, "--wait")
-    pods = lambda: [pod for each in ("operator", "agent", "gpu-sim") for pod in journey.pods(each)]  # noqa: E731
-    journey.eventually("the pods are gone", lambda: not pods(), PATIENCE_S)
     kept = {f"customresourcedefinition/{name}" for name in CRDS} | {"configmap/perseus-epoch"}
-    assert journey.left() == kept
+
+    def gone() -> bool:
+        assert journey.left() == kept
+        return True
+
+    journey.eventually("all else is gone, when the last pod is", gone, PATIENCE_S)
     for node in journey.cluster.nodes:
         assert "perseus" not in node.run("ls", "/var/lib/kubelet/device-plugins").stdout
     assert not journey.locked()
