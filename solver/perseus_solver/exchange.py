@@ -19,14 +19,15 @@ from perseus_solver.rounding import Rounder
 from perseus_solver.vocabulary import Floats
 
 _CELLS = 1 << 13
-"""Steps in which time is counted here; durations are rounded up to them, so that sums are never too long."""
+"""Steps in which time is counted here."""
 _SLIVER = 1e-6
 """Of such a step: what may be lost to the last bits of sums. Whoever asks simulates."""
 _BEHIND, _AHEAD = 2, 3
 """What is exchanged moves at most so many of the commonest step below, or above, what the chain has to give away."""
 _MOST = 4
 """Instructions of one table that leave their best option, besides those that take the commonest step."""
-_PROPOSALS = 8
+_TRACED, _PROPOSALS = 64, 8
+"""Mixtures that seem the best, and those of them that are and fit."""
 _ORDERS = 12
 """Orders in which the best mixture is proposed at random, besides: the last bit of a sum depends on it."""
 
@@ -141,12 +142,14 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
     span = min(mixture.left, _AHEAD * mixture.gain) + _BEHIND * mixture.gain
     if span <= 0:
         return []
-    # Whole cells in the commonest step: many of it may fill a deadline to the last bit.
+    # Whole cells in the commonest step: many of it may fill a deadline to the last bit. Others are rounded, and so a
+    # mixture may take a few cells more, or less, than it seems to.
     step = max(int(_CELLS * mixture.gain / span), 1)
     cell, zero = mixture.gain / step, _BEHIND * step
-    cells = int(span / cell + _SLIVER)
-    if cells < zero:
+    full = int(span / cell + _SLIVER)
+    if full < zero:
         return []
+    cells = full + _MOST
     cost = np.full(cells + 1, np.inf)  # of what is exchanged, by the time it takes, from the first cell on
     cost[zero] = 0.0
     trail: list[tuple[int, Index, list[tuple[list[int], Index, Index]]]] = []
@@ -155,7 +158,7 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
         options = np.delete(np.arange(int(tables.size[k])), mixture.base[k])
         value = tables.energy_j[k] + mixture.price_j * time[k]
         dearer = np.maximum(value[options] - value[mixture.base[k]], 0.0)
-        shift = np.ceil((time[k, options] - time[k, mixture.base[k]]) / cell - _SLIVER)
+        shift = np.rint((time[k, options] - time[k, mixture.base[k]]) / cell)
         near = (np.abs(shift) <= cells) & (dearer <= excess_j)
         options, dearer, shift = options[near], dearer[near], shift[near].astype(np.intp)
         layers, current, best, taken = [], cost, cost.copy(), np.zeros(cells + 1, dtype=np.intp)
@@ -175,10 +178,15 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
             current = following
         trail.append((k, taken, layers))
         cost = best
-    wasted = cost + mixture.price_j * cell * np.arange(cells, -1, -1)
-    return [
-        _traced(trail, at) for at in np.argsort(wasted, kind="stable")[:_PROPOSALS].tolist() if np.isfinite(cost[at])
-    ]
+    wasted = cost + mixture.price_j * cell * np.maximum(full - np.arange(cells + 1), 0)
+    found: list[tuple[float, int, dict[int, list[int]]]] = []
+    for at in np.argsort(wasted, kind="stable")[:_TRACED].tolist():
+        if np.isfinite(cost[at]):
+            moved = _traced(trail, at)
+            takes = sum(float(time[k, option] - time[k, mixture.base[k]]) for k, own in moved.items() for option in own)
+            if takes <= mixture.left + _SLIVER * cell:
+                found.append((float(cost[at]) + mixture.price_j * (mixture.left - takes), at, moved))
+    return [moved for _, _, moved in sorted(found)[:_PROPOSALS]]
 
 
 def _traced(trail: list[tuple[int, Index, list[tuple[list[int], Index, Index]]]], at: int) -> dict[int, list[int]]:

@@ -56,6 +56,23 @@ def test_of_a_chain_the_best_of_all_mixtures_is_proposed_and_all_that_is_propose
         assert rounder.energy_j(found).min() >= least_j * (1 - 1e-12)
 
 
+def test_of_a_chain_every_mixture_that_no_other_beats_is_found_at_its_own_time() -> None:
+    """Which it fills to the last bit."""
+    problem = problem_of(1, 9)
+    engine = Engine(problem)
+    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
+    (forward_s, forward_j), (backward_s, backward_j) = (mixtures(problem, k, 9) for k in (0, 1))
+    time_s, energy_j = np.add.outer(forward_s, backward_s).ravel(), np.add.outer(forward_j, backward_j).ravel()
+    order = np.lexsort((energy_j, time_s))
+    least_j = np.minimum.accumulate(energy_j[order])
+    best = order[np.append(True, least_j[1:] < least_j[:-1])]
+    assert len(best) > 100
+    fastest = np.zeros(engine.graph.n, dtype=np.intp)
+    for end_s, known_j in zip(time_s[best[1:-1]].tolist(), energy_j[best[1:-1]].tolist(), strict=True):
+        found = exchanged(rounder, fastest, end_s / engine.tables.tick_s)
+        assert rounder.energy_j(found).min() == pytest.approx(known_j, rel=1e-12)
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.4])
 def test_the_longest_path_is_a_path_and_as_long_as_the_plan(delay_s: float) -> None:
     problem = problem_of(3, 5, delay_s)
