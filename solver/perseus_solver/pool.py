@@ -43,6 +43,9 @@ _SMALL, _MIDDLE = 400, 2_000
 """Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
 _AGAIN, _STEPS = 2, 8.0
 """How often plans of a single deadline are exchanged along their longest paths, and how near they must lie."""
+_MOVED, _MOVED_ROWS = 4, 3_072
+"""Plans for a single deadline of which parts are moved, and their instructions: the second best may lead further than
+the best."""
 _WORST = 24
 """Deadlines of a frontier for which parts of the timetable are moved, at most."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 12, 16, 30))
@@ -137,21 +140,22 @@ class Pool:
             self._improve(cuts, self._cheapest(self._makespan <= end, 1), end)
 
     def move_exactly(self, deadline_s: float) -> None:
-        """The same for one deadline: from the cheapest plan in time, and from one that comes little too late and is the
-        cheapest for its time."""
+        """The same for one deadline: from the cheapest plans in time, and from those that come little too late and are
+        the cheapest for their time."""
         engine = self._engine
         if engine.graph.n > _MIDDLE:
             return
         cuts, deadline = Cuts(self._rounder), self._in_ticks(deadline_s)
-        cheapest = self._cheapest(self._time_s <= deadline_s, 1)
-        reach_s = cuts.reach(self._pick(cheapest)[:, 0]) * engine.tables.tick_s
-        # Rounded up to ticks it may seem to come a little late.
-        self._improve(cuts, cheapest, max(deadline, float(self._makespan[cheapest[0]])))
+        starts = min(max(_MOVED_ROWS // engine.graph.n, 1), _MOVED)
+        cheapest = self._cheapest(self._time_s <= deadline_s, starts)
+        reach_s = cuts.reach(self._pick(cheapest[:1])[:, 0]) * engine.tables.tick_s
+        for makespan, which in zip(self._makespan[cheapest].tolist(), cheapest[:, None], strict=True):
+            self._improve(cuts, which, max(deadline, makespan))  # rounded up to ticks it may seem to come late
         late_s = self._time_s - deadline_s
         near = np.flatnonzero((late_s > 0) & (late_s <= reach_s))
-        if len(near):
-            dear_j = self._effective_j[near] + self._price_w(deadline) * late_s[near]
-            self._improve(cuts, near[[dear_j.argmin()]], deadline)
+        _, first = np.unique(self._effective_j[near] + self._price_w(deadline) * late_s[near], return_index=True)
+        for which in near[first[:starts], None]:
+            self._improve(cuts, which, deadline)
 
     def _in_ticks(self, deadline_s: float) -> float:
         """What is left for the graph until a deadline, not rounded."""
