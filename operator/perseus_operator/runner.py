@@ -316,11 +316,14 @@ class JobRunner:
 
     def _failed(self, node: Node, action: NodeAction, error: AgentError, *, refused: bool) -> None:
         now_s = self._services.monotonic_s()
+        without_lease = refused and not isinstance(action, Acquire)
+        if without_lease:
+            node.failures = 0  # it answers: how long it was away is no reason to let it wait for its lease
         node.retry_at_s = now_s + BACKOFF_S[min(node.failures, len(BACKOFF_S) - 1)]
         node.failures += 1
         reason = Reason.AGENT_REFUSED if refused else Reason.AGENT_UNAVAILABLE
         node.fault = Fault(reason, f"Node {node.name}, {type(action).__name__}: {error}")
-        if (refused and not isinstance(action, Acquire)) or node.expires_at_s <= now_s:
+        if without_lease or node.expires_at_s <= now_s:
             # It may have restarted, or its lease has run out: it holds nothing for us any more. Begin with the lease.
             node.lost()
         if isinstance(action, Release) and not node.pods and node.expires_at_s <= now_s:

@@ -25,13 +25,13 @@ from perseus_operator import cluster, solving
 from perseus_operator.__main__ import _JsonFormatter
 from perseus_operator.api import Mode
 from perseus_operator.conditions import Reason
-from perseus_operator.errors import AgentFenced, SolveFailed
+from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
 from perseus_operator.handlers import _configure
 from perseus_operator.metrics import Metrics, MetricsServer
-from perseus_operator.planner import Now, Renew
+from perseus_operator.planner import Acquire, Now, Renew
 from perseus_operator.reporter import NEVER_S, SAME_EVENT_S
 from perseus_operator.runner import JobRunner
-from perseus_operator.services import Pace
+from perseus_operator.services import BACKOFF_S, Pace
 from perseus_operator.settings import Settings
 from perseus_operator.solving import SolveRequest, SolverPool
 from perseus_operator.state import Fault, JobRef
@@ -108,6 +108,34 @@ async def test_an_operator_that_an_agent_refuses_for_a_newer_one_keeps_its_hands
     assert job.state.fenced.reason is Reason.FENCED
     job.now_s += 1000
     assert job.plan().actions == ()
+
+
+async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away() -> None:
+    """And one that refuses the lease itself is asked ever more seldom."""
+    answers = [*[AgentUnavailable("away")] * 6, AgentRefused("no lease"), *[AgentRefused("no")] * 3]
+
+    async def answer(*_: Any, **__: Any) -> None:
+        raise answers.pop(0)
+
+    job = Job()
+    job.run()
+    services = SimpleNamespace(
+        monotonic_s=lambda: job.now_s,
+        agents=SimpleNamespace(renew=answer, acquire=answer),
+        limits=LIMITS,
+        epoch=1,
+        metrics=Metrics(),
+    )
+    runner, node = JobRunner(job.state.ref, cast(Any, services)), job.nodes[0]
+    runner.state = job.state
+    node.expires_at_s = job.now_s + 1000  # so that it is not merely the lease that has run out
+    pauses = []
+    for action in [*[Renew(node.name)] * 7, *[Acquire(node.name)] * 3]:
+        await runner._command(node, action)
+        pauses.append(round(node.retry_at_s - job.now_s, 3))
+        job.now_s = node.retry_at_s
+    assert pauses == [*BACKOFF_S, BACKOFF_S[0], *BACKOFF_S[1:4]]
+    assert node.leased_pods is None
 
 
 # --------------------------------------------------------------------------------------------------------- liveness
