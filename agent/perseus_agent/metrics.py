@@ -63,7 +63,7 @@ SERIES: Final = (
     Series("perseus_gpu_clock_hertz", "gauge", "SM clock read back.", _GPU),
     Series("perseus_gpu_locked_clock_hertz", "gauge", "SM clock locked by this agent; absent: default clocks.", _GPU),
     Series("perseus_gpu_power_watts", "gauge", "Power drawn.", _GPU),
-    Series("perseus_gpu_energy_joules_total", "counter", "Energy used, as the GPU's driver tells.", _GPU),
+    Series("perseus_gpu_energy_joules_total", "counter", "Energy used, as the driver tells.", _GPU),
     Series("perseus_gpu_controllability", "gauge", "1 for the state that the GPU is in.", (*_GPU, "state")),
     Series("perseus_gpu_clock_drift", "gauge", "1 while the GPU runs, without a reason, at another clock.", _GPU),
     Series("perseus_gpu_rank_info", "gauge", "1: the place in its job of the process that drives the GPU.", _RANK),

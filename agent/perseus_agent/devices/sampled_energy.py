@@ -24,6 +24,7 @@ MAX_GAP_US: Final = 200_000
 CLOCK_STEP_US: Final = 5_000
 """The wall clock is corrected by far less between two readings, unless it is set."""
 STALE_US: Final = 1_000_000
+"""A newest sample older than this was not taken now, or not by this clock."""
 
 
 def usable(samples: Sequence[Sample], now_us: int) -> bool:
@@ -59,7 +60,8 @@ class SampledEnergy:
             self._energy_nj = None  # the wall clock was set, before these samples or between them: no telling
             return []
         readings = []
-        for time_us, power_mw in samples if last_us is None else samples[_seen(samples, last_us) :]:
+        # What was drawn before the first call, an earlier life of the agent has told.
+        for time_us, power_mw in samples[-1:] if last_us is None else samples[_seen(samples, last_us) :]:
             if self._energy_nj is None or last_us is None or not 0 < time_us - last_us <= MAX_GAP_US:
                 self._energy_nj = 0
                 self.beginnings += 1

@@ -40,12 +40,17 @@ def mixtures(problem: Problem, table: int, many: int) -> tuple[np.ndarray, np.nd
     return options.time_s[chosen].sum(axis=1), effective_j[chosen].sum(axis=1)
 
 
-def test_of_a_chain_the_best_of_all_mixtures_is_proposed_and_all_that_is_proposed_fits() -> None:
+def chain() -> tuple[Engine, Rounder, np.ndarray, np.ndarray]:
+    """One stage, nine microbatches; time and effective energy of every mixture of options."""
     problem = problem_of(1, 9)
     engine = Engine(problem)
-    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
     (forward_s, forward_j), (backward_s, backward_j) = (mixtures(problem, k, 9) for k in (0, 1))
     time_s, energy_j = np.add.outer(forward_s, backward_s).ravel(), np.add.outer(forward_j, backward_j).ravel()
+    return engine, Rounder(engine.tables, engine.graph, engine.table_of), time_s, energy_j
+
+
+def test_of_a_chain_the_best_of_all_mixtures_is_proposed_and_all_that_is_proposed_fits() -> None:
+    engine, rounder, time_s, energy_j = chain()
     fastest = np.zeros(engine.graph.n, dtype=np.intp)
     for deadline_s in np.linspace(time_s.min(), time_s.max(), 42)[1:-1].tolist():
         found = exchanged(rounder, fastest, deadline_s / engine.tables.tick_s)
@@ -58,11 +63,7 @@ def test_of_a_chain_the_best_of_all_mixtures_is_proposed_and_all_that_is_propose
 
 def test_of_a_chain_every_mixture_that_no_other_beats_is_found_at_its_own_time() -> None:
     """Which it fills to the last bit."""
-    problem = problem_of(1, 9)
-    engine = Engine(problem)
-    rounder = Rounder(engine.tables, engine.graph, engine.table_of)
-    (forward_s, forward_j), (backward_s, backward_j) = (mixtures(problem, k, 9) for k in (0, 1))
-    time_s, energy_j = np.add.outer(forward_s, backward_s).ravel(), np.add.outer(forward_j, backward_j).ravel()
+    engine, rounder, time_s, energy_j = chain()
     order = np.lexsort((energy_j, time_s))
     least_j = np.minimum.accumulate(energy_j[order])
     best = order[np.append(True, least_j[1:] < least_j[:-1])]
