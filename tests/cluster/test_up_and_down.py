@@ -107,6 +107,12 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
     started = {name: own.machine("node-1").find(own.assets.joinpath(name).as_posix()) for name in ("kubelet",)}
     assert own.signal("node-1", "containerd", signal.SIGKILL) == 1
     assert own.signal(CONTROL_PLANE, "etcd", signal.SIGKILL) == 1
+    manager = own.assets.joinpath("kube-controller-manager").as_posix()
+    (ended,) = own.control_plane.find(manager)
+    os.kill(ended, signal.SIGKILL)
+    again = lambda: [pid for pid in own.control_plane.find(manager) if pid != ended]  # noqa: E731
+    eventually(again, "what ends by itself is not started again")
+    assert not own.running(CONTROL_PLANE, "etcd"), "what was ended on purpose stays so"
     mended = tell(own, "up", "--nodes", "1")
     assert mended.returncode == 0, mended.stderr
     assert own.running("node-1", "containerd")

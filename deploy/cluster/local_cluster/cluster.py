@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,10 +161,8 @@ class Cluster:
         """The names of what runs on a machine, in the order in which it starts."""
         return list(self._commands(self.machine(machine)))
 
-    def start(self, machine: str, component: str, prefix: Sequence[str] = (), **more: str) -> None:
+    def start(self, machine: str, component: str) -> None:
         """Start a part of the cluster unless it runs, and wait until it serves.
-
-        ``prefix``: a command that runs it; ``more``: its environment.
 
         Raises:
             NotUp: there is no such machine.
@@ -173,8 +171,7 @@ class Cluster:
         where = self.machine(machine)
         command = self._command(where, component)
         if not where.find(command[0]):
-            extra = {"PATH": f"{self.assets}:{PATH}", **more}
-            where.spawn(component, [*prefix, *command], extra)
+            where.spawn(component, command, {"PATH": f"{self.assets}:{PATH}"})
             wait_until(lambda: bool(where.find(command[0])), f"{component} of {machine} to start", 30)
 
         def ready() -> bool:

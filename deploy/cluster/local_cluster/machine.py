@@ -23,6 +23,9 @@ from local_cluster.errors import NotUp, StartFailed
 _INIT = Path(init.__file__).resolve()
 _NAMESPACES = ("mnt", "net", "pid", "uts", "ipc")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_KEEPER = ["sh", "-c", 'while began=$(date +%s); "$@"; [ $(($(date +%s) - began)) -ge 2 ]; do :; done', "keeper"]
+"""Runs what follows, and again whenever it ends: as systemd and the kubelet do for the parts of a cluster elsewhere. A
+scheduler that finds its cache wrong just ends, for one. What does not live for two seconds has failed and stays so."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,11 @@ class Machine:
             raise StartFailed(f"in {self.name}, `{' '.join(command[:6])}` failed: {said}") from failed
 
     def spawn(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
-        """Start a process that outlives us, a child of the machine's process 1; its output goes to <name>.log."""
+        """Start a process that outlives us, and is started again should it end; its output goes to <name>.log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
             subprocess.run(
-                [*self.enter(), "setsid", "--fork", *command],
+                [*self.enter(), "setsid", "--fork", *_KEEPER, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -115,6 +118,9 @@ class Machine:
 
     def find(self, program: str) -> list[int]:
         """The processes of the machine, not of its pods, that run a program, as we number them."""
+        return self._find([program])
+
+    def _find(self, beginning: Sequence[str]) -> list[int]:
         pid = self.pid
         if pid is None:
             return []
@@ -122,11 +128,17 @@ class Machine:
         return [
             each
             for each, arguments in processes()
-            if arguments[0] == program and [_namespace(each, kind) for kind in _NAMESPACES] == home
+            if arguments[: len(beginning)] == beginning and [_namespace(each, kind) for kind in _NAMESPACES] == home
         ]
 
     def signal(self, program: str, number: signal.Signals) -> int:
-        """Send a signal to every process that runs a program; after SIGKILL they are gone. Returns how many."""
+        """Send a signal to every process that runs a program; after SIGKILL they are gone. Returns how many.
+
+        What is ended in this way stays ended until it is spawned again.
+        """
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            for keeper in self._find([*_KEEPER, program]):
+                _kill(keeper, signal.SIGKILL)
         found = self.find(program)
         for pid in found:
             _kill(pid, number)
