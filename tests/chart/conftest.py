@@ -177,6 +177,9 @@ def secrets(api: Any) -> dict[str, dict[str, str]]:
 
 
 def forget_definitions(api: Any) -> None:
-    """What Helm keeps."""
+    """What Helm keeps. Whoever comes next must not find it half gone."""
+    definitions = client.ApiextensionsV1Api(api)
     for name in CRDS:
-        client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
+        definitions.delete_custom_resource_definition(name)
+    left = lambda: {item.metadata.name for item in definitions.list_custom_resource_definition().items}  # noqa: E731
+    until("the definitions are gone", lambda: not left() & set(CRDS))
