@@ -91,7 +91,7 @@ ENERGY_CHECK_S: Final = 0.25
 SAMPLES_EVERY_US: Final = 200_000
 """How often samples of power are asked for: the driver keeps more than two seconds of them."""
 COMPARE_EVERY_US: Final = 60_000_000
-"""How often they are compared with the counter, which takes long to read."""
+"""How often they are compared with the counter, which takes long to read; and how long they may stay away."""
 MAX_DEVIATION: Final = 0.1
 """Of energy by samples from the counter's: up to 0.022 was seen in such a time on an H100 (docs/real-gpus.md)."""
 MAX_POWER_W: Final = 10_000
@@ -189,6 +189,7 @@ class NvmlDevice:
         self._energy_trusted = False
         self._sampled: SampledEnergy | None = None
         self._sampled_us = 0
+        self._told_us = 0
         self._compared: _Comparison | None = None
         self._base_mj = 0
         self._missing: set[str] = set()
@@ -274,7 +275,7 @@ class NvmlDevice:
         """Trust the counter only if it has moved since ``before_mj``, forwards, and not faster than a GPU can draw. Use
         samples of power instead where they are dense."""
         if usable(self._samples(), time.time_ns() // 1000):
-            self._sampled = SampledEnergy()
+            self._sampled, self._told_us = SampledEnergy(), self.now_us()
         after_mj = self.raw_energy_mj()
         if before_mj is None or after_mj is None:
             return
@@ -290,9 +291,14 @@ class NvmlDevice:
         self._sampled_us = now_us
         samples = self._samples()
         readings = sampled.take(samples, self.now_us() - time.time_ns() // 1000)
-        if readings and self._energy_trusted:
+        if readings:
+            self._told_us = now_us
+        if self._energy_trusted:
             with contextlib.suppress(DeviceError):  # what was read is told all the same
-                self._compare(_Comparison(*readings[-1], sampled.beginnings))
+                if readings:
+                    self._compare(_Comparison(*readings[-1], sampled.beginnings))
+                elif now_us - self._told_us > COMPARE_EVERY_US:  # another driver, or one that keeps none when idle
+                    self._leave_samples(f"none for {COMPARE_EVERY_US / 1e6:g} s", self.raw_energy_mj())
         return readings
 
     def _compare(self, now: _Comparison) -> None:
@@ -307,7 +313,11 @@ class NvmlDevice:
         counted_mj = counter_mj - before.counter_mj
         deviation = (now.sampled_mj - before.sampled_mj) / max(1, counted_mj) - 1
         if counted_mj >= 0 and abs(deviation) > MAX_DEVIATION:
-            log.error("%s: samples of power no longer used: %+.0f%% of the counter", self._uuid, 100 * deviation)
+            self._leave_samples(f"{100 * deviation:+.0f}% of the counter", counter_mj)
+
+    def _leave_samples(self, why: str, counter_mj: int | None) -> None:
+        if counter_mj is not None:
+            log.error("%s: samples of power no longer used: %s", self._uuid, why)
             self._sampled = None
             self._base_mj = counter_mj  # begins below what was told: what lies between is not known
 
