@@ -6,6 +6,7 @@ HYPOTHESIS_PROFILE=explore looks for new ones.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,13 @@ def sosp24() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no measurements at {folder}: set PERSEUS_DATA to the folder that holds sosp24/")
     return folder
+
+
+@pytest.fixture(scope="session")
+def ipv6() -> None:
+    """For tests that speak IPv6 to this machine itself."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as lacks:
+        pytest.skip(f"no IPv6 on this machine's loopback: {lacks}")

@@ -8,10 +8,9 @@ prometheus_client.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,6 +22,7 @@ from perseus_agent import __version__
 from perseus_agent.devices.base import Controllability
 from perseus_agent.node import Node
 from perseus_agent.telemetry import TelemetryHub
+from perseus_proto.http_server import HttpServer
 from perseus_proto.units import hz_from_mhz, j_from_mj, w_from_mw
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _job_labels(job_name: str) -> tuple[str, str]:
     return namespace, name
 
 
-class MetricsServer:
+class MetricsServer(HttpServer):
     """A small HTTP server beside the gRPC one."""
 
     def __init__(self, address: str, node: Node, hub: TelemetryHub, ready: Callable[[], bool], node_name: str) -> None:
@@ -176,18 +176,7 @@ class MetricsServer:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class calls it so
                 log.debug(format, *args)
 
-        host, _, port = address.rpartition(":")
-        self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(address, Handler, "metrics")
 
 
 def _verdict(good: bool) -> tuple[int, str, bytes]:

@@ -106,7 +106,7 @@ class Server:
         self._local.stop()
         self._grpc.stop(0.5).wait()
         if self._metrics:
-            self._metrics.stop()
+            self._metrics.close()
         self._kubelet.close()
         if not owed:  # a driver in which a call hangs is not shut down: that would hang too
             self._devices.close()

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from perseus_agent.errors import SettingsError
 from perseus_proto import keys
+from perseus_proto.addresses import parse_address
 
 ENVIRONMENT_PREFIX: Final = "PERSEUS_AGENT_"
 
@@ -37,11 +38,13 @@ class Settings:
     )
     grpc_address: str = _setting(
         f"0.0.0.0:{keys.DEFAULT_GRPC_PORT}",
-        "host:port or unix:path on which the operator reaches this agent. Port 0: any free one, told by --ready-file.",
+        "host:port or unix:path on which the operator reaches this agent; 0.0.0.0 and [::] are all addresses, of both "
+        "families. Port 0: any free one, told by --ready-file.",
     )
     metrics_address: str = _setting(
         f"0.0.0.0:{keys.DEFAULT_AGENT_METRICS_PORT}",
-        "host:port of /metrics, /healthz and /readyz. Port 0: any free one. Empty: none of them is served.",
+        "host:port of /metrics, /healthz and /readyz; 0.0.0.0 and [::] are all addresses, of both families. Port 0: "
+        "any free one. Empty: none of them is served.",
     )
     journal: str = _setting(
         "/var/lib/perseus/agent-journal.json",
@@ -123,6 +126,13 @@ class Settings:
         for name in ("socket", "grpc_address", "journal", "proc_root", "pod_resources_socket"):
             if not getattr(self, name):
                 raise SettingsError(f"{_flag(name)}: must not be empty")
+        for name in ("grpc_address", "metrics_address"):
+            address = getattr(self, name)
+            if address and not (name == "grpc_address" and address.startswith("unix:")):
+                try:
+                    parse_address(address)
+                except ValueError as error:
+                    raise SettingsError(f"{_flag(name)}: {error}") from None
 
     @property
     def allowed_sans(self) -> frozenset[str]:

@@ -18,6 +18,7 @@ import kopf
 from perseus_operator.injection import inject
 from perseus_operator.settings import Settings
 from perseus_proto import keys
+from perseus_proto.addresses import EVERYWHERE, parse_address
 
 WEBHOOK_ID: Final = "inject"
 """Path of the webhook, as in the chart's configuration."""
@@ -56,10 +57,10 @@ def server(own: Settings) -> Any:
     A certificate that is missing or wrong, or a port that is taken, is tried again: planning goes on meanwhile, and
     pods are created as they are. Renewed certificates are taken up in seconds.
     """
-    host, _, port = own.webhook_address.rpartition(":")
+    host, port = parse_address(own.webhook_address)
     listening = kopf.WebhookServer(
-        addr=host.strip("[]") or None,
-        port=int(port),
+        addr=None if host in EVERYWHERE else host,
+        port=port,
         certfile=own.webhook_cert,
         pkeyfile=own.webhook_key,
         file_check_interval=_RENEWAL_CHECK_S,

@@ -6,9 +6,8 @@ other module knows prometheus_client.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from perseus_operator.api_budget import BudgetFigures
 from perseus_operator.api_status import Figures, StatusFigures
 from perseus_operator.history import Measured
 from perseus_operator.state import JobRef, Verdict
+from perseus_proto.http_server import HttpServer
 from perseus_proto.units import j_from_mj, s_from_us
 
 # Not "namespace" and "job": Prometheus gives those to the target that it scrapes.
@@ -215,7 +215,7 @@ def _set(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
     gauge.remove(*labels)
 
 
-class MetricsServer:
+class MetricsServer(HttpServer):
     """Serves /metrics, /healthz (the operator makes progress) and /readyz (it has begun to serve) in a thread."""
 
     def __init__(
@@ -245,19 +245,4 @@ class MetricsServer:
             def log_message(self, *_: Any) -> None:
                 """Probes are not news."""
 
-        host, _, port = address.rpartition(":")
-        self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """host:port really bound."""
-        host, port = self._server.server_address[:2]
-        return f"{host!s}:{port}"
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(address, Handler, "metrics")

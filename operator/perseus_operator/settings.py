@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from perseus_operator.planner import Limits
 from perseus_proto import keys
+from perseus_proto.addresses import parse_address
 
 ENVIRONMENT_PREFIX: Final = "PERSEUS_OPERATOR_"
 
@@ -92,7 +93,8 @@ class Settings:
     )
     metrics_address: str = _setting(
         f"0.0.0.0:{keys.DEFAULT_OPERATOR_METRICS_PORT}",
-        "host:port of /metrics, /healthz and /readyz. Port 0: any free one. Empty: none of them is served.",
+        "host:port of /metrics, /healthz and /readyz; 0.0.0.0 and [::] are all addresses, of both families. Port 0: any"
+        " free one. Empty: none of them is served.",
     )
     web_address: str = _setting(
         f"127.0.0.1:{keys.DEFAULT_WEB_PORT}",
@@ -136,11 +138,14 @@ class Settings:
             raise InvalidSetting("--agent-timeout-s: must be at most a third of --lease-ttl-s")
         if not self.agent_namespace:
             raise InvalidSetting("--agent-namespace: must not be empty")
-        if self.webhook_address:
-            if not (self.webhook_cert and self.webhook_key):
-                raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")
-            if not self.webhook_address.rpartition(":")[2].isdigit():
-                raise InvalidSetting(f"--webhook-address: must be host:port, not {self.webhook_address!r}")
+        for name in ("metrics_address", "web_address", "webhook_address", "rpc_address"):
+            if address := getattr(self, name):
+                try:
+                    parse_address(address)
+                except ValueError as error:
+                    raise InvalidSetting(f"{_flag(name)}: {error}") from None
+        if self.webhook_address and not (self.webhook_cert and self.webhook_key):
+            raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")
         if not self.agent_socket.startswith("/") or self.agent_socket.count("/") < 2:
             raise InvalidSetting("--agent-socket: must be an absolute path below a directory, which pods mount")
         if self.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:

@@ -97,6 +97,17 @@ def test_a_new_node_describes_itself(tmp_path: Path) -> None:
     assert gpu.controllability == messages.CONTROLLABILITY_UNSPECIFIED, "no rank, so the GPU has not been asked"
 
 
+def test_an_agent_is_reached_by_either_family_of_addresses(tmp_path: Path, ipv6: None) -> None:
+    """As a pod with an IPv6 address must be: by the operator, the kubelet's probes and Prometheus."""
+    with RecordingNode.open(tmp_path, gpus=1) as node:
+        node.start_agent("--grpc-address=0.0.0.0:0", "--metrics-address=0.0.0.0:0")
+        for host in ("127.0.0.1", "[::1]"):
+            grpc_at, metrics_at = (node.addresses[which].replace("0.0.0.0", host) for which in ("grpc", "metrics"))
+            with grpc.insecure_channel(grpc_at) as channel:
+                assert describe(stubs.AgentStub(channel)).node_name == "node-under-test"
+            wait_for(lambda at=metrics_at: answers(f"http://{at}/healthz"), f"{metrics_at} says that all is well")
+
+
 def test_commands_without_a_lease_or_with_an_old_epoch_change_nothing(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     nobody = messages.Lease(job_uid="nobody", epoch=1)

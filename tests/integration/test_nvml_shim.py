@@ -332,13 +332,13 @@ def test_samples_that_say_otherwise_than_the_counter_are_no_longer_used(
 def test_a_driver_that_keeps_samples_no_more_is_asked_for_its_counter(
     sampled: nvml.NvmlDevice, shim: Shim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    eventually(lambda: sampled.energy())
+    eventually(sampled.energy)
     monkeypatch.setattr(nvml, "COMPARE_EVERY_US", 200_000)
     shim.set(0, has_samples=0)
     assert list(sampled.energy() or ()) == []
     assert sampled._sampled is not None, "they may come again"
     begun_mj = shim.get(0, "energy_mj")
-    readings = eventually(lambda: sampled.energy())
+    readings = eventually(sampled.energy)
     assert "samples of power no longer used: none for 0.2 s" in caplog.text
     assert 0 <= readings[-1].energy_mj <= shim.get(0, "energy_mj") - begun_mj + 400 * 20, "no jump to its level"
 

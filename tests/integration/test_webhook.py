@@ -5,7 +5,9 @@ Which pods it is asked about, and what becomes of them while nobody answers: tes
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import http.client
 import json
 import os
@@ -15,14 +17,17 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonpatch
 import pytest
 from kubernetes import client
 from tests.waiting import eventually
 
+from perseus_operator import admission
 from perseus_operator.admission import WEBHOOK_ID
 from perseus_operator.injection import inject
+from perseus_operator.settings import Settings
 from perseus_proto import keys
 from perseus_sim.pki import Authority
 from perseus_sim.processes import Child, Processes
@@ -171,3 +176,16 @@ def test_a_renewed_certificate_is_taken_up(webhook: Webhook) -> None:
     assert webhook.serves()
     webhook.certify()
     eventually(webhook.serves, "not served with the new certificate")
+
+
+async def test_an_api_server_reaches_it_by_either_family_of_addresses(tmp_path: Path, ipv6: None) -> None:
+    pair = Authority("any").issue("webhook", hosts=("localhost",))
+    (tmp_path / "crt").write_bytes(pair.certificate)
+    (tmp_path / "key").write_bytes(pair.key)
+    cert, key = (str(tmp_path / name) for name in ("crt", "key"))
+    own = Settings(insecure=True, webhook_address="0.0.0.0:0", webhook_cert=cert, webhook_key=key)
+    async with contextlib.aclosing(admission.server(own)(None)) as configurations:
+        port = urlsplit((await anext(configurations))["url"]).port
+        for host in ("127.0.0.1", "::1"):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()

@@ -13,12 +13,14 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import resources
 from typing import Any, Final
 
 from perseus_operator.web.documents import NotThere, job_document, overview, plan_document
 from perseus_operator.web.view import JobView
+from perseus_proto.addresses import parse_address
+from perseus_proto.http_server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ _PATIENCE_S: Final = 5.0
 Answer = tuple[HTTPStatus, str, bytes]
 
 
-class WebServer:
+class WebServer(HttpServer):
     """The page of one operator."""
 
     def __init__(self, address: str, views: Callable[[], Sequence[JobView]]) -> None:
@@ -57,8 +59,7 @@ class WebServer:
         Raises:
             OSError: the address cannot be bound.
         """
-        host, _, port = address.rpartition(":")
-        loopback = host.strip("[]") in {"localhost", "127.0.0.1", "::1"}
+        loopback = parse_address(address)[0] in {"localhost", "127.0.0.1", "::1"}
         pages = _Pages(views)
         turns = threading.BoundedSemaphore(_AT_ONCE)
 
@@ -97,22 +98,7 @@ class WebServer:
             def log_message(self, *_: Any) -> None:
                 """Looking is not news."""
 
-        self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="web", daemon=True)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """host:port really bound."""
-        host, port = self._server.server_address[:2]
-        return f"{host!s}:{port}"
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(address, Handler, "web")
 
 
 class _Pages:

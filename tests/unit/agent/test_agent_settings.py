@@ -36,6 +36,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
         (["--insecure", "--min-switch-interval-us=-1"], {}, "--min-switch-interval-us: must be at least 0"),
         (["--insecure", "--journal="], {}, "--journal: must not be empty"),
         (["--insecure", "--log-level=LOUD"], {}, "--log-level: must be"),
+        (["--insecure", "--grpc-address=here"], {}, "--grpc-address: must be host:port"),
+        (["--insecure", "--metrics-address=unix:/x"], {}, "--metrics-address: must be host:port"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_rule(flags: list[str], environment: dict[str, str], rule: str) -> None:

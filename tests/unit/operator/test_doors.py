@@ -53,8 +53,9 @@ _WEBHOOK = ("--webhook-cert", "x", "--webhook-key", "x")
         (["--insecure", "--solve-workers", "0"], "--solve-workers: must be at least 1"),
         (["--insecure", "--agent-namespace", ""], "--agent-namespace: must not be empty"),
         (["--insecure", "--log-level", "LOUD"], "--log-level: must be"),
-        (["--insecure", "--webhook-address", ":1"], "--webhook-cert, --webhook-key: both are needed"),
-        (["--insecure", *_WEBHOOK, "--webhook-address", "here"], "--webhook-address: must be host:port, not 'here'"),
+        (["--insecure", "--webhook-address", "[::]:1"], "--webhook-cert, --webhook-key: both are needed"),
+        (["--insecure", *_WEBHOOK, "--webhook-address", "here"], "--webhook-address: must be host:port, "),
+        (["--insecure", "--metrics-address", "::1:80"], "an IPv6 host in brackets, not '::1:80'"),
         (["--insecure", "--agent-socket", "/agent.sock"], "--agent-socket: must be an absolute path below"),
     ],
 )

@@ -1,0 +1,80 @@
+"""Addresses to listen on, and a server on them that IPv4 and IPv6 reach."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from perseus_proto.addresses import parse_address
+from perseus_proto.http_server import HttpServer
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:0", ("::1", 0)), ("localhost:65535", ("localhost", 65535))],
+)
+def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]) -> None:
+    assert parse_address(address) == expected
+
+
+@pytest.mark.parametrize(
+    "address", ["", "here", ":80", "here:", "here:http", "here:65536", "here:-1", "::1:80", "[h]:x"]
+)
+def test_what_is_no_address_is_said_with_the_rule(address: str) -> None:
+    with pytest.raises(ValueError, match=r"must be host:port, an IPv6 host in brackets, not '"):
+        parse_address(address)
+
+
+class _Hello(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(address: str) -> Iterator[HttpServer]:
+    server = HttpServer(address, _Hello, "hello")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def answers(host: str, port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/", timeout=10) as answer:
+            return bool(answer.status == 204)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts"),
+    [
+        ("127.0.0.1:0", {"127.0.0.1"}),
+        ("[::1]:0", {"[::1]"}),
+        ("0.0.0.0:0", {"127.0.0.1", "[::1]"}),
+        ("[::]:0", {"127.0.0.1", "[::1]"}),
+    ],
+)
+def test_who_reaches_it(address: str, hosts: set[str], ipv6: None) -> None:
+    with serving(address) as server:
+        assert {host for host in ("127.0.0.1", "[::1]") if answers(host, server.port)} == hosts
+        assert parse_address(server.address)[1] == server.port > 0
+        with pytest.raises(OSError, match="in use"):
+            HttpServer(f"{server.address.rpartition(':')[0]}:{server.port}", _Hello, "second")
+
+
+def test_without_ipv6_everywhere_is_every_ipv4_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with serving("[::]:0") as server:
+        assert server.address == f"0.0.0.0:{server.port}"
+        assert answers("127.0.0.1", server.port)
