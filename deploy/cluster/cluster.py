@@ -26,9 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A real Kubernetes cluster on this machine, in namespaces.")
     parser.add_argument("--state", type=Path, default=default_state(), help="its folder (PERSEUS_CLUSTER; %(default)s)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("check", help="say what this machine lacks to hold a cluster, and change nothing")
+    check = commands.add_parser("check", help="say what this machine lacks to hold a cluster, and change nothing")
     up = commands.add_parser("up", help="make the cluster, or what is missing of it")
     up.add_argument("--nodes", type=int, default=2, help="how many (default: 2)")
+    for command in (check, up):
+        command.add_argument("--ipv6", action="store_true", help="with addresses of IPv6 alone, instead of IPv4")
     commands.add_parser("down", help="remove it and everything of it")
     commands.add_parser("status", help="say what runs")
     load = commands.add_parser("load", help="bring images, as `docker save` writes them, to every node")
@@ -50,12 +52,14 @@ def main() -> None:
 def _obey(cluster: Cluster, given: argparse.Namespace) -> None:
     match given.command:
         case "check":
-            require()
+            require(ipv6=given.ipv6)
             print("this machine can hold a cluster")
         case "up":
             started = time.monotonic()
             cluster.up(
-                given.nodes, say=lambda words: print(f"{time.monotonic() - started:5.0f} s  {words}", flush=True)
+                given.nodes,
+                ipv6=given.ipv6,
+                say=lambda words: print(f"{time.monotonic() - started:5.0f} s  {words}", flush=True),
             )
             print(f"\n  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.assets}:$PATH\n  kubectl get nodes\n")
         case "down":

@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,6 @@ from perseus_sim.pki import Authority, KeyPair, key_pem, private_key
 from perseus_sim.processes import Child, Processes
 
 _HOST = "127.0.0.1"
-_SERVICE_RANGE = "10.96.0.0/24"
-_SERVICE_ADDRESS = "10.96.0.1"
 _DEFAULT_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 """Pods are refused until it exists; the controller manager makes it."""
 _PATIENCE = ("--node-startup-grace-period=24h", "--node-monitor-grace-period=24h")
@@ -82,10 +81,12 @@ class Layout:
     peer_port: int
     hosts: tuple[str, ...] = ()
     """Further names and addresses by which clients reach the server."""
+    services: str = "10.96.0.0/24"
+    """The range of Services' addresses; the first is the server's own."""
 
     @property
     def server(self) -> str:
-        return f"https://{self.host}:{self.port}"
+        return f"https://[{self.host}]:{self.port}" if ":" in self.host else f"https://{self.host}:{self.port}"
 
     @property
     def audit_log(self) -> Path:
@@ -95,7 +96,8 @@ class Layout:
         """Certificates, keys, kubeconfigs and the audit policy, for us alone to read; returns who signed them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         authority = Authority("perseus-control-plane")
-        hosts = (self.host, "localhost", _SERVICE_ADDRESS, "kubernetes.default.svc", *self.hosts)
+        own_service = str(next(ip_network(self.services).hosts()))
+        hosts = (self.host, "localhost", own_service, "kubernetes.default.svc", *self.hosts)
         serving = authority.issue("kube-apiserver", hosts=tuple(dict.fromkeys(hosts)))
         admin = authority.issue("admin", organization="system:masters")
         policy = {
@@ -145,7 +147,7 @@ class Layout:
                 f"--client-ca-file={folder / 'ca.crt'}",
                 "--authorization-mode=Node,RBAC",
                 "--allow-privileged=true",
-                f"--service-cluster-ip-range={_SERVICE_RANGE}",
+                f"--service-cluster-ip-range={self.services}",
                 "--service-account-issuer=https://kubernetes.default.svc",
                 f"--service-account-key-file={folder / 'accounts.key'}",
                 f"--service-account-signing-key-file={folder / 'accounts.key'}",

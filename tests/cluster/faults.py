@@ -70,20 +70,26 @@ def start_all(cluster: Cluster) -> None:
 
 def filter_pods(node: Machine, *rules: str) -> End:
     """Rules for what goes to and from the pods of a node, in its own network."""
-    node.run("nft", f"add table ip {_TABLE}")
-    node.run("nft", f"add chain ip {_TABLE} c {{ type filter hook forward priority -50; }}")
+    node.run("nft", f"add table inet {_TABLE}")
+    node.run("nft", f"add chain inet {_TABLE} c {{ type filter hook forward priority -50; }}")
     for rule in rules:
-        node.run("nft", f"add rule ip {_TABLE} c {rule}")
+        node.run("nft", f"add rule inet {_TABLE} c {rule}")
     return lambda: end_filter(node)
 
 
+def _ip(address: str) -> str:
+    """What nft calls an address's family."""
+    return "ip6" if ":" in address else "ip"
+
+
 def end_filter(node: Machine) -> None:
-    node.run("nft", f"delete table ip {_TABLE}", check=False)
+    node.run("nft", f"delete table inet {_TABLE}", check=False)
 
 
 def cut_off(node: Machine, address: str) -> End:
     """Nothing passes between a node's pods and an address."""
-    return filter_pods(node, f"ip saddr {address} drop", f"ip daddr {address} drop")
+    ip = _ip(address)
+    return filter_pods(node, f"{ip} saddr {address} drop", f"{ip} daddr {address} drop")
 
 
 def lose(node: Machine, percent: int) -> End:
@@ -97,16 +103,19 @@ def delay(node: Machine, source: str, target: str, port: int, delay_ms: int) -> 
     proxy, python = 19_999, "python3"
     node.spawn("delay", [python, str(Path(__file__).with_name("slow_proxy.py")), str(proxy), target, str(port),
                          str(delay_ms)])  # fmt: skip
-    node.run("nft", f"add table ip {_TABLE}")
-    node.run("nft", f"add chain ip {_TABLE} c {{ type nat hook prerouting priority -150; }}")
-    node.run("nft", f"add rule ip {_TABLE} c ip saddr {source} ip daddr {target} tcp dport {port} redirect to :{proxy}")
+    ip = _ip(target)
+    forget = ["conntrack", "-D", "-f", "ipv6" if ip == "ip6" else "ipv4", "-p", "tcp", "--dport", str(port)]
+    node.run("nft", f"add table inet {_TABLE}")
+    node.run("nft", f"add chain inet {_TABLE} c {{ type nat hook prerouting priority -150; }}")
+    toward = f"{ip} saddr {source} {ip} daddr {target} tcp dport {port}"
+    node.run("nft", f"add rule inet {_TABLE} c {toward} redirect to :{proxy}")
     # Connections that are there go on as they are: have them made anew.
-    node.run("conntrack", "-D", "-p", "tcp", "--dport", str(port), check=False)
+    node.run(*forget, check=False)
 
     def end() -> None:
         end_filter(node)
         node.signal(python, signal.SIGKILL)
-        node.run("conntrack", "-D", "-p", "tcp", "--dport", str(port), check=False)
+        node.run(*forget, check=False)
 
     return end
 

@@ -44,7 +44,7 @@ async def main() -> None:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(serve, "0.0.0.0", port)
+    server = await asyncio.start_server(serve, None, port)
     await server.serve_forever()
 
 

@@ -65,7 +65,7 @@ def watch(stage: Stage) -> Iterator[Watch]:
     for job in stage.jobs:  # whatever a test that failed has left
         end_filter(job.node)
     if not stage.whole():
-        stage.cluster.up(len(stage.jobs), say=lambda words: None)
+        stage.cluster.up(len(stage.jobs), ipv6=stage.cluster.ipv6, say=lambda words: None)
     stage.trains_on()
     stage.returned()
     watch.stop()
@@ -287,7 +287,7 @@ def test_a_node_that_is_gone_for_good(stage: Stage, watch: Watch, figures: Figur
     assert other.in_force()
     assert all(gpu.default_after(struck) is None for gpu in other.gpus), "the other node's plan is untouched"
     replaced = time.monotonic()
-    new = lambda: stage.cluster.up(len(stage.jobs), say=lambda words: None) or True  # noqa: E731
+    new = lambda: stage.cluster.up(len(stage.jobs), ipv6=stage.cluster.ipv6, say=lambda words: None) or True  # noqa: E731
     stage.eventually("a new node is ready", new, PATIENCE_S)
     stage.begin_anew(job)
 

@@ -90,9 +90,15 @@ def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [pytest.param((), id="ipv4"), pytest.param(("--ipv6",), id="ipv6")])
+def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path: Path, family: tuple[str]) -> None:
+    try:
+        require(ipv6=bool(family))
+    except CannotRun as lacks:
+        pytest.skip(f"no such cluster on this machine: {lacks}")
     before = outside()
-    made = tell(own, "up", "--nodes", "1")
+    up = ["up", "--nodes", "1", *family]
+    made = tell(own, *up)
     assert made.returncode == 0, made.stderr
     assert f"export KUBECONFIG={own.kubeconfig}" in made.stdout
     spaces = {space.readlink() for space in namespaces(own, *KINDS, "mnt")}
@@ -100,9 +106,12 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
 
     own.kubectl("run", "sleeper", "--image=localhost/pause:1", "--image-pull-policy=Never")
     own.kubectl("wait", "pod/sleeper", "--for=condition=Ready", "--timeout=120s")
+    own.control_plane.spawn("hopeless", ["date"])
     assert "CoreDNS" in own.kubectl("-n", "kube-system", "logs", "deployment/coredns")  # by the kubelet's own server
-    asked = own.machine("node-1").run("python3", "-c", _RESOLVE).stdout
-    assert asked.split() == ["10.96.0.1"], "the Service of the DNS answers on the node, through kube-proxy"
+    service = "fd00:10:96::1" if family else "10.96.0.1"
+    assert service == own.kubectl("get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
+    asked = own.machine("node-1").run("python3", "-c", _RESOLVE, own.network.dns).stdout
+    assert asked.split() == [service], "the Service of the DNS answers on the node, through kube-proxy"
 
     started = {name: own.machine("node-1").find(own.assets.joinpath(name).as_posix()) for name in ("kubelet",)}
     assert own.signal("node-1", "containerd", signal.SIGKILL) == 1
@@ -113,13 +122,15 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
     again = lambda: [pid for pid in own.control_plane.find(manager) if pid != ended]  # noqa: E731
     eventually(again, "what ends by itself is not started again")
     assert not own.running(CONTROL_PLANE, "etcd"), "what was ended on purpose stays so"
-    mended = tell(own, "up", "--nodes", "1")
+    eventually(lambda: not own.control_plane.keeps("date"), "what cannot run is tried for ever")
+    assert len(own.control_plane.log("hopeless").read_text().splitlines()) == 5
+    mended = tell(own, *up)
     assert mended.returncode == 0, mended.stderr
     assert own.running("node-1", "containerd")
     assert own.machine("node-1").find(own.assets.joinpath("kubelet").as_posix()) == started["kubelet"]
     assert "sleeper" in own.kubectl("get", "pods"), "etcd was started from its disk"
-    refused = tell(own, "up", "--nodes", "2")
-    assert "has 1 nodes: take it down first" in refused.stderr
+    refused = tell(own, *up, "--nodes", "2")
+    assert f"has 1 nodes and {'IPv6' if family else 'IPv4'}: take it down first" in refused.stderr
 
     assert outside() == before, "the machine's own network is as it was"
     another_checkout = [sys.executable, str(shutil.copytree(CODE, tmp_path / "copy") / "cluster.py")]
@@ -131,15 +142,16 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
 
 
 _RESOLVE = """
-import socket
+import socket, sys
 name = "kubernetes.default.svc.cluster.local"
 words = b"".join(bytes([len(w)]) + w.encode() for w in name.split(".")) + b"\\0"
-asked = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+family, kind, length = (socket.AF_INET6, 28, 16) if ":" in sys.argv[1] else (socket.AF_INET, 1, 4)
+asked = socket.socket(family, socket.SOCK_DGRAM)
 asked.settimeout(1)
 for attempt in range(60):  # kube-proxy may still be writing its rules
-    asked.sendto(b"\\0\\1\\1\\0\\0\\1\\0\\0\\0\\0\\0\\0" + words + b"\\0\\1\\0\\1", ("10.96.0.10", 53))
+    asked.sendto(bytes([0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]) + words + bytes([0, kind, 0, 1]), (sys.argv[1], 53))
     try:
-        print(socket.inet_ntoa(asked.recv(512)[-4:]))
+        print(socket.inet_ntop(family, asked.recv(512)[-length:]))
         break
     except TimeoutError:
         pass

@@ -17,14 +17,15 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from local_cluster import cgroups, images, network, node, preflight
+from local_cluster import cgroups, images, node, preflight
 from local_cluster.errors import CannotRun, ClusterError, NotUp, StartFailed
 from local_cluster.init import INSIDE
 from local_cluster.machine import PATH, Forward, Machine, end_all, environment, tail, wait_until
+from local_cluster.network import IPV4, IPV6, Network
 from perseus_sim.controlplane import Layout, NoControlPlane, find_assets, kubeconfig, write_private
 
 ASSETS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
@@ -38,6 +39,16 @@ _MANIFEST = Path(__file__).with_name("dns.yaml")
 def default_state() -> Path:
     """The folder of the cluster that commands mean unless told otherwise."""
     return Path(os.environ.get("PERSEUS_CLUSTER") or "/var/lib/perseus-cluster").resolve()
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What stays as it is while a cluster is up."""
+
+    nodes: int
+    port: int
+    """Of this machine's loopback; it leads to the API server."""
+    ipv6: bool
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,7 @@ class Cluster:
     @property
     def nodes(self) -> list[Machine]:
         """Raises NotUp: there is no cluster."""
-        count, _ = self._described()
-        return [Machine(self.state, f"node-{number}") for number in range(1, count + 1)]
+        return [Machine(self.state, f"node-{number}") for number in range(1, self._described().nodes + 1)]
 
     def machine(self, name: str) -> Machine:
         """Raises NotUp: there is none of that name."""
@@ -95,8 +105,18 @@ class Cluster:
 
     # Up and down
 
-    def up(self, nodes: int, say: Callable[[str], None] = print) -> None:
-        """Make a cluster, or whatever of it is missing.
+    @property
+    def ipv6(self) -> bool:
+        """Whether its addresses are of IPv6; raises NotUp: there is no cluster."""
+        return self._described().ipv6
+
+    @property
+    def network(self) -> Network:
+        """Raises NotUp: there is no cluster."""
+        return IPV6 if self.ipv6 else IPV4
+
+    def up(self, nodes: int, *, ipv6: bool = False, say: Callable[[str], None] = print) -> None:
+        """Make a cluster, whose addresses are all of one family, or whatever of it is missing.
 
         Raises:
             CannotRun: this machine lacks something; nothing was begun.
@@ -104,14 +124,14 @@ class Cluster:
         """
         if not 1 <= nodes <= 9:
             raise CannotRun("a cluster on one machine has 1 to 9 nodes")
-        preflight.require()
+        preflight.require(ipv6=ipv6)
         assets = self.assets
         self.state.mkdir(parents=True, exist_ok=True)
         self.state.chmod(0o711)
         with self._locked():
-            self._describe(nodes)
-            machines, plane = self.nodes, self.control_plane
-            plane.boot(Forward(self._described()[1], f"{network.HUB}:{_PORT}"))
+            self._describe(nodes, ipv6)
+            machines, plane, network = self.nodes, self.control_plane, self.network
+            plane.boot(Forward(self._described().port, network.hub, _PORT))
             network.build_hub(plane)
             for name in self._plane_commands():
                 self.start(CONTROL_PLANE, name)
@@ -124,14 +144,16 @@ class Cluster:
             self._wrap_images()
             snapshotter = preflight.snapshotter(self.state)
             for machine in machines:
-                self._node(machine).write(cgroup=cgroups.make(self.group, machine.name), snapshotter=snapshotter)
+                self._node(machine, network).write(
+                    cgroup=cgroups.make(self.group, machine.name), snapshotter=snapshotter
+                )
                 self.start(machine.name, node.CONTAINERD)
                 self._load_missing(machine)
                 for name in (node.KUBELET, node.PROXY):
                     self.start(machine.name, name)
             manifest = _MANIFEST.read_text(encoding="utf-8")
             self.kubectl(
-                "apply", "-f", "-", stdin=manifest.replace("IMAGE", _DNS_IMAGE).replace("ADDRESS", network.DNS)
+                "apply", "-f", "-", stdin=manifest.replace("IMAGE", _DNS_IMAGE).replace("ADDRESS", network.dns)
             )
             self.kubectl("wait", "node", "--all", "--for=condition=Ready", "--timeout=120s")
             say(f"{len(machines)} nodes are ready")
@@ -170,14 +192,14 @@ class Cluster:
         """
         where = self.machine(machine)
         command = self._command(where, component)
-        if not where.find(command[0]):
+        if not where.keeps(command[0]):
             where.spawn(component, command, {"PATH": f"{self.assets}:{PATH}"})
-            wait_until(lambda: bool(where.find(command[0])), f"{component} of {machine} to start", 30)
+            wait_until(lambda: where.keeps(command[0]), f"{component} of {machine} to start", 30)
 
         def ready() -> bool:
-            if not where.find(command[0]):
+            if not where.keeps(command[0]):
                 raise StartFailed(f"{component} of {machine} ended:\n{tail(where.log(component))}")
-            return self._serves(where, component)
+            return bool(where.find(command[0])) and self._serves(where, component)
 
         try:
             wait_until(ready, f"{component} of {machine}", 120)
@@ -220,53 +242,48 @@ class Cluster:
 
     @property
     def _layout(self) -> Layout:
-        inside = INSIDE / CONTROL_PLANE
-        return Layout(inside, network.HUB, port=_PORT, etcd_port=2379, peer_port=2380, hosts=("127.0.0.1",))
+        return _layout_in(INSIDE / CONTROL_PLANE, self.network)
 
     @property
     def _description(self) -> Path:
         return self.state / "cluster.json"
 
-    def _described(self) -> tuple[int, int]:
-        """How many nodes, and the port of this machine that leads to the API server."""
+    def _described(self) -> _Description:
         try:
-            described = json.loads(self._description.read_text(encoding="utf-8"))
+            return _Description(**json.loads(self._description.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise NotUp(f"there is no cluster in {self.state}: `up` makes one") from None
-        return described["nodes"], described["port"]
 
-    def _describe(self, nodes: int) -> None:
-        """Decide once what stays: keys, port and nodes. The description comes last: without it, all is made anew."""
+    def _describe(self, nodes: int, ipv6: bool) -> None:
+        """Decide once what stays: keys, port, nodes and addresses. The description comes last: without it, all is made
+        anew."""
         try:
-            described, _ = self._described()
+            is_so = self._described()
         except NotUp:
             pass
         else:
-            if described != nodes:
-                raise CannotRun(f"the cluster in {self.state} has {described} nodes: take it down first")
+            if (is_so.nodes, is_so.ipv6) != (nodes, ipv6):
+                family = "IPv6" if is_so.ipv6 else "IPv4"
+                raise CannotRun(f"the cluster in {self.state} has {is_so.nodes} nodes and {family}: take it down first")
             return
         for leftover in self.state.iterdir():  # of a `down`, or an `up`, that was killed
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        port = _free_port()
-        outside = Layout(self.state / CONTROL_PLANE, network.HUB, _PORT, 2379, 2380, hosts=("127.0.0.1",))
+        described, network = _Description(nodes, _free_port(), ipv6), IPV6 if ipv6 else IPV4
+        outside = _layout_in(self.state / CONTROL_PLANE, network)
         authority = outside.write_credentials()
         to_kubelets = authority.issue("kube-apiserver-kubelet-client", organization="system:masters")
         write_private(outside.folder / "kubelet-client.crt", to_kubelets.certificate)
         write_private(outside.folder / "kubelet-client.key", to_kubelets.key)
         for number in range(1, nodes + 1):
-            self._node(Machine(self.state, f"node-{number}")).write_credentials(authority, outside.server)
+            self._node(Machine(self.state, f"node-{number}"), network).write_credentials(authority, outside.server)
         admin = authority.issue("admin", organization="system:masters")
-        write_private(self.kubeconfig, kubeconfig(f"https://127.0.0.1:{port}", authority, admin))
+        write_private(self.kubeconfig, kubeconfig(f"https://127.0.0.1:{described.port}", authority, admin))
         partial = self._description.with_suffix(".new")
-        partial.write_text(json.dumps({"nodes": nodes, "port": port}), encoding="utf-8")
+        partial.write_text(json.dumps(asdict(described)), encoding="utf-8")
         partial.replace(self._description)
 
-    def _node(self, machine: Machine) -> node.Node:
-        return node.Node(
-            machine,
-            number=int(machine.name.rpartition("-")[2]),
-            assets=self.assets,
-        )
+    def _node(self, machine: Machine, network: Network) -> node.Node:
+        return node.Node(machine, number=int(machine.name.rpartition("-")[2]), assets=self.assets, network=network)
 
     def _plane_commands(self) -> dict[str, list[str]]:
         folder = self._layout.folder
@@ -285,7 +302,11 @@ class Cluster:
         return {**commands, "kube-scheduler": [str(self.assets / "kube-scheduler"), *scheduler]}
 
     def _commands(self, machine: Machine) -> dict[str, list[str]]:
-        return self._plane_commands() if machine.name == CONTROL_PLANE else self._node(machine).command_lines()
+        return (
+            self._plane_commands()
+            if machine.name == CONTROL_PLANE
+            else self._node(machine, self.network).command_lines()
+        )
 
     def _command(self, machine: Machine, component: str) -> list[str]:
         commands = self._commands(machine)
@@ -333,6 +354,10 @@ class Cluster:
             raise CannotRun(f"another `up` is at work in {self.state}") from None
         finally:
             os.close(folder)
+
+
+def _layout_in(folder: Path, network: Network) -> Layout:
+    return Layout(folder, network.hub, _PORT, 2379, 2380, hosts=("127.0.0.1",), services=network.services)
 
 
 def _free_port() -> int:

@@ -1,10 +1,10 @@
 """Process 1 of a machine: a process with namespaces of its own in which nothing runs but what is started in it.
 
-usage: init.py STATE NAME [PORT ADDRESS]     returns when the machine stands; what is wrong is on standard error
+usage: init.py STATE NAME [PORT HOST INNER_PORT]     returns when the machine stands; what is wrong is on standard error
 
 Started by ``machine``. It holds the namespaces (network, mounts, processes, host name, IPC), reaps orphans, and
-forwards PORT of the outer loopback to ADDRESS inside. If it ends, the kernel ends every process of the machine, with
-all mounts and interfaces: nothing else cleans up. Nothing is started here. Standard library only.
+forwards PORT of the outer loopback to HOST and INNER_PORT inside. If it ends, the kernel ends every process of the
+machine, with all mounts and interfaces: nothing else cleans up. Nothing is started here. Standard library only.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def main() -> int:
     os.close(standing)
     _furnish(state, name)
     if outside is not None:
-        host, _, port = sys.argv[4].rpartition(":")
         if os.fork() == 0:
-            _forward(outside, (host, int(port)))
+            _forward(outside, (sys.argv[4], int(sys.argv[5])))
         outside.close()
     os.write(stands, b".")
     os.close(stands)
@@ -75,7 +74,9 @@ def _furnish(state: Path, name: str) -> None:
     mount("--make-rshared", "/")  # volumes that pods mount for their node
     socket.sethostname(name)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)  # noqa: S607
-    Path("/proc/sys/net/ipv4/ip_forward").write_text("1", encoding="ascii")
+    for switch in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            Path("/proc/sys/net", switch).write_text("1", encoding="ascii")
 
 
 def _listen(port: int) -> socket.socket:

@@ -23,9 +23,22 @@ from local_cluster.errors import NotUp, StartFailed
 _INIT = Path(init.__file__).resolve()
 _NAMESPACES = ("mnt", "net", "pid", "uts", "ipc")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_KEEPER = ["sh", "-c", 'while began=$(date +%s); "$@"; [ $(($(date +%s) - began)) -ge 2 ]; do :; done', "keeper"]
-"""Runs what follows, and again whenever it ends: as systemd and the kubelet do for the parts of a cluster elsewhere. A
-scheduler that finds its cache wrong just ends, for one. What does not live for two seconds has failed and stays so."""
+_KEEPER = [
+    "sh",
+    "-c",
+    """
+    early=0
+    while [ $early -lt 5 ]; do
+        began=$(date +%s)
+        "$@"
+        if [ $(($(date +%s) - began)) -ge 2 ]; then early=0; else early=$((early + 1)); sleep 1; fi
+    done
+    """,
+    "keeper",
+]
+"""Runs what follows, and again whenever it ends, as systemd and the kubelet do for the parts of a cluster elsewhere: a
+scheduler that finds its cache wrong just ends, and so does a kubelet whose containerd is not quite there. What ends
+within two seconds five times in a row has failed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,8 @@ class Forward:
     """A port of the outer loopback that leads into the machine."""
 
     port: int
-    address: str
+    host: str
+    inner_port: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class Machine:
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-I", "-S", str(_INIT), str(self.state), self.name]
         if forward is not None:
-            command += [str(forward.port), forward.address]
+            command += [str(forward.port), forward.host, str(forward.inner_port)]
         with (self.folder / "init.log").open("ab") as log:
             started = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=False
@@ -119,6 +133,10 @@ class Machine:
     def find(self, program: str) -> list[int]:
         """The processes of the machine, not of its pods, that run a program, as we number them."""
         return self._find([program])
+
+    def keeps(self, program: str) -> bool:
+        """Whether a program runs, or is about to again."""
+        return bool(self._find([*_KEEPER, program]) or self.find(program))
 
     def _find(self, beginning: Sequence[str]) -> list[int]:
         pid = self.pid

@@ -7,46 +7,76 @@ a bridge would need br_netfilter for Services between pods of one node.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 from local_cluster.machine import Machine
 
-HUB = "172.30.0.1"
-DNS = "10.96.0.10"
-PODS = "10.88.0.0/16"
+
+@dataclass(frozen=True)
+class Network:
+    """The addresses of a cluster, all of one family."""
+
+    hub: str
+    """Of the control plane's machine."""
+    dns: str
+    services: str
+    all_pods: str
+    everywhere: str
+    node: str
+    """To be formatted with a node's number, which has one digit."""
+    pods: str
+    """The range of a node's pods; likewise."""
+    prefix: int
+    """Length of the network prefix of hub and nodes."""
+
+    def build_hub(self, hub: Machine) -> None:
+        """The bridge, unless it is there."""
+        if not _exists(hub, "br0"):
+            _ip(hub, "link", "add", "br0", "type", "bridge")
+        self._give(hub, self.hub, "br0")
+
+    def connect(self, hub: Machine, nodes: list[Machine]) -> None:
+        """Cables and routes between all nodes, where they are missing."""
+        for number, node in enumerate(nodes, start=1):
+            if not _exists(node, "eth0"):
+                port = f"port{number}"
+                if _exists(hub, port):  # the other end went with a node that is gone; this one follows in a moment
+                    _ip(hub, "link", "delete", port)
+                _ip(hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid))
+                _ip(hub, "link", "set", port, "master", "br0", "up")
+            self._give(node, self.node.format(number), "eth0")
+            _ip(node, "route", "replace", self.everywhere, "via", self.hub)
+        for number in range(1, len(nodes) + 1):
+            for other in (hub, *(node for each, node in enumerate(nodes, start=1) if each != number)):
+                _ip(other, "route", "replace", self.pods.format(number), "via", self.node.format(number))
+
+    def _give(self, machine: Machine, address: str, link: str) -> None:
+        at_once = ["nodad"] if ":" in address else []  # nobody else can have it
+        _ip(machine, "address", "replace", f"{address}/{self.prefix}", "dev", link, *at_once)
+        _ip(machine, "link", "set", link, "up")
 
 
-def address(number: int) -> str:
-    """Of node ``number``, counted from 1."""
-    return f"172.30.0.{10 + number}"
-
-
-def pods(number: int) -> str:
-    """The range of its pods."""
-    return f"10.88.{number}.0/24"
-
-
-def build_hub(hub: Machine) -> None:
-    """The bridge, unless it is there."""
-    if not _exists(hub, "br0"):
-        _ip(hub, "link", "add", "br0", "type", "bridge")
-    _ip(hub, "address", "replace", f"{HUB}/24", "dev", "br0")
-    _ip(hub, "link", "set", "br0", "up")
-
-
-def connect(hub: Machine, nodes: list[Machine]) -> None:
-    """Cables and routes between all nodes, where they are missing."""
-    for number, node in enumerate(nodes, start=1):
-        if not _exists(node, "eth0"):
-            port = f"port{number}"
-            if _exists(hub, port):  # the other end went with a node that is gone; this one follows in a moment
-                _ip(hub, "link", "delete", port)
-            _ip(hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid))
-            _ip(hub, "link", "set", port, "master", "br0", "up")
-        _ip(node, "address", "replace", f"{address(number)}/24", "dev", "eth0")
-        _ip(node, "link", "set", "eth0", "up")
-        _ip(node, "route", "replace", "default", "via", HUB)
-    for number in range(1, len(nodes) + 1):
-        for other in (hub, *(node for each, node in enumerate(nodes, start=1) if each != number)):
-            _ip(other, "route", "replace", pods(number), "via", address(number))
+IPV4: Final = Network(
+    hub="172.30.0.1",
+    dns="10.96.0.10",
+    services="10.96.0.0/24",
+    all_pods="10.88.0.0/16",
+    everywhere="0.0.0.0/0",
+    node="172.30.0.1{}",
+    pods="10.88.{}.0/24",
+    prefix=24,
+)
+IPV6: Final = Network(
+    hub="fd00:172:30::1",
+    dns="fd00:10:96::a",
+    services="fd00:10:96::/112",
+    all_pods="fd00:10:88::/48",
+    everywhere="::/0",
+    node="fd00:172:30::1{}",
+    pods="fd00:10:88:{}::/64",
+    prefix=64,
+)
 
 
 def _ip(machine: Machine, *arguments: str) -> None:

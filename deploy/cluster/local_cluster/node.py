@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local_cluster import images, network, preflight
+from local_cluster import images, preflight
 from local_cluster.init import INSIDE
 from local_cluster.machine import PATH, Machine
+from local_cluster.network import Network
 from perseus_sim.controlplane import kubeconfig, write_private
 from perseus_sim.pki import Authority
 
@@ -29,10 +30,11 @@ class Node:
     machine: Machine
     number: int
     assets: Path
+    network: Network
 
     @property
     def address(self) -> str:
-        return network.address(self.number)
+        return self.network.node.format(self.number)
 
     def write(self, *, cgroup: str, snapshotter: str) -> None:
         """Its configuration, all but what has keys in it."""
@@ -83,8 +85,8 @@ class Node:
         return str(INSIDE / self.machine.name / name)
 
     def _pod_network(self) -> dict[str, Any]:
-        ranges = [[{"subnet": network.pods(self.number)}]]
-        addresses = {"type": "host-local", "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/run/cni"}
+        ranges, routes = [[{"subnet": self.network.pods.format(self.number)}]], [{"dst": self.network.everywhere}]
+        addresses = {"type": "host-local", "ranges": ranges, "routes": routes, "dataDir": "/run/cni"}
         plugins = [{"type": "ptp", "ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
         return {"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}
 
@@ -109,6 +111,7 @@ state = "/run/containerd"
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
+            "address": self.address,
             "containerRuntimeEndpoint": f"unix://{images.SOCKET}",
             "cgroupDriver": "cgroupfs",
             "cgroupRoot": cgroup,
@@ -134,7 +137,7 @@ state = "/run/containerd"
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": self._inside("kubelet.crt"),
             "tlsPrivateKeyFile": self._inside("kubelet.key"),
-            "clusterDNS": [network.DNS],
+            "clusterDNS": [self.network.dns],
             "clusterDomain": "cluster.local",
             "resolvConf": self._inside("resolv.conf"),
             "syncFrequency": "2s",  # how soon a changed Secret arrives in a pod
@@ -147,7 +150,7 @@ state = "/run/containerd"
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
             "mode": "nftables",
-            "clusterCIDR": network.PODS,
+            "clusterCIDR": self.network.all_pods,
             "hostnameOverride": self.machine.name,
             "clientConnection": {"kubeconfig": self._inside("kube-proxy.kubeconfig")},
             # Limits of connection tracking belong to the whole kernel: leave them.

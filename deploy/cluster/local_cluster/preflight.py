@@ -33,7 +33,7 @@ _LEAST_MIB = 3 * 1024
 _NAMESPACES = {"network": 0x40000000, "mount": 0x00020000, "process": 0x20000000}
 
 
-def require() -> None:
+def require(*, ipv6: bool = False) -> None:
     """Raises CannotRun, which names everything that is missing."""
     if sys.platform != "linux":
         raise CannotRun("a cluster needs Linux: its nodes are namespaces of the kernel")
@@ -51,8 +51,10 @@ def require() -> None:
     except CannotRun as without:
         lacks.append(str(without))
     lacks += [f"the kernel refuses a new {name} namespace" for name, flag in _NAMESPACES.items() if not _allows(flag)]
-    if not missing and (refused := _firewall_refuses()):
+    if not missing and (refused := _firewall_refuses("ip6" if ipv6 else "ip")):
         lacks.append(f"nftables with NAT does not work in a network namespace: {refused}")
+    if not missing and ipv6 and (refused := _refuses("ip", "address", "add", "fd00::1/64", "dev", "lo")):
+        lacks.append(f"a network namespace has no IPv6: {refused}")
     available_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     if available_mib < _LEAST_MIB:
         lacks.append(f"{available_mib} MiB of memory, and a cluster wants {_LEAST_MIB}")
@@ -84,11 +86,16 @@ def _allows(namespace: int) -> bool:
     return subprocess.run([sys.executable, "-I", "-S", "-c", script, str(namespace)], check=False).returncode == 0
 
 
-def _firewall_refuses() -> str:
+def _firewall_refuses(family: str) -> str:
     rules = (
-        "add table ip t; add chain ip t c { type nat hook postrouting priority 100; }; "
-        "add rule ip t c numgen random mod 100 < 1 masquerade"
+        f"add table {family} t; add chain {family} t c {{ type nat hook postrouting priority 100; }}; "
+        f"add rule {family} t c numgen random mod 100 < 1 masquerade"
     )
-    command = ["unshare", "--net", "nft", rules]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": PATH})
+    return _refuses("nft", rules)
+
+
+def _refuses(*command: str) -> str:
+    """What a command says that fails in a network of its own."""
+    alone = ["unshare", "--net", *command]
+    tried = subprocess.run(alone, capture_output=True, text=True, check=False, env={"PATH": PATH})
     return tried.stderr.strip().splitlines()[0] if tried.returncode != 0 else ""
