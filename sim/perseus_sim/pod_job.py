@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from perseus_proto import keys
 from perseus_sim.coordinator import Coordinator, Gone, PipelineIteration, Place
-from perseus_sim.pod_rank import PATIENCE_S, hear, say
+from perseus_sim.pod_rank import PATIENCE_S, hear, listen, say
 from perseus_sim.shim_gpu import ENV_FOLDER
 from perseus_sim.trainer import JobGone
 
@@ -124,7 +124,7 @@ class Rendezvous:
 
     def __init__(self, plan: Plan, port: int) -> None:
         self._plan = plan
-        self._listener = socket.create_server(("", port), backlog=256)
+        self._listener = listen(port)
         self._listener.settimeout(1.0)
 
     def gather(self, stop: threading.Event) -> dict[Place, socket.socket]:

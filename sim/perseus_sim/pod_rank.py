@@ -43,6 +43,13 @@ def dial(host: str, port: int) -> socket.socket:
         return connection
 
 
+def listen(port: int) -> socket.socket:
+    """A listener that pods reach whatever the family of their addresses."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=256)
+
+
 def say(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -69,7 +76,7 @@ def join(master: tuple[str, int], rank: int, uuid: str) -> dict[str, Any]:
     Raises:
         JobGone: the job fell apart before it began.
     """
-    with socket.create_server(("", 0), backlog=64) as listener:
+    with listen(0) as listener:
         listener.settimeout(PATIENCE_S)
         parent = dial(*master)
         say(parent, {"rank": rank, "port": listener.getsockname()[1], "gpu": uuid})
