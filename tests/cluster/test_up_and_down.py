@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -90,28 +91,18 @@ def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", [pytest.param((), id="ipv4"), pytest.param(("--ipv6",), id="ipv6")])
-def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path: Path, family: tuple[str]) -> None:
-    try:
-        require(ipv6=bool(family))
-    except CannotRun as lacks:
-        pytest.skip(f"no such cluster on this machine: {lacks}")
+def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
     before = outside()
-    up = ["up", "--nodes", "1", *family]
-    made = tell(own, *up)
+    made = tell(own, "up", "--nodes", "1")
     assert made.returncode == 0, made.stderr
     assert f"export KUBECONFIG={own.kubeconfig}" in made.stdout
+    own.control_plane.spawn("hopeless", ["date"])
     spaces = {space.readlink() for space in namespaces(own, *KINDS, "mnt")}
     assert len(spaces) == 6, "two machines of three namespaces each, all their own"
 
-    own.kubectl("run", "sleeper", "--image=localhost/pause:1", "--image-pull-policy=Never")
-    own.kubectl("wait", "pod/sleeper", "--for=condition=Ready", "--timeout=120s")
-    own.control_plane.spawn("hopeless", ["date"])
-    assert "CoreDNS" in own.kubectl("-n", "kube-system", "logs", "deployment/coredns")  # by the kubelet's own server
-    service = "fd00:10:96::1" if family else "10.96.0.1"
-    assert service == own.kubectl("get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}")
-    asked = own.machine("node-1").run("python3", "-c", _RESOLVE, own.network.dns).stdout
-    assert asked.split() == [service], "the Service of the DNS answers on the node, through kube-proxy"
+    runs_a_pod(own)
+    assert own.kubectl("get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}") == "10.96.0.1"
+    assert resolved(own) == "10.96.0.1"
 
     started = {name: own.machine("node-1").find(own.assets.joinpath(name).as_posix()) for name in ("kubelet",)}
     assert own.signal("node-1", "containerd", signal.SIGKILL) == 1
@@ -124,13 +115,13 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
     assert not own.running(CONTROL_PLANE, "etcd"), "what was ended on purpose stays so"
     eventually(lambda: not own.control_plane.keeps("date"), "what cannot run is tried for ever")
     assert len(own.control_plane.log("hopeless").read_text().splitlines()) == 5
-    mended = tell(own, *up)
+    mended = tell(own, "up", "--nodes", "1")
     assert mended.returncode == 0, mended.stderr
     assert own.running("node-1", "containerd")
     assert own.machine("node-1").find(own.assets.joinpath("kubelet").as_posix()) == started["kubelet"]
     assert "sleeper" in own.kubectl("get", "pods"), "etcd was started from its disk"
-    refused = tell(own, *up, "--nodes", "2")
-    assert f"has 1 nodes and {'IPv6' if family else 'IPv4'}: take it down first" in refused.stderr
+    for other in (["--nodes", "2"], ["--nodes", "1", "--ipv6"]):
+        assert "has 1 nodes and IPv4: take it down first" in tell(own, "up", *other).stderr
 
     assert outside() == before, "the machine's own network is as it was"
     another_checkout = [sys.executable, str(shutil.copytree(CODE, tmp_path / "copy") / "cluster.py")]
@@ -139,6 +130,38 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
         assert leavings(own, names) == []
     assert outside() == before
     assert tell(own, "down").returncode == 0, "nothing is left to remove, which is no error"
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_of_ipv6_alone(own: Cluster) -> None:
+    try:
+        require(ipv6=True)
+    except CannotRun as lacks:
+        pytest.skip(f"no cluster of IPv6 on this machine: {lacks}")
+    before = outside()
+    made = tell(own, "up", "--nodes", "1", "--ipv6")
+    assert made.returncode == 0, made.stderr
+    runs_a_pod(own)
+    told = own.kubectl("get", "pods,services,nodes", "-A", "-o", "jsonpath={..podIP} {..clusterIP} {..address}")
+    assert "fd00:10:88:1::" in told
+    assert not re.search(r"\d+\.\d+\.\d+\.\d+", told), "none of IPv4"
+    assert resolved(own) == "fd00:10:96::1"
+    with held(own) as names:
+        assert tell(own, "down").returncode == 0
+        assert leavings(own, names) == []
+    assert outside() == before
+
+
+def runs_a_pod(cluster: Cluster) -> None:
+    """And its log is read by the kubelet's own server."""
+    cluster.kubectl("run", "sleeper", "--image=localhost/pause:1", "--image-pull-policy=Never")
+    cluster.kubectl("wait", "pod/sleeper", "--for=condition=Ready", "--timeout=120s")
+    assert "CoreDNS" in cluster.kubectl("-n", "kube-system", "logs", "deployment/coredns")
+
+
+def resolved(cluster: Cluster) -> str:
+    """The address of the API server's Service, as the DNS says on the node, which asks it through kube-proxy."""
+    return cluster.machine("node-1").run("python3", "-c", _RESOLVE, cluster.network.dns).stdout.strip()
 
 
 _RESOLVE = """
