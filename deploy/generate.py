@@ -1,7 +1,7 @@
 """Regenerate everything in the tree that is generated; `make verify` fails if that changes a file.
 
 proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
-operator/perseus_operator/api.py, api_budget.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
+operator/perseus_operator/api/job.py, api_budget.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
 the CRDs → docs/perseusjob.md, docs/powerbudget.md (``deploy/reference.py``)
@@ -41,7 +41,7 @@ def generate_stubs() -> None:
 
 def generate_crd_and_chart() -> None:
     """Write the CRDs from the operator's typed models, and what the chart derives from its values."""
-    from perseus_operator.crd import budget_crd_yaml, crd_yaml
+    from perseus_operator.api.crd import budget_crd_yaml, crd_yaml
 
     crds = {"perseusjobs": crd_yaml(), "powerbudgets": budget_crd_yaml()}
     folder = ROOT / "deploy" / "crds"

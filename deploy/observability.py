@@ -2,7 +2,7 @@
 
 deploy/prometheus/rules.yaml → charts/perseus/files/rules/rules.yaml
 deploy/grafana/*.py → charts/perseus/files/dashboards/*.json
-perseus_operator.metrics, perseus_agent.metrics, rules.yaml → docs/metrics.md
+perseus_operator.reporting.metrics, perseus_agent.servers.metrics, rules.yaml → docs/metrics.md
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def write_observability() -> None:
 def metrics_page() -> str:
     """The reference of every series and rule, in Markdown."""
     from perseus_agent.devices.base import Controllability
-    from perseus_agent.metrics import SERIES
-    from perseus_operator.metrics import MAX_FRONTIER_POINTS, Metrics
+    from perseus_agent.servers.metrics import SERIES
+    from perseus_operator.reporting.metrics import MAX_FRONTIER_POINTS, Metrics
     from perseus_proto import keys
 
     operator = Metrics().reference

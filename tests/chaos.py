@@ -22,16 +22,16 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiException
 from tests import waiting
+from tests.doubles.fleet import Fleet, LightJob, Work
+from tests.doubles.fleet_cluster import FleetCluster
 
 from perseus_proto import keys
-from perseus_sim.fleet import Fleet, LightJob, Work
-from perseus_sim.fleet_cluster import FleetCluster
-from perseus_sim.model import profile_csv
-from perseus_sim.pki import Authority, write_pairs
+from perseus_sim.cluster.pki import Authority, write_pairs
+from perseus_sim.gpus.model import profile_csv
 from perseus_sim.processes import Processes
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.result import Frontier
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
 
 STAGES, PIPELINES, MICROBATCHES, BLOCKING_W = 2, 2, 4, 83.64

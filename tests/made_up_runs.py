@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.calibration import Trace
+from perseus_solver.kinds import Kind
 from perseus_solver.schedules import Schedule, build_schedule
-from perseus_solver.vocabulary import Kind
 
 STAGES, MICROBATCHES = 3, 8
 OVERHEAD_S = 0.120

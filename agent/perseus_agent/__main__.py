@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     wake_on_time()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        from perseus_agent.server import run
+        from perseus_agent.lifecycle import run
 
         return run(settings, stop)
     except DriverMismatch as error:

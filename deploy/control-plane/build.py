@@ -2,10 +2,10 @@
 
 usage: build.py [--where] [BINARY ...]      prints the folder that holds the binaries, fit for KUBEBUILDER_ASSETS
 
-Called by ``make control-plane`` and, with --where, by ``perseus_sim.controlplane``. Versions are pinned in the go.mod
-and go.sum of each product's folder beside this file: one module per product, because each pins dependencies of its
-own. To add a binary, add a ``Binary`` below and its ``tool`` line to the module. Standard library only: it runs before
-there is a venv.
+Called by ``make control-plane`` and, with --where, by ``perseus_sim.cluster.control_plane``. Versions are pinned in the
+go.mod and go.sum of each product's folder beside this file: one module per product, because each pins dependencies of
+its own. To add a binary, add a ``Binary`` below and its ``tool`` line to the module. Standard library only: it runs
+before there is a venv.
 """
 
 # ruff: noqa: T201  # a script that speaks to people

@@ -3,7 +3,7 @@
  *
  * All state lies in one file, shared by every process that maps it (environment variable PERSEUS_NVML_SHIM_STATE) and guarded by a
  * robust mutex in it, so that a killed process leaves no lock behind. A GPU's clock follows its lock after a delay; its power
- * follows the clock; its energy integrates the power and is published in ticks, as on hardware. perseus_sim.nvml_shim builds this
+ * follows the clock; its energy integrates the power and is published in ticks, as on hardware. perseus_sim.gpus.nvml_shim builds this
  * file and pokes the state through the perseus_shim_* functions at the end. Return codes are NVML's.
  *
  * A simulated trainer may lead a GPU (perseus_shim_spend): it then says what its past drew, and what is drawn now. The counter
@@ -479,7 +479,7 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsig
   return leave(SUCCESS);
 }
 
-/* ------------------------------------------------------------------------------------------ for perseus_sim.nvml_shim */
+/* ------------------------------------------------------------------------------------------ for perseus_sim.gpus.nvml_shim */
 
 static const char *const KEYS[] = {
     "min_mhz", "max_mhz", "step_mhz", "memory_mhz", "idle_mw", "max_mw", "busy_permille", "transition_us",

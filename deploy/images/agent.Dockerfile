@@ -40,7 +40,7 @@ COPY --from=build /opt/app /opt/app
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/app/bin:/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # What it runs finds all it wants, in BASE too.
-RUN python -c "import perseus_agent.server, perseus_agent.devices.nvml"
+RUN python -c "import perseus_agent.lifecycle, perseus_agent.devices.nvml"
 # Root: the kubelet's socket and the node's directories are root's. What else it may do is said by the chart.
 USER 0:0
 EXPOSE 50071 9471

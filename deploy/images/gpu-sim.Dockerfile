@@ -46,7 +46,7 @@ COPY --from=library /libnvidia-ml.so.1 /opt/gpu-sim/libnvidia-ml.so.1
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # What it runs finds all it wants, in BASE too.
-RUN python -c "import perseus_sim.device_plugin, perseus_sim.shim_gpu"
+RUN python -c "import perseus_sim.gpus.device_plugin, perseus_sim.gpus.shim_gpu"
 # Root: the kubelet's directory of device plugins is root's.
 USER 0:0
-ENTRYPOINT ["python", "-m", "perseus_sim.device_plugin", "--library=/opt/gpu-sim/libnvidia-ml.so.1"]
+ENTRYPOINT ["python", "-m", "perseus_sim.gpus.device_plugin", "--library=/opt/gpu-sim/libnvidia-ml.so.1"]

@@ -54,7 +54,7 @@ COPY LICENSE /licenses/LICENSE
 # USER: kopf asks for the name of who runs it, and a bare number (this one, or one that a cluster chooses) has none.
 ENV PATH=/opt/app/bin:/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=perseus HOME=/tmp
 # What it runs finds all it wants, in BASE too.
-RUN python -c "import perseus_operator.handlers, perseus_operator.solving, perseus_solver.frontier"
+RUN python -c "import perseus_operator.handlers, perseus_operator.solving.pool, perseus_solver.frontier"
 USER 65532:65532
 EXPOSE 9472
 # For engines without probes of their own; Kubernetes uses the chart's.

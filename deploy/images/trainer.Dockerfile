@@ -41,6 +41,6 @@ COPY --from=build /opt/app /opt/app
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # What it runs finds all it wants, in BASE too.
-RUN python -c "import perseus_sim.pod_rank, perseus_sim.job"
+RUN python -c "import perseus_sim.training.pod_rank, perseus_sim.training.job"
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "perseus_sim.pod_job"]
+ENTRYPOINT ["python", "-m", "perseus_sim.training.pod_job"]

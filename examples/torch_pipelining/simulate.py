@@ -21,9 +21,9 @@ import yaml
 from kubernetes import client
 
 from perseus_proto import keys
-from perseus_sim.cluster import SimulatedCluster
-from perseus_sim.live_job import LiveIteration, LiveJob, start_live_job, tables_of
-from perseus_sim.model import MODELS, stage_weights
+from perseus_sim.cluster.live_job import LiveIteration, LiveJob, start_live_job, tables_of
+from perseus_sim.cluster.simulated_cluster import SimulatedCluster
+from perseus_sim.gpus.model import MODELS, stage_weights
 from perseus_solver.schedules import Schedule, build_schedule, read_order
 
 HERE = Path(__file__).resolve().parent

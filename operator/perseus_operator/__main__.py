@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from perseus_operator import handlers
-from perseus_operator.agents import AgentPool, Credentials
-from perseus_operator.cluster import Operator
+from perseus_operator.clients.agents import AgentPool, Credentials
+from perseus_operator.clients.kube import EPOCH_CONFIG_MAP, KubeClient
+from perseus_operator.controller.operator import Operator
+from perseus_operator.controller.services import Services
+from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
-from perseus_operator.kube import EPOCH_CONFIG_MAP, KubeClient
-from perseus_operator.metrics import Metrics, MetricsServer
-from perseus_operator.rpc import OperatorService, RpcServer
-from perseus_operator.services import Services
+from perseus_operator.reporting.metrics import Metrics, MetricsServer
+from perseus_operator.servers.grpc_service import OperatorService, RpcServer
+from perseus_operator.servers.web.server import WebServer
 from perseus_operator.settings import Settings, settings_or_exit
-from perseus_operator.solving import SolverPool
-from perseus_operator.web.server import WebServer
-from perseus_operator.web.view import JobView
+from perseus_operator.solving.pool import SolverPool
 
 logger = logging.getLogger("perseus_operator")
 

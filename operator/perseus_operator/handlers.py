@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import kopf
 
-from perseus_operator import admission
-from perseus_operator.cluster import Operator
+from perseus_operator.controller.operator import Operator
+from perseus_operator.servers import webhook
 from perseus_operator.settings import Settings
 from perseus_proto import keys
 
@@ -81,7 +81,7 @@ def register(
         running[0].observe_pod(body, deleted=event["type"] == "DELETED")
 
     if own.webhook_address:
-        admission.register(registry, own)
+        webhook.register(registry, own)
     return registry
 
 
@@ -111,7 +111,7 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.background.cancellation_polling = 1.0
     settings.process.ultimate_exiting_timeout = 60.0
     if own.webhook_address:
-        settings.admission.server = admission.server(own)  # its configuration is the chart's: we may not write any
+        settings.admission.server = webhook.server(own)  # its configuration is the chart's: we may not write any
 
 
 def run(settings: Settings, *, start: Callable[[], Awaitable[Operator]], stop: Callable[[], Awaitable[None]]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from perseus_operator.planner import Limits
+from perseus_operator.planning.planner import Limits
 from perseus_proto import keys
 from perseus_proto.addresses import parse_address
 

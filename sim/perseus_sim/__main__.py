@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from perseus_sim.demo import Demo, DemoOptions, NotSeen
+    from perseus_sim.demo.scenario import Demo, DemoOptions, NotSeen
     from perseus_solver.errors import SolverError
 
     try:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perseus_solver.frontier import solve_deadline, solve_frontier
-    from perseus_solver.problem import Problem, build_problem
-    from perseus_solver.profile import Profile, read_profile
-    from perseus_solver.result import Frontier, Point, Status
-    from perseus_solver.sampling import Sampling
+    from perseus_solver.kinds import Kind
+    from perseus_solver.model.problem import Problem, build_problem
+    from perseus_solver.model.profile import Profile, read_profile
+    from perseus_solver.model.result import Frontier, Point, Status
+    from perseus_solver.model.sampling import Sampling
+    from perseus_solver.model.simulator import Simulator
     from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order
-    from perseus_solver.simulate import Simulator
-    from perseus_solver.switches import Switching, calm, calm_point
-    from perseus_solver.vocabulary import Kind
+    from perseus_solver.switching.switches import Switching, calm, calm_point
 
 __all__ = [
     "SCHEDULES",

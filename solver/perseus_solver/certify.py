@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perseus_solver.errors import SolverError
-from perseus_solver.problem import Problem
-from perseus_solver.result import Frontier
-from perseus_solver.vocabulary import Floats
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem
+from perseus_solver.model.result import Frontier
 
 CONSERVATION = 1e-9
 """Largest imbalance at an instruction, relative to the price, that passes as float rounding. It costs nothing in

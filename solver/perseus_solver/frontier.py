@@ -11,13 +11,13 @@ from collections.abc import Callable
 import numpy as np
 
 from perseus_solver.certify import Certificate
-from perseus_solver.engine.curve import Engine, trace
 from perseus_solver.errors import Infeasible, InvalidProblem
-from perseus_solver.pool import Pool
-from perseus_solver.problem import Problem
-from perseus_solver.result import Frontier, Point
-from perseus_solver.simulate import Simulator
-from perseus_solver.vocabulary import Floats
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem
+from perseus_solver.model.result import Frontier, Point
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.relaxation.curve import Engine, trace
+from perseus_solver.search.pool import Pool
 
 Progress = Callable[[int, int], None]
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perseus_solver.problem import Problem
-from perseus_solver.simulate import Choice, Simulation, Simulator
-from perseus_solver.vocabulary import Floats, Kind
+from perseus_solver.kinds import Floats, Kind
+from perseus_solver.model.problem import Problem
+from perseus_solver.model.simulator import Choice, Simulation, Simulator
 
 if TYPE_CHECKING:
     from perseus_solver.calibration.model import Calibration
     from perseus_solver.calibration.trace import Trace
-    from perseus_solver.compare import Row
-    from perseus_solver.result import Frontier, Point
+    from perseus_solver.comparison.compare import Row
+    from perseus_solver.model.result import Frontier, Point
 
 _INK, _MUTED = "#22262a", "#7a828a"
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#0b62a4", "#d9600a", "#1b8a5a", "#7b4fa3"

@@ -18,8 +18,8 @@ from statistics import median, median_low
 
 import numpy as np
 
-from perseus_solver.simulate import Choice, Simulator
-from perseus_solver.vocabulary import Floats, Ints
+from perseus_solver.kinds import Floats, Ints
+from perseus_solver.model.simulator import Choice, Simulator
 
 SIGMAS = 4.0
 """Standard deviations between noise and alarm: with two iterations that must agree, less than one false alarm in 10⁸

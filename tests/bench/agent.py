@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from tests.doubles import recording_gpu
+from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
+from tests.doubles.recording_trainer import schedule_of
 
+from perseus_agent.clocks.telemetry import IterationSummary, RankIdentity, TelemetryHub
 from perseus_agent.devices.base import EnergyReading
-from perseus_agent.energy import EnergyMeter
-from perseus_agent.telemetry import IterationSummary, RankIdentity, TelemetryHub
+from perseus_agent.devices.energy import EnergyMeter
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
-from perseus_sim import recording
-from perseus_sim.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
-from perseus_sim.recording_trainer import schedule_of
 
 Result = dict[str, Any]
 
@@ -44,7 +44,7 @@ INSTRUCTIONS = 64
 SECONDS = 6.0
 WARM_UP_S = 2.0
 ROUNDS = 3
-PATTERN = [recording.CLOCKS_MHZ[index] for index in range(INSTRUCTIONS)]
+PATTERN = [recording_gpu.CLOCKS_MHZ[index] for index in range(INSTRUCTIONS)]
 """The clock of each instruction: all different, so that a device call tells which instruction it is for."""
 
 
@@ -70,7 +70,7 @@ def pace(mark: Callable[[int, int], int], seconds: float) -> list[list[int]]:
     return marks
 
 
-def delays_us(marks: list[list[int]], calls: list[list[recording.Call]]) -> list[float]:
+def delays_us(marks: list[list[int]], calls: list[list[recording_gpu.Call]]) -> list[float]:
     """From each mark (the end of an instruction) to the device call with the clock of the next one; sorted."""
     found = []
     for gpu in range(GPUS):
@@ -146,7 +146,7 @@ def ours(pattern: Sequence[int]) -> tuple[list[float], float]:
             percent = 100 * (cpu_s(agent.pid) - cpu_before_s) / (time.monotonic() - before_s)
             marks = json.loads(trainer.stdout.readline())
             trainer.kill()
-        calls = [recording.read_mapped(Path(folder) / "gpu", gpu_uuid(gpu)) for gpu in range(GPUS)]
+        calls = [recording_gpu.read_mapped(Path(folder) / "gpu", gpu_uuid(gpu)) for gpu in range(GPUS)]
         return delays_us(marks, calls), percent
 
 
@@ -156,7 +156,7 @@ def _ranks(stub: Any) -> int:
 
 def zeus_child(queue: Any, folder: str, gpu: int) -> None:
     """Zeus' process of one GPU: takes the next frequency, and calls the device if it differs."""
-    device = recording.MappedGpu(gpu_uuid(gpu), Path(folder) / f"{gpu_uuid(gpu)}.calls")
+    device = recording_gpu.MappedGpu(gpu_uuid(gpu), Path(folder) / f"{gpu_uuid(gpu)}.calls")
     current = None
     while (frequency := queue.get()) is not None:
         if frequency != current:
@@ -169,7 +169,7 @@ def zeus() -> tuple[list[float], float]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "gpus").write_text(" ".join(map(gpu_uuid, range(GPUS))))
-        recording.open_mapped(folder)
+        recording_gpu.open_mapped(folder)
         queues = [context.Queue() for _ in range(GPUS)]
         children = [context.Process(target=zeus_child, args=(queues[gpu], folder, gpu)) for gpu in range(GPUS)]
         for child in children:
@@ -188,7 +188,7 @@ def zeus() -> tuple[list[float], float]:
             queue.put(None)
             child.join(10)
             queue.close()
-        calls = [recording.read_mapped(Path(folder), gpu_uuid(gpu)) for gpu in range(GPUS)]
+        calls = [recording_gpu.read_mapped(Path(folder), gpu_uuid(gpu)) for gpu in range(GPUS)]
         return delays_us(marks, calls), percent
 
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.doubles.detector_replay import Rehearsal
 
-from perseus_solver.baselines import all_maximum
 from perseus_solver.calibration import Calibration, Trace, calibrate, predict_s, read_trace
 from perseus_solver.calibration.noise import usual_durations_s
-from perseus_solver.calibration.rehearsal import Rehearsal
+from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import solve_deadline, solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.simulate import Choice, Simulator
-from perseus_solver.vocabulary import Floats
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Choice, Simulator
 
 DATA = Path(os.environ.get("PERSEUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "sosp24"
 TRACES = {

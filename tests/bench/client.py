@@ -27,11 +27,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.doubles import recording_gpu
+from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
+
 import perseus_client
 from perseus_client import Session
 from perseus_proto.v1alpha1 import agent_pb2 as messages
-from perseus_sim import recording
-from perseus_sim.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
 
 MICROBATCHES = 48
 ITERATIONS = 14
@@ -149,7 +150,7 @@ def followed_session(clocks_mhz: list[int]) -> Iterator[Session]:
                 yield session
             finally:
                 session.close()
-        written = len(recording.read_mapped(Path(folder) / "gpu", gpu_uuid(0)))
+        written = len(recording_gpu.read_mapped(Path(folder) / "gpu", gpu_uuid(0)))
         if clocks_mhz is CHANGING and written < (ITERATIONS - WARM_UP) * len(SCHEDULE):
             raise RuntimeError(f"the agent changed the clock {written} times only: it did not follow")
 

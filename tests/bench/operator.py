@@ -1,9 +1,9 @@
 """The operator at scale: 1,000 agents, 500 jobs, the operator as the process that it is in production.
 
 Real: the operator, its ServiceAccount with the chart's rules, kube-apiserver and etcd (the embedded stand-in where they
-are not built), mutual TLS to every agent. Doubles: the agents (``perseus_sim.fleet``: real gRPC, leases and plans) with
-eight ranks on every node that each tell an iteration with all its durations every ten seconds. No peer: nobody else
-has such an operator; targets are the project's own.
+are not built), mutual TLS to every agent. Doubles: the agents (``tests.doubles.fleet``: real gRPC, leases and plans)
+with eight ranks on every node that each tell an iteration with all its durations every ten seconds. No peer: nobody
+else has such an operator; targets are the project's own.
 
 ``edit to agents`` is what a user sees as reconciliation: from the moment that an edited objective is sent to the API
 server until the last agent of the job has been told its new plan, telemetry of all other jobs going on.
@@ -26,17 +26,17 @@ import yaml
 from kubernetes import client
 from kubernetes.config import new_client_from_config
 from kubernetes.utils import create_from_dict
+from tests.doubles.fleet import Fleet, LightJob, Work
+from tests.doubles.fleet_cluster import FleetCluster, Operator
 
-from perseus_sim import rbac
-from perseus_sim.controlplane import NoControlPlane
-from perseus_sim.fleet import Fleet, LightJob, Work
-from perseus_sim.fleet_cluster import FleetCluster, Operator
-from perseus_sim.model import profile_csv
-from perseus_sim.pki import Authority, write_pairs
+from perseus_sim.cluster import rbac
+from perseus_sim.cluster.api_servers import Feature, Server, embedded_server, real_server
+from perseus_sim.cluster.control_plane import NoControlPlane
+from perseus_sim.cluster.pki import Authority, write_pairs
+from perseus_sim.gpus.model import profile_csv
 from perseus_sim.processes import Processes
-from perseus_sim.servers import Feature, Server, embedded_server, real_server
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
 Result = dict[str, Any]

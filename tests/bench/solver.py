@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from perseus_solver import lowtime_peer
+from perseus_solver.comparison import lowtime_peer
 from perseus_solver.frontier import solve_deadline, solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.result import Frontier
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.result import Frontier
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
 
 DATA = Path(os.environ.get("PERSEUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "sosp24"
 PROFILES = {"gpt3-175b_a100-sxm": (83.64, 1e-3), "bloom-176b_a40": (70.38, 1e-3)}
@@ -176,7 +176,7 @@ def plan_command() -> Result:
     One more comes first: modules are compiled then, as an installation leaves them, whatever the environment says.
     """
     output = Path(os.environ.get("TMPDIR", "/tmp")) / f"perseus-bench-plan-{os.getpid()}.json"
-    command = [sys.executable, "-m", "perseus_solver.cli", "plan", "--schedule", "1f1b", "--stages", "8"]
+    command = [sys.executable, "-m", "perseus_solver.cli.main", "plan", "--schedule", "1f1b", "--stages", "8"]
     command += ["--profile", str(DATA / "stage_profile" / "gpt3-175b_a100-sxm.csv"), "--microbatches", "96"]
     command += ["--blocking-power", "83.64", "--max-slowdown", "3%", "--output", str(output)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

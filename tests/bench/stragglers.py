@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perseus_operator.api import Straggler
-from perseus_operator.history import JobIteration
-from perseus_operator.schema import parse
-from perseus_operator.stragglers import Detector
+from perseus_operator.api.job import Straggler
+from perseus_operator.api.schema import parse
+from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.stragglers.detector import Detector
 
 PROMISED_US = 1_000_000
 STAGES = 4

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from tests.bench.solver import PROFILES, Result, figure, problem_of, solved
 
-from perseus_solver.problem import Problem
-from perseus_solver.result import Frontier, Point
-from perseus_solver.runs import Clocks
-from perseus_solver.simulate import Simulator
-from perseus_solver.switches import Switching, calm
+from perseus_solver.model.problem import Problem
+from perseus_solver.model.result import Frontier, Point
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.switching.runs import Clocks
+from perseus_solver.switching.switches import Switching, calm
 
 LOSSES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
 LATENCIES_S = (0.001, 0.005, 0.01, 0.02)

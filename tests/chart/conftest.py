@@ -20,18 +20,18 @@ import pytest
 import yaml
 from kubernetes import client
 from kubernetes.config import new_client_from_config
+from tests.doubles.process_node import ProcessNode
 
-from perseus_sim.controlplane import NoControlPlane, find_assets
-from perseus_sim.nvml_shim import ShimError, build
-from perseus_sim.process_node import ProcessNode
-from perseus_sim.servers import Feature, Server, real_server
+from perseus_sim.cluster.api_servers import Feature, Server, real_server
+from perseus_sim.cluster.control_plane import NoControlPlane, find_assets
+from perseus_sim.gpus.nvml_shim import ShimError, build
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 NAMESPACE = "perseus-system"
 PROGRAMS = {
     "perseus-operator": [sys.executable, "-m", "perseus_operator"],
     "perseus-agent": [sys.executable, "-m", "perseus_agent"],
-    "perseus-trainer": [sys.executable, "-m", "perseus_sim.pod_job"],
+    "perseus-trainer": [sys.executable, "-m", "perseus_sim.training.pod_job"],
 }
 CRD = "perseusjobs.perseus.energy"
 CRDS = (CRD, "powerbudgets.perseus.energy")
@@ -156,7 +156,7 @@ def node(api: Any, server: Server, short: Path, tmp_path_factory: pytest.TempPat
     except ShimError as error:
         pytest.skip(f"no simulated GPUs: {error}")
     programs = PROGRAMS | {
-        "perseus-gpu-sim": [sys.executable, "-m", "perseus_sim.device_plugin", f"--library={library}"]
+        "perseus-gpu-sim": [sys.executable, "-m", "perseus_sim.gpus.device_plugin", f"--library={library}"]
     }
     proc_root = "PERSEUS_AGENT_PROC_ROOT"
     with ProcessNode(api, server.kubeconfig, short, programs, proc_root_variable=proc_root) as node:

@@ -1,6 +1,6 @@
 """A release on a real API server: installed, used, upgraded, rolled back, uninstalled, by a real Helm.
 
-The pods are run as processes by ``perseus_sim.process_node``, from the manifests as they stand in the API: arguments,
+The pods are run as processes by ``tests.doubles.process_node``, from the manifests as they stand in the API: arguments,
 environment, Secrets, probes, service account. So the certificates must be right and the rights enough.
 """
 
@@ -25,13 +25,13 @@ import yaml
 from kubernetes import client, dynamic
 from kubernetes.dynamic.exceptions import NotFoundError
 from tests.chart.conftest import CRD, CRDS, forget_definitions, secrets, until
+from tests.doubles.process_node import ProcessNode
 
 from perseus_agent.devices.nvml import may_write
 from perseus_proto import keys
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
-from perseus_sim import rbac
-from perseus_sim.process_node import ProcessNode
-from perseus_sim.servers import Server
+from perseus_sim.cluster import rbac
+from perseus_sim.cluster.api_servers import Server
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -283,7 +283,7 @@ def make_job(api: Any) -> tuple[str, str, str, str, str]:
 
 def may_command(node: ProcessNode, certificates: dict[str, dict[str, str]], who: str) -> bool:
     """Whether the agent answers a caller who shows this."""
-    from perseus_sim.pki import Authority
+    from perseus_sim.cluster.pki import Authority
 
     pem = {key: b64decode(data) for key, data in certificates["perseus-operator-tls"].items()}
     if who == "no certificate":

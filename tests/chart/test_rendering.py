@@ -14,8 +14,8 @@ import yaml
 from perseus_agent.settings import parse_settings as agent_settings
 from perseus_operator.settings import parse_settings as operator_settings
 from perseus_proto import keys
-from perseus_sim.nvml_shim import ENV_STATE
-from perseus_sim.shim_gpu import STATE
+from perseus_sim.gpus.nvml_shim import ENV_STATE
+from perseus_sim.gpus.shim_gpu import STATE
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 OPERATOR, AGENT = ("Deployment", "perseus-operator"), ("DaemonSet", "perseus-agent")

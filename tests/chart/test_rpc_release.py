@@ -11,9 +11,9 @@ import grpc
 import pytest
 from kubernetes import client
 from tests.chart.conftest import CHART, NAMESPACE, forget_definitions, secrets, until
+from tests.doubles.process_node import ProcessNode
 
 from perseus_proto.v1alpha1 import operator_pb2, operator_pb2_grpc
-from perseus_sim.process_node import ProcessNode
 
 pytestmark = pytest.mark.timeout(600)
 CALLER = "perseus-infrastructure-tls"

@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from perseus_operator.admission import WEBHOOK_ID
+from perseus_operator.servers.webhook import WEBHOOK_ID
 from perseus_operator.settings import parse_settings
 from perseus_proto import keys
 

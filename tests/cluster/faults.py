@@ -21,7 +21,7 @@ from stage import FAST_CLOCK, PROGRAMS, find
 
 from local_cluster.cluster import CONTROL_PLANE, Cluster
 from local_cluster.machine import Machine
-from perseus_sim.pki import Authority
+from perseus_sim.cluster.pki import Authority
 
 Cast = dict[str, Any]
 End = Callable[[], None]

@@ -27,10 +27,10 @@ from stage import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, Parting
 from local_cluster.cluster import Cluster
 from local_cluster.errors import ClusterError
 from perseus_proto import keys
-from perseus_sim import rbac
-from perseus_sim.model import MODELS
-from perseus_sim.shim_gpu import describe
-from perseus_solver.result import Frontier
+from perseus_sim.cluster import rbac
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.gpus.shim_gpu import describe
+from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
 
 AGENTS = "perseus-agents"
@@ -370,7 +370,7 @@ class Journey:
         """Let something happen to a GPU, from within the pod that simulates it."""
         node = next(node.name for node in self.cluster.nodes if uuid in describe(node.root / GPUS))
         pod = next(pod.metadata.name for pod in self.pods("gpu-sim") if pod.spec.node_name == node)
-        command = ("python", "-m", "perseus_sim.shim_gpu", uuid, *values)
+        command = ("python", "-m", "perseus_sim.gpus.shim_gpu", uuid, *values)
         self.say(f"$ kubectl -n {AGENTS} exec {pod} -- {' '.join(command)}")
         self.kubectl("-n", AGENTS, "exec", pod, "--", *command)
 

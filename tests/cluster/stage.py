@@ -21,10 +21,10 @@ from kubernetes import client
 from local_cluster.cluster import Cluster
 from local_cluster.machine import Machine, processes, running
 from perseus_proto import keys
-from perseus_sim.model import MODELS, profile_csv
-from perseus_sim.nvml_shim import ShimError
-from perseus_sim.shim_gpu import NodeGpus, NoGpus, describe, open_shim
-from perseus_solver.result import Frontier
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.nvml_shim import ShimError
+from perseus_sim.gpus.shim_gpu import NodeGpus, NoGpus, describe, open_shim
+from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
@@ -406,7 +406,7 @@ class Stage:
         return found
 
 
-PROGRAMS = {"operator": "perseus-operator", "agent": "perseus-agent", "trainer": "perseus_sim.pod_job"}
+PROGRAMS = {"operator": "perseus-operator", "agent": "perseus-agent", "trainer": "perseus_sim.training.pod_job"}
 """What each role runs, by a word of its command line."""
 
 

@@ -34,7 +34,7 @@ from stage import GPUS, LEASE_TTL_S, PATIENCE_S, PROGRAMS, SYSTEM, TRAINING, Job
 
 from local_cluster.machine import running
 from perseus_proto import keys
-from perseus_sim.pki import Authority
+from perseus_sim.cluster.pki import Authority
 
 pytestmark = pytest.mark.timeout(900)
 

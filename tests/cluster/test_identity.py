@@ -190,7 +190,7 @@ def test_the_number_of_a_dead_process(stage: Stage, victim: Job, attackers: Atta
     attackers.start("dead", "dead", gpus=1)
     stage.eventually("the attacker runs", (attackers.shared / "ready").exists, PATIENCE_S)
     cast, role = stage.cast(), f"agent of {victim.node.name}"
-    [trainer] = find(cast[f"trainer of {victim.node.name}"], "perseus_sim.pod_job")
+    [trainer] = find(cast[f"trainer of {victim.node.name}"], "perseus_sim.training.pod_job")
     assert signal_role(cast, role, signal.SIGSTOP)
     try:
         (attackers.shared / "connect").touch()

@@ -20,8 +20,8 @@ from stage import CHART, PATIENCE_S, SYSTEM
 from tests.dashboards import queries
 
 from perseus_proto import keys
-from perseus_sim import rbac
-from perseus_sim.model import profile_csv
+from perseus_sim.cluster import rbac
+from perseus_sim.gpus.model import profile_csv
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -13,13 +13,13 @@ import jsonschema
 import pytest
 import yaml
 
-from perseus_operator.api import parse_spec
-from perseus_operator.api_budget import parse_budget
-from perseus_operator.api_pipeline import ScheduleName
-from perseus_operator.api_status import StatusFigures
-from perseus_operator.crd import budget_crd, budget_crd_yaml, crd, crd_yaml
+from perseus_operator.api.budget import parse_budget
+from perseus_operator.api.crd import budget_crd, budget_crd_yaml, crd, crd_yaml
+from perseus_operator.api.job import parse_spec
+from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.api.schema import dump, openapi_of
+from perseus_operator.api.status import StatusFigures
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.schema import dump, openapi_of
 from perseus_proto import keys
 from perseus_solver.schedules import SCHEDULES
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api import JobSpec, ObjectiveType, StragglerMode
-from perseus_operator.api_budget import BudgetReason, BudgetSpec
-from perseus_operator.conditions import ConditionType, Reason
-from perseus_operator.schema import openapi_of
+from perseus_operator.api.budget import BudgetReason, BudgetSpec
+from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.job import JobSpec, ObjectiveType, StragglerMode
+from perseus_operator.api.schema import openapi_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -217,13 +217,22 @@ def modules_taken_out(name: str) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "modules"),
     [
-        ("agent", "perseus_agent.__main__,perseus_agent.server,perseus_agent.devices.nvml"),
-        ("gpu-sim", "perseus_sim.device_plugin"),
-        ("trainer", "perseus_sim.pod_job,perseus_sim.pod_rank,perseus_sim.job,perseus_solver.profile"),
-        ("operator", "perseus_operator.__main__,perseus_operator.solving,perseus_solver.frontier,perseus_solver.cli"),
-        ("operator", "perseus_solver.engine.flow,perseus_solver.engine.linear,perseus_operator.kube"),
+        ("agent", "perseus_agent.__main__,perseus_agent.lifecycle,perseus_agent.devices.nvml"),
+        ("gpu-sim", "perseus_sim.gpus.device_plugin"),
+        (
+            "trainer",
+            "perseus_sim.training.pod_job,perseus_sim.training.pod_rank,perseus_sim.training.job,perseus_solver.model.profile",
+        ),
+        (
+            "operator",
+            "perseus_operator.__main__,perseus_operator.solving.pool,perseus_solver.frontier,perseus_solver.cli.main",
+        ),
+        (
+            "operator",
+            "perseus_solver.relaxation.flow,perseus_solver.calibration.linear_program,perseus_operator.clients.kube",
+        ),
         ("operator", "ortools.graph.python.min_cost_flow,ortools.graph.python.max_flow,ortools.linear_solver.pywraplp"),
-        ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.model"),  # the chart's own test
+        ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.gpus.model"),  # the chart's own test
     ],
 )
 def test_what_is_run_is_installed(name: str, modules: str) -> None:

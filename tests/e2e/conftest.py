@@ -24,11 +24,11 @@ from tests.namespaces import own_namespace
 from tests.waiting import eventually
 
 from perseus_proto import keys
-from perseus_sim import rbac
-from perseus_sim.cluster import SimulatedCluster
-from perseus_sim.controlplane import NoControlPlane
+from perseus_sim.cluster import rbac
+from perseus_sim.cluster.api_servers import Feature, Server, embedded_server, real_server
+from perseus_sim.cluster.control_plane import NoControlPlane
+from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.processes import Child, Processes
-from perseus_sim.servers import Feature, Server, embedded_server, real_server
 
 SYSTEM = "perseus-system"
 STAGES = 2

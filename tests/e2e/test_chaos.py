@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from tests import chaos
 from tests.chaos import ITERATION_S, Subject
+from tests.doubles.fleet import LightAgent
 
 from perseus_proto.v1alpha1 import agent_pb2 as pb
-from perseus_sim.controlplane import NoControlPlane, find_assets
-from perseus_sim.fleet import LightAgent
-from perseus_sim.servers import Server
+from perseus_sim.cluster.api_servers import Server
+from perseus_sim.cluster.control_plane import NoControlPlane, find_assets
 
 SEED = int(os.environ.get("PERSEUS_SEED", "11"))
 OUTAGE_S = float(os.environ.get("PERSEUS_OUTAGE_S", "35"))

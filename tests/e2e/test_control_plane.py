@@ -15,9 +15,9 @@ import yaml
 from kubernetes import client
 from tests.waiting import eventually
 
-from perseus_sim.controlplane import NoControlPlane, control_plane, find_assets
+from perseus_sim.cluster.api_servers import Feature, Server
+from perseus_sim.cluster.control_plane import NoControlPlane, control_plane, find_assets
 from perseus_sim.processes import StartFailed
-from perseus_sim.servers import Feature, Server
 
 pytestmark = pytest.mark.e2e
 
@@ -67,7 +67,7 @@ def test_what_was_written_survives_a_killed_process(server: Server, api: Any, na
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_its_owner(assets: Path, tmp_path: Path, end: signal.Signals) -> None:
     kubeconfig = tmp_path / "out" / "kubeconfig"
-    command = [sys.executable, "-m", "perseus_sim.controlplane", "--kubeconfig", str(kubeconfig)]
+    command = [sys.executable, "-m", "perseus_sim.cluster.control_plane", "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert "serving on https://127.0.0.1:" in owner.stdout.readline()

@@ -21,12 +21,12 @@ from kubernetes.client.exceptions import ApiException
 from tests.waiting import eventually
 
 from perseus_client.framework import csv_of, one_f_one_b_row
-from perseus_operator.profiling import Sweep, from_json
+from perseus_operator.planning.profiling.sweep import Sweep, from_json
 from perseus_proto import keys
-from perseus_sim.cluster import SimulatedCluster
-from perseus_sim.model import BACKWARD_RATIO, MODELS, profile_csv, stage_weights
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_sim.cluster.simulated_cluster import SimulatedCluster
+from perseus_sim.gpus.model import BACKWARD_RATIO, MODELS, profile_csv, stage_weights
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
 CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"

@@ -15,9 +15,9 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from perseus_proto import keys
-from perseus_sim import rbac
-from perseus_sim.model import profile_csv
-from perseus_sim.servers import Feature, Server
+from perseus_sim.cluster import rbac
+from perseus_sim.cluster.api_servers import Feature, Server
+from perseus_sim.gpus.model import profile_csv
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -12,10 +12,10 @@ from kubernetes.client.exceptions import ApiException
 from tests.waiting import eventually
 
 from perseus_proto import keys
-from perseus_sim.cluster import SimulatedCluster
-from perseus_sim.model import MODELS, profile_csv
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_sim.cluster.simulated_cluster import SimulatedCluster
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -13,8 +13,8 @@ import pytest
 from tests.bench.operator import Size, measure
 from tests.waiting import PATIENCE_S
 
-from perseus_sim.controlplane import NoControlPlane
-from perseus_sim.servers import embedded_server, real_server
+from perseus_sim.cluster.api_servers import embedded_server, real_server
+from perseus_sim.cluster.control_plane import NoControlPlane
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perseus_sim.servers import Feature, Server
+from perseus_sim.cluster.api_servers import Feature, Server
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]

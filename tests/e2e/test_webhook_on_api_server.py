@@ -21,9 +21,9 @@ from tests.e2e.conftest import SYSTEM
 from tests.waiting import eventually
 
 from perseus_proto import keys
-from perseus_sim.pki import Authority
+from perseus_sim.cluster.api_servers import Server
+from perseus_sim.cluster.pki import Authority
 from perseus_sim.processes import Child, Processes
-from perseus_sim.servers import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -12,12 +12,12 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from perseus_proto import keys
-from perseus_sim import rbac
-from perseus_sim.cluster import SYSTEM_NAMESPACE, RunningJob, SimulatedCluster
-from perseus_sim.model import MODELS, profile_csv
-from perseus_sim.servers import Feature, real_server
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_sim.cluster import rbac
+from perseus_sim.cluster.api_servers import Feature, real_server
+from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE, RunningJob, SimulatedCluster
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -16,11 +16,11 @@ import pytest
 from kubernetes import client
 from tests.e2e.conftest import STAGES, World
 
-from perseus_operator.api_workload import WorkloadKind
-from perseus_operator.workloads import PRESETS
+from perseus_operator.api.workload import WorkloadKind
+from perseus_operator.planning.workloads import PRESETS
 from perseus_proto import keys
-from perseus_sim.model import profile_csv
-from perseus_sim.servers import Feature
+from perseus_sim.cluster.api_servers import Feature
+from perseus_sim.gpus.model import profile_csv
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

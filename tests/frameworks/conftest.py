@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.doubles.agent_commander import Hand
 
-from perseus_sim.cluster import SimulatedCluster
-from perseus_sim.hand import Hand
-from perseus_sim.live_job import LiveJob, start_live_job, tables_of
-from perseus_sim.model import MODELS
+from perseus_sim.cluster.live_job import LiveJob, start_live_job, tables_of
+from perseus_sim.cluster.simulated_cluster import SimulatedCluster
+from perseus_sim.gpus.model import MODELS
 from perseus_solver.schedules import Schedule, read_order
 
 HERE = Path(__file__).resolve().parent

@@ -1,6 +1,6 @@
 """A rank that trains with DeepSpeed's PipelineEngine: without the client, then with it.
 
-``python deepspeed_worker.py FOLDER plain|recompute`` under ``perseus_sim.live``. See ``conftest.Harness``.
+``python deepspeed_worker.py FOLDER plain|recompute`` under ``perseus_sim.training.live``. See ``conftest.Harness``.
 """
 
 from __future__ import annotations

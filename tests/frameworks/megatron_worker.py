@@ -1,7 +1,8 @@
 """A rank that trains with the real schedules and communication of Megatron-Core: without the client, then with it.
 
-``python megatron_worker.py FOLDER plain|recompute|interleaved|overlapped …`` under ``perseus_sim.live``. Megatron asks
-for CUDA in a few places; those answers alone are stood in for (``without_cuda``). See ``conftest.Harness``.
+``python megatron_worker.py FOLDER plain|recompute|interleaved|overlapped …`` under ``perseus_sim.training.live``.
+Megatron asks for CUDA in a few places; those answers alone are stood in for (``without_cuda``). See
+``conftest.Harness``.
 """
 
 from __future__ import annotations

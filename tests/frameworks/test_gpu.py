@@ -20,14 +20,14 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.doubles.recording_node import RecordingNode, pod_uid, wait_for
 
 from perseus_agent.devices.nvml import NvmlDevices, may_write
 from perseus_agent.errors import DeviceError
 from perseus_proto import hello as wire
 from perseus_proto.channel import ChannelReader, IterationRecord
 from perseus_proto.v1alpha1 import agent_pb2 as messages
-from perseus_sim.kubelet import AdmittedPod
-from perseus_sim.recording_node import RecordingNode, pod_uid, wait_for
+from perseus_sim.gpus.kubelet import AdmittedPod
 
 HERE = Path(__file__).resolve().parent
 

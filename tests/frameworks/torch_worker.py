@@ -1,8 +1,8 @@
 """A rank that trains with each schedule of torch.distributed.pipelining: first without the client, then with it.
 
-``python torch_worker.py FOLDER SCHEDULE …`` under ``perseus_sim.live``. ``DualPipeV+`` is DualPipeV with a custom
-function that runs an overlapped forward and backward on two threads, as training frameworks register one. Imported by
-nobody; see ``conftest.Harness`` for the files it writes.
+``python torch_worker.py FOLDER SCHEDULE …`` under ``perseus_sim.training.live``. ``DualPipeV+`` is DualPipeV with a
+custom function that runs an overlapped forward and backward on two threads, as training frameworks register one.
+Imported by nobody; see ``conftest.Harness`` for the files it writes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import perseus_client
 from perseus_client import marks
 from perseus_client.session import Session
 from perseus_proto.hello import Hello
-from perseus_sim.nvml_shim import ShimError, build
+from perseus_sim.gpus.nvml_shim import ShimError, build
 from perseus_sim.processes import Processes
 
 

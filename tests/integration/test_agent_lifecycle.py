@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
 from perseus_proto.v1alpha1 import agent_pb2 as messages
-from perseus_sim.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
 STEPS = ("acquire", "join", "push", "select", "run")
 CLOCKS = [[1200, 900, 1200, 900], [1005, 1005, 705, 705]]

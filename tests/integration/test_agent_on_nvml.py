@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
 from perseus_agent.devices.nvml import may_write
 from perseus_proto.v1alpha1 import agent_pb2 as messages
-from perseus_sim.device_plugin import make_gpus
-from perseus_sim.model import MODELS
-from perseus_sim.nvml_shim import ENV_STATE, Shim
-from perseus_sim.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
-from perseus_sim.shim_gpu import STATE
+from perseus_sim.gpus.device_plugin import make_gpus
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
+from perseus_sim.gpus.shim_gpu import STATE
 
 CLOCKS_MHZ = [[1200, 900, 1200, 900]]
 JOB = "job"

@@ -16,13 +16,13 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, pod_uid, wait_for
+from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent.service import ERROR_METADATA
+from perseus_agent.servers.grpc_service import ERROR_METADATA
 from perseus_proto.hello import Hello, Reason, Refusal, Timing, Welcome, encode_hello, make_schedule, receive_answer
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
-from perseus_sim.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, pod_uid, wait_for
-from perseus_sim.recording_trainer import schedule_of
 
 PLANS = plan_set_of([[[1200, 900, 1200, 900], [600] * 4]])
 

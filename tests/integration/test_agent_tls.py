@@ -11,15 +11,15 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.doubles.recording_node import JOB, RecordingNode
 
-from perseus_agent.service import ERROR_METADATA
-from perseus_operator.agents import AgentPool, Credentials, Opened
+from perseus_agent.servers.grpc_service import ERROR_METADATA
+from perseus_operator.clients.agents import AgentPool, Credentials, Opened
 from perseus_operator.errors import AgentUnavailable
-from perseus_operator.state import Pod
+from perseus_operator.planning.state import Pod
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
-from perseus_sim.pki import Authority, KeyPair
-from perseus_sim.recording_node import JOB, RecordingNode
+from perseus_sim.cluster.pki import Authority, KeyPair
 
 HOSTS = ("127.0.0.1", "agent.perseus.svc")
 

@@ -14,14 +14,14 @@ import pytest
 from tests.waiting import eventually
 
 from perseus_agent.devices.nvml import NvmlDevices
-from perseus_agent.podresources import PodResources
+from perseus_agent.pods.pod_resources import PodResources
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
-from perseus_sim.device_plugin import IN_CONTAINER, DevicePlugin, make_gpus, offer
-from perseus_sim.kubelet import AdmittedPod, KubeletDouble
-from perseus_sim.model import MODELS
-from perseus_sim.nvml_shim import ENV_STATE
-from perseus_sim.shim_gpu import ENV_FOLDER, describe, open_shim
+from perseus_sim.gpus.device_plugin import IN_CONTAINER, DevicePlugin, make_gpus, offer
+from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.gpus.nvml_shim import ENV_STATE
+from perseus_sim.gpus.shim_gpu import ENV_FOLDER, describe, open_shim
 
 A100 = MODELS["a100"]
 WAIT_S = 60

@@ -18,8 +18,8 @@ from tests.waiting import eventually
 from perseus_agent import errors
 from perseus_agent.devices import nvml
 from perseus_agent.devices.base import Controllability, EventReason, open_device_set
-from perseus_agent.energy import EnergyMeter
-from perseus_sim.nvml_shim import ENV_STATE, Shim
+from perseus_agent.devices.energy import EnergyMeter
+from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
 
 LOCK = "nvmlDeviceSetGpuLockedClocks"
 TICK_US = 1_000

@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from perseus_operator.agents import Credentials
+from perseus_operator.clients.agents import Credentials
+from perseus_operator.controller.set_straggler import Request
 from perseus_operator.errors import (
     InvalidSpec,
     KubeConflict,
@@ -22,12 +23,11 @@ from perseus_operator.errors import (
     StaleEpoch,
     UnknownJob,
 )
-from perseus_operator.rpc import STATUS, OperatorService, RpcServer
-from perseus_operator.state import JobRef
-from perseus_operator.telling import Request
+from perseus_operator.planning.state import JobRef
+from perseus_operator.servers.grpc_service import STATUS, OperatorService, RpcServer
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
-from perseus_sim.pki import Authority
+from perseus_sim.cluster.pki import Authority
 
 ALLOWED = "perseus-infrastructure"
 PROTO = Path(__file__).resolve().parents[2] / "proto" / "perseus_proto" / "v1alpha1" / "operator.proto"

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from perseus_sim import shim_gpu
-from perseus_sim.coordinator import PipelineIteration
-from perseus_sim.device_plugin import make_gpus
-from perseus_sim.model import MODELS, profile_csv
-from perseus_sim.pod_job import main, ranks_of, report
+from perseus_sim.gpus import shim_gpu
+from perseus_sim.gpus.device_plugin import make_gpus
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.training.coordinator import PipelineIteration
+from perseus_sim.training.pod_job import main, ranks_of, report
 
 GIVEN = {shim_gpu.ENV_FOLDER: "/gpus", "NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a"}
 JOB = ["--stages=2", "--microbatches=2", "--pipelines=2", "--blocking-power=83.64"]
@@ -76,7 +76,13 @@ class Pods:
                 "NODE_RANK": str(number),
                 "MASTER_PORT": str(port),
             }
-            command = [sys.executable, "-m", "perseus_sim.pod_job", f"--profile={self._folder}/profile.csv", *JOB]
+            command = [
+                sys.executable,
+                "-m",
+                "perseus_sim.training.pod_job",
+                f"--profile={self._folder}/profile.csv",
+                *JOB,
+            ]
             with (self._folder / f"log-{number}").open("w") as log:
                 self.running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 

@@ -15,7 +15,7 @@ import yaml
 from kubernetes import client, config
 from tests import chaos
 
-from perseus_sim.servers import embedded_server
+from perseus_sim.cluster.api_servers import embedded_server
 
 CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
 SEED = int(os.environ.get("PERSEUS_SEED", "7"))

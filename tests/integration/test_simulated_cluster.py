@@ -14,13 +14,13 @@ from tests.waiting import eventually
 
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
-from perseus_sim.cluster import RunningJob, SimulatedCluster, SimulatedNode
-from perseus_sim.coordinator import PipelineIteration
-from perseus_sim.model import MODELS, profile_csv
+from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster, SimulatedNode
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.training.coordinator import PipelineIteration
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.result import Frontier
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
 
 A100 = MODELS["a100"]

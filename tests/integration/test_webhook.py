@@ -24,12 +24,12 @@ import pytest
 from kubernetes import client
 from tests.waiting import eventually
 
-from perseus_operator import admission
-from perseus_operator.admission import WEBHOOK_ID
-from perseus_operator.injection import inject
+from perseus_operator.servers import webhook as module
+from perseus_operator.servers.pod_injection import inject
+from perseus_operator.servers.webhook import WEBHOOK_ID
 from perseus_operator.settings import Settings
 from perseus_proto import keys
-from perseus_sim.pki import Authority
+from perseus_sim.cluster.pki import Authority
 from perseus_sim.processes import Child, Processes
 
 SOCKET = "/run/perseus/agent.sock"
@@ -184,7 +184,7 @@ async def test_an_api_server_reaches_it_by_either_family_of_addresses(tmp_path: 
     (tmp_path / "key").write_bytes(pair.key)
     cert, key = (str(tmp_path / name) for name in ("crt", "key"))
     own = Settings(insecure=True, webhook_address="0.0.0.0:0", webhook_cert=cert, webhook_key=key)
-    async with contextlib.aclosing(admission.server(own)(None)) as configurations:
+    async with contextlib.aclosing(module.server(own)(None)) as configurations:
         port = urlsplit((await anext(configurations))["url"]).port
         for host in ("127.0.0.1", "::1"):
             _, writer = await asyncio.open_connection(host, port)

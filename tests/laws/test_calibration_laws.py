@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.detector_replay import Rehearsal
 
-from perseus_solver.baselines import all_maximum
 from perseus_solver.calibration import Calibration, Trace, calibrate, read_trace
-from perseus_solver.calibration.rehearsal import Rehearsal
 from perseus_solver.calibration.replay import Replay
+from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import solve_deadline, solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import Schedule, build_schedule
-from perseus_solver.simulate import Simulator
 
 # Held-out mean absolute error in per cent, with less than a third of the plans used for fitting.
 LIMIT_PERCENT = {

@@ -13,13 +13,13 @@ from ortools.linear_solver import pywraplp
 from ortools.sat.python import cp_model
 
 from perseus_solver.certify import check_frontier
-from perseus_solver.engine.curve import Engine, trace
 from perseus_solver.frontier import solve_certified, solve_deadline, solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.kinds import Options
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.relaxation.curve import Engine, trace
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
-from perseus_solver.vocabulary import Options
 
 LAW = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perseus_solver.errors import InvalidProfile, InvalidSchedule, SolverError
-from perseus_solver.profile import read_profile
-from perseus_solver.sampling import Sampling
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.sampling import Sampling
 from perseus_solver.schedules import read_order
 
 Answer = TypeVar("Answer")

@@ -11,8 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ortools.linear_solver import pywraplp
 
-from perseus_operator.objective import FrontierView, Infeasible, Target
-from perseus_operator.power import MIN_GAIN, Allocation, Claim, Share, allocate, claim, power_w, steady, within
+from perseus_operator.planning.objective import FrontierView, Infeasible, Target
+from perseus_operator.planning.power_allocation import (
+    MIN_GAIN,
+    Allocation,
+    Claim,
+    Share,
+    allocate,
+    claim,
+    power_w,
+    steady,
+    within,
+)
 
 EXACT = 1e-9
 """Of a throughput: sums of a few hundred floats."""

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.graph import STUCK, levels
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import Profile
+from perseus_solver.kinds import Kind, Options
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import Profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
 from perseus_solver.schedules.base import ABSENT, assemble
-from perseus_solver.simulate import Simulator
-from perseus_solver.vocabulary import Kind, Options
+from perseus_solver.topology import STUCK, levels
 
 
 def build(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.bench.stragglers import ITERATIONS, STAGES, make_run, measure
 
-from perseus_operator.stragglers import Detector
+from perseus_operator.planning.stragglers.detector import Detector
 
 RUNS = 8
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from perseus_solver.certify import check_frontier
 from perseus_solver.frontier import solve_certified
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
-from perseus_solver.switches import Switching, calm
+from perseus_solver.switching.switches import Switching, calm
 
 LAW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 SPLIT = {"zb-h1": ("forward", "input_gradient", "weight_gradient")}

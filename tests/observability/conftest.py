@@ -19,10 +19,10 @@ import yaml
 from kubernetes import client
 
 from perseus_proto import keys
-from perseus_sim.cluster import RunningJob, SimulatedCluster
-from perseus_sim.model import MODELS, profile_csv
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
 ROOT = Path(__file__).resolve().parents[2]

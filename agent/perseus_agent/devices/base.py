@@ -1,7 +1,7 @@
 """What the agent needs from a GPU, and nothing else: the contract between the governor and a driver.
 
-Implemented by ``perseus_agent.devices.nvml`` (production) and by doubles such as ``perseus_sim.gpu``. The setting
-``--devices`` chooses: ``nvml``, or ``module:factory[:argument]``, where ``factory(argument: str)`` returns a
+Implemented by ``perseus_agent.devices.nvml`` (production) and by doubles such as ``perseus_sim.gpus.devices``. The
+setting ``--devices`` chooses: ``nvml``, or ``module:factory[:argument]``, where ``factory(argument: str)`` returns a
 ``DeviceSet``.
 
 Rules for implementers:

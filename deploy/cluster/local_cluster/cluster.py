@@ -26,7 +26,7 @@ from local_cluster.errors import CannotRun, ClusterError, NotUp, StartFailed
 from local_cluster.init import INSIDE
 from local_cluster.machine import PATH, Forward, Machine, end_all, environment, tail, wait_until
 from local_cluster.network import IPV4, IPV6, Network
-from perseus_sim.controlplane import Layout, NoControlPlane, find_assets, kubeconfig, write_private
+from perseus_sim.cluster.control_plane import Layout, NoControlPlane, find_assets, kubeconfig, write_private
 
 ASSETS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
           "coredns", "pause")  # fmt: skip

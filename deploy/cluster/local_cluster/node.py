@@ -16,8 +16,8 @@ from local_cluster import images, preflight
 from local_cluster.init import INSIDE
 from local_cluster.machine import PATH, Machine
 from local_cluster.network import Network
-from perseus_sim.controlplane import kubeconfig, write_private
-from perseus_sim.pki import Authority
+from perseus_sim.cluster.control_plane import kubeconfig, write_private
+from perseus_sim.cluster.pki import Authority
 
 SANDBOX_IMAGE = "localhost/pause:1"
 CONTAINERD, KUBELET, PROXY = "containerd", "kubelet", "kube-proxy"

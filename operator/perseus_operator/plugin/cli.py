@@ -17,14 +17,14 @@ from typing import Any, Final, TextIO
 
 import yaml
 
-from perseus_operator.api import StragglerMode, parse_spec
-from perseus_operator.documents import Json
+from perseus_operator.api.job import StragglerMode, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeUnavailable
-from perseus_operator.plugin.door import Cluster
-from perseus_operator.plugin.facts import gather, job_of
+from perseus_operator.objects import Json
+from perseus_operator.planning.stragglers.annotation import Told, parse_annotation, seconds_of, tell
+from perseus_operator.plugin.job import gather, job_of
+from perseus_operator.plugin.kube_client import Cluster
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
-from perseus_operator.told import Told, parse_annotation, seconds_of, tell
 from perseus_proto import keys
 
 NO, USAGE, UNREACHABLE = 1, 2, 3

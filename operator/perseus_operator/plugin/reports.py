@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from perseus_operator.api import Mode, ObjectiveType
-from perseus_operator.conditions import ConditionType
-from perseus_operator.documents import Json
+from perseus_operator.api.conditions import ConditionType
+from perseus_operator.api.job import Mode, ObjectiveType
 from perseus_operator.errors import CannotAnswer
-from perseus_operator.plugin.facts import Facts
-from perseus_operator.power import copies_of
-from perseus_operator.words import percent, seconds
+from perseus_operator.formatting import percent, seconds
+from perseus_operator.objects import Json
+from perseus_operator.planning.power_allocation import copies_of
+from perseus_operator.plugin.job import Facts
 from perseus_proto.units import mj_from_j, us_from_s
-from perseus_solver.baselines import all_maximum
-from perseus_solver.simulate import Simulator
-from perseus_solver.vocabulary import Kind
+from perseus_solver.comparison.baselines import all_maximum
+from perseus_solver.kinds import Kind
+from perseus_solver.model.simulator import Simulator
 
 
 def frontier_document(facts: Facts) -> Json:

@@ -8,9 +8,9 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from perseus_operator.documents import Json
+from perseus_operator.formatting import joules, seconds, small_percent
+from perseus_operator.objects import Json
 from perseus_operator.plugin.plot import Mark, draw
-from perseus_operator.words import joules, seconds, small_percent
 
 _SHOWN = 16
 """Points of a frontier in a table, unless all are asked for."""

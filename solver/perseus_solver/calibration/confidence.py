@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from perseus_solver.calibration.fit import Parameters
+from perseus_solver.calibration.linear_program import minimise
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.calibration.trace import Trace
-from perseus_solver.engine.linear import minimise
-from perseus_solver.vocabulary import Floats
+from perseus_solver.kinds import Floats
 
 _CHI2_95 = 3.841
 _ROUNDS = 3

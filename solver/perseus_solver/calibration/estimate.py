@@ -15,7 +15,7 @@ from perseus_solver.calibration.noise import instruction_noise, stage_noise, usu
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidTrace
-from perseus_solver.vocabulary import Floats
+from perseus_solver.kinds import Floats
 
 LIMIT_PERCENT = 1.0
 """Nine of ten iterations must be predicted within this for the model to explain a run. The delays left out by plain

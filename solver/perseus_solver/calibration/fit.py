@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from perseus_solver.calibration.linear_program import minimise
 from perseus_solver.calibration.replay import Replay
-from perseus_solver.engine.linear import minimise
-from perseus_solver.vocabulary import Floats
+from perseus_solver.kinds import Floats
 
 REGULARISATION = 0.1
 """A delay may differ from its siblings only where that removes, on average over iterations, more than a tenth of what

@@ -16,9 +16,9 @@ import numpy as np
 
 from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import InvalidCalibration
+from perseus_solver.kinds import Floats, Kind
 from perseus_solver.schedules import Schedule
 from perseus_solver.stragglers import Thresholds, least_degrees
-from perseus_solver.vocabulary import Floats, Kind
 
 VERSION: Final = 1
 EXPLAINS: Final = "explains"

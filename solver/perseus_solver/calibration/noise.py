@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.calibration.trace import Trace
+from perseus_solver.kinds import Floats, Kind
 from perseus_solver.stragglers import stage_pace
-from perseus_solver.vocabulary import Floats, Kind
 
 _NORMAL_FROM_MAD = 1.4826  # standard deviation of a normal law over its median absolute deviation
 _CONFIDENCE = 0.95

@@ -14,8 +14,8 @@ import numpy as np
 
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidTrace
+from perseus_solver.kinds import Floats
 from perseus_solver.schedules import Schedule
-from perseus_solver.vocabulary import Floats
 
 MOST_ITERATIONS = 120
 """Kept; the oldest give way. A fit takes longer than linearly in them, and the latest describe the job best."""

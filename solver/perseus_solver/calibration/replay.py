@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.graph import levels
+from perseus_solver.kinds import Floats
 from perseus_solver.schedules import Schedule
-from perseus_solver.vocabulary import Floats
+from perseus_solver.topology import levels
 
 Pairs = tuple[tuple[int, int], ...]
 Index = npt.NDArray[np.intp]

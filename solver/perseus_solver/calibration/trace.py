@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import InvalidTrace
+from perseus_solver.kinds import Floats, Ints, Kind
 from perseus_solver.schedules import Schedule, build_schedule
-from perseus_solver.vocabulary import Floats, Ints, Kind
 
 INSTRUCTION_COLUMNS = ("plan", "iteration", "stage", "instruction", "microbatch", "duration_s")
 ITERATION_COLUMNS = ("plan", "iteration", "stage", "iteration_time_s")

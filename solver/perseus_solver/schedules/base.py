@@ -1,7 +1,7 @@
 """A pipeline schedule: which instructions every stage runs, in which order, and what each must wait for.
 
-Made by the generators of this package and by the reader of torch's exported orders; read by `perseus_solver.problem`.
-Holds no times: what an instruction costs is the profile's business.
+Made by the generators of this package and by the reader of torch's exported orders; read by
+`perseus_solver.model.problem`. Holds no times: what an instruction costs is the profile's business.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.vocabulary import Ints, Kind
+from perseus_solver.kinds import Ints, Kind
 
 ABSENT = -1
 """In `Schedule.position`: the stage has no such chunk."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from perseus_solver.errors import InvalidSchedule
+from perseus_solver.kinds import Ints, Kind
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, rows, run, weave
-from perseus_solver.vocabulary import Ints, Kind
 
 RECOMPUTATION = 1
 """Chunk number under which early-recompute 1F1B runs its recomputations."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from perseus_solver.errors import InvalidSchedule
+from perseus_solver.kinds import Ints, Kind
 from perseus_solver.schedules.base import Schedule, assemble
-from perseus_solver.vocabulary import Ints, Kind
 
 # Steps of the pattern. Direction 0 entered at the nearer end of the pipeline, direction 1 at the farther.
 _F0, _F1, _B0, _B1 = 0, 1, 2, 3

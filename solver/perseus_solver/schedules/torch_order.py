@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.graph import STUCK, levels
+from perseus_solver.kinds import Ints, Kind
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, name_cycle
-from perseus_solver.vocabulary import Ints, Kind
+from perseus_solver.topology import STUCK, levels
 
 _KINDS = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.INPUT_GRADIENT, "W": Kind.WEIGHT_GRADIENT}
 _LETTERS = {kind: letter for letter, kind in _KINDS.items()}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from perseus_solver.kinds import Ints, Kind
 from perseus_solver.schedules.base import Schedule, assemble, run, weave
-from perseus_solver.vocabulary import Ints, Kind
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.integration.operator_loop.conftest import ENERGY_MJ, GROUP, PIPELINES, STAGES, World
 
-from perseus_operator.documents import ConfigMap
+from perseus_operator.clients.kube import KubeClient
 from perseus_operator.errors import KubeConflict
-from perseus_operator.kube import KubeClient
+from perseus_operator.objects import ConfigMap
 from perseus_proto import keys
-from perseus_sim.model import profile_csv
+from perseus_sim.gpus.model import profile_csv
 
 
 async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.operator_loop.conftest import GROUP, STAGES, World
 
 from perseus_proto import keys
-from perseus_sim.model import profile_csv
+from perseus_sim.gpus.model import profile_csv
 
 
 async def test_a_restarted_operator_takes_over_without_solving_again(own_world: World) -> None:

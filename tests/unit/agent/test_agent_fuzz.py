@@ -16,17 +16,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.descriptors import channel_memory
+from tests.doubles.recording_gpu import RecordingGpu, RecordingSet
+from tests.doubles.recording_node import gpu_uuid, plan_set_of, pod_uid, wait_for
+from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent import local_server
+from perseus_agent.clocks.gpu_worker import WorkerLimits
+from perseus_agent.clocks.journal import Journal, JournalState, decode_journal, encode_journal
+from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.errors import JournalError
-from perseus_agent.journal import Journal, JournalState, decode_journal, encode_journal
-from perseus_agent.leases import PodName
-from perseus_agent.local_server import LocalServer
-from perseus_agent.node import Node
-from perseus_agent.podresources import Allocation
-from perseus_agent.service import AgentService
-from perseus_agent.telemetry import TelemetryHub
-from perseus_agent.worker import WorkerLimits
+from perseus_agent.node.leases import PodName
+from perseus_agent.node.node import Node
+from perseus_agent.pods.pod_resources import Allocation
+from perseus_agent.servers import local_socket
+from perseus_agent.servers.grpc_service import AgentService
+from perseus_agent.servers.local_socket import LocalServer
 from perseus_proto.hello import (
     ChannelError,
     Hello,
@@ -38,10 +41,7 @@ from perseus_proto.hello import (
     send_welcome,
 )
 from perseus_proto.v1alpha1 import agent_pb2 as messages
-from perseus_sim.kubelet import KubeletDouble
-from perseus_sim.recording import RecordingGpu, RecordingSet
-from perseus_sim.recording_node import gpu_uuid, plan_set_of, pod_uid, wait_for
-from perseus_sim.recording_trainer import schedule_of
+from perseus_sim.gpus.kubelet import KubeletDouble
 
 INPUTS = int(os.environ.get("PERSEUS_FUZZ_INPUTS", "150"))
 FUZZ = settings(
@@ -174,7 +174,7 @@ def test_a_rank_that_goes_before_its_welcome_leaves_nothing_behind(
             raise
         outcomes.append(None)
 
-    monkeypatch.setattr(local_server, "send_welcome", late)
+    monkeypatch.setattr(local_socket, "send_welcome", late)
     peer.connect(agent.socket)
     peer.sendall(HELLO)
     wait_for(lambda: outcomes, "the welcome is sent")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perseus_agent.errors import PeerRefused, PeerUnknown
-from perseus_agent.identity import PodProcess
-from perseus_agent.leases import PodName
-from perseus_agent.podresources import Allocation, Undrivable
-from perseus_agent.ranks import choose_gpu, own_part
+from perseus_agent.node.leases import PodName
+from perseus_agent.node.processes import choose_gpu, own_part
+from perseus_agent.pods.identity import PodProcess
+from perseus_agent.pods.pod_resources import Allocation, Undrivable
 from perseus_proto.hello import Reason
 
 KNOWN = {"GPU-a", "GPU-b", "GPU-c"}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_agent.devices.base import EnergyReading
-from perseus_agent.energy import MAX_EDGES, STALE_US, EnergyMeter, InstructionEnergies
+from perseus_agent.devices.energy import MAX_EDGES, STALE_US, EnergyMeter, InstructionEnergies
 
 
 def meter_of(*readings: tuple[int, int]) -> EnergyMeter:

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from perseus_agent import errors
-from perseus_agent.service import STATUS, status_of
+from perseus_agent.servers.grpc_service import STATUS, status_of
 
 CLASSES = [
     kind

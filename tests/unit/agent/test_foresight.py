@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.doubles.recording_node import plan_set_of
+from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent import foresight as bounds
-from perseus_agent.foresight import Foresight
-from perseus_agent.pilot import Pilot
-from perseus_agent.plans import JobPlans
-from perseus_agent.telemetry import RankIdentity
+from perseus_agent.clocks import wake_prediction as bounds
+from perseus_agent.clocks.plans import JobPlans
+from perseus_agent.clocks.rank_follower import Pilot
+from perseus_agent.clocks.telemetry import RankIdentity
+from perseus_agent.clocks.wake_prediction import Foresight
 from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
-from perseus_sim.recording_node import plan_set_of
-from perseus_sim.recording_trainer import schedule_of
 
 CLOCKS = [1200, 900, 900, 1200, 900, 900]
 """So the ends of instructions 0, 2, 3 and 5 ask for another clock."""

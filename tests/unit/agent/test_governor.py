@@ -6,7 +6,18 @@ import itertools
 from pathlib import Path
 
 import pytest
+from tests.doubles.recording_gpu import RecordingGpu
 
+from perseus_agent.clocks.governor import (
+    BUSY_RETRIES,
+    FAILURES_TO_FENCE,
+    STRIKES,
+    Governor,
+    GovernorLimits,
+    GpuNotice,
+    GpuNoticeKind,
+)
+from perseus_agent.clocks.journal import Journal
 from perseus_agent.devices.base import Controllability, EventReason
 from perseus_agent.errors import (
     DeviceBusy,
@@ -17,17 +28,6 @@ from perseus_agent.errors import (
     NoPermission,
     NotSupported,
 )
-from perseus_agent.governor import (
-    BUSY_RETRIES,
-    FAILURES_TO_FENCE,
-    STRIKES,
-    Governor,
-    GovernorLimits,
-    GpuNotice,
-    GpuNoticeKind,
-)
-from perseus_agent.journal import Journal
-from perseus_sim.recording import RecordingGpu
 
 GPU = "GPU-0"
 

@@ -10,21 +10,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.doubles.recording_gpu import RecordingGpu
+from tests.doubles.recording_node import plan_set_of, wait_for
+from tests.doubles.recording_trainer import schedule_of
 
+from perseus_agent.clocks.governor import GovernorLimits, GpuNotice, GpuNoticeKind
+from perseus_agent.clocks.gpu_worker import READING_LATE_S, READING_SHARE, READINGS, GpuWorker, WorkerLimits
+from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.plans import JobPlans
+from perseus_agent.clocks.rank_follower import Pilot
+from perseus_agent.clocks.telemetry import Event, IterationSummary, RankIdentity
 from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceLost
-from perseus_agent.governor import GovernorLimits, GpuNotice, GpuNoticeKind
-from perseus_agent.journal import Journal
-from perseus_agent.pilot import Pilot
-from perseus_agent.plans import JobPlans
-from perseus_agent.telemetry import Event, IterationSummary, RankIdentity
-from perseus_agent.worker import READING_LATE_S, READING_SHARE, READINGS, GpuWorker, WorkerLimits
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
-from perseus_sim.recording import RecordingGpu
-from perseus_sim.recording_node import plan_set_of, wait_for
-from perseus_sim.recording_trainer import schedule_of
 
 CLOCKS = [1200, 900, 1200, 900]
 PLANS = decode_plan_set(plan_set_of([[CLOCKS]]))

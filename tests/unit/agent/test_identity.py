@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent import identity
 from perseus_agent.errors import PeerRefused, PeerUnknown
-from perseus_agent.identity import PodProcess, identify_peer, parse_cgroup
+from perseus_agent.pods import identity
+from perseus_agent.pods.identity import PodProcess, identify_peer, parse_cgroup
 
 UID = "2c48913c-b29f-11e7-9350-020968147796"
 SYSTEMD_UID = UID.replace("-", "_")

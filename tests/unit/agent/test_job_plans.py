@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.doubles.recording_node import plan_set_of
 
+from perseus_agent.clocks.plans import MAX_PENDING, JobPlans, wake_map
 from perseus_agent.errors import InvalidRequest, UnknownPlan
-from perseus_agent.plans import MAX_PENDING, JobPlans, wake_map
 from perseus_proto.planset import PlanSet, decode_plan_set
-from perseus_sim.recording_node import plan_set_of
 
 
 def plan_set(*clocks: int) -> PlanSet:

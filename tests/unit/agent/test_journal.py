@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from perseus_agent.clocks.journal import MAX_EPOCHS, Journal, JournalState, decode_journal, encode_journal
 from perseus_agent.errors import JournalError
-from perseus_agent.journal import MAX_EPOCHS, Journal, JournalState, decode_journal, encode_journal
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_lock_is_on_disk_before_the_call_returns(path: Path) -> None:
 
 def test_a_process_killed_at_any_moment_leaves_a_readable_journal(path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from perseus_agent.journal import Journal\n"
+        "import sys; from pathlib import Path; from perseus_agent.clocks.journal import Journal\n"
         "journal, _ = Journal.open(Path(sys.argv[1]), 'boot'); print('go', flush=True)\n"
         "while True: journal.record_lock('GPU-a'); journal.record_reset('GPU-a')"
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import InvalidRequest, JournalError, NoLease, PodTaken, StaleEpoch, TooMuch
-from perseus_agent.journal import Journal
-from perseus_agent.leases import MAX_JOBS, MAX_PODS, LeaseTable, PodName
+from perseus_agent.node.leases import MAX_JOBS, MAX_PODS, LeaseTable, PodName
 
 POD = PodName("uid-1", "training", "pod-1")
 

@@ -9,24 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.doubles.recording_gpu import RecordingGpu, RecordingSet
+from tests.doubles.recording_node import gpu_uuid, plan_set_of, wait_for
+from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent import node as module
+from perseus_agent.clocks.governor import GovernorLimits
+from perseus_agent.clocks.gpu_worker import WorkerLimits
+from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.telemetry import RankChange, TelemetryHub
 from perseus_agent.errors import Draining, InvalidRequest, PeerRefused, StaleEpoch, TooMuch
-from perseus_agent.governor import GovernorLimits
-from perseus_agent.identity import Peer, PodProcess
-from perseus_agent.journal import Journal
-from perseus_agent.leases import PodName
-from perseus_agent.node import Node
-from perseus_agent.podresources import Allocation
-from perseus_agent.ranks import MAX_SESSIONS_OF_POD, Session
-from perseus_agent.telemetry import RankChange, TelemetryHub
-from perseus_agent.worker import WorkerLimits
+from perseus_agent.node import node as module
+from perseus_agent.node.leases import PodName
+from perseus_agent.node.node import Node
+from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, Session
+from perseus_agent.pods.identity import Peer, PodProcess
+from perseus_agent.pods.pod_resources import Allocation
 from perseus_proto.channel import ChannelReader, ChannelWriter
 from perseus_proto.hello import Hello, Reason, Timing, make_schedule
 from perseus_proto.planset import decode_plan_set
-from perseus_sim.recording import RecordingGpu, RecordingSet
-from perseus_sim.recording_node import gpu_uuid, plan_set_of, wait_for
-from perseus_sim.recording_trainer import schedule_of
 
 PLANS = decode_plan_set(plan_set_of([[[1200, 900], [600, 600]]]))
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)

@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from tests.doubles.recording_node import plan_set_of
+from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent.pilot import Finished, Pilot
-from perseus_agent.plans import JobPlans
-from perseus_agent.telemetry import RankIdentity
+from perseus_agent.clocks.plans import JobPlans
+from perseus_agent.clocks.rank_follower import Finished, Pilot
+from perseus_agent.clocks.telemetry import RankIdentity
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
-from perseus_sim.recording_node import plan_set_of
-from perseus_sim.recording_trainer import schedule_of
 
 COUNT = 4
 POINT_0 = [1200, 900, 900, 1200]

@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import eventually
 
 from perseus_agent.errors import KubeletUnavailable
-from perseus_agent.podresources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources, Undrivable
+from perseus_agent.pods.pod_resources import MIN_INTERVAL_S, STALE_AFTER_S, Allocation, PodResources, Undrivable
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
 

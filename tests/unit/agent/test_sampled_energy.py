@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perseus_agent.devices.energy import EnergyMeter
 from perseus_agent.devices.sampled_energy import MAX_GAP_US, MAX_STEP_US, STALE_US, Sample, SampledEnergy, usable
-from perseus_agent.energy import EnergyMeter
 
 WALL_US = 1_795_363_409_844_243
 BUFFER = 12

@@ -6,9 +6,9 @@ import threading
 import tracemalloc
 
 import pytest
+from tests.doubles.recording_node import wait_for
 
-from perseus_agent.errors import TooMuch
-from perseus_agent.telemetry import (
+from perseus_agent.clocks.telemetry import (
     BATCH_EVENTS,
     MAX_WATCHERS,
     IterationSummary,
@@ -16,7 +16,7 @@ from perseus_agent.telemetry import (
     RankIdentity,
     TelemetryHub,
 )
-from perseus_sim.recording_node import wait_for
+from perseus_agent.errors import TooMuch
 
 RANK = RankIdentity("job", "pod", "GPU-0", 0, 0, 0, 1)
 

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from perseus_operator.api import JobSpec, parse_spec
+from perseus_operator.api.job import JobSpec, parse_spec
+from perseus_operator.controller.services import Pace, Services
+from perseus_operator.controller.status_writer import Reporter
 from perseus_operator.errors import KubeUnavailable
-from perseus_operator.history import Report
-from perseus_operator.metrics import Metrics
-from perseus_operator.objective import FrontierView
-from perseus_operator.planner import (
+from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.objective import FrontierView
+from perseus_operator.planning.planner import (
     Acquire,
     Limits,
     Now,
@@ -27,9 +28,8 @@ from perseus_operator.planner import (
     inputs_digest,
     plan,
 )
-from perseus_operator.reporter import Reporter
-from perseus_operator.services import Pace, Services
-from perseus_operator.state import JobRef, JobState, Node, Pod, Rank
+from perseus_operator.planning.state import JobRef, JobState, Node, Pod, Rank
+from perseus_operator.reporting.metrics import Metrics
 
 LIMITS = Limits(lease_ttl_s=30.0)
 EPOCH = 5

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from perseus_operator import status
-from perseus_operator.attribution import Cause, cause
-from perseus_operator.conditions import ConditionType
-from perseus_operator.history import JobIteration
-from perseus_operator.metrics import Metrics
+from perseus_operator.api.conditions import ConditionType
+from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.reporting import status
+from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.reporting.straggler_cause import Cause, cause
 
 SLOW = (1.0, 1.2)
 

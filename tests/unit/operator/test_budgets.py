@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from perseus_operator import status
-from perseus_operator.api_budget import BudgetReason, parse_budget
-from perseus_operator.budgeting import Decision, decide, member_of, said, selects
-from perseus_operator.budgets import Budgets
-from perseus_operator.conditions import ConditionType, Reason
+from perseus_operator.api.budget import BudgetReason, parse_budget
+from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.controller.power_budgets import Budgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
-from perseus_operator.history import Measured
-from perseus_operator.metrics import Metrics
-from perseus_operator.planner import Now, Release
-from perseus_operator.power import Share, copies_of, power_w
-from perseus_operator.state import Fault, JobRef, JobState
+from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.planner import Now, Release
+from perseus_operator.planning.power_allocation import Share, copies_of, power_w
+from perseus_operator.planning.power_budget import Decision, decide, member_of, said, selects
+from perseus_operator.planning.state import Fault, JobRef, JobState
+from perseus_operator.reporting import status
+from perseus_operator.reporting.metrics import Metrics
 
 GRACE_S = 30.0
 

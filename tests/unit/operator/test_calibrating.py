@@ -11,44 +11,46 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perseus_operator import calibrating, frontiers
-from perseus_operator.api import Objective
-from perseus_operator.conditions import ConditionType, Reason
-from perseus_operator.documents import ConfigMap
+from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.job import Objective
+from perseus_operator.api.schema import parse
+from perseus_operator.controller.calibrator import Learner
 from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound, KubeUnavailable, SolveFailed
-from perseus_operator.history import JobIteration
-from perseus_operator.learner import Learner
-from perseus_operator.objective import Target, target
-from perseus_operator.planner import Calibrate, Solve, inputs_digest
-from perseus_operator.schema import parse
-from perseus_operator.solving import SolveRequest, SolverPool, solve_here
-from perseus_operator.state import JobRef, JobState
-from perseus_operator.status import conditions, figures
-from perseus_sim.model import profile_csv
+from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.objective import Target, target
+from perseus_operator.planning.planner import Calibrate, Solve, inputs_digest
+from perseus_operator.planning.state import JobRef, JobState
+from perseus_operator.reporting.status import conditions, figures
+from perseus_operator.solving import calibration, frontier
+from perseus_operator.solving.pool import SolverPool
+from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.worker import solve_here
+from perseus_sim.gpus.model import profile_csv
 
 INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
 OVERHEAD_S, DELAY_S = 0.02, 0.003
 PROFILE = ConfigMap("profile", {}, {}, uid="u-1")
 
 
-def solved(inputs: SolveRequest = INPUTS) -> frontiers.Solved:
-    return frontiers.open_frontier(solve_here(inputs), inputs, digest="d", solve_ms=1, restored=False)
+def solved(inputs: SolveRequest = INPUTS) -> frontier.Solved:
+    return frontier.open_frontier(solve_here(inputs), inputs, digest="d", solve_ms=1, restored=False)
 
 
 @pytest.fixture(scope="module")
-def plain() -> frontiers.Solved:
+def plain() -> frontier.Solved:
     return solved()
 
 
 class Truth:
     """A job whose messages take time and whose optimizer does: what the model does not know."""
 
-    def __init__(self, plain: frontiers.Solved) -> None:
-        problem = calibrating.simulator_of(INPUTS).problem
+    def __init__(self, plain: frontier.Solved) -> None:
+        problem = calibration.simulator_of(INPUTS).problem
         stage = problem.schedule.stage
         across = stage[problem.edge_from] != stage[problem.edge_to]
         real = replace(problem, edge_delay_s=np.where(across, DELAY_S, 0.0), overhead_s=OVERHEAD_S)
-        self._simulator = calibrating.Simulator(real)
+        self._simulator = calibration.Simulator(real)
         self._plain = plain
         self._random = np.random.default_rng(5)
 
@@ -65,22 +67,22 @@ class Truth:
         return JobIteration(number, spans, time_us, None, {0: point, 1: point}, mixed=False, stages_us={1: stages})
 
 
-def record_of(plain: frontiers.Solved, iterations: int = 40) -> calibrating.Record:
-    truth, record = Truth(plain), calibrating.Record(plain.schedule)
+def record_of(plain: frontier.Solved, iterations: int = 40) -> calibration.Record:
+    truth, record = Truth(plain), calibration.Record(plain.schedule)
     for k in range(iterations):
         assert record.add(truth.iteration(k, point=(k // 10) % 2), plain.promises)
     return record
 
 
-async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontiers.Solved) -> None:
+async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontier.Solved) -> None:
     pool = SolverPool(workers=1, timeout_s=120, memory_mib=8192)
     answer = await pool.calibrate(record_of(plain).request(INPUTS).to_bytes())
-    learnt = calibrating.open_learnt(answer)
+    learnt = calibration.open_learnt(answer)
     assert learnt.verdict.explains
     assert learnt.verdict.heldout_error is not None
     assert learnt.verdict.heldout_error < 0.003 < 0.03 < learnt.verdict.uncalibrated_error
     assert learnt.change is not None
-    assert learnt.change > calibrating.MIN_CHANGE
+    assert learnt.change > calibration.MIN_CHANGE
     assert learnt.is_worth_using("")
 
     calibrated = solved(replace(INPUTS, calibration=learnt.text))
@@ -89,14 +91,14 @@ async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontie
     assert plain.view.t_min_us / 1e6 < 0.97 * real_s
     assert calibrated.view.allowance == learnt.verdict.allowance > 0
 
-    again = calibrating.calibrate_here(record_of(plain).request(replace(INPUTS, calibration=learnt.text)))
-    repeated = calibrating.open_learnt(again)
+    again = calibration.calibrate_here(record_of(plain).request(replace(INPUTS, calibration=learnt.text)))
+    repeated = calibration.open_learnt(again)
     assert repeated.change == pytest.approx(0.0, abs=1e-9)
     assert not repeated.is_worth_using(learnt.verdict.digest), "new plans for nothing"
 
 
-def test_iterations_that_do_not_fit_are_left_out(plain: frontiers.Solved) -> None:
-    record, whole = calibrating.Record(plain.schedule), Truth(plain).iteration(1, 0)
+def test_iterations_that_do_not_fit_are_left_out(plain: frontier.Solved) -> None:
+    record, whole = calibration.Record(plain.schedule), Truth(plain).iteration(1, 0)
     stages = whole.stages_us[1]
     for broken in ({}, {0: stages}, {1: stages[:1]}, {1: (stages[0][:-1], stages[1])}, {1: ([0] * 8, [0] * 8)}):
         assert not record.add(replace(whole, stages_us=broken), plain.promises)
@@ -104,7 +106,7 @@ def test_iterations_that_do_not_fit_are_left_out(plain: frontiers.Solved) -> Non
     assert record.add(whole, plain.promises)
 
 
-def test_stage_paces_and_what_a_slow_stage_costs(plain: frontiers.Solved) -> None:
+def test_stage_paces_and_what_a_slow_stage_costs(plain: frontier.Solved) -> None:
     whole = Truth(plain).iteration(1, 0, scatter=0.0)
     slow = replace(whole, stages_us={1: (whole.stages_us[1][0], [round(1.3 * us) for us in whole.stages_us[1][1]])})
     assert plain.promises.paces(slow)[1] == pytest.approx([1.0, 1.3], rel=1e-3)
@@ -201,11 +203,11 @@ class Cluster:
         return (
             json.dumps(self.answer).encode()
             if self.answer
-            else calibrating.calibrate_here(calibrating.CalibrateRequest.from_bytes(request))
+            else calibration.calibrate_here(calibration.CalibrateRequest.from_bytes(request))
         )
 
 
-def learner_of(cluster: Any, plain: frontiers.Solved) -> tuple[Learner, JobState]:
+def learner_of(cluster: Any, plain: frontier.Solved) -> tuple[Learner, JobState]:
     state = JobState(JobRef("ns", "job", "uid"))
     learner = Learner(state, cluster)
     truth = Truth(plain)
@@ -214,7 +216,7 @@ def learner_of(cluster: Any, plain: frontiers.Solved) -> tuple[Learner, JobState
     return learner, state
 
 
-async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(plain: frontiers.Solved) -> None:
+async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(plain: frontier.Solved) -> None:
     cluster: Any = Cluster()
     learner, state = learner_of(cluster, plain)
     assert state.learning.kept == 40
@@ -248,7 +250,7 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
         await Learner(following, cluster).recall(PROFILE, INPUTS)
 
 
-async def test_what_cannot_be_kept_is_used_all_the_same(plain: frontiers.Solved) -> None:
+async def test_what_cannot_be_kept_is_used_all_the_same(plain: frontier.Solved) -> None:
     cluster: Any = Cluster()
     learner, state = learner_of(cluster, plain)
     cluster.failing = KubeConflict("not the operator's")
@@ -257,7 +259,7 @@ async def test_what_cannot_be_kept_is_used_all_the_same(plain: frontiers.Solved)
     assert not state.learning.running
 
 
-async def test_a_worker_that_fails_is_said_and_changes_nothing(plain: frontiers.Solved) -> None:
+async def test_a_worker_that_fails_is_said_and_changes_nothing(plain: frontier.Solved) -> None:
     learner, state = learner_of(Cluster(SolveFailed("stopped")), plain)
     await learner.calibrate(INPUTS, PROFILE)
     assert state.learning.fault is not None
@@ -265,7 +267,7 @@ async def test_a_worker_that_fails_is_said_and_changes_nothing(plain: frontiers.
     assert (learner.calibration, state.learning.in_use) == ("", "")
 
 
-async def test_a_model_that_does_not_explain_the_run_is_said_and_not_used(plain: frontiers.Solved, job: Any) -> None:
+async def test_a_model_that_does_not_explain_the_run_is_said_and_not_used(plain: frontier.Solved, job: Any) -> None:
     truth, cluster = Truth(plain), Cluster()
     job.run()
     learner: Any = Learner(job.state, cluster)  # type: ignore[arg-type]

@@ -9,15 +9,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perseus_operator import frontiers
-from perseus_operator.api_status import Figures, StatusFigures
+from perseus_operator.api.status import Figures, StatusFigures
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
-from perseus_operator.metrics import Metrics, MetricsServer
+from perseus_operator.planning.state import JobRef
+from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.settings import InvalidSetting, Settings, parse_settings
-from perseus_operator.solving import SolveRequest, SolverPool, check_profile, solve_here
-from perseus_operator.state import JobRef
+from perseus_operator.solving.frontier import (
+    MAX_STORED_BYTES,
+    Solved,
+    _fill,
+    encode_plans,
+    frontier_from_config_map,
+    frontier_to_config_map,
+    open_frontier,
+)
+from perseus_operator.solving.pool import SolverPool
+from perseus_operator.solving.request import SolveRequest, check_profile
+from perseus_operator.solving.worker import solve_here
 from perseus_proto.planset import decode_plan_set
-from perseus_sim.model import profile_csv
+from perseus_sim.gpus.model import profile_csv
 from perseus_solver.schedules import build_schedule
 
 REQUEST = SolveRequest(
@@ -25,8 +35,8 @@ REQUEST = SolveRequest(
 )
 
 
-def solved(data: bytes, digest: str = "d") -> frontiers.Solved:
-    return frontiers.open_frontier(data, REQUEST, digest=digest, solve_ms=7, restored=False)
+def solved(data: bytes, digest: str = "d") -> Solved:
+    return open_frontier(data, REQUEST, digest=digest, solve_ms=7, restored=False)
 
 
 # ---------------------------------------------------------------------------------------------------------- settings
@@ -152,28 +162,28 @@ def data() -> bytes:
 
 
 def test_a_kept_frontier_comes_back_only_for_the_same_inputs(data: bytes) -> None:
-    kept = frontiers.to_config_map("job-frontier", solved(data))
+    kept = frontier_to_config_map("job-frontier", solved(data))
     assert kept is not None
-    back = frontiers.from_config_map(kept, REQUEST, digest="d")
+    back = frontier_from_config_map(kept, REQUEST, digest="d")
     assert back is not None
     assert back.view == replace(solved(data).view, restored=True)
-    assert frontiers.from_config_map(kept, REQUEST, digest="other") is None
+    assert frontier_from_config_map(kept, REQUEST, digest="other") is None
     damaged = replace(kept, binary={key: value[:-9] for key, value in kept.binary.items()})
-    assert frontiers.from_config_map(damaged, REQUEST, digest="d") is None
+    assert frontier_from_config_map(damaged, REQUEST, digest="d") is None
     emptied = replace(kept, binary={})
-    assert frontiers.from_config_map(emptied, REQUEST, digest="d") is None
+    assert frontier_from_config_map(emptied, REQUEST, digest="d") is None
 
 
 def test_what_does_not_fit_into_a_config_map_is_not_kept(data: bytes) -> None:
-    huge = replace(solved(data), data=b"x" * (frontiers.MAX_STORED_BYTES + 1))
-    assert frontiers.to_config_map("job-frontier", huge) is None
+    huge = replace(solved(data), data=b"x" * (MAX_STORED_BYTES + 1))
+    assert frontier_to_config_map("job-frontier", huge) is None
 
 
 def test_an_agent_gets_exactly_the_clocks_of_its_stages(data: bytes) -> None:
     frontier = solved(data)
     order = build_schedule("1f1b", stages=2, microbatches=3)
-    both = decode_plan_set(frontiers.plan_set(frontier, {0, 1}))
-    one = decode_plan_set(frontiers.plan_set(frontier, {1}))
+    both = decode_plan_set(encode_plans(frontier, {0, 1}))
+    one = decode_plan_set(encode_plans(frontier, {1}))
     assert one.plan_id != both.plan_id
     assert set(one.schedules) == {1}
     for stage in (0, 1):
@@ -188,13 +198,13 @@ def test_an_agent_gets_exactly_the_clocks_of_its_stages(data: bytes) -> None:
 
 def test_constant_instructions_keep_the_clock_before_them() -> None:
     clocks = np.array([[0, 900, 0, 0, 1200], [1410, 0, 0, 0, 0]], dtype=np.uint16)
-    assert frontiers._fill(clocks).tolist() == [[1200, 900, 900, 900, 1200], [1410] * 5]
+    assert _fill(clocks).tolist() == [[1200, 900, 900, 900, 1200], [1410] * 5]
 
 
 @pytest.mark.parametrize("schedule", sorted({"interleaved-1f1b", "early-recompute-1f1b", "gpipe"}))
 def test_other_schedules_reach_the_agents_too(schedule: str) -> None:
     chunks = 2 if schedule == "interleaved-1f1b" else None
     request = replace(REQUEST, schedule=schedule, chunks=chunks, microbatches=4, points=4)
-    opened = frontiers.open_frontier(solve_here(request), request, digest="d", solve_ms=1, restored=False)
-    plans = decode_plan_set(frontiers.plan_set(opened, {0, 1}))
+    opened = open_frontier(solve_here(request), request, digest="d", solve_ms=1, restored=False)
+    plans = decode_plan_set(encode_plans(opened, {0, 1}))
     assert sum(map(len, plans.schedules.values())) == opened.frontier.frequencies_mhz.shape[1]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from perseus_operator import status
-from perseus_operator.conditions import ConditionType, Reason
-from perseus_operator.guard import CONFIRM, Hold
-from perseus_operator.history import Measured
-from perseus_operator.planner import Release
-from perseus_operator.recalling import recall
+from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.planning.bound_guard import CONFIRM, Hold
+from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.planner import Release
+from perseus_operator.planning.restore import recall
+from perseus_operator.reporting import status
 
 FASTEST_US = 1_000_000
 
@@ -63,7 +63,7 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
 
 
 def test_without_the_guard_the_plan_would_have_stayed(make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perseus_operator.planner.judge", lambda guard, *_, **__: guard)
+    monkeypatch.setattr("perseus_operator.planning.planner.judge", lambda guard, *_, **__: guard)
     job = settled(make_job)
     train(job, 1, 3 * CONFIRM, 1.06)
     assert points(job) == {2}

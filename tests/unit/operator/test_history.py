@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from perseus_operator.history import History, Measured, Report, summarise
+from perseus_operator.planning.iterations import History, Measured, Report, summarise
 
 
 def report(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.injection import VOLUME, inject
+from perseus_operator.servers.pod_injection import VOLUME, inject
 from perseus_proto import keys
 
 SOCKET = "/run/perseus/agent.sock"

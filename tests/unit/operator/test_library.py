@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from perseus_operator import frontiers
 from perseus_operator.errors import SolveTimeout
-from perseus_operator.frontiers import Solved
-from perseus_operator.library import Library
+from perseus_operator.solving import cache as module
+from perseus_operator.solving.cache import Library
+from perseus_operator.solving.frontier import Solved
 
 
 class Frontier(SimpleNamespace):
@@ -118,7 +118,7 @@ async def test_a_plan_set_is_encoded_once_for_all_nodes(monkeypatch: pytest.Monk
         encoded.append(stages)
         return solved.view.digest, stages
 
-    monkeypatch.setattr(frontiers, "plan_set", encode)
+    monkeypatch.setattr(module, "encode_plans", encode)
     library, solved, wanted = Library(), frontier("d"), [frozenset({0, 1}), frozenset({2})]
     pushed = await asyncio.gather(*(library.plan_set(solved, wanted[n % 2]) for n in range(40)))
     assert [stages for _, stages in pushed] == wanted * 20

@@ -12,10 +12,10 @@ import kubernetes.aio.client as k8s
 import pytest
 from aiohttp import web
 
-from perseus_operator.cluster import Operator
+from perseus_operator.clients.kube import KubeClient, agent_of, pod_of
+from perseus_operator.controller.operator import Operator
 from perseus_operator.errors import KubeForbidden, KubeUnavailable
-from perseus_operator.kube import KubeClient, agent_of, pod_of
-from perseus_operator.metrics import Metrics
+from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.settings import Settings
 from perseus_proto import keys
 

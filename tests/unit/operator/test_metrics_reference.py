@@ -7,9 +7,9 @@ import re
 import pytest
 
 from perseus_agent.devices.base import Controllability
-from perseus_agent.metrics import SERIES
-from perseus_operator.metrics import MAX_FRONTIER_POINTS, Metrics
-from perseus_operator.state import JobRef
+from perseus_agent.servers.metrics import SERIES
+from perseus_operator.planning.state import JobRef
+from perseus_operator.reporting.metrics import MAX_FRONTIER_POINTS, Metrics
 
 OF_THE_TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "service"}
 """Labels that Prometheus, or the operator of Prometheus, gives to what it scrapes."""

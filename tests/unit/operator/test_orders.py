@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api import parse_spec
-from perseus_operator.conditions import Reason
-from perseus_operator.documents import ConfigMap
+from perseus_operator.api.conditions import Reason
+from perseus_operator.api.job import parse_spec
+from perseus_operator.controller.schedule_source import assembled, check, collect, find, wanted_from_ranks
 from perseus_operator.errors import InvalidOrder, KubeNotFound
-from perseus_operator.orders import assembled, check, collect, find, wanted_from_ranks
-from perseus_operator.planner import Solve, inputs_digest
-from perseus_operator.solving import SolveRequest, schedule_of
-from perseus_operator.state import Rank
+from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.planner import Solve, inputs_digest
+from perseus_operator.planning.state import Rank
+from perseus_operator.solving.request import SolveRequest, schedule_of
+from perseus_solver.kinds import Kind
 from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
-from perseus_solver.vocabulary import Kind
 
 KINDS = {kind.label: int(kind) for kind in Kind}
 

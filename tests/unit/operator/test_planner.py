@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api_pipeline import ScheduleName
-from perseus_operator.conditions import Reason
-from perseus_operator.planner import Acquire, Push, ReadProfile, Release, Renew, Select, Solve, inputs_digest
-from perseus_operator.state import Fault
-from perseus_operator.told import noticed, parse_annotation
+from perseus_operator.api.conditions import Reason
+from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.planning.planner import Acquire, Push, ReadProfile, Release, Renew, Select, Solve, inputs_digest
+from perseus_operator.planning.state import Fault
+from perseus_operator.planning.stragglers.annotation import noticed, parse_annotation
 
 
 def test_nothing_accepted_means_nothing_done(job: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.conditions import Reason
-from perseus_operator.planner import Plan, Select
-from perseus_operator.state import Fault
-from perseus_operator.told import noticed, parse_annotation
+from perseus_operator.api.conditions import Reason
+from perseus_operator.planning.planner import Plan, Select
+from perseus_operator.planning.state import Fault
+from perseus_operator.planning.stragglers.annotation import noticed, parse_annotation
 
 OBJECTIVES = (
     {"type": "MaxThroughput"},

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import spec_of
 
-from perseus_operator.history import JobIteration, Report
-from perseus_operator.plausible import MAX_ITERATION, MAX_TIME_US, rank_can_be, report_can_be
-from perseus_operator.state import Rank
-from perseus_operator.stragglers import MOST_DEGREE, Detector
+from perseus_operator.clients.validation import MAX_ITERATION, MAX_TIME_US, rank_can_be, report_can_be
+from perseus_operator.planning.iterations import JobIteration, Report
+from perseus_operator.planning.state import Rank
+from perseus_operator.planning.stragglers.detector import MOST_DEGREE, Detector
 
 REPORT = Report(
     pipeline=0,

@@ -16,18 +16,19 @@ from typing import Any
 import pytest
 import yaml
 
-from perseus_operator.api import parse_spec
-from perseus_operator.documents import ConfigMap, Json
+from perseus_operator.api.job import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
-from perseus_operator.frontiers import open_frontier, to_config_map
+from perseus_operator.objects import ConfigMap, Json
 from perseus_operator.plugin import cli
-from perseus_operator.plugin.facts import gather
+from perseus_operator.plugin.job import gather
 from perseus_operator.plugin.plot import LEAST_WIDTH, Mark, draw
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
-from perseus_operator.solving import SolveRequest, solve_here
+from perseus_operator.solving.frontier import frontier_to_config_map, open_frontier
+from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.worker import solve_here
 from perseus_proto import keys
-from perseus_sim.model import profile_csv
+from perseus_sim.gpus.model import profile_csv
 
 STAGES, PIPELINES, TENSOR = 2, 3, 2
 CSV = profile_csv(STAGES, imbalance=1.2)
@@ -45,7 +46,7 @@ DIGEST = hashlib.sha256(b"inputs").hexdigest()
 @pytest.fixture(scope="module")
 def kept() -> ConfigMap:
     solved = open_frontier(solve_here(REQUEST), REQUEST, digest=DIGEST, solve_ms=1, restored=False)
-    found = to_config_map("gpt3-frontier", solved)
+    found = frontier_to_config_map("gpt3-frontier", solved)
     assert found is not None
     return found
 
@@ -314,7 +315,7 @@ def test_a_job_that_ignores_stragglers_says_so(stored: Stored) -> None:
 
 
 def test_two_who_edit_at_once_lose_nothing(monkeypatch: pytest.MonkeyPatch, stored: Stored) -> None:
-    from perseus_operator.plugin.door import Cluster
+    from perseus_operator.plugin.kube_client import Cluster
 
     cluster = object.__new__(Cluster)
     writes: list[Json] = []
@@ -428,7 +429,7 @@ def test_it_reads_a_config_map_without_the_models_of_every_kind(tmp_path: Path) 
     code = """
 import sys
 from perseus_operator.errors import KubeNotFound
-from perseus_operator.plugin.door import Cluster
+from perseus_operator.plugin.kube_client import Cluster
 cluster = Cluster(sys.argv[1], None)
 print(cluster.config_map("team", "gpt3-frontier"))
 try:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from perseus_operator import profiles
-from perseus_operator.conditions import Reason
-from perseus_operator.documents import ConfigMap
+from perseus_operator.api.conditions import Reason
+from perseus_operator.controller import profile_source
+from perseus_operator.controller.profiler import Profiler
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeNotFound, KubeUnavailable
-from perseus_operator.history import JobIteration, Report
-from perseus_operator.profiler import Profiler
-from perseus_operator.profiling import Mean, Reading, Recipe, StageReading, Sweep
-from perseus_operator.profiling_drift import DRIFT_ITERATIONS, DRIFT_REST
-from perseus_operator.profiling_plan import KeepProfile, SaveSweep
-from perseus_operator.solving import SolveRequest
-from perseus_operator.state import JobRef, JobState
+from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.iterations import JobIteration, Report
+from perseus_operator.planning.profile_planner import KeepProfile, SaveSweep
+from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
+from perseus_operator.planning.profiling.sweep import Mean, Reading, Recipe, StageReading, Sweep
+from perseus_operator.planning.state import JobRef, JobState
+from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import decode_plan_set
 
 ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {}}
@@ -113,7 +113,7 @@ async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_j
     assert state.profile_read_at_s is None, "to be read back at once"
     spec = state.spec
     assert spec is not None
-    found = await profiles.find(kube, "ns", spec)  # type: ignore[arg-type]
+    found = await profile_source.find(kube, "ns", spec)  # type: ignore[arg-type]
     assert found.csv.startswith(b"stage,instruction,frequency,time,energy\n")
     assert found.power_mw is not None
     assert found.power_mw > 0
@@ -125,7 +125,7 @@ async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_j
     # A later job without a figure of its own takes the one that was measured; one of another shape is refused.
     other = make_job(profile=ONLINE, pipeline={"schedule": "1F1B", "stages": 3, "microbatches": 4}).spec
     with pytest.raises(InvalidProfile, match=r"ConfigMap p was measured on 2 stages, spec\.pipeline has 3 stages"):
-        await profiles.find(kube, "ns", other)  # type: ignore[arg-type]
+        await profile_source.find(kube, "ns", other)  # type: ignore[arg-type]
 
 
 async def test_somebody_elses_profile_is_never_written_over(make_job: Any) -> None:
@@ -165,7 +165,7 @@ async def test_a_kept_power_must_be_there_and_a_number(make_job: Any, data: Mapp
     kube: Any = Kube()
     kube.kept["p"] = ConfigMap("p", data, {})
     with pytest.raises(InvalidProfile, match=why):
-        await profiles.find(kube, "ns", make_job(profile=ONLINE).spec)
+        await profile_source.find(kube, "ns", make_job(profile=ONLINE).spec)
 
 
 def reports(iteration: int, point: int | None = 0) -> Iterable[Report]:

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.history import Report
-from perseus_operator.profiling import (
+from perseus_operator.controller.profile_aggregator import Meter, Shape
+from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, Drift
+from perseus_operator.planning.profiling.sweep import (
     QUIET_US,
     RISES,
     Reading,
@@ -28,12 +30,10 @@ from perseus_operator.profiling import (
     from_json,
     to_json,
 )
-from perseus_operator.profiling_drift import DRIFT_ITERATIONS, Drift
-from perseus_operator.profiling_meter import Meter, Shape
-from perseus_sim.model import BACKWARD_RATIO, MODELS, stage_weights
-from perseus_solver.profile import read_profile
+from perseus_sim.gpus.model import BACKWARD_RATIO, MODELS, stage_weights
+from perseus_solver.kinds import Kind
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
-from perseus_solver.vocabulary import Kind
 
 A100 = MODELS["a100"]
 slowdown, power_w = cache(A100.slowdown), cache(A100.power_w)

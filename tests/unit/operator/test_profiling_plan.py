@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from perseus_operator import status
-from perseus_operator.conditions import Condition, ConditionType, Reason
-from perseus_operator.history import Report
-from perseus_operator.planner import Plan, Push, Release, Select
-from perseus_operator.profiling import DIGEST_PREFIX, Mean, Reading, StageReading, Sweep
-from perseus_operator.profiling_plan import BeginSweep, KeepProfile, SaveSweep
-from perseus_operator.state import Fault
+from perseus_operator.api.conditions import Condition, ConditionType, Reason
+from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.planner import Plan, Push, Release, Select
+from perseus_operator.planning.profile_planner import BeginSweep, KeepProfile, SaveSweep
+from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX, Mean, Reading, StageReading, Sweep
+from perseus_operator.planning.state import Fault
+from perseus_operator.reporting import status
 
 ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
 CLOCKS = tuple(range(600, 1001, 100))

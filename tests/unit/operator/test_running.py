@@ -21,22 +21,24 @@ import pytest
 from tests.unit.operator.conftest import LIMITS, Desk, Job, spec_of
 from tests.waiting import eventually
 
-from perseus_operator import cluster, solving
 from perseus_operator.__main__ import _JsonFormatter
-from perseus_operator.api import Mode
-from perseus_operator.conditions import Reason
+from perseus_operator.api.conditions import Reason
+from perseus_operator.api.job import Mode
+from perseus_operator.controller import operator as module
+from perseus_operator.controller.job_runner import JobRunner
+from perseus_operator.controller.services import BACKOFF_S, Pace
+from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
 from perseus_operator.handlers import _configure
-from perseus_operator.metrics import Metrics, MetricsServer
-from perseus_operator.planner import Acquire, Now, Renew
-from perseus_operator.reporter import NEVER_S, SAME_EVENT_S
-from perseus_operator.runner import JobRunner
-from perseus_operator.services import BACKOFF_S, Pace
+from perseus_operator.planning.planner import Acquire, Now, Renew
+from perseus_operator.planning.state import Fault, JobRef
+from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.settings import Settings
-from perseus_operator.solving import SolveRequest, SolverPool
-from perseus_operator.state import Fault, JobRef
+from perseus_operator.solving import worker
+from perseus_operator.solving.pool import SolverPool
+from perseus_operator.solving.request import SolveRequest
 from perseus_proto import keys
-from perseus_sim.model import profile_csv
+from perseus_sim.gpus.model import profile_csv
 
 SETTINGS = Settings(insecure=True)
 REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=0, points=10)
@@ -142,14 +144,14 @@ async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away(
 
 
 def test_a_stuck_event_loop_fails_the_probe_and_a_loop_that_turns_again_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_STUCK_S", 0.5)
-    monkeypatch.setattr(cluster, "_HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(module, "_STUCK_S", 0.5)
+    monkeypatch.setattr(module, "_HEARTBEAT_S", 0.01)
     release, done, made = threading.Event(), threading.Event(), threading.Event()
     held: dict[str, Any] = {}
 
     async def serve() -> None:
-        operator = cluster.Operator(SETTINGS, cast(Any, None), cast(Any, SimpleNamespace(metrics=Metrics())))
-        beats = asyncio.create_task(operator._every(cluster._HEARTBEAT_S, operator._heartbeat))
+        operator = module.Operator(SETTINGS, cast(Any, None), cast(Any, SimpleNamespace(metrics=Metrics())))
+        beats = asyncio.create_task(operator._every(module._HEARTBEAT_S, operator._heartbeat))
         held.update(operator=operator, loop=asyncio.get_running_loop())
         made.set()
         while not done.is_set():
@@ -192,7 +194,9 @@ def test_every_log_line_is_one_json_object_that_names_its_job() -> None:
         raise ValueError("two\nlines")
     except ValueError as error:
         failure = (type(error), error, error.__traceback__)
-    record = logging.LogRecord("perseus_operator.runner", logging.ERROR, "f", 1, "%s: a\nb %d", (job, 7), failure)
+    record = logging.LogRecord(
+        "perseus_operator.controller.job_runner", logging.ERROR, "f", 1, "%s: a\nb %d", (job, 7), failure
+    )
     text = formatter.format(record)
     assert "\n" not in text
     line = json.loads(text)
@@ -316,16 +320,16 @@ async def test_a_solve_beyond_its_memory_is_refused_by_the_setting_that_bounds_i
     def greedy(request: SolveRequest) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(solving, "solve_here", greedy)
-    monkeypatch.setattr(solving.resource, "setrlimit", lambda *_: None)
+    monkeypatch.setattr(worker, "solve_here", greedy)
+    monkeypatch.setattr(worker.resource, "setrlimit", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["solving", "700", "solve"])
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(asdict(REQUEST)).encode())))
-    code = solving.main()
+    code = worker.main()
     assert code != 0
 
-    worker = tmp_path / "worker"
-    worker.write_text(f"#!/bin/sh\ncat > /dev/null\nexit {code}\n")
-    worker.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(worker))
+    program = tmp_path / "worker"
+    program.write_text(f"#!/bin/sh\ncat > /dev/null\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(SolveFailed, match="needs more than the 700 MiB that --solve-memory-mib allows"):
         await SolverPool(workers=1, timeout_s=60, memory_mib=700).solve(REQUEST)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from perseus_operator import status
-from perseus_operator.conditions import Condition, ConditionType, Reason, merge_conditions
-from perseus_operator.history import Measured
-from perseus_operator.state import Fault
-from perseus_operator.words import seconds
+from perseus_operator.api.conditions import Condition, ConditionType, Reason, merge_conditions
+from perseus_operator.formatting import seconds
+from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.state import Fault
+from perseus_operator.reporting import status
 
 
 def said(job: Any) -> dict[str, Condition]:
@@ -99,7 +99,7 @@ def test_savings_are_measured_against_measured_or_not_said() -> None:
 
 def test_predicted_figures_count_the_waiting_of_the_early(job: Any) -> None:
     job.run()
-    from perseus_operator.objective import predict
+    from perseus_operator.planning.objective import predict
 
     frontier = job.state.frontier
     time_us, energy_mj = predict(frontier, {0: 0, 1: 0}, {1: 1.5}, tensor_parallel=2)
@@ -138,6 +138,6 @@ def test_as_many_digits_as_mean_something(time_us: float, text: str) -> None:
 def test_every_reason_is_used() -> None:
     import perseus_operator
 
-    sources = [path.read_text() for path in Path(perseus_operator.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(perseus_operator.__file__).parent.rglob("*.py")]
     unused = [reason.name for reason in Reason if not any(f"Reason.{reason.name}" in text for text in sources)]
     assert unused == []

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import EPOCH, Desk, spec_of
 
-from perseus_operator.conditions import Reason
+from perseus_operator.api.conditions import Reason
+from perseus_operator.controller.services import Pace
+from perseus_operator.controller.versioned import Stored, is_newer
 from perseus_operator.errors import KubeUnavailable
-from perseus_operator.services import Pace
-from perseus_operator.stored import Stored, is_newer
 from perseus_proto import keys
 
 ANNOTATION = keys.ANNOTATION_PLANNED_SLOWDOWN

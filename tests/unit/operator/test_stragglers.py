@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.api import Straggler
-from perseus_operator.history import JobIteration
-from perseus_operator.schema import parse
-from perseus_operator.stragglers import Detector, Promises
+from perseus_operator.api.job import Straggler
+from perseus_operator.api.schema import parse
+from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.stragglers.detector import Detector, Promises
 
 SPEC = parse(Straggler, {}, "straggler")
 PROMISED_US = 1_000_000

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api import Switching, parse_spec
+from perseus_operator.api.job import Switching, parse_spec
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.frontiers import open_frontier
-from perseus_operator.planner import inputs_digest
-from perseus_operator.solving import SolveRequest, solve_here
-from perseus_operator.status import figures
-from perseus_sim.model import profile_csv
+from perseus_operator.planning.planner import inputs_digest
+from perseus_operator.reporting.status import figures
+from perseus_operator.solving.frontier import open_frontier
+from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.worker import solve_here
+from perseus_sim.gpus.model import profile_csv
 
 REQUEST = SolveRequest(
     profile_csv(3), "1f1b", stages=3, microbatches=8, chunks=None, blocking_power_mw=83_640, points=12

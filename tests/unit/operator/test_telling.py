@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.conditions import Reason
+from perseus_operator.api.conditions import Reason
+from perseus_operator.controller.set_straggler import Request, Seen, set_straggler
 from perseus_operator.errors import InvalidSpec, KubeConflict, KubeUnavailable, StaleEpoch, UnknownJob
-from perseus_operator.state import Fault, JobRef, JobState
-from perseus_operator.telling import Request, Seen, set_straggler
+from perseus_operator.planning.state import Fault, JobRef, JobState
 from perseus_proto import keys
 
 EPOCH = 5
@@ -88,7 +88,7 @@ def test_what_others_write_meanwhile_is_kept(runner: Runner) -> None:
 def test_who_loses_every_race_is_told_so_and_nothing_is_written(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perseus_operator.telling._NEWS_S", 0.04)
+    monkeypatch.setattr("perseus_operator.controller.set_straggler._NEWS_S", 0.04)
     api = Api(runner, rivals=99)
     with pytest.raises(KubeConflict):
         tell(Request("1", 1.2, job=("ns", "job")), api)

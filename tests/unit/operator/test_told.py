@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.told import Told, noticed, parse_annotation, tell, told_slowdowns
+from perseus_operator.planning.stragglers.annotation import Told, noticed, parse_annotation, tell, told_slowdowns
 
 
 def test_the_annotation() -> None:

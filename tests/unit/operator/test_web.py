@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from perseus_operator import frontiers
-from perseus_operator.api import parse_spec
-from perseus_operator.frontiers import Solved
-from perseus_operator.solving import SolveRequest, solve_here
-from perseus_operator.state import JobRef
-from perseus_operator.web import documents
-from perseus_operator.web.documents import MAX_DRAWN, NotThere, job_document, overview, plan_document
-from perseus_operator.web.server import WebServer
-from perseus_operator.web.view import JobView
-from perseus_sim.model import profile_csv
+from perseus_operator.api.job import parse_spec
+from perseus_operator.controller.view import JobView
+from perseus_operator.planning.state import JobRef
+from perseus_operator.servers.web import responses
+from perseus_operator.servers.web.responses import MAX_DRAWN, NotThere, job_document, overview, plan_document
+from perseus_operator.servers.web.server import WebServer
+from perseus_operator.solving.frontier import Solved, open_frontier
+from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.worker import solve_here
+from perseus_sim.gpus.model import profile_csv
 
 STAGES, MICROBATCHES = 2, 4
 REQUEST = SolveRequest(
@@ -43,7 +43,7 @@ STATUS = {
 
 @pytest.fixture(scope="module")
 def solved() -> Solved:
-    return frontiers.open_frontier(solve_here(REQUEST), REQUEST, digest="d", solve_ms=1, restored=False)
+    return open_frontier(solve_here(REQUEST), REQUEST, digest="d", solve_ms=1, restored=False)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_what_cannot_be_drawn_is_said(view: JobView, monkeypatch: pytest.MonkeyP
         plan_document(view, 10_000)
     with pytest.raises(NotThere, match="no frontier yet"):
         plan_document(replace(view, solved=None), 0)
-    monkeypatch.setattr(documents, "MAX_DRAWN", 15)
+    monkeypatch.setattr(responses, "MAX_DRAWN", 15)
     with pytest.raises(NotThere, match="16 instructions is not drawn; at most 15 are"):
         plan_document(view, 0)
     assert MAX_DRAWN >= 8 * 96 * 2 * 2

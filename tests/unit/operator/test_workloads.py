@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.api import parse_spec
-from perseus_operator.api_workload import WorkloadKind
-from perseus_operator.conditions import Reason
+from perseus_operator.api.conditions import Reason
+from perseus_operator.api.job import parse_spec
+from perseus_operator.api.workload import WorkloadKind
+from perseus_operator.clients.kube import pod_of
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.kube import pod_of
-from perseus_operator.state import JobRef, JobState, Pod, Rank
-from perseus_operator.workloads import PRESETS, Selection, absence, asks_for_gpu, containers_of, select, silent
+from perseus_operator.planning.state import JobRef, JobState, Pod, Rank
+from perseus_operator.planning.workloads import PRESETS, Selection, absence, asks_for_gpu, containers_of, select, silent
 from perseus_proto import keys
 
 NAME = "train"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from perseus_agent.devices.base import Controllability, Device, EventReason, open_device_set
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
-from perseus_sim.gpu import Fault, open_devices
-from perseus_sim.shared_gpu import HISTORY, GpuSpec, Physics, SharedGpu
-from perseus_sim.trainer import Engine, Table
+from perseus_sim.gpus.devices import Fault, open_devices
+from perseus_sim.gpus.shared_gpu import HISTORY, GpuSpec, Physics, SharedGpu
+from perseus_sim.training.trainer import Engine, Table
 
 CLOCKS = (900, 1000, 1100, 1200)
 TABLE = Table(list(CLOCKS), [1333.0, 1200.0, 1100.0, 1000.0], [200_000.0, 240_000.0, 290_000.0, 350_000.0])
@@ -39,7 +39,7 @@ def device_of(gpu: SharedGpu) -> Device:
 
 def test_two_views_see_one_gpu(tmp_path: Path) -> None:
     gpu = make(tmp_path)
-    (device,) = open_device_set(f"perseus_sim.gpu:open_devices:{tmp_path}").devices
+    (device,) = open_device_set(f"perseus_sim.gpus.devices:open_devices:{tmp_path}").devices
     assert device.identity.uuid == "GPU-0"
     assert device.identity.supported_clocks_mhz == CLOCKS
     assert device.controllability() == (Controllability.YES, "")

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_sim.model import MODELS, GpuModel, profile_csv, stage_weights
+from perseus_sim.gpus.model import MODELS, GpuModel, profile_csv, stage_weights
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.kinds import Kind
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
-from perseus_solver.vocabulary import Kind
 
 models = st.sampled_from(list(MODELS.values()))
 

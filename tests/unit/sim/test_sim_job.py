@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from tests.waiting import eventually
 
-from perseus_sim.coordinator import PipelineIteration
-from perseus_sim.job import JobSpec, RankSpec, TrainingJob
-from perseus_sim.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Processes
-from perseus_sim.shared_gpu import GpuSpec, SharedGpu
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_sim.training.coordinator import PipelineIteration
+from perseus_sim.training.job import JobSpec, RankSpec, TrainingJob
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
 
 A100 = MODELS["a100"]
 

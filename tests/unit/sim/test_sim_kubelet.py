@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from perseus_agent.errors import KubeletUnavailable, PeerRefused
-from perseus_agent.identity import identify_peer
-from perseus_agent.podresources import PodResources
-from perseus_sim.kubelet import AdmittedPod, KubeletDouble
+from perseus_agent.pods.identity import identify_peer
+from perseus_agent.pods.pod_resources import PodResources
+from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
 
 UID = "0a1b2c3d-0000-4000-8000-123456789abc"
 GPUS = ("GPU-00000000-0000-4000-8000-000000000001", "GPU-00000000-0000-4000-8000-000000000002")

@@ -26,10 +26,10 @@ from perseus_solver.calibration import Calibration, Trace, calibrate, predict_s
 from perseus_solver.calibration.estimate import replay_s
 from perseus_solver.errors import InvalidCalibration, InvalidProblem, InvalidTrace
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from tests.made_up_runs import (
     truth_s,
 )
 
-from perseus_solver import cli
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, read_trace
+from perseus_solver.cli import main
 from perseus_solver.errors import InvalidSchedule, InvalidTrace
-from perseus_solver.vocabulary import Kind
+from perseus_solver.kinds import Kind
 
 
 def rows(trace: Trace) -> tuple[list[str], list[str]]:
@@ -187,7 +187,7 @@ def test_calibrate_then_plan(
     profile.write_text(PROFILE)
     learn = ["calibrate", "--instructions", str(x), "--iterations", str(y), "--schedule", "1f1b"]
     target = tmp_path / "cal.json"
-    assert cli.main([*learn, "--output", str(target), "--plot", str(tmp_path / "cal.png")]) == 0
+    assert main.main([*learn, "--output", str(target), "--plot", str(tmp_path / "cal.png")]) == 0
     said = capsys.readouterr().out
     assert "explains this run" in said
     assert "overhead per iteration" in said
@@ -198,16 +198,16 @@ def test_calibrate_then_plan(
     plan += ["--blocking-power", "50", "--points", "5", "--output"]
     times = {}
     for name, extra in (("bare", []), ("real", ["--calibration", str(target)])):
-        assert cli.main([*plan, str(tmp_path / f"{name}.json"), *extra]) == 0
+        assert main.main([*plan, str(tmp_path / f"{name}.json"), *extra]) == 0
         times[name] = json.loads((tmp_path / f"{name}.json").read_text())["points"][0]["iteration_time_s"]
     assert times["real"] > times["bare"] + OVERHEAD_S
     capsys.readouterr()
 
-    assert cli.main([*learn, "--train-fraction", "0.1", "--output", str(tmp_path / "no.json")]) == cli.BAD_INPUT
+    assert main.main([*learn, "--train-fraction", "0.1", "--output", str(tmp_path / "no.json")]) == main.BAD_INPUT
     refused = capsys.readouterr().err
     assert refused.startswith("perseus calibrate: too few plans")
     assert refused.count("\n") == 1
     assert not (tmp_path / "no.json").exists()
     target.write_text("{}")
-    assert cli.main([*plan, "-", "--calibration", str(target)]) == cli.BAD_INPUT
+    assert main.main([*plan, "-", "--calibration", str(target)]) == main.BAD_INPUT
     assert "calibration" in capsys.readouterr().err

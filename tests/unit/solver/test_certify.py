@@ -9,9 +9,9 @@ import pytest
 
 from perseus_solver.certify import Certificate, InvalidCertificate, check_frontier, iteration_bound, prove
 from perseus_solver.frontier import solve_certified
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.result import Frontier
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
 
 PROFILE = read_profile(

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perseus_solver import cli
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.cli import main
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule, write_order
-from perseus_solver.simulate import Simulator
 
 # Three stages, the middle one heaviest; clocks with diminishing returns.
 PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
@@ -46,7 +46,7 @@ def perseus(profile: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
         if pipeline:
             words += ["--schedule", "1f1b", "--stages", "3", "--microbatches", "6"]
         try:
-            code = cli.main([*words, *extra])
+            code = main.main([*words, *extra])
         except SystemExit as end:
             code = int(end.code or 0)
         captured = capsys.readouterr()
@@ -253,7 +253,7 @@ def test_a_failure_leaves_the_old_file_alone(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perseus_solver.documents.plan_document", interrupted)
+    monkeypatch.setattr("perseus_solver.cli.documents.plan_document", interrupted)
     code, _, _ = perseus("plan", "--output", str(file))
     assert code == 130
     assert file.read_text() == "old"
@@ -296,7 +296,8 @@ def test_more_stages_than_asked_for_are_mentioned(perseus: Callable[..., tuple[i
 def test_importing_the_command_imports_nothing_heavy() -> None:
     heavy = "{'numpy', 'ortools', 'matplotlib', 'google'}"
     code = (
-        f"import sys, perseus_solver.cli as c; c._parser(); assert not {heavy} & set(sys.modules), sorted(sys.modules)"
+        "import sys; from perseus_solver.cli import main; main._parser(); "
+        f"assert not {heavy} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -304,7 +305,7 @@ def test_importing_the_command_imports_nothing_heavy() -> None:
 def test_progress_is_for_terminals_and_long_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from perseus_solver import progress
+    from perseus_solver.cli import progress
 
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perseus_solver import baselines, lowtime_peer
-from perseus_solver.compare import as_json, as_table, compare, single_clocks
+from perseus_solver.comparison import baselines, lowtime_peer
+from perseus_solver.comparison.compare import as_json, as_table, compare, single_clocks
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
 
 
 def pipeline(schedule: str = "1f1b", heaviest: int = 2) -> Problem:

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perseus_solver.cuts import Cuts
-from perseus_solver.engine.curve import Engine
-from perseus_solver.engine.graph import Index
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.rounding import Rounder
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.relaxation.curve import Engine
+from perseus_solver.relaxation.graph import Index
 from perseus_solver.schedules import build_schedule
+from perseus_solver.search.cuts import Cuts
+from perseus_solver.search.rounding import Rounder
 
 FORWARD_S, BACKWARD_S = [1, 2, 3], [2, 3, 4, 5]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perseus_solver.engine.curve import Engine
-from perseus_solver.engine.tables import build_tables
-from perseus_solver.exchange import exchanged, longest_path
 from perseus_solver.frontier import solve_deadline
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.rounding import Rounder
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.relaxation.curve import Engine
+from perseus_solver.relaxation.tables import build_tables
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
+from perseus_solver.search.exchange import exchanged, longest_path
+from perseus_solver.search.rounding import Rounder
 
 
 def problem_of(stages: int, microbatches: int, delay_s: float = 0.0) -> Problem:

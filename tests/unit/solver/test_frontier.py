@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from perseus_solver.certify import check_frontier
-from perseus_solver.engine.curve import Engine
 from perseus_solver.errors import Infeasible, InvalidProblem
 from perseus_solver.frontier import solve_certified, solve_deadline, solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.result import Status
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.result import Status
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.relaxation.curve import Engine
 from perseus_solver.schedules import SCHEDULES, build_schedule
-from perseus_solver.simulate import Simulator
 
 BLOCKING_W = {"gpt3-175b_a100-sxm": 83.64, "bloom-176b_a40": 70.38}
 

@@ -13,13 +13,13 @@ mpl.use("Agg")
 from matplotlib.figure import Figure
 
 from perseus_solver import plots
-from perseus_solver.baselines import all_maximum
-from perseus_solver.compare import compare, single_clocks
+from perseus_solver.comparison.baselines import all_maximum
+from perseus_solver.comparison.compare import compare, single_clocks
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -104,7 +104,7 @@ def test_comparison_shows_every_rival_that_has_a_plan(problem: Problem, figures:
 
 
 def test_pictures_come_out_of_the_command(problem: Problem, tmp_path: Path) -> None:
-    from perseus_solver import cli
+    from perseus_solver.cli import main
 
     rows = "".join(
         f"{t.stage},{t.kind.label},{f},{time},{energy}\n"
@@ -121,6 +121,6 @@ def test_pictures_come_out_of_the_command(problem: Problem, tmp_path: Path) -> N
     ):
         for png in tmp_path.glob("*.png"):
             png.unlink()
-        assert cli.main([command, *common, *extra]) == 0
+        assert main.main([command, *common, *extra]) == 0
         assert (tmp_path / "plot.png").read_bytes().startswith(PNG)
         assert (tmp_path / "gantt.png").exists() == bool(extra)

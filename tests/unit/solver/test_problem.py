@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import Profile, read_profile
+from perseus_solver.kinds import Kind
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import Profile, read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
-from perseus_solver.vocabulary import Kind
 
 HEADER = "stage,instruction,frequency,time,energy"
 

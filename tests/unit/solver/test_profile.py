@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perseus_solver.errors import InvalidProfile
-from perseus_solver.profile import MAX_ROWS, read_profile
-from perseus_solver.sampling import Sampling
-from perseus_solver.vocabulary import Kind
+from perseus_solver.kinds import Kind
+from perseus_solver.model.profile import MAX_ROWS, read_profile
+from perseus_solver.model.sampling import Sampling
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 GOOD = HEADER + (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perseus_solver.engine.curve import KEEP, MOST_PRICES, Engine
-from perseus_solver.engine.periods import find_runs
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.relaxation.curve import KEEP, MOST_PRICES, Engine
+from perseus_solver.relaxation.periods import find_runs
 from perseus_solver.schedules import build_schedule
 
 

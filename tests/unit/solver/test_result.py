@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perseus_solver.result import Frontier, InvalidFrontier, Status, verdict
+from perseus_solver.model.result import Frontier, InvalidFrontier, Status, verdict
 
 
 def frontier(points: int = 5, n: int = 12) -> Frontier:

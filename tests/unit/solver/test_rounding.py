@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perseus_solver.engine.curve import Engine
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.rounding import Curve, Rounder, round_plans
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.relaxation.curve import Engine
 from perseus_solver.schedules import build_schedule
+from perseus_solver.search.rounding import Curve, Rounder, round_plans
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from perseus_solver.errors import InvalidSchedule
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.kinds import Kind
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import SCHEDULES, build_schedule, read_order, write_order
-from perseus_solver.simulate import Simulator
-from perseus_solver.vocabulary import Kind
 
 UNIT = "stage,instruction,frequency,time,energy\n" + "".join(
     f"{stage},{what},1000,{duration},1\n"

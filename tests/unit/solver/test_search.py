@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perseus_solver.engine.curve import Engine, trace
-from perseus_solver.engine.prices import Doubt
-from perseus_solver.pool import Pool
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.recreate import Recreate
-from perseus_solver.rounding import Rounder
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.relaxation.curve import Engine, trace
+from perseus_solver.relaxation.prices import Doubt
 from perseus_solver.schedules import build_schedule
+from perseus_solver.search.pool import Pool
+from perseus_solver.search.recreate import Recreate
+from perseus_solver.search.rounding import Rounder
 
 
 @pytest.fixture(scope="module")

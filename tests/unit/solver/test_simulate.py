@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from perseus_solver.errors import InvalidProblem, InvalidSchedule
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
 
 # Stage 1 is twice as slow as stage 0; the lower clock takes 1.5 times as long for 0.6 times the energy.
 PROFILE = read_profile(
@@ -67,7 +67,7 @@ def test_many_plans_at_once_are_each_plan_alone(problem: Problem) -> None:
 
 
 def test_totals_of_many_plans_are_those_of_each(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perseus_solver.simulate._AT_ONCE", 3 * problem.instructions)
+    monkeypatch.setattr("perseus_solver.model.simulator._AT_ONCE", 3 * problem.instructions)
     simulator = Simulator(problem)
     choices = np.random.default_rng(2).integers(0, 2, (8, 8))
     time_s, energy_j = simulator.totals(choices)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perseus_solver.problem import build_problem
-from perseus_solver.profile import read_profile
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
-from perseus_solver.simulate import Simulator
 from perseus_solver.stragglers import (
     Detector,
     Straggler,

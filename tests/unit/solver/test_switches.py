@@ -7,11 +7,11 @@ import pytest
 
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import solve_deadline, solve_frontier
-from perseus_solver.problem import Problem, build_problem
-from perseus_solver.profile import read_profile
-from perseus_solver.result import Frontier
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
-from perseus_solver.switches import Switching, calm, calm_point, clock_changes
+from perseus_solver.switching.switches import Switching, calm, calm_point, clock_changes
 
 
 @pytest.fixture(scope="module")

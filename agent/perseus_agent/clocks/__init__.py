@@ -1,0 +1,1 @@
+"""Where clocks are written: one thread for each GPU follows its ranks through their plans and sets the clock."""

@@ -1,0 +1,359 @@
+"""The policy of one GPU's clock: what may be written, when, and whether it was obeyed.
+
+A ``Governor`` belongs to the worker thread of its GPU, which alone calls its methods; properties are plain values
+that other threads may read. Latest wins, no-ops are skipped, the switch rate is bounded, the journal knows of a lock
+before the GPU does, a foreign setting is left alone. What is *wanted* comes from the pilot; who may want anything at
+all is decided by the node.
+
+    want(mhz | None) ── pump() ──► lock_clocks / reset_clocks       None: the default clocks
+    observe(clock, reasons) ◄── the worker's read-back              drift, foreign writes
+    release() ── default clocks for good, at the end of a lease
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from perseus_agent.clocks.journal import Journal
+from perseus_agent.devices.base import Controllability, Device, EventReason
+from perseus_agent.errors import (
+    DeviceBusy,
+    DeviceError,
+    DeviceFailed,
+    DriverMismatch,
+    InvalidClock,
+    JournalError,
+    NoPermission,
+    NotSupported,
+)
+
+BUSY_RETRY_S: Final = 0.01
+BUSY_RETRIES: Final = 5
+RESTORE_RETRY_S: Final = 0.5
+"""First pause before a failed reset is tried again; doubled up to the next constant, and never given up."""
+RESTORE_RETRY_MAX_S: Final = 60.0
+FAILURES_TO_FENCE: Final = 5
+STRIKES: Final = 3
+"""Read-backs in a row that must disagree before anything is said of it."""
+
+HISTORY: Final = 1_024
+"""Writes remembered for the read-back: at the default bound, more than fit into the default time to settle."""
+UNKNOWN: Final = 0
+"""Stands for the clock that an earlier life of this agent locked."""
+
+_EXPLAINED: Final = ~EventReason.NONE
+"""Any reason at all explains a clock below the one asked for; none explains one above it."""
+
+
+class GpuNoticeKind(Enum):
+    """What is worth telling about a GPU; the names are those of the wire."""
+
+    THERMAL_SLOWDOWN = "THERMAL_SLOWDOWN"
+    POWER_BRAKE = "POWER_BRAKE"
+    HARDWARE_SLOWDOWN = "HARDWARE_SLOWDOWN"
+    POWER_CAP = "POWER_CAP"
+    DRIFT = "DRIFT"
+    FOREIGN_WRITE = "FOREIGN_WRITE"
+    LOST = "LOST"
+    CLOCKS_RESTORED = "CLOCKS_RESTORED"
+
+
+@dataclass(frozen=True)
+class GpuNotice:
+    """One edge: something began or ended."""
+
+    kind: GpuNoticeKind
+    gpu_uuid: str
+    active: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class GovernorLimits:
+    """The settings that matter here."""
+
+    min_switch_interval_s: float = 0.002
+    settle_s: float = 0.5
+
+
+class Governor:
+    """One GPU's clock."""
+
+    def __init__(
+        self,
+        device: Device,
+        journal: Journal,
+        limits: GovernorLimits,
+        notify: Callable[[GpuNotice], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = device
+        self._uuid = device.identity.uuid
+        self._supported = frozenset(device.identity.supported_clocks_mhz)
+        self._journal = journal
+        self._limits = limits
+        self._notify = notify
+        self._clock = clock
+        self._wanted: int | None = None
+        self._releasing: str | None = None
+        self._held = False  # the journal knows: a reset is owed
+        self._unsure = False  # what is on the device may not be what was written last
+        self._next_write_s = 0.0
+        self._busy = 0
+        self._failures = 0
+        self._restore_retry_s = RESTORE_RETRY_S
+        self._verified = False
+        self._strikes = 0
+        self._striking_mhz = 0
+        self._history: deque[tuple[float, int | None]] = deque([(clock(), None)], maxlen=HISTORY)
+        self.applied: int | None = None
+        """The clock locked by us; None: the default clocks; UNKNOWN: locked by an earlier life."""
+        self.asked = False
+        """Whether the device has said so far if it may be driven; until then ``controllability`` is a guess."""
+        self.controllability = Controllability.NOT_SUPPORTED
+        self.controllability_message = "not asked yet"
+        self.writes = 0
+        """Calls that changed the device's clocks, ever."""
+        self.skipped = 0
+        """Requests that were coalesced into a later one or asked for what was there already."""
+        self.restores = 0
+        """Times the GPU was given back at the end of a hold."""
+        self.drifted = False
+        self.foreign = False
+        self.lost = False
+        self.driver_replaced = False
+        """The driver is another than the one that the process has opened: only a new process can go on."""
+
+    # ------------------------------------------------------------------------------------------------ requests
+
+    def engage(self) -> None:
+        """A rank takes the GPU: ask the device anew whether it may be driven."""
+        self._releasing = None
+        if self.lost or self.foreign:
+            return
+        try:
+            self._controllable(*self._device.controllability())
+        except DeviceError as error:
+            self._fail(error)
+
+    def want(self, mhz: int | None) -> float | None:
+        """Ask for a clock, or None for the default ones. Returns when to ``pump`` again (monotonic seconds), if
+        ever."""
+        if mhz is not None and mhz not in self._supported:
+            self.controllability_message = f"{mhz} MHz is not a supported clock; default clocks instead"
+            mhz = None
+        if self._wanted != self.applied or mhz == self.applied:
+            self.skipped += 1  # the request before this one never reached the device, or this one need not
+        self._wanted = mhz
+        return self.pump()
+
+    def pump(self) -> float | None:
+        """Bring the device to what is wanted, if it is time. Returns when to call again, if ever."""
+        if self.controllability is not Controllability.YES:
+            self._wanted = None
+        wanted = self._wanted
+        if self.foreign or (wanted == self.applied and not self._unsure):
+            self._finish_release()
+            return None
+        now_s = self._clock()
+        if now_s < self._next_write_s:
+            return self._next_write_s
+        try:
+            if wanted is None:
+                self._device.reset_clocks()
+            else:
+                if not self._held:
+                    self._hold()
+                self._device.lock_clocks(wanted)
+        except JournalError as error:
+            # Nothing of ours is written to a GPU that the journal does not know.
+            self.controllability_message = str(error)
+            return self._default_rather()
+        except DeviceError as error:
+            return self._fail(error)
+        self._wrote(wanted, now_s)
+        return None
+
+    def release(self, reason: str) -> float | None:
+        """Give the GPU back: default clocks, and a foreign setting stays. Returns when to ``pump`` again, if ever."""
+        if self.foreign:
+            self._leave_foreign()
+        self._releasing = reason
+        self._next_write_s = 0.0
+        return self.want(None)
+
+    @property
+    def held(self) -> bool:
+        """Whether a reset of this GPU is owed."""
+        return self._held
+
+    def adopt(self) -> None:
+        """The journal says that an earlier life of this agent locked the GPU: to which clock is not known."""
+        self._held = True
+        self.applied = self._wanted = UNKNOWN
+
+    # ------------------------------------------------------------------------------------------------ read-back
+
+    def observe(self, clock_mhz: int, reasons: EventReason) -> None:
+        """Compare the clock read back with the one asked for."""
+        if self.applied is None or self.lost:
+            return
+        horizon = self._clock() - self._limits.settle_s
+        while len(self._history) > 1 and self._history[1][0] <= horizon:
+            self._history.popleft()
+        expected = {mhz for _, mhz in self._history}
+        # None among them: the GPU was at its default clocks a moment ago, where any clock is right.
+        if None in expected or any(
+            mhz is not None and abs(clock_mhz - mhz) <= self._tolerance(mhz) for mhz in expected
+        ):
+            self._agree(len(expected) == 1 and None not in expected)
+            return
+        highest = max(mhz for mhz in expected if mhz is not None)
+        if clock_mhz < highest and reasons & _EXPLAINED:
+            return  # the GPU says why: neither agreement nor disagreement
+        # A lock reads the same again and again; whatever makes the clock wander is not somebody's setting.
+        steady = self._strikes == 0 or clock_mhz == self._striking_mhz
+        self._strikes = self._strikes + 1 if steady else 1
+        self._striking_mhz = clock_mhz
+        if self._strikes < STRIKES or self.foreign:
+            return
+        if len(expected) == 1 and self._verified:
+            # It ran at our clock and then changed without a write of ours or a reason of its own.
+            self.foreign = True
+            self._controllable(
+                Controllability.FOREIGN, f"reads {clock_mhz} MHz, {self.applied} MHz was locked and reached"
+            )
+            self._notify(GpuNotice(GpuNoticeKind.FOREIGN_WRITE, self._uuid, True, self.controllability_message))
+        elif not self.drifted:
+            self.drifted = self._unsure = True
+            message = f"reads {clock_mhz} MHz, {self.applied} MHz is locked, and the GPU gives no reason"
+            self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, True, message))
+
+    def fence(self, error: DeviceError) -> None:
+        """An error after which the GPU is not asked again."""
+        self.driver_replaced = self.driver_replaced or isinstance(error, DriverMismatch)
+        self.declare_lost(str(error))
+
+    def declare_lost(self, message: str) -> None:
+        """The GPU does not answer (told by the watchdog from another thread, or by an error): fenced from now on."""
+        if not self.lost:
+            self.lost = True
+            self._controllable(Controllability.LOST, message)
+            self._notify(GpuNotice(GpuNoticeKind.LOST, self._uuid, True, message))
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _hold(self) -> None:
+        self._journal.record_lock(self._uuid)
+        self._held = True
+
+    def _finish_release(self) -> None:
+        """Strike the GPU out of the journal once it is back at its default clocks."""
+        if self._releasing is None or self.foreign or self.applied is not None or self._unsure:
+            return
+        reason, self._releasing = self._releasing, None
+        if self._held:
+            self._held = False
+            self.restores += 1
+            self._strike_out()
+            self._notify(GpuNotice(GpuNoticeKind.CLOCKS_RESTORED, self._uuid, True, reason))
+
+    def _strike_out(self) -> None:
+        try:
+            self._journal.record_reset(self._uuid)
+        except JournalError as error:  # then it is reset once more at the next start: harmless
+            self.controllability_message = str(error)
+
+    def _wrote(self, mhz: int | None, now_s: float) -> None:
+        self.applied = mhz
+        self.writes += 1
+        self._next_write_s = now_s + self._limits.min_switch_interval_s
+        self._verified = self._unsure = False
+        self._busy = self._failures = 0
+        if mhz is not None:
+            self._history.append((now_s, mhz))
+            return
+        self._restore_retry_s = RESTORE_RETRY_S
+        self._history.clear()
+        self._history.append((now_s, None))
+        self._agree(settled=False)
+        self._finish_release()
+
+    def _agree(self, settled: bool) -> None:
+        self._verified = self._verified or settled
+        self._strikes = 0
+        if self.drifted:
+            self.drifted = self._unsure = False
+            self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, False, "the clock is the one asked for again"))
+
+    def _leave_foreign(self) -> None:
+        """At the end: reset only if the lock that is in effect is ours after all."""
+        self.foreign = False
+        self._strikes = 0
+        ours = self.applied
+        try:
+            clock_mhz = self._device.sm_clock_mhz()
+            self._controllable(*self._device.controllability())
+        except DeviceError as error:
+            self._fail(error)
+            return
+        self._notify(GpuNotice(GpuNoticeKind.FOREIGN_WRITE, self._uuid, False, "no longer driven by this agent"))
+        if ours is not None and abs(clock_mhz - ours) > self._tolerance(ours):
+            self.applied = self._wanted = None
+            self._held = self._unsure = False
+            self._strike_out()
+
+    def _fail(self, error: DeviceError) -> float | None:
+        """What an error of the device means for what is wanted; returns when to try again, if ever."""
+        match error:
+            case DeviceBusy() | DeviceFailed():
+                self._unsure = True
+                self._busy += 1
+                self._failures += isinstance(error, DeviceFailed)
+                if self._failures < FAILURES_TO_FENCE and self._busy <= BUSY_RETRIES:
+                    return self._again(BUSY_RETRY_S)
+                self.controllability_message = str(error)
+                if self._failures >= FAILURES_TO_FENCE:
+                    self.declare_lost(str(error))
+            case NoPermission():
+                self._controllable(Controllability.NO_PERMISSION, str(error))
+            case NotSupported():
+                self._controllable(Controllability.NOT_SUPPORTED, str(error))
+            case InvalidClock():
+                self.controllability_message = str(error)
+            case _:
+                self._unsure = self._held
+                self.fence(error)
+        return self._default_rather()
+
+    def _default_rather(self) -> float | None:
+        """The write was refused: rather the default clocks than an old one. Giving back is never given up."""
+        self._wanted = None
+        self._busy = 0
+        if self.applied is None and not self._unsure:
+            self._finish_release()
+            return None
+        delay_s, self._restore_retry_s = self._restore_retry_s, min(2 * self._restore_retry_s, RESTORE_RETRY_MAX_S)
+        return self._again(delay_s)
+
+    def _again(self, delay_s: float) -> float:
+        self._next_write_s = self._clock() + delay_s
+        return self._next_write_s
+
+    def _controllable(self, state: Controllability, message: str) -> None:
+        self.asked, self.controllability, self.controllability_message = True, state, message
+
+    def _tolerance(self, mhz: int) -> int:
+        """One step of the GPU's clock grid around ``mhz``: what is read back may lie a step beside what was asked
+        for."""
+        clocks = self._device.identity.supported_clocks_mhz
+        if mhz not in clocks:
+            return 0
+        place = clocks.index(mhz)
+        around = clocks[max(0, place - 1) : place + 2]
+        return max(around) - min(around) if len(around) < 3 else (around[2] - around[0] + 1) // 2

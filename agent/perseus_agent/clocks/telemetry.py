@@ -1,0 +1,154 @@
+"""What the agent tells about jobs, and how it reaches slow readers: a bounded ring for each, the oldest dropped and
+counted.
+
+Published by the GPU workers and the node, read by the streams of ``service``. Publishing never blocks and never
+fails. Values only: turning them into messages is the service's business.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_agent.clocks.governor import GpuNotice
+from perseus_agent.errors import TooMuch
+
+MAX_WATCHERS: Final = 16
+BATCH_EVENTS: Final = 256
+
+
+@dataclass(frozen=True)
+class RankIdentity:
+    """One training process and its place in a job; pod and GPU are the kernel's and the kubelet's word, not its own."""
+
+    job_uid: str
+    pod_uid: str
+    gpu_uuid: str
+    pipeline: int
+    stage: int
+    tensor: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class RankChange:
+    """A rank came or went."""
+
+    rank: RankIdentity
+    joined: bool
+    iteration: int
+
+
+@dataclass(frozen=True)
+class IterationSummary:
+    """What one rank did in one iteration."""
+
+    rank: RankIdentity
+    iteration: int
+    iteration_time_us: int
+    compute_span_us: int
+    energy_mj: int | None
+    plan_id: str
+    """Empty: nothing was planned, default clocks."""
+    point: int
+    durations_us: tuple[int, ...]
+    clock_changes: int
+    instruction_energy_mj: tuple[int, ...] = ()
+    """Means over the iterations run so far under this plan and point."""
+    instruction_energy_iterations: int = 0
+    quiet_us: int = 0
+    """Within waits, from one move of the counter to a later one."""
+    quiet_energy_mj: int = 0
+
+
+Event = RankChange | IterationSummary | GpuNotice
+
+
+class Watcher:
+    """One reader's ring. ``take`` from one thread, ``put`` from any."""
+
+    def __init__(self, capacity: int) -> None:
+        self._events: deque[Event] = deque(maxlen=capacity)
+        self._condition = threading.Condition()
+        self._closed = False
+        self.dropped = 0
+        """Events lost to this reader since it began."""
+
+    def put(self, event: Event) -> bool:
+        """Add an event; False if the oldest had to go for it."""
+        with self._condition:
+            full = len(self._events) == self._events.maxlen
+            self.dropped += full
+            self._events.append(event)
+            self._condition.notify()
+        return not full
+
+    def take(self, timeout_s: float) -> tuple[int, list[Event]] | None:
+        """Events lost so far and a batch of events (empty after the timeout); None once closed."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._events or self._closed, timeout_s)
+            if self._closed:
+                return None
+            batch = [self._events.popleft() for _ in range(min(BATCH_EVENTS, len(self._events)))]
+            return self.dropped, batch
+
+    def close(self) -> None:
+        """No more: a waiting ``take`` returns None."""
+        with self._condition:
+            self._closed = True
+            self._events.clear()
+            self._condition.notify()
+
+
+class TelemetryHub:
+    """All readers of all jobs."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._watchers: dict[str, tuple[Watcher, ...]] = {}
+        self._closed = False
+        self.dropped = 0
+        """Events lost to any reader."""
+
+    def watch(self, job_uid: str) -> Watcher:
+        """A new reader of one job.
+
+        Raises:
+            TooMuch: there are ``MAX_WATCHERS`` already.
+        """
+        watcher = Watcher(self._capacity)
+        with self._lock:
+            if sum(map(len, self._watchers.values())) >= MAX_WATCHERS:
+                raise TooMuch(f"job_uid: at most {MAX_WATCHERS} telemetry streams at a time")
+            self._watchers[job_uid] = (*self._watchers.get(job_uid, ()), watcher)
+            if self._closed:
+                watcher.close()
+        return watcher
+
+    def leave(self, job_uid: str, watcher: Watcher) -> None:
+        """The reader has gone."""
+        with self._lock:
+            remaining = tuple(other for other in self._watchers.get(job_uid, ()) if other is not watcher)
+            if remaining:
+                self._watchers[job_uid] = remaining
+            else:
+                self._watchers.pop(job_uid, None)
+        watcher.close()
+
+    def publish(self, job_uid: str, event: Event) -> None:
+        """Tell every reader of the job."""
+        for watcher in self._watchers.get(job_uid, ()):
+            if not watcher.put(event):
+                with self._lock:
+                    self.dropped += 1
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._lock:
+            self._closed = True
+            for watchers in self._watchers.values():
+                for watcher in watchers:
+                    watcher.close()

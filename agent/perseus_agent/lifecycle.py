@@ -1,0 +1,227 @@
+"""The agent's life: open everything, serve, and on SIGTERM give all clocks back before leaving. Called by ``__main__``.
+
+Order matters: the journal's lock first (one agent per node), then devices, then what the journal owes, then the
+sockets. Going down is the reverse, and within ``--drain-timeout-s`` whatever hangs. With ``service`` the only
+importer of grpc for serving.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from perseus_agent.clocks.governor import GovernorLimits
+from perseus_agent.clocks.gpu_worker import WorkerLimits
+from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.telemetry import MAX_WATCHERS, TelemetryHub
+from perseus_agent.devices.base import DeviceSet, open_device_set
+from perseus_agent.errors import DeviceError, DriverMismatch, DriverUnavailable, SettingsError
+from perseus_agent.node.node import Node
+from perseus_agent.pods.pod_resources import PodResources
+from perseus_agent.preflight import preflight
+from perseus_agent.servers.grpc_service import AgentService
+from perseus_agent.servers.local_socket import LocalServer
+from perseus_agent.servers.metrics import MetricsServer
+from perseus_agent.settings import Settings
+from perseus_proto.tls import CONNECTION_AGE, server_credentials
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES: Final = 16 << 20
+"""Largest plan set on the wire; one of 64 stages of 3,072 instructions takes a few MiB."""
+COMMAND_THREADS: Final = 8
+DRIVER_RETRY_S: Final = 5.0
+DRIVER_CHECK_S: Final = 0.5
+PREDECESSOR_WAIT_S: Final = 30.0
+"""How long to wait for an agent that is still going down on this node."""
+
+
+class Server:
+    """One running agent."""
+
+    def __init__(self, settings: Settings, devices: DeviceSet, journal: Journal) -> None:
+        limits = WorkerLimits(
+            governor=GovernorLimits(settings.min_switch_interval_us / 1e6, settings.settle_ms / 1e3),
+            sample_interval_s=settings.sample_interval_ms / 1e3,
+            watch_interval_s=settings.watch_interval_ms / 1e3,
+            hang_timeout_s=settings.hang_timeout_s,
+        )
+        self._settings = settings
+        self._devices = devices
+        gpus = [device.identity for device in devices.devices]
+        names = {f"gpu-{gpu.minor_number}": gpu.uuid for gpu in gpus if gpu.minor_number is not None}
+        self._kubelet = PodResources(settings.pod_resources_socket, dra_uuids=names)
+        self._hub = TelemetryHub(settings.telemetry_events)
+        self.node = Node(devices, journal, self._kubelet, self._hub, limits)
+        self._serving = False
+        self._local = LocalServer(settings.socket, self.node, Path(settings.proc_root))
+        self._grpc, self.grpc_port = _grpc_server(settings, self.node)
+        self._metrics = (
+            MetricsServer(
+                settings.metrics_address,
+                self.node,
+                self._hub,
+                lambda: self._serving,
+                settings.node_name or socket.gethostname(),
+            )
+            if settings.metrics_address
+            else None
+        )
+
+    def start(self) -> None:
+        """Give back what is owed, then serve."""
+        self.node.start()
+        self._local.start()
+        self._grpc.start()
+        self._serving = True
+        settings = self._settings
+        addresses = {
+            "grpc": _bound(settings.grpc_address, self.grpc_port),
+            "metrics": _bound(settings.metrics_address, self._metrics.port) if self._metrics else "",
+            "socket": settings.socket,
+            "pid": os.getpid(),
+        }
+        if settings.ready_file:
+            temporary = Path(settings.ready_file + ".new")
+            temporary.write_text(json.dumps(addresses), encoding="utf-8")
+            temporary.replace(settings.ready_file)
+        log.info("serving", extra=addresses)
+
+    def stop(self) -> bool:
+        """Give every GPU back and stop. False: some GPU could not be given back in time; the journal remembers it."""
+        self._serving = False
+        owed = self.node.drain(self._settings.drain_timeout_s)
+        for uuid in owed:
+            log.error("clocks not restored in time; the journal remembers", extra={"gpu": uuid})
+        self._local.stop()
+        self._grpc.stop(0.5).wait()
+        if self._metrics:
+            self._metrics.close()
+        self._kubelet.close()
+        if not owed:  # a driver in which a call hangs is not shut down: that would hang too
+            self._devices.close()
+        log.info("stopped")
+        return not owed
+
+
+def run(settings: Settings, stop: threading.Event) -> int:
+    """Serve until ``stop`` is set; the exit code.
+
+    Raises:
+        SettingsError: something that only a person can put right.
+        AgentError: see the class.
+    """
+    findings = preflight(settings)
+    for finding in findings:
+        log.log(logging.ERROR if finding.fatal else logging.WARNING, "preflight: %s", finding.message)
+    if any(finding.fatal for finding in findings):
+        return 2
+    journal_path = Path(settings.journal)
+    with _only_agent(journal_path, stop) as alone:
+        if not alone:
+            return 0
+        journal, damage = Journal.open(journal_path, _boot_id(Path(settings.proc_root)))
+        if damage:
+            log.error("%s: put aside; which GPUs an earlier agent had locked is not known", damage)
+        devices = _open_devices(settings.devices, stop)
+        if devices is None:
+            return 0
+        server = Server(settings, devices, journal)
+        server.start()
+        while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
+            pass
+        given_back = server.stop()
+        if server.node.driver_replaced:
+            raise DriverMismatch("the GPU driver is another than at start; start the agent anew")
+        return 0 if given_back else 1
+
+
+class _only_agent:  # noqa: N801  # reads as a statement
+    """One agent per node: a lock beside the journal, which the kernel lets go of when its holder dies."""
+
+    def __init__(self, journal: Path, stop: threading.Event) -> None:
+        self._path = journal.with_suffix(journal.suffix + ".lock")
+        self._stop = stop
+        self._descriptor = -1
+
+    def __enter__(self) -> bool:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SettingsError(f"--journal: cannot make {self._path}: {error}") from error
+        for attempt in range(int(PREDECESSOR_WAIT_S / 0.1)):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                if attempt == 0:
+                    log.warning("another agent holds %s: waiting for it to go", self._path)
+                if self._stop.wait(0.1):
+                    return False
+        raise SettingsError(f"--journal: another agent holds {self._path}; only one may write the clocks of a node")
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:
+    """The node's GPUs, however long the driver takes to come up; None: told to stop before."""
+    while True:
+        try:
+            return open_device_set(choice)
+        except DriverMismatch:
+            raise
+        except DriverUnavailable as error:
+            log.warning("no driver yet, retrying in %g s: %s", DRIVER_RETRY_S, error)
+            if stop.wait(DRIVER_RETRY_S):
+                return None
+        except DeviceError as error:
+            raise SettingsError(f"--devices: {error}") from error
+
+
+def _grpc_server(settings: Settings, node: Node) -> tuple[grpc.Server, int]:
+    server = grpc.server(
+        ThreadPoolExecutor(COMMAND_THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
+        options=[
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.so_reuseport", 0),
+            CONNECTION_AGE,
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ],
+    )
+    allowed = None if settings.insecure else settings.allowed_sans
+    node_name = settings.node_name or socket.gethostname()
+    stubs.add_AgentServicer_to_server(AgentService(node, node_name, allowed), server)
+    try:
+        if settings.insecure:
+            return server, server.add_insecure_port(settings.grpc_address)
+        credentials = server_credentials(key=settings.tls_key, cert=settings.tls_cert, ca=settings.tls_ca)
+        return server, server.add_secure_port(settings.grpc_address, credentials)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise SettingsError(f"--grpc-address: cannot serve on {settings.grpc_address}: {error}") from error
+
+
+def _bound(address: str, port: int) -> str:
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
+
+
+def _boot_id(proc_root: Path) -> str:
+    """What names this boot of the node; empty where /proc does not say."""
+    try:
+        return (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

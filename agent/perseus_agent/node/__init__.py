@@ -1,0 +1,1 @@
+"""Leases, training processes and GPUs of one node, joined."""

@@ -1,0 +1,409 @@
+"""The node: joins leases, processes and GPUs. Every command of the operator and every event of the local socket ends
+here.
+
+One lock guards the tables; nothing that may block (kubelet, devices, sockets) is done under it: the GPUs' workers are
+only given commands. Two threads belong to it: the keeper (leases that run out, driver calls that hang) and the binder
+(which asks the kubelet). Called by ``service`` (gRPC), ``local_server`` (processes) and ``server`` (start and drain).
+No messages and no sockets in here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
+from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.rank_follower import Pilot
+from perseus_agent.clocks.telemetry import RankChange, RankIdentity, TelemetryHub, Watcher
+from perseus_agent.clocks.wake_prediction import Foresight
+from perseus_agent.devices.base import DeviceSet
+from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown, TooMuch
+from perseus_agent.node.leases import JobLease, LeaseTable, PodName
+from perseus_agent.node.processes import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu, own_part
+from perseus_agent.pods.pod_resources import Allocation
+from perseus_proto.hello import Instruction, Reason, Timing
+from perseus_proto.planset import PlanSet
+
+log = logging.getLogger(__name__)
+
+KEEPER_INTERVAL_S: Final = 0.1
+BINDER_RETRY_S: Final = 1.0
+RELEASE_WAIT_S: Final = 2.0
+"""How long a release waits for the GPUs before it answers; the giving back itself has no end."""
+MAX_PLAN_BYTES: Final = 1 << 28
+"""Bound on the unpacked plan sets of all jobs together."""
+
+
+class Kubelet(Protocol):
+    """Which devices a pod holds."""
+
+    def allocation(self, namespace: str, name: str) -> Allocation | None: ...
+
+
+@dataclass(frozen=True)
+class LeaseView:
+    """A lease as it is told to the operator."""
+
+    job_uid: str
+    job_name: str
+    epoch: int
+    remaining_s: float
+    plan_id: str
+    selections: Mapping[int, int]
+    plan_age_s: float | None
+    ranks: int
+
+
+class Node:
+    """All state of the agent that outlives one call."""
+
+    def __init__(
+        self, devices: DeviceSet, journal: Journal, kubelet: Kubelet, hub: TelemetryHub, limits: WorkerLimits
+    ) -> None:
+        self.driver_version = devices.driver_version
+        self.workers = {
+            device.identity.uuid: GpuWorker(device, journal, limits, hub.publish) for device in devices.devices
+        }
+        self.leases = LeaseTable(journal, time.monotonic)
+        self._journal = journal
+        self._kubelet = kubelet
+        self._hub = hub
+        self._lock = threading.RLock()
+        self._sessions: set[Session] = set()
+        self.refusals = 0
+        """Processes that were told to go."""
+        self._draining = threading.Event()
+        self._unbound = threading.Event()
+        self._kept_s = time.monotonic()
+        self._clocks = {clock for device in devices.devices for clock in device.identity.supported_clocks_mhz}
+        self._threads = [
+            threading.Thread(target=self._keep, name="keeper", daemon=True),
+            threading.Thread(target=self._bind, name="binder", daemon=True),
+        ]
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Begin, and give back what an earlier life of the agent left locked. GPUs that are absent stay listed."""
+        for worker in self.workers.values():
+            worker.start()
+        for uuid in self._journal.locked & self.workers.keys():
+            self.workers[uuid].restore("an earlier agent had locked the GPU and did not give it back")
+        for thread in self._threads:
+            thread.start()
+
+    def drain(self, timeout_s: float) -> list[str]:
+        """Take no more commands, give every GPU back, stop. Returns the GPUs that could not be given back in time;
+        the journal remembers those."""
+        with self._lock:
+            self._draining.set()
+            self._unbound.set()
+            self.leases.clear()
+        stopped = {uuid: worker.stop("the agent goes down") for uuid, worker in self.workers.items()}
+        wait(stopped.values(), timeout_s)
+        self._hub.close()
+        with self._lock:
+            for session in list(self._sessions):
+                session.dismiss()
+        return [uuid for uuid, future in stopped.items() if not _succeeded(future)]
+
+    @property
+    def progressing(self) -> bool:
+        """Whether the node's threads turn; a GPU that is known to be lost does not count against it."""
+        return time.monotonic() - self._kept_s < 50 * KEEPER_INTERVAL_S and all(
+            worker.progressing for worker in self.workers.values()
+        )
+
+    @property
+    def driver_replaced(self) -> bool:
+        """Whether the driver was replaced under the process: it must leave, so that a new one meets the new driver."""
+        return any(worker.governor.driver_replaced for worker in self.workers.values())
+
+    @property
+    def draining(self) -> bool:
+        """Whether the agent goes down."""
+        return self._draining.is_set()
+
+    # ------------------------------------------------------------------------------------------- the operator's
+    # commands
+
+    def acquire(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> LeaseView:
+        """See ``LeaseTable.acquire``. Processes of the pods become ranks as soon as the kubelet has named their
+        GPUs."""
+        with self._lock:
+            self._check_serving()
+            self._expire()
+            lease = self.leases.acquire(job_uid, job_name, epoch, ttl_s, pods)
+            for session in self._bound(job_uid):
+                if session.pod_uid not in lease.pods:
+                    self._unbind(session, "the pod left the job's lease")
+            self._unbound.set()
+            return self._view(lease)
+
+    def renew(self, job_uid: str, epoch: int, ttl_s: float) -> LeaseView:
+        """See ``LeaseTable.renew``."""
+        with self._lock:
+            self._check_serving()
+            return self._view(self.leases.renew(job_uid, epoch, ttl_s))
+
+    def release(self, job_uid: str, epoch: int) -> list[str]:
+        """End a lease. Returns the GPUs that are back at their default clocks."""
+        with self._lock:
+            lease = self.leases.release(job_uid, epoch)
+            pending = self._end(lease, "the lease was released") if lease else {}
+        wait(pending.values(), RELEASE_WAIT_S)
+        return sorted(uuid for uuid, future in pending.items() if _succeeded(future))
+
+    def push(self, job_uid: str, epoch: int, plan_set: PlanSet) -> None:
+        """Store a plan set: whole or not at all."""
+        unknown = set(plan_set.clocks_mhz) - self._clocks
+        if unknown:
+            raise InvalidRequest(f"plan_set.clocks_mhz: no GPU of this node supports {min(unknown)} MHz")
+        with self._lock:
+            self._check_serving()
+            lease = self.leases.held(job_uid, epoch)
+            stored = sum(_plan_bytes(other.plans.plan_set) for other in self.leases.all() if other is not lease)
+            if stored + _plan_bytes(plan_set) > MAX_PLAN_BYTES:
+                raise TooMuch(f"plan_set: the plan sets of this node would take more than {MAX_PLAN_BYTES} bytes")
+            lease.plans.push(plan_set)
+
+    def select(self, job_uid: str, epoch: int, plan_id: str, points: Mapping[int, int], from_iteration: int) -> int:
+        """Choose points; returns the furthest iteration begun by a rank of the job on this node."""
+        with self._lock:
+            self._check_serving()
+            lease = self.leases.held(job_uid, epoch)
+            furthest: dict[int, int | None] = {}
+            for session in self._bound(job_uid):
+                if session.pilot is not None and session.pilot.iteration is not None:
+                    begun = furthest.get(session.hello.pipeline)
+                    furthest[session.hello.pipeline] = max(begun or 0, session.pilot.iteration)
+            lease.plans.select(plan_id, points, from_iteration, furthest)
+            lease.selected_s = time.monotonic()
+            for session in self._bound(job_uid):
+                if session.worker is not None:
+                    session.worker.heed()
+            return max((begun for begun in furthest.values() if begun is not None), default=0)
+
+    def watch(self, job_uid: str) -> Watcher:
+        """A stream of the job's telemetry, which begins with the ranks that are here."""
+        with self._lock:
+            self._check_serving()
+            watcher = self._hub.watch(job_uid)
+            for session in self._bound(job_uid):
+                if session.pilot is not None:
+                    watcher.put(RankChange(session.pilot.rank, True, session.pilot.iteration or 0))
+            return watcher
+
+    def unwatch(self, job_uid: str, watcher: Watcher) -> None:
+        """The reader has gone."""
+        self._hub.leave(job_uid, watcher)
+
+    def lease_views(self) -> list[LeaseView]:
+        """Every lease."""
+        with self._lock:
+            return [self._view(lease) for lease in self.leases.all()]
+
+    def ranks(self) -> list[tuple[RankIdentity, int]]:
+        """Every process that said hello and its iteration; one that drives no GPU has no job and no GPU."""
+        with self._lock:
+            return [
+                (session.pilot.rank, session.pilot.iteration or 0) if session.pilot else (_stranger(session), 0)
+                for session in self._sessions
+            ]
+
+    def schedules(self) -> dict[RankIdentity, tuple[Instruction, ...]]:
+        """What every process that said hello says that it executes."""
+        with self._lock:
+            sessions = list(self._sessions)
+        return {s.pilot.rank if s.pilot else _stranger(s): s.hello.schedule for s in sessions}
+
+    # ------------------------------------------------------------------------------------------- the local socket's
+    # events
+
+    def admit(self, session: Session) -> None:
+        """A process said hello. It becomes a rank now if a lease names its pod, or waits for one.
+
+        Raises:
+            PeerRefused: it may not be a rank; the caller still owns the session.
+        """
+        with self._lock:
+            if self.draining:
+                raise PeerRefused("the agent is going down", Reason.DRAINING)
+            of_pod = sum(other.pod_uid == session.pod_uid for other in self._sessions)
+            if len(self._sessions) >= MAX_SESSIONS or of_pod >= MAX_SESSIONS_OF_POD:
+                raise PeerRefused("too many processes are connected", Reason.BUSY)
+            self._sessions.add(session)
+        try:
+            self._try_bind(session)
+        except PeerUnknown:
+            self._unbound.set()  # it waits; the binder asks again
+        except PeerRefused:
+            with self._lock:
+                self._sessions.discard(session)
+            raise
+
+    def count_refusal(self) -> None:
+        """A process was told to go, whoever decided it."""
+        with self._lock:
+            self.refusals += 1
+
+    def leave(self, session: Session) -> None:
+        """The process hung up or ended: its GPU goes back, and its memory."""
+        with self._lock:
+            self._sessions.discard(session)
+            left = self._unbind(session, "the training process has gone")
+        if left is None:
+            session.channel.close()
+        else:
+            left.add_done_callback(lambda _: session.channel.close())
+
+    # ------------------------------------------------------------------------------------------- inside, under the lock
+
+    def _check_serving(self) -> None:
+        if self.draining:
+            raise Draining("the agent is going down")
+
+    def _bound(self, job_uid: str) -> Iterator[Session]:
+        return iter([s for s in self._sessions if s.pilot is not None and s.pilot.rank.job_uid == job_uid])
+
+    def _view(self, lease: JobLease) -> LeaseView:
+        plan_set = lease.plans.plan_set
+        selections = {pipeline: choice.point for pipeline, choice in lease.plans.selections.items()}
+        plan_id = plan_set.plan_id if plan_set else ""
+        return LeaseView(
+            job_uid=lease.job_uid,
+            job_name=lease.job_name,
+            epoch=lease.epoch,
+            remaining_s=self.leases.remaining_s(lease),
+            plan_id=plan_id,
+            selections=selections,
+            plan_age_s=None if lease.selected_s is None else time.monotonic() - lease.selected_s,
+            ranks=len(list(self._bound(lease.job_uid))),
+        )
+
+    def _end(self, lease: JobLease, reason: str) -> dict[str, Future[bool]]:
+        pending = {}
+        for session in self._bound(lease.job_uid):
+            worker = session.worker
+            left = self._unbind(session, reason)
+            if worker is not None and left is not None:
+                pending[worker.uuid] = left
+        return pending
+
+    def _expire(self) -> None:
+        for lease in self.leases.expired():
+            log.warning("lease expired: default clocks", extra={"job": lease.job_name, "epoch": lease.epoch})
+            self._end(lease, "the lease ran out")
+
+    def _unbind(self, session: Session, reason: str) -> Future[bool] | None:
+        pilot, worker = session.pilot, session.worker
+        session.pilot = session.worker = None
+        if pilot is None or worker is None:
+            return None
+        lease = self.leases.of_pod(session.pod_uid)
+        if lease is not None and pilot.iteration is not None:
+            pipeline = pilot.rank.pipeline
+            lease.furthest[pipeline] = max(lease.furthest.get(pipeline, 0), pilot.iteration)
+        self._hub.publish(pilot.rank.job_uid, RankChange(pilot.rank, False, pilot.iteration or 0))
+        return worker.detach(pilot, reason)
+
+    # ------------------------------------------------------------------------------------------- inside, without the
+    # lock
+
+    def _try_bind(self, session: Session) -> None:
+        """Make a rank of a session whose pod is named by a lease.
+
+        Raises:
+            PeerRefused: it may not be one.
+            PeerUnknown: the kubelet cannot be asked now.
+        """
+        with self._lock:
+            lease = self.leases.of_pod(session.pod_uid)
+            pod = lease.pods[session.pod_uid] if lease else None
+        if pod is None or session.pilot is not None or session.dismissed:
+            return
+        try:
+            allocation = self._kubelet.allocation(pod.namespace, pod.name)
+        except KubeletUnavailable as error:
+            raise PeerUnknown(str(error)) from error
+        allocation = own_part(allocation, session.peer.process, pod)
+        gpu_uuid = choose_gpu(allocation, session.hello.gpu_hint, self.workers)
+        with self._lock:
+            lease = self.leases.of_pod(session.pod_uid)
+            gone = self.draining or session.dismissed or session not in self._sessions
+            if gone or session.pilot is not None or lease is None or lease.pods[session.pod_uid] != pod:
+                return  # the world has changed meanwhile: the next event decides
+            worker = self.workers[gpu_uuid]
+            for other in self._sessions:
+                if other.worker is worker and other is not session:
+                    if other.place != session.place:
+                        raise PeerRefused(f"process {other.peer.pid} drives {gpu_uuid} already", Reason.GPU_TAKEN)
+                    self._unbind(other, "the process was replaced")
+                    other.dismiss()
+            hello = session.hello
+            if not any(other.hello.pipeline == hello.pipeline for other in self._bound(lease.job_uid)):
+                lease.plans.rebase(hello.pipeline, lease.furthest.pop(hello.pipeline, None))
+            rank = RankIdentity(
+                job_uid=lease.job_uid,
+                pod_uid=session.pod_uid,
+                gpu_uuid=gpu_uuid,
+                pipeline=hello.pipeline,
+                stage=hello.stage,
+                tensor=hello.tensor,
+                pid=session.peer.pid,
+            )
+            foresight = None if hello.timing is Timing.FOREIGN else Foresight(session.channel)
+            session.pilot = Pilot(rank, hello.schedule, session.channel, lease.plans, foresight)
+            session.worker = worker
+            worker.attach(session.pilot)
+            self._hub.publish(lease.job_uid, RankChange(rank, True, session.pilot.iteration or 0))
+
+    def _bind(self) -> None:
+        """The binder's thread: processes that wait for a lease or for the kubelet."""
+        while not self.draining:
+            self._unbound.wait(BINDER_RETRY_S)
+            self._unbound.clear()
+            with self._lock:
+                waiting = [session for session in self._sessions if session.pilot is None]
+            for session in waiting:
+                try:
+                    self._try_bind(session)
+                except PeerUnknown as error:
+                    log.info("rank waits: %s", error, extra={"pod": session.pod_uid})
+                except PeerRefused as error:
+                    log.warning("rank refused: %s", error, extra={"pod": session.pod_uid})
+                    self.count_refusal()
+                    session.dismiss()
+                except Exception:
+                    log.exception("binding failed", extra={"pod": session.pod_uid})
+
+    def _keep(self) -> None:
+        """The keeper's thread: time itself."""
+        while not self._draining.wait(KEEPER_INTERVAL_S):
+            try:
+                with self._lock:
+                    self._expire()
+                for worker in self.workers.values():
+                    worker.check_hang()
+            except Exception:
+                log.exception("keeper failed")
+            self._kept_s = time.monotonic()
+
+
+def _succeeded(future: Future[bool]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None and future.result()
+
+
+def _plan_bytes(plan_set: PlanSet | None) -> int:
+    return 0 if plan_set is None else sum(len(row) for rows in plan_set.rows.values() for row in rows)
+
+
+def _stranger(session: Session) -> RankIdentity:
+    hello = session.hello
+    return RankIdentity("", session.pod_uid, "", hello.pipeline, hello.stage, hello.tensor, session.peer.pid)

@@ -1,0 +1,101 @@
+"""Processes on the local socket, and the rule that says which GPU one of them may drive. Used by the node.
+
+A session begins with a hello and lives as long as its connection. It waits until a lease names its pod (the opt-in);
+then the kubelet's word decides about the GPU: it must belong to that pod alone, and to the process's container of it.
+The process only chooses among these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_agent.clocks.gpu_worker import GpuWorker
+from perseus_agent.clocks.rank_follower import Pilot
+from perseus_agent.errors import PeerRefused, PeerUnknown
+from perseus_agent.node.leases import PodName
+from perseus_agent.pods.identity import Peer, PodProcess
+from perseus_agent.pods.pod_resources import Allocation
+from perseus_proto.channel import ChannelReader
+from perseus_proto.hello import Hello, Reason
+
+MAX_SESSIONS: Final = 256
+MAX_SESSIONS_OF_POD: Final = 64
+"""Bounds on what the socket's peers can make the agent keep; a node has 8 or 16 GPUs, and one rank drives one."""
+
+
+@dataclass(eq=False)
+class Session:
+    """One process that said hello."""
+
+    peer: Peer
+    hello: Hello
+    channel: ChannelReader
+    hang_up: Callable[[], None]
+    """Ends the connection; the process will try again later."""
+    dismissed: bool = False
+    """It was hung up on, and is no rank any more even if its end of the connection is not closed yet."""
+    pilot: Pilot | None = None
+    worker: GpuWorker | None = None
+
+    def dismiss(self) -> None:
+        """Hang up, for good."""
+        self.dismissed = True
+        self.hang_up()
+
+    @property
+    def pod_uid(self) -> str:
+        """The pod that the kernel says it is in."""
+        return self.peer.process.pod_uid
+
+    @property
+    def place(self) -> tuple[str, int, int, int]:
+        """Pod and coordinates: a process that says the same again replaces this one."""
+        return self.pod_uid, self.hello.pipeline, self.hello.stage, self.hello.tensor
+
+
+def own_part(allocation: Allocation | None, process: PodProcess, pod: PodName) -> Allocation | None:
+    """What of a pod's devices is the process's container's own: all of it, where there is one container.
+
+    Raises:
+        PeerUnknown: the operator has not yet named the container.
+    """
+    if allocation is None or not pod.containers or process.container_id is None:
+        return allocation  # also where the runtime's names are unknown to us: then the pod is what is known
+    name = dict(pod.containers).get(process.container_id)
+    if name is None:
+        container = f"container {process.container_id[:12]} of pod {pod.namespace}/{pod.name}"
+        raise PeerUnknown(f"the operator has not yet named {container}")
+    return allocation.of_container(name)
+
+
+def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) -> str:
+    """The UUID of the GPU that a process drives.
+
+    Args:
+        allocation: what the kubelet gave to its container; None if it knows no such pod.
+        hint: the GPU that the process says it computes on, or empty.
+        known: the GPUs that the driver shows on this node.
+
+    Raises:
+        PeerRefused: there is none, or none that may be driven.
+    """
+    if allocation is None:
+        raise PeerRefused("the kubelet gave this pod no devices", Reason.NO_GPU)
+    own = allocation.gpu_uuids
+    if hint and hint not in own:
+        if hint in allocation.undrivable:
+            raise PeerRefused(f"{hint} is {allocation.undrivable[hint].value}", Reason.GPU_SHARED)
+        raise PeerRefused(f"{hint} is not a GPU of this container", Reason.GPU_NOT_OWNED)
+    if not hint and len(own) > 1:
+        raise PeerRefused(f"the container holds {len(own)} GPUs and the hello does not say which", Reason.GPU_AMBIGUOUS)
+    if not own and allocation.undrivable:
+        device, why = next(iter(allocation.undrivable.items()))
+        raise PeerRefused(f"{device} is {why.value}", Reason.GPU_SHARED)
+    if not own:
+        raise PeerRefused("the container holds no GPU", Reason.NO_GPU)
+    chosen = hint or own[0]
+    if chosen not in known:
+        raise PeerRefused(f"the driver does not show {chosen} on this node", Reason.NO_GPU)
+    return chosen

@@ -1,0 +1,270 @@
+"""The gRPC service: messages in, node calls, messages out, errors to status codes by one table. No decisions here.
+
+With ``server`` the only importer of grpc for serving. Whoever calls must have been authenticated by TLS; here it is
+checked that one of its certificate's names is allowed to command.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NoReturn, TypeVar
+
+import grpc
+
+from perseus_agent import __version__
+from perseus_agent.clocks.governor import GpuNotice
+from perseus_agent.clocks.gpu_worker import GpuWorker
+from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankIdentity
+from perseus_agent.errors import (
+    AgentError,
+    DeviceError,
+    Draining,
+    InvalidRequest,
+    JournalError,
+    KubeletUnavailable,
+    NoLease,
+    NotAuthorised,
+    PeerRefused,
+    PodTaken,
+    SettingsError,
+    StaleEpoch,
+    TooMuch,
+    UnknownPlan,
+)
+from perseus_agent.node.leases import PodName
+from perseus_agent.node.node import LeaseView, Node
+from perseus_proto.hello import Instruction
+from perseus_proto.planset import InvalidPlanSet, decode_plan_set
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+
+log = logging.getLogger(__name__)
+
+STATUS: Final[dict[type[AgentError], grpc.StatusCode]] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    NotAuthorised: grpc.StatusCode.PERMISSION_DENIED,
+    StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    NoLease: grpc.StatusCode.FAILED_PRECONDITION,
+    UnknownPlan: grpc.StatusCode.NOT_FOUND,
+    PodTaken: grpc.StatusCode.ALREADY_EXISTS,
+    TooMuch: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Draining: grpc.StatusCode.UNAVAILABLE,
+    KubeletUnavailable: grpc.StatusCode.UNAVAILABLE,
+    DeviceError: grpc.StatusCode.INTERNAL,
+    JournalError: grpc.StatusCode.INTERNAL,
+    PeerRefused: grpc.StatusCode.INTERNAL,
+    SettingsError: grpc.StatusCode.INTERNAL,
+}
+"""Retryable are UNAVAILABLE and RESOURCE_EXHAUSTED; FAILED_PRECONDITION means: acquire anew, or leave it to the newer
+operator. The last three never reach a caller unless the agent is at fault."""
+
+ERROR_METADATA: Final = "perseus-error"
+"""Trailing metadata that carries the name of the error class: two of them share FAILED_PRECONDITION."""
+
+STREAM_WAIT_S: Final = 1.0
+_SAN: Final = "x509_subject_alternative_name"
+M = TypeVar("M")
+
+
+def status_of(error: AgentError) -> grpc.StatusCode:
+    """The gRPC code of an error: its own row of the table, or its nearest ancestor's."""
+    for kind in type(error).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    return grpc.StatusCode.INTERNAL
+
+
+def _command(method: Callable[..., M]) -> Callable[..., M]:
+    """Authorise the caller and translate what the node raises."""
+
+    @functools.wraps(method)
+    def wrapper(self: AgentService, request: Any, context: grpc.ServicerContext) -> M:
+        try:
+            self.authorise(context)
+            return method(self, request, context)
+        except AgentError as error:
+            _abort(context, error)
+
+    return wrapper
+
+
+def _abort(context: grpc.ServicerContext, error: AgentError) -> NoReturn:
+    context.set_trailing_metadata(((ERROR_METADATA, type(error).__name__),))
+    context.abort(status_of(error), str(error))
+    raise AssertionError("abort always raises")
+
+
+class AgentService(stubs.AgentServicer):
+    """``perseus.v1alpha1.Agent``."""
+
+    def __init__(self, node: Node, node_name: str, allowed_sans: frozenset[str] | None) -> None:
+        """``allowed_sans`` None: no TLS, anybody may command."""
+        self._node = node
+        self._node_name = node_name
+        self._allowed_sans = allowed_sans
+
+    def authorise(self, context: grpc.ServicerContext) -> None:
+        """Whether the caller's certificate carries an allowed name.
+
+        Raises:
+            NotAuthorised: it does not.
+        """
+        if self._allowed_sans is None:
+            return
+        names = {name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())}
+        if not names & self._allowed_sans:
+            raise NotAuthorised(f"certificate: none of its names {sorted(names)} may command this agent")
+
+    @_command
+    def DescribeNode(self, request: messages.DescribeNodeRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        node = self._node
+        schedules = node.schedules() if request.with_schedules else {}
+        return messages.NodeDescription(
+            node_name=self._node_name,
+            agent_version=__version__,
+            driver_version=node.driver_version,
+            gpus=[_gpu(worker) for worker in node.workers.values()],
+            ranks=[_rank(rank, iteration, schedules.get(rank, ())) for rank, iteration in node.ranks()],
+            leases=[_lease(view) for view in node.lease_views()],
+        )
+
+    @_command
+    def AcquireLease(self, request: messages.AcquireLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        pods = [
+            PodName(pod.uid, pod.namespace, pod.name, frozenset((each.id, each.name) for each in pod.containers))
+            for pod in request.pods
+        ]
+        ttl_s = request.ttl_ms / 1000
+        return _lease(self._node.acquire(request.job_uid, request.job_name, request.epoch, ttl_s, pods))
+
+    @_command
+    def RenewLease(self, request: messages.RenewLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return _lease(self._node.renew(request.job_uid, request.epoch, request.ttl_ms / 1000))
+
+    @_command
+    def ReleaseLease(self, request: messages.ReleaseLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        restored = self._node.release(request.job_uid, request.epoch)
+        return messages.ReleaseLeaseResponse(restored_gpu_uuids=restored)
+
+    @_command
+    def PushPlanSet(self, request: messages.PushPlanSetRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        try:
+            plan_set = decode_plan_set(request.plan_set)
+        except InvalidPlanSet as error:
+            raise InvalidRequest(str(error)) from None
+        self._node.push(request.job_uid, request.epoch, plan_set)
+        return messages.PushPlanSetResponse(plan_id=plan_set.plan_id)
+
+    @_command
+    def SelectPlan(self, request: messages.SelectPlanRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        points = {selection.data_parallel_rank: selection.point for selection in request.selections}
+        if len(points) != len(request.selections):
+            raise InvalidRequest("selections.data_parallel_rank: must not name a pipeline twice")
+        furthest = self._node.select(request.job_uid, request.epoch, request.plan_id, points, request.from_iteration)
+        return messages.SelectPlanResponse(furthest_iteration=furthest)
+
+    def WatchTelemetry(  # noqa: N802
+        self, request: messages.WatchTelemetryRequest, context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        """A batch at once when there is something to tell, an empty one now and then so that a dead reader is
+        noticed."""
+        try:
+            self.authorise(context)
+            watcher = self._node.watch(request.job_uid)
+        except AgentError as error:
+            _abort(context, error)
+        try:
+            # The first answer says that the stream stands: what happens from now on will be told.
+            yield messages.TelemetryBatch()
+            while context.is_active() and (taken := watcher.take(STREAM_WAIT_S)) is not None:
+                dropped, events = taken
+                yield messages.TelemetryBatch(dropped=dropped, events=[_event(event) for event in events])
+        finally:
+            self._node.unwatch(request.job_uid, watcher)
+
+
+def _lease(view: LeaseView) -> messages.Lease:
+    return messages.Lease(
+        job_uid=view.job_uid,
+        epoch=view.epoch,
+        remaining_ms=int(view.remaining_s * 1000),
+        plan_id=view.plan_id,
+        selections=[
+            messages.Selection(data_parallel_rank=pipeline, point=point)
+            for pipeline, point in sorted(view.selections.items())
+        ],
+    )
+
+
+def _gpu(worker: GpuWorker) -> messages.Gpu:
+    identity, governor, energy_mj = worker.device.identity, worker.governor, worker.meter.total_mj
+    return messages.Gpu(
+        uuid=identity.uuid,
+        model=identity.model,
+        supported_clocks_mhz=identity.supported_clocks_mhz,
+        current_clock_mhz=worker.clock_mhz or 0,
+        locked_clock_mhz=governor.applied or 0,
+        controllability=f"CONTROLLABILITY_{governor.controllability.value if governor.asked else 'UNSPECIFIED'}",
+        controllability_message=governor.controllability_message,
+        energy_mj=energy_mj or 0,
+        has_energy_counter=energy_mj is not None,
+    )
+
+
+def _rank(rank: RankIdentity, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
+    return messages.Rank(
+        pod_uid=rank.pod_uid,
+        gpu_uuid=rank.gpu_uuid,
+        data_parallel_rank=rank.pipeline,
+        stage=rank.stage,
+        tensor_parallel_rank=rank.tensor,
+        iteration=iteration,
+        pid=rank.pid,
+        schedule=_schedule(rank.stage, schedule) if schedule else None,
+    )
+
+
+def _schedule(stage: int, schedule: Sequence[Instruction]) -> messages.StageSchedule:
+    return messages.StageSchedule(
+        stage=stage,
+        kinds=[int(instruction.kind) for instruction in schedule],  # type: ignore[misc]  # numbers of the same enum
+        microbatches=[instruction.microbatch for instruction in schedule],
+        chunks=[instruction.chunk for instruction in schedule],
+    )
+
+
+def _event(event: Event) -> messages.TelemetryEvent:
+    match event:
+        case RankChange(rank, joined, iteration):
+            told = _rank(rank, iteration)
+            return messages.TelemetryEvent(rank_joined=told) if joined else messages.TelemetryEvent(rank_left=told)
+        case IterationSummary():
+            return messages.TelemetryEvent(iteration=_iteration(event))
+        case GpuNotice(kind, gpu_uuid, active, text):
+            message = messages.GpuEvent(kind=f"KIND_{kind.value}", gpu_uuid=gpu_uuid, active=active, message=text)
+            return messages.TelemetryEvent(gpu=message)
+
+
+def _iteration(summary: IterationSummary) -> messages.IterationReport:
+    return messages.IterationReport(
+        data_parallel_rank=summary.rank.pipeline,
+        stage=summary.rank.stage,
+        tensor_parallel_rank=summary.rank.tensor,
+        gpu_uuid=summary.rank.gpu_uuid,
+        iteration=summary.iteration,
+        iteration_time_us=summary.iteration_time_us,
+        compute_span_us=summary.compute_span_us,
+        energy_mj=summary.energy_mj or 0,
+        has_energy=summary.energy_mj is not None,
+        plan_id=summary.plan_id,
+        point=summary.point,
+        planned=bool(summary.plan_id),
+        durations_us=summary.durations_us,
+        clock_changes=summary.clock_changes,
+        instruction_energy_mj=summary.instruction_energy_mj,
+        instruction_energy_iterations=summary.instruction_energy_iterations,
+        quiet_us=summary.quiet_us,
+        quiet_energy_mj=summary.quiet_energy_mj,
+    )

@@ -1,0 +1,192 @@
+"""The Unix socket of training processes: who connects, their hello, and the moment they go.
+
+One thread accepts and notices ends (of connections and of processes); each hello is read in a short-lived thread of
+its own, since a peer may be slow on purpose. After the welcome nothing is read from the socket any more: what a rank
+does is seen in its shared memory, by the worker of its GPU. Who may be a rank is the node's decision. Started and
+stopped by ``server``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import stat
+import threading
+from pathlib import Path
+from typing import Final
+
+from perseus_agent.errors import PeerRefused, SettingsError
+from perseus_agent.node.node import Node
+from perseus_agent.node.processes import Session
+from perseus_agent.pods.identity import Peer, identify_peer
+from perseus_proto.channel import ChannelReader
+from perseus_proto.hello import ChannelError, Reason, VersionMismatch, encode_refusal, receive_hello, send_welcome
+
+log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S: Final = 2.0
+MAX_HANDSHAKES: Final = 64
+_GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+class LocalServer:
+    """The listening socket and the connections."""
+
+    def __init__(self, path: str, node: Node, proc_root: Path) -> None:
+        """Bind the socket.
+
+        Raises:
+            SettingsError: the path cannot be used.
+        """
+        self._path = Path(path)
+        self._node = node
+        self._proc_root = proc_root
+        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
+        self._lock = threading.Lock()
+        self._connections: dict[int, tuple[socket.socket, Session]] = {}
+        self._pidfds: dict[int, int] = {}
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # accepted connections inherit it
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists() and not stat.S_ISSOCK(self._path.stat().st_mode):
+                raise SettingsError(f"--socket: {path} exists and is not a socket")
+            self._path.unlink(missing_ok=True)  # a predecessor's; the journal's lock says that it is dead
+            self._listener.bind(path)
+            self._path.chmod(0o666)  # training runs as any user; the kernel says who is who
+            self._listener.listen(128)
+        except OSError as error:
+            self._listener.close()
+            raise SettingsError(f"--socket: cannot listen on {path}: {error}") from error
+        self._listener.setblocking(False)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="local-socket", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take nobody more and end all connections."""
+        os.eventfd_write(self._bell, 1)
+        self._thread.join()
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor == self._bell:
+                    stopping = True
+                elif descriptor == self._listener.fileno():
+                    self._accept()
+                else:
+                    self._end(self._pidfds.get(descriptor, descriptor))
+        self._listener.close()
+        for descriptor in list(self._connections):
+            self._end(descriptor)
+        self._epoll.close()
+        os.close(self._bell)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # the peer has gone again, or no descriptors are left: others may fare better
+            log.warning("accept failed: %s", error)
+            return
+        if not self._handshakes.acquire(blocking=False):
+            connection.close()
+            return
+        threading.Thread(target=self._greet, args=(connection,), name="hello", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            session = self._admit(connection)
+        except Exception:
+            log.exception("hello failed")
+            session = None
+        finally:
+            self._handshakes.release()
+        if session is None:
+            connection.close()
+            return
+        with self._lock:
+            try:
+                self._connections[connection.fileno()] = connection, session
+                self._epoll.register(connection, _GONE)
+                if session.peer.pidfd is not None:
+                    self._pidfds[session.peer.pidfd] = connection.fileno()
+                    self._epoll.register(session.peer.pidfd, select.EPOLLIN)
+            except (OSError, ValueError):  # the server has stopped meanwhile
+                self._forget(connection.fileno())
+
+    def _admit(self, connection: socket.socket) -> Session | None:
+        """The conversation; None: refused, or the peer went away."""
+        peer: Peer | None = None
+        admitted: Session | None = None
+        try:
+            peer = identify_peer(connection, self._proc_root)
+            hello = receive_hello(connection, HELLO_TIMEOUT_S, peer.pid)
+            channel = ChannelReader.create(len(hello.schedule))
+            session = Session(peer, hello, channel, lambda: _hang_up(connection))
+            try:
+                self._node.admit(session)
+            except BaseException:
+                channel.close()
+                raise
+            admitted = session
+            send_welcome(connection, channel.instructions, channel.memory_fd, channel.event_fd)
+        except PeerRefused as error:
+            self._refuse(connection, peer, error.reason, str(error))
+        except VersionMismatch as error:
+            self._refuse(connection, peer, Reason.VERSION, str(error))
+        except ChannelError as error:
+            self._refuse(connection, peer, Reason.MALFORMED, str(error))
+        except OSError as error:
+            log.info("a peer went away during its hello: %s", error)
+        else:
+            log.info("a process said hello", extra={"pod": session.pod_uid, "pid": peer.pid})
+            return session
+        if admitted is not None:
+            self._node.leave(admitted)
+        if peer is not None and peer.pidfd is not None:
+            os.close(peer.pidfd)
+        return None
+
+    def _refuse(self, connection: socket.socket, peer: Peer | None, reason: Reason, message: str) -> None:
+        who = {"pod": peer.process.pod_uid, "pid": peer.pid} if peer else {}
+        log.warning("a process was refused: %s", message, extra=who)
+        self._node.count_refusal()
+        with contextlib.suppress(OSError):
+            connection.settimeout(0.2)
+            connection.sendall(encode_refusal(reason, message))
+
+    def _end(self, descriptor: int) -> None:
+        with self._lock:
+            self._forget(descriptor)
+
+    def _forget(self, descriptor: int) -> None:
+        connection, session = self._connections.pop(descriptor, (None, None))
+        if connection is None or session is None:
+            return
+        pidfd = session.peer.pidfd
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(connection)
+        if pidfd is not None:
+            self._pidfds.pop(pidfd, None)
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(pidfd)
+            os.close(pidfd)
+        connection.close()
+        self._node.leave(session)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,116 @@
+"""PowerBudget, typed: watts for all jobs that it selects. ``crd`` makes the schema of it, ``budgets`` honours it.
+
+Cluster-wide, since watts are the site's and not a team's.
+"""
+
+# ruff: noqa: RUF009  # the calls make dataclass fields
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from perseus_operator.api.job import PERCENT, PERCENT_RULE
+from perseus_operator.api.schema import DNS_NAME, integer, labels, listing, names, nested, parse, text
+from perseus_operator.errors import InvalidSpec
+
+MAX_JOBS = 1000
+"""Shares that a status shows; all count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSelector:
+    """Which PerseusJobs; a job must fit both. Absent parts fit every job."""
+
+    match_labels: Mapping[str, str] | None = labels("Labels that the PerseusJob carries.", required=False)
+    namespaces: tuple[str, ...] | None = names(
+        "Namespaces that it is in.", rule="a namespace", pattern=DNS_NAME, max_items=256
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSpec:
+    """What the site wants."""
+
+    watts: int = integer(
+        "Mean power over an iteration of all GPUs of all selected jobs together.", minimum=1, maximum=1_000_000_000
+    )
+    selector: BudgetSelector = nested("Which PerseusJobs share it; absent: all.", BudgetSelector, default={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobShare:
+    """What one job is granted."""
+
+    name: str = text("The PerseusJob.", rule="a name", max_length=253)
+    namespace: str = text("Its namespace.", rule="a namespace", max_length=253)
+    priority: int = integer("Its spec.priority.", minimum=-1_000_000, maximum=1_000_000)
+    watts: int = integer("Granted.", minimum=0, maximum=10**9)
+    wanted_watts: int | None = integer(
+        "What its own objective asks for; absent: its frontier is not known yet.",
+        minimum=0,
+        maximum=10**9,
+        required=False,
+    )
+    slowdown: str | None = text(
+        "Of the plan that fits the share, against T_min.",
+        rule=PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetFigures:
+    """Everything in status but conditions and observedGeneration."""
+
+    jobs: int = integer("Jobs that share it now.", minimum=0, maximum=1_000_000)
+    granted_watts: int = integer("All shares together.", minimum=0, maximum=10**9)
+    wanted_watts: int = integer("What these jobs' own objectives ask for.", minimum=0, maximum=10**9)
+    least_watts: int = integer("What they draw at their most frugal plans.", minimum=0, maximum=10**9)
+    unsteered_watts: int = integer(
+        "Drawn by selected jobs whose clocks are not set, in mode Recommend, say; taken from the budget first.",
+        minimum=0,
+        maximum=10**9,
+    )
+    milli_gpus_per_kilowatt: int = integer(
+        "Marginal value: throughput that one more kilowatt would bring, in thousandths of a GPU at full speed.",
+        minimum=0,
+        maximum=10**12,
+    )
+    shares: tuple[JobShare, ...] | None = listing(
+        "What each job is granted; at most 1000 of them.", JobShare, key="namespace,name", max_items=MAX_JOBS
+    )
+
+
+class BudgetCondition(StrEnum):
+    """What is said about a PowerBudget."""
+
+    ACCEPTED = "Accepted"
+    KEPT = "Kept"
+    """The jobs' plans draw no more than the budget, as their profiles predict it."""
+
+
+class BudgetReason(StrEnum):
+    """Why. Stable: alerts and scripts match on these."""
+
+    ACCEPTED = "Accepted"
+    SPEC_INVALID = "SpecInvalid"
+    SHARED = "Shared"
+    NO_JOBS = "NoJobs"
+    TOO_SMALL = "BudgetTooSmall"
+    POWER_UNKNOWN = "PowerUnknown"
+
+
+def parse_budget(raw: Any) -> BudgetSpec:
+    """The spec of a PowerBudget.
+
+    Raises:
+        InvalidSpec: one line, ``spec.field: rule``.
+    """
+    if raw is None:
+        raise InvalidSpec("spec: is required")
+    return parse(BudgetSpec, raw, "spec")

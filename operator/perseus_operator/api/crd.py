@@ -1,0 +1,208 @@
+"""The CustomResourceDefinitions, written from the typed models.
+
+``crd_yaml`` and ``budget_crd_yaml`` are called by ``deploy/generate.py``. Fields are declared in ``api`` and
+``api_budget``, not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from perseus_operator.api.budget import BudgetFigures, BudgetSpec
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import openapi_of
+from perseus_operator.api.status import StatusFigures
+from perseus_proto import keys
+
+Json = dict[str, Any]
+
+_CONDITION: Json = {
+    "type": "object",
+    "required": ["type", "status", "reason", "message", "lastTransitionTime"],
+    "properties": {
+        "type": {
+            "type": "string",
+            "description": "What is said, in CamelCase.",
+            "maxLength": 64,
+            "pattern": "^[A-Z][A-Za-z]+$",
+        },
+        "status": {"type": "string", "description": "Whether it is so.", "enum": ["True", "False", "Unknown"]},
+        "reason": {"type": "string", "description": "Why, one word.", "maxLength": 64, "pattern": "^[A-Z][A-Za-z]+$"},
+        "message": {"type": "string", "description": "Why, one line for people.", "maxLength": 1024},
+        "observedGeneration": {
+            "type": "integer",
+            "format": "int64",
+            "minimum": 0,
+            "description": "Generation of the spec that this was said about.",
+        },
+        "lastTransitionTime": {"type": "string", "format": "date-time", "description": "When the status last changed."},
+    },
+}
+
+
+def _status(figures: Json) -> Json:
+    return {
+        "type": "object",
+        "description": "What the operator sees and does. Written by the operator alone.",
+        "properties": {
+            "observedGeneration": {
+                "type": "integer",
+                "format": "int64",
+                "minimum": 0,
+                "description": "Generation of the spec that the status describes.",
+            },
+            "conditions": {
+                "type": "array",
+                "description": "One per aspect.",
+                "maxItems": 16,
+                "x-kubernetes-list-type": "map",
+                "x-kubernetes-list-map-keys": ["type"],
+                "items": _CONDITION,
+            },
+            **figures["properties"],
+        },
+    }
+
+
+def _column(name: str, path: str, kind: str, description: str, *, wide: bool = False) -> Json:
+    return {
+        "name": name,
+        "jsonPath": path,
+        "type": kind,
+        "description": description,
+        **({"priority": 1} if wide else {}),
+    }
+
+
+def _condition_path(kind: str, field: str = "status") -> str:
+    return f'.status.conditions[?(@.type=="{kind}")].{field}'
+
+
+def crd() -> Json:
+    """The CRD of PerseusJob as a document."""
+    columns = [
+        _column("Ready", _condition_path("Ready"), "string", "Whether the plan asked for is in force."),
+        _column("Reason", _condition_path("Ready", "reason"), "string", "Why it is not.", wide=True),
+        _column("Mode", ".spec.mode", "string", "Enforce or Recommend."),
+        _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
+        _column("Saved", ".status.savings.energy", "string", "Measured energy saved per iteration."),
+        _column("Slowdown", ".status.savings.slowdown", "string", "Measured slowdown against the baseline."),
+        _column("Straggler", _condition_path("StragglerDetected"), "string", "Whether a pipeline is slow."),
+        _column("Points", ".status.frontier.points", "integer", "Plans on the frontier.", wide=True),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    rule = {
+        "rule": "size(self.metadata.name) <= 63",
+        "message": "metadata.name must be at most 63 characters: it is a label value",
+    }
+    return _definition(
+        kind=keys.KIND,
+        plural=keys.PLURAL,
+        short=keys.SHORT_NAME,
+        scope="Namespaced",
+        description="A pipeline-parallel training job and the GPU clocks it should run at.",
+        rules=[rule],
+        spec={**openapi_of(JobSpec), "description": "What the user wants."},
+        status=_status(openapi_of(StatusFigures)),
+        columns=columns,
+    )
+
+
+def budget_crd() -> Json:
+    """The CRD of PowerBudget as a document."""
+    columns = [
+        _column("Watts", ".spec.watts", "integer", "What all selected jobs together may draw."),
+        _column("Granted", ".status.grantedWatts", "integer", "All shares together."),
+        _column("Wanted", ".status.wantedWatts", "integer", "What the jobs' own objectives ask for."),
+        _column("Jobs", ".status.jobs", "integer", "Jobs that share it now."),
+        _column("Kept", _condition_path("Kept"), "string", "Whether the jobs' plans draw no more."),
+        _column("Reason", _condition_path("Kept", "reason"), "string", "Why they do.", wide=True),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    return _definition(
+        kind=keys.BUDGET_KIND,
+        plural=keys.BUDGET_PLURAL,
+        short=keys.BUDGET_SHORT_NAME,
+        scope="Cluster",
+        description="Watts that training jobs share, so that the most is trained with them.",
+        rules=[],
+        spec={**openapi_of(BudgetSpec), "description": "What the site wants."},
+        status=_status(openapi_of(BudgetFigures)),
+        columns=columns,
+    )
+
+
+def _definition(
+    *,
+    kind: str,
+    plural: str,
+    short: str,
+    scope: str,
+    description: str,
+    rules: list[Json],
+    spec: Json,
+    status: Json,
+    columns: list[Json],
+) -> Json:
+    schema = {
+        "type": "object",
+        "description": description,
+        "required": ["spec"],
+        **({"x-kubernetes-validations": rules} if rules else {}),
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{keys.API_GROUP}"},
+        "spec": {
+            "group": keys.API_GROUP,
+            "scope": scope,
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
+                "categories": ["perseus"],
+            },
+            "versions": [
+                {
+                    "name": keys.API_VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # shared sub-schemas are written out: kubectl users read this file
+        return True
+
+
+def crd_yaml() -> str:
+    """The CRD of PerseusJob as YAML, with the line that says where it comes from."""
+    return _yaml(crd(), "api.py")
+
+
+def budget_crd_yaml() -> str:
+    """That of PowerBudget."""
+    return _yaml(budget_crd(), "api_budget.py")
+
+
+def _yaml(document: Json, source: str) -> str:
+    body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=140, allow_unicode=True)
+    return f"# Generated from operator/perseus_operator/{source} by `make generate`; do not edit.\n{body}"

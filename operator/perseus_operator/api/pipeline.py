@@ -1,0 +1,127 @@
+"""The part of PerseusJob that says what shape the training has; ``api`` makes it a field of the spec.
+
+A schedule has a name that the solver knows, or is an order of instructions: kept in a ConfigMap, or as the training
+processes tell it.
+"""
+
+# ruff: noqa: RUF009  # the calls make dataclass fields
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from perseus_operator.api.schema import DNS_NAME, Rule, choice, integer, nested, text
+from perseus_proto import keys
+
+_FIXED = "is immutable: the training processes run this pipeline; create another PerseusJob for another one"
+
+
+class ScheduleName(StrEnum):
+    """Pipeline schedules: those that the solver knows, and whatever the training processes run."""
+
+    ONE_F_ONE_B = "1F1B"
+    GPIPE = "GPipe"
+    INTERLEAVED = "Interleaved1F1B"
+    EARLY_RECOMPUTE = "EarlyRecompute1F1B"
+    ZB_H1 = "ZBH1"
+    ZB_V = "ZBV"
+    DUALPIPE = "DualPipe"
+    FROM_RANKS = "FromRanks"
+
+    @property
+    def solver_name(self) -> str:
+        """What ``perseus_solver.schedules`` calls it."""
+        names = {"INTERLEAVED": "interleaved-1f1b", "EARLY_RECOMPUTE": "early-recompute-1f1b", "FROM_RANKS": "custom"}
+        return names.get(self.name) or self.value.lower().replace("zb", "zb-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRef:
+    """Where a schedule is kept, in the namespace of the PerseusJob."""
+
+    name: str = text(
+        "Name of the ConfigMap.",
+        rule="the name of a ConfigMap",
+        max_length=253,
+        pattern=DNS_NAME,
+        immutable=f"scheduleRef.name {_FIXED}",
+    )
+    key: str = text(
+        "Key that holds the CSV.",
+        rule="a ConfigMap key",
+        max_length=253,
+        pattern=r"^[-._a-zA-Z0-9]+$",
+        default=keys.SCHEDULE_KEY,
+        immutable=f"scheduleRef.key {_FIXED}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The shape of the training job."""
+
+    schedule: ScheduleName | None = choice(
+        "Pipeline schedule of every pipeline, by name; FromRanks: the one that the training processes say they run.",
+        ScheduleName,
+        required=False,
+        immutable=f"schedule {_FIXED}",
+    )
+    schedule_ref: ScheduleRef | None = nested(
+        "ConfigMap that holds the schedule as torch.distributed.pipelining exports it: CSV, one line for each stage.",
+        ScheduleRef,
+        required=False,
+    )
+    stages: int = integer(
+        "Pipeline stages (pipeline-parallel degree).", minimum=1, maximum=1024, immutable=f"stages {_FIXED}"
+    )
+    microbatches: int | None = integer(
+        "Microbatches of each pipeline in one iteration; may be left out where the schedule has no name, and tells.",
+        minimum=1,
+        maximum=65536,
+        required=False,
+        immutable=f"microbatches {_FIXED}",
+    )
+    chunks: int | None = integer(
+        "Model chunks (virtual stages) on each stage, for schedule Interleaved1F1B alone.",
+        minimum=2,
+        maximum=64,
+        required=False,
+        immutable=f"chunks {_FIXED}",
+    )
+    data_parallel: int = integer("Number of pipelines (data-parallel degree).", minimum=1, maximum=65536, default=1)
+    tensor_parallel: int = integer(
+        "GPUs that share each stage (tensor-parallel degree); each runs its stage's plan.",
+        minimum=1,
+        maximum=1024,
+        default=1,
+        immutable=f"tensorParallel {_FIXED}",
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.schedule) != has(self.scheduleRef)",
+            "exactly one of schedule and scheduleRef must be set",
+            lambda p: (p.schedule is not None) != (p.schedule_ref is not None),
+        ),
+        Rule(
+            f"(has(self.schedule) && self.schedule == '{ScheduleName.INTERLEAVED}') == has(self.chunks)",
+            f"chunks must be set if and only if schedule is {ScheduleName.INTERLEAVED}",
+            lambda p: (p.schedule is ScheduleName.INTERLEAVED) == (p.chunks is not None),
+        ),
+        Rule(
+            f"has(self.microbatches) || !has(self.schedule) || self.schedule == '{ScheduleName.FROM_RANKS}'",
+            "microbatches must be set for a schedule by name",
+            lambda p: p.microbatches is not None or not p.is_named,
+        ),
+    )
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the solver knows the schedule; otherwise its order must be got from somewhere."""
+        return self.schedule not in (None, ScheduleName.FROM_RANKS)
+
+    @property
+    def solver_name(self) -> str:
+        """What ``perseus_solver.schedules`` calls the schedule."""
+        return (self.schedule or ScheduleName.FROM_RANKS).solver_name

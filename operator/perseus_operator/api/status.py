@@ -1,0 +1,199 @@
+"""What the operator says about a PerseusJob, typed: everything in its status but conditions.
+
+Read by ``crd`` for the schema, filled by ``status``, shown by ``metrics``. What users write is in ``api``.
+"""
+
+# ruff: noqa: RUF009  # the calls make dataclass fields
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perseus_operator.api.job import PERCENT, PERCENT_RULE, WEEK_US
+from perseus_operator.api.schema import integer, listing, nested, text
+
+SIGNED_PERCENT = r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierStatus:
+    """The solved frontier in figures; the plans themselves are kept in a ConfigMap."""
+
+    config_map_name: str = text("ConfigMap that keeps the frontier.", rule="a name", max_length=253)
+    digest: str = text("SHA-256 of everything the frontier was solved from.", rule="a digest", max_length=64)
+    points: int = integer("Number of plans.", minimum=1, maximum=100_000)
+    minimum_time_microseconds: int = integer("T_min: the fastest iteration.", minimum=1, maximum=WEEK_US)
+    minimum_energy_time_microseconds: int = integer("The iteration of least energy.", minimum=1, maximum=WEEK_US)
+    slowest_time_microseconds: int = integer(
+        "T*: going slower saves nothing, even while a straggler is waited for.", minimum=1, maximum=WEEK_US
+    )
+    median_gap_parts_per_million: int = integer("Median certified optimality gap.", minimum=0, maximum=10**9)
+    maximum_gap_parts_per_million: int = integer("Largest certified optimality gap.", minimum=0, maximum=10**9)
+    solve_milliseconds: int = integer("Time the solver took.", minimum=0, maximum=10**9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Time and energy of one iteration of the whole job."""
+
+    iteration_time_microseconds: int = integer("Time of one iteration.", minimum=0, maximum=WEEK_US)
+    energy_millijoules: int | None = integer(
+        "Energy of all GPUs of the job in one iteration; absent if some GPU has no counter.",
+        minimum=0,
+        maximum=2**53,
+        required=False,
+    )
+    iterations: int | None = integer(
+        "Iterations these figures were measured over; absent for a prediction.",
+        minimum=1,
+        maximum=2**31 - 1,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStatus:
+    """The plan that pipelines without a straggler run."""
+
+    point: int = integer("Index on the frontier, 0 is the fastest.", minimum=0, maximum=100_000)
+    from_iteration: int = integer("First iteration that ran it.", minimum=0, maximum=2**53)
+    planned_slowdown: str = text("Slowdown by intent against T_min.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT)
+    clock_changes: int | None = integer(
+        "Changes of clock in one iteration, over the stages of one pipeline.",
+        minimum=0,
+        maximum=2**31 - 1,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerStatus:
+    """A pipeline that is slow, and what it runs."""
+
+    data_parallel_rank: int = integer("Which pipeline.", minimum=0, maximum=65535)
+    slowdown: str = text("How much slower than the others.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT)
+    stage: int | None = integer(
+        "Its slowest stage, where single stages can be told.", minimum=0, maximum=1023, required=False
+    )
+    source: str = text("Detected (from telemetry) or Told (by annotation).", rule="Detected or Told", max_length=16)
+    cause: str | None = text(
+        "Thermal, Power, Clock, Communication or Unknown: what its GPUs or telemetry say.",
+        rule="one of these words",
+        max_length=16,
+        required=False,
+    )
+    point: int = integer("Index on the frontier that it runs itself.", minimum=0, maximum=100_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Savings:
+    """What the plan saves."""
+
+    energy: str = text(
+        "Energy saved per iteration, measured against the measured baseline; negative: more energy.",
+        rule="a signed percentage",
+        max_length=9,
+        pattern=SIGNED_PERCENT,
+    )
+    slowdown: str = text(
+        "Measured iteration time against the measured baseline; negative: faster.",
+        rule="a signed percentage",
+        max_length=9,
+        pattern=SIGNED_PERCENT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationStatus:
+    """How well predicted iteration times come true, judged on iterations that nothing was fitted to."""
+
+    verdict: str = text("Explains or DoesNotExplain.", rule="Explains or DoesNotExplain", max_length=16)
+    held_out_error: str | None = text(
+        "Mean error of predicted iteration times, on iterations not used for fitting.",
+        rule=PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+        required=False,
+    )
+    uncalibrated_error: str = text(
+        "The same without calibration: computations alone.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT
+    )
+    allowance: str = text(
+        "Bounds are planned shorter by this, so that nearly all iterations keep within them.",
+        rule=PERCENT_RULE,
+        max_length=9,
+        pattern=PERCENT,
+    )
+    iterations: int = integer("Iterations that were learnt from and judged on.", minimum=0, maximum=2**31 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceStatus:
+    """What the objective asks for, whether or not clocks may be touched."""
+
+    point: int = integer("Index on the frontier, 0 is the fastest.", minimum=0, maximum=100_000)
+    iteration_time_microseconds: int = integer("Predicted time of an iteration.", minimum=0, maximum=WEEK_US)
+    energy_millijoules: int = integer("Predicted energy of all GPUs in an iteration.", minimum=0, maximum=2**53)
+    energy_saved: str | None = text(
+        "That energy against the measured baseline; absent: no baseline. A prediction: what is saved is in savings.",
+        rule="a signed percentage",
+        max_length=9,
+        pattern=SIGNED_PERCENT,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardStatus:
+    """That the bound was exceeded, for an operator that comes after."""
+
+    hold: str = text(
+        "Nothing, FastestPlan or DefaultClocks.", rule="Nothing, FastestPlan or DefaultClocks", max_length=16
+    )
+    about: str = text("Digest of the frontier and objective that it is about.", rule="a digest", max_length=64)
+    trips: int = integer("How often in a row the plan had to go.", minimum=0, maximum=1_000_000)
+    until: str = text(
+        "When the plan is tried again, or has held long enough.",
+        rule="a date and time",
+        max_length=40,
+        string_format="date-time",
+    )
+    since_iteration: int = integer("Iterations before this one are no evidence.", minimum=0, maximum=2**53)
+    measured_time_microseconds: int = integer("What iterations took.", minimum=0, maximum=WEEK_US)
+    allowed_time_microseconds: int = integer("What they were allowed.", minimum=0, maximum=WEEK_US)
+    reference_time_microseconds: int | None = integer(
+        "What they took at default clocks after that.", minimum=0, maximum=WEEK_US, required=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareStatus:
+    """What the strictest PowerBudget that selects the job grants it."""
+
+    name: str = text("The PowerBudget.", rule="a name", max_length=253)
+    watts: int = integer("Mean power of all GPUs of the job.", minimum=0, maximum=10**9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusFigures:
+    """Everything in status but conditions and observedGeneration."""
+
+    frontier: FrontierStatus | None = nested("The solved frontier.", FrontierStatus, required=False)
+    plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)
+    predicted: Figures | None = nested("What the plan in force should take.", Figures, required=False)
+    measured: Figures | None = nested("What iterations take now: median of the latest.", Figures, required=False)
+    calibration: CalibrationStatus | None = nested(
+        "How well the model explains the run.", CalibrationStatus, required=False
+    )
+    baseline: Figures | None = nested(
+        "What iterations took at default clocks, before the plan.", Figures, required=False
+    )
+    advised: AdviceStatus | None = nested("What the objective asks for.", AdviceStatus, required=False)
+    power_budget: ShareStatus | None = nested("The job's share of a PowerBudget.", ShareStatus, required=False)
+    guard: GuardStatus | None = nested(
+        "That the bound was exceeded; absent: it never was, or that is long past.", GuardStatus, required=False
+    )
+    savings: Savings | None = nested("Measured savings; never predicted ones.", Savings, required=False)
+    stragglers: tuple[StragglerStatus, ...] | None = listing(
+        "Pipelines that are slow now; at most the 32 slowest.", StragglerStatus, key="dataParallelRank", max_items=32
+    )

@@ -1,0 +1,428 @@
+"""The door to the Kubernetes API: the only module of the operator that knows the official client.
+
+kopf watches; what the operator reads or writes on its own goes through here. ``Kube`` says what the rest may ask, so
+that tests can answer it; ``KubeClient`` asks the API server. Errors become those of ``errors``. No decisions here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+import aiohttp
+import kubernetes.aio.client as k8s
+import kubernetes.aio.config as k8s_config
+
+from perseus_operator.errors import (
+    KubeConflict,
+    KubeError,
+    KubeForbidden,
+    KubeNotFound,
+    KubeUnavailable,
+)
+from perseus_operator.formatting import stamp
+from perseus_operator.objects import ConfigMap, Json
+from perseus_operator.planning.state import JobRef, Pod
+from perseus_operator.planning.workloads import asks_for_gpu, containers_of
+from perseus_proto import keys
+
+_config: Any = k8s_config  # its functions carry no types
+FIELD_MANAGER: Final = "perseus-operator"
+_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+EPOCH_CONFIG_MAP: Final = "perseus-epoch"
+_EPOCH_KEY: Final = "epoch"
+_TIMEOUT_S: Final = 15.0
+_MERGE: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
+_ATTEMPTS: Final = 20
+_AT_ONCE: Final = 16
+"""Requests under way: hundreds of jobs that all write at once, after a restart, would time each other out."""
+_PAGE: Final = 500
+"""Pods in one answer: some MiB, read in some ten milliseconds."""
+
+
+class Kube(Protocol):
+    """What the operator asks of the API server."""
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
+        """Raises KubeNotFound."""
+        ...
+
+    async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
+        """Create or replace; garbage-collected with its PerseusJob."""
+        ...
+
+    async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
+        """Create, or add the keys to what is there; garbage-collected with the ConfigMap ``owner``, or never.
+
+        Raises KubeConflict: somebody else's object has the name, or somebody wrote in between.
+        """
+        ...
+
+    async def write_status(self, job: JobRef, status: Json) -> str:
+        """Store this whole status, whatever was there; the object's version after it."""
+        ...
+
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
+        """Set or (None) remove annotations; the object's version after it.
+
+        Raises KubeConflict: the object is no longer at ``version``.
+        """
+        ...
+
+    async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
+        """An event on the PerseusJob; ``kind`` is Normal or Warning."""
+        ...
+
+    async def agent_addresses(self, namespace: str) -> dict[str, str]:
+        """Node name → host:port of every agent whose pod has an address."""
+        ...
+
+    async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
+        """All opted-in pods that are bound to a node and not over; no namespaces: everywhere."""
+        ...
+
+
+class KubeClient:
+    """``Kube`` over the official client. Made inside the event loop that uses it."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+        self._core = k8s.CoreV1Api(api)
+        self._custom = k8s.CustomObjectsApi(api)
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+
+    @classmethod
+    async def connect(cls) -> KubeClient:
+        """From the service account of this pod, or else from the kubeconfig.
+
+        Raises:
+            KubeUnavailable: neither is there.
+        """
+        configuration = k8s.Configuration()
+        try:
+            _config.load_incluster_config(client_configuration=configuration)
+        except _config.ConfigException:
+            try:
+                await _config.load_kube_config(client_configuration=configuration)
+            except _config.ConfigException as error:
+                raise KubeUnavailable(f"neither a service account nor a usable kubeconfig: {error}") from error
+        return cls(k8s.ApiClient(configuration))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
+        """See ``Kube``."""
+        found = await self._ask(self._core.read_namespaced_config_map(name, namespace, _request_timeout=_TIMEOUT_S))
+        try:
+            binary = {key: base64.b64decode(text, validate=True) for key, text in (found.binary_data or {}).items()}
+        except binascii.Error as error:
+            raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
+        ours = (found.metadata.labels or {}).get(_MANAGED_BY) == FIELD_MANAGER
+        owners = frozenset(owner.uid for owner in found.metadata.owner_references or ())
+        return ConfigMap(name, found.data or {}, binary, found.metadata.uid, ours, owners)
+
+    async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
+        """See ``Kube``."""
+        body: Any = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": config_map.name,
+                "namespace": owner.namespace,
+                "labels": {_MANAGED_BY: FIELD_MANAGER, keys.LABEL_JOB: owner.name},
+                "ownerReferences": [
+                    {
+                        "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+                        "kind": keys.KIND,
+                        "name": owner.name,
+                        "uid": owner.uid,
+                        "controller": True,
+                        "blockOwnerDeletion": False,
+                    }
+                ],
+            },
+            "data": dict(config_map.data),
+            "binaryData": {key: base64.b64encode(data).decode() for key, data in config_map.binary.items()},
+        }
+        about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
+        for _ in range(_ATTEMPTS):
+            try:
+                await self._ask(self._core.create_namespaced_config_map(owner.namespace, body, **about))
+                return
+            except KubeConflict:
+                # There is one. That of a job of the same name before this one may go at any moment.
+                with contextlib.suppress(KubeNotFound):
+                    await self._ask(
+                        self._core.replace_namespaced_config_map(config_map.name, owner.namespace, body, **about)
+                    )
+                    return
+        raise KubeConflict(f"ConfigMap {owner.namespace}/{config_map.name}: came and went {_ATTEMPTS} times in a row")
+
+    async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
+        """See ``Kube``."""
+        metadata: Json = {"name": config_map.name, "namespace": namespace, "labels": {_MANAGED_BY: FIELD_MANAGER}}
+        if owner is not None:
+            metadata["ownerReferences"] = [
+                {"apiVersion": "v1", "kind": "ConfigMap", "name": owner.name, "uid": owner.uid}
+            ]
+        body: Any = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(config_map.data)}
+        about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
+        try:
+            await self._ask(self._core.create_namespaced_config_map(namespace, body, **about))
+        except KubeConflict:
+            there = await self._ask(
+                self._core.read_namespaced_config_map(config_map.name, namespace, _request_timeout=_TIMEOUT_S)
+            )
+            if (there.metadata.labels or {}).get(_MANAGED_BY) != FIELD_MANAGER:
+                raise KubeConflict(f"ConfigMap {namespace}/{config_map.name} is not the operator's") from None
+            # The resourceVersion that was read: a write in between is a conflict.
+            body["metadata"]["resourceVersion"] = there.metadata.resource_version
+            body["data"] = {**(there.data or {}), **config_map.data}
+            await self._ask(self._core.replace_namespaced_config_map(config_map.name, namespace, body, **about))
+
+    async def write_status(self, job: JobRef, status: Json) -> str:
+        """See ``Kube``."""
+        return await self._patch(
+            self._custom.patch_namespaced_custom_object_status(
+                *_custom(job),
+                _whole(status, job.uid),
+                field_manager=FIELD_MANAGER,
+                _content_type=_JSON_PATCH,
+                _request_timeout=_TIMEOUT_S,
+            )
+        )
+
+    async def power_budgets(self) -> list[Json]:
+        """Every PowerBudget; none if its CRD is not installed."""
+        place = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
+        try:
+            found = await self._ask(self._custom.list_cluster_custom_object(*place, _request_timeout=_TIMEOUT_S))
+        except KubeNotFound:
+            return []
+        return list(found["items"])
+
+    async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
+        """Store the status of a PowerBudget; as ``write_status``."""
+        return await self._patch(
+            self._custom.patch_cluster_custom_object_status(
+                *(keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL, name),
+                _whole(status, uid),
+                field_manager=FIELD_MANAGER,
+                _content_type=_JSON_PATCH,
+                _request_timeout=_TIMEOUT_S,
+            )
+        )
+
+    async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
+        """See ``Kube``."""
+        metadata: Json = {"uid": job.uid, "annotations": dict(annotations)}
+        if version is not None:
+            metadata["resourceVersion"] = version
+        return await self._patch(
+            self._custom.patch_namespaced_custom_object(
+                *_custom(job),
+                {"metadata": metadata},
+                field_manager=FIELD_MANAGER,
+                _content_type=_MERGE,
+                _request_timeout=_TIMEOUT_S,
+            )
+        )
+
+    async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
+        """See ``Kube``."""
+        now = stamp(time.time())
+        body: Any = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{job.name}.", "namespace": job.namespace},
+            "involvedObject": {
+                "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+                "kind": keys.KIND,
+                "namespace": job.namespace,
+                "name": job.name,
+                "uid": job.uid,
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+            "source": {"component": FIELD_MANAGER},
+            "reportingComponent": f"{keys.API_GROUP}/operator",
+            "reportingInstance": FIELD_MANAGER,
+        }
+        await self._ask(
+            self._core.create_namespaced_event(
+                job.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
+            )
+        )
+
+    async def agent_addresses(self, namespace: str) -> dict[str, str]:
+        """See ``Kube``."""
+        selector = f"{keys.LABEL_COMPONENT}={keys.COMPONENT_AGENT}"
+        found = [address async for pod in self._pods(namespace, selector) if (address := agent_of(pod)) is not None]
+        return dict(found)
+
+    async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
+        """See ``Kube``."""
+        found: list[Pod] = []
+        for namespace in list(namespaces) or [""]:
+            found += [pod async for raw in self._pods(namespace, keys.LABEL_JOB) if (pod := pod_of(raw)) is not None]
+        return found
+
+    async def _pods(self, namespace: str, selector: str) -> AsyncIterator[Json]:
+        """Pods as JSON, page by page. The client's models cost a millisecond for each, and all jobs wait meanwhile."""
+        options: Json = {"label_selector": selector, "limit": _PAGE, "_request_timeout": _TIMEOUT_S}
+        while True:
+            asked = (
+                self._core.list_namespaced_pod_without_preload_content(namespace, **options)
+                if namespace
+                else self._core.list_pod_for_all_namespaces_without_preload_content(**options)
+            )
+            page = await self._ask(_read(asked))
+            for pod in page["items"]:
+                yield pod
+            options["_continue"] = page.get("metadata", {}).get("continue")
+            if not options["_continue"]:
+                return
+
+    async def next_epoch(self, namespace: str) -> int:
+        """Draw a number larger than any drawn before: a counter in a ConfigMap, compared and swapped.
+
+        Raises:
+            KubeError: no answer, or lost every race.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return await self._draw_epoch(namespace)
+            except KubeConflict:
+                await asyncio.sleep(0.05)
+        raise KubeConflict(f"ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: changed by others {_ATTEMPTS} times in a row")
+
+    async def newest_epoch(self, namespace: str) -> int:
+        """The last one drawn, by whomever; 0: none is known any more."""
+        try:
+            found = await self._ask(
+                self._core.read_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, _request_timeout=_TIMEOUT_S)
+            )
+        except KubeNotFound:
+            return 0
+        return _epoch_in(found, namespace)
+
+    async def _draw_epoch(self, namespace: str) -> int:
+        try:
+            found = await self._ask(
+                self._core.read_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, _request_timeout=_TIMEOUT_S)
+            )
+        except KubeNotFound:
+            body: Any = {
+                "metadata": {
+                    "name": EPOCH_CONFIG_MAP,
+                    "namespace": namespace,
+                    "labels": {"app.kubernetes.io/managed-by": FIELD_MANAGER},
+                },
+                "data": {_EPOCH_KEY: "1"},
+            }
+            await self._ask(self._core.create_namespaced_config_map(namespace, body, _request_timeout=_TIMEOUT_S))
+            return 1
+        epoch = _epoch_in(found, namespace) + 1
+        found.data = {**found.data, _EPOCH_KEY: str(epoch)}
+        # Carries the resourceVersion that was read: a write in between is a conflict.
+        await self._ask(
+            self._core.replace_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, found, _request_timeout=_TIMEOUT_S)
+        )
+        return epoch
+
+    async def _patch(self, request: Any) -> str:
+        return str((await self._ask(request))["metadata"]["resourceVersion"])
+
+    async def _ask(self, request: Any) -> Any:
+        """The answer. Who waits for a turn does not use up the time of the request, which begins with its turn."""
+        try:
+            with contextlib.closing(request):  # never begun, if we are stopped while it waits
+                async with self._at_once:
+                    return await request
+        except k8s.ApiException as error:
+            raise _translate(error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, RuntimeError) as error:  # Runtime: the session is closed
+            raise KubeUnavailable(f"{type(error).__name__}: {error}") from error
+
+
+def pod_of(raw: Mapping[str, Any]) -> Pod | None:
+    """A training pod as the API shows it; None: not opted in, not bound yet, being deleted, or over."""
+    metadata, spec = raw.get("metadata", {}), raw.get("spec", {})
+    labels, node = metadata.get("labels") or {}, spec.get("nodeName")
+    over = metadata.get("deletionTimestamp") or raw.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+    if not node or keys.LABEL_JOB not in labels or over:
+        return None
+    return Pod(
+        metadata["uid"],
+        metadata["namespace"],
+        metadata["name"],
+        node,
+        labels[keys.LABEL_JOB],
+        dict(labels),
+        owner_uid=next((o["uid"] for o in metadata.get("ownerReferences") or () if o.get("controller")), ""),
+        created=metadata.get("creationTimestamp") or "",
+        asks_for_gpu=asks_for_gpu(spec),
+        containers=containers_of(raw.get("status", {})),
+    )
+
+
+def _whole(status: Json, uid: str) -> list[Json]:
+    """Replaces a status. The UID guards against an object of the same name that came after."""
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "add", "path": "/status", "value": status},
+    ]
+
+
+def _epoch_in(config_map: Any, namespace: str) -> int:
+    text = (config_map.data or {}).get(_EPOCH_KEY, "")
+    if not text.isdecimal():
+        raise KubeError(f"ConfigMap {namespace}/{EPOCH_CONFIG_MAP}: epoch must be a whole number, not {text!r}")
+    return int(text)
+
+
+def _custom(job: JobRef) -> tuple[str, str, str, str, str]:
+    return keys.API_GROUP, keys.API_VERSION, job.namespace, keys.PLURAL, job.name
+
+
+def agent_of(raw: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Node and host:port of an agent's pod; None: it has no address yet, or leaves."""
+    spec, address = raw.get("spec", {}), raw.get("status", {}).get("podIP")
+    ports = [port for container in spec.get("containers", ()) for port in container.get("ports") or ()]
+    port = next((p["containerPort"] for p in ports if p.get("name") == keys.AGENT_GRPC_PORT_NAME), None)
+    if not spec.get("nodeName") or not address or not port or raw.get("metadata", {}).get("deletionTimestamp"):
+        return None
+    return spec["nodeName"], f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+async def _read(request: Any) -> Any:
+    """The JSON of an answer that the client has not read."""
+    async with await request as answer:
+        text = await answer.read()
+        if answer.status != 200:
+            error = k8s.ApiException(status=answer.status, reason=answer.reason)
+            error.body = text.decode(errors="replace")
+            raise error
+        return json.loads(text)
+
+
+def _translate(error: Any) -> KubeError:
+    message = f"{error.status} {error.reason}: {str(error.body or '')[:300]}"
+    known: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
+    if error.status in known:
+        return known[error.status](message)
+    # 0: the client failed before an answer came.
+    return (KubeUnavailable if error.status in (0, 429) or error.status >= 500 else KubeError)(message)

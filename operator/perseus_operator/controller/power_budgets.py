@@ -1,0 +1,192 @@
+"""Keeps PowerBudgets: knows those that exist, grants every selected job its share, and says what came of it.
+
+``Operator`` owns one and tells it of jobs and budgets; ``tick`` is called about once a second. What the shares are is
+``budgeting``'s; what a share means to a job, its planner's. Nothing here waits but writes of status.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from perseus_operator.api.budget import BudgetCondition, BudgetReason, BudgetSpec, parse_budget
+from perseus_operator.api.conditions import merge_conditions
+from perseus_operator.api.schema import dump
+from perseus_operator.controller.versioned import Stored
+from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
+from perseus_operator.formatting import stamp
+from perseus_operator.planning import power_budget
+from perseus_operator.planning.planner import Now
+from perseus_operator.planning.power_allocation import Share
+from perseus_operator.planning.power_budget import Decision, Member, Said
+from perseus_operator.planning.state import JobRef, JobState
+from perseus_operator.reporting.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+_RETRY_S: Final = 5.0
+
+
+class Runner(Protocol):
+    """The keeper of one job."""
+
+    ref: JobRef
+    state: JobState
+    labels: Mapping[str, str]
+
+    def grant(self, share: Share | None) -> None:
+        """The job's share; None: no budget selects it."""
+        ...
+
+
+class Writer(Protocol):
+    """The door to the API server."""
+
+    async def power_budgets(self) -> list[Json]:
+        """All of them."""
+        ...
+
+    async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
+        """Store this whole status; the object's version after it."""
+        ...
+
+
+@dataclass
+class _Budget:
+    name: str
+    uid: str
+    generation: int = 0
+    spec: BudgetSpec | None = None
+    """The last accepted one."""
+    fault: str = ""
+    decision: Decision = field(default_factory=Decision)
+    stored: Stored[Json] = field(default_factory=lambda: Stored({}))
+    retry_at_s: float = 0.0
+
+
+class Budgets:
+    """All PowerBudgets of the cluster."""
+
+    def __init__(
+        self, kube: Writer, runners: Callable[[], Iterable[Runner]], metrics: Metrics, *, grace_s: float
+    ) -> None:
+        """``grace_s``: how long after a start shares are kept for jobs that have not been seen yet."""
+        self._kube = kube
+        self._metrics = metrics
+        self._runners = runners
+        self._grace_s = grace_s
+        self._settled_s: float | None = None
+        """When every job must have been seen."""
+        self._budgets: dict[str, _Budget] = {}
+
+    async def recall(self) -> None:
+        """List what is there, before any job is looked at: its shares hold from the first thought on.
+
+        Raises:
+            KubeError: no answer.
+        """
+        for body in await self._kube.power_budgets():
+            self.observe(body)
+
+    def observe(self, body: Mapping[str, Any]) -> None:
+        """A PowerBudget as it is now."""
+        metadata = body["metadata"]
+        name, uid = str(metadata["name"]), str(metadata["uid"])
+        known = self._budgets.get(name)
+        if known is None or known.uid != uid:
+            known = self._budgets[name] = _Budget(name, uid)
+            known.decision = power_budget.recalled(body.get("status") or {})
+        known.stored.heard(dict(body.get("status") or {}), str(metadata.get("resourceVersion", "")))
+        known.generation = int(metadata.get("generation", 1))
+        try:
+            known.spec, known.fault = parse_budget(body.get("spec")), ""
+        except InvalidSpec as error:
+            known.fault = str(error)
+        for runner in self._runners():
+            self.place(runner)
+
+    def gone(self, body: Mapping[str, Any]) -> None:
+        """A PowerBudget that exists no more."""
+        known = self._budgets.get(str(body["metadata"]["name"]))
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            del self._budgets[known.name]
+            self._metrics.forget_budget(known.name)
+            for runner in self._runners():
+                self.place(runner)
+
+    def place(self, runner: Runner) -> None:
+        """The strictest share of a job; one that is not known yet is stricter than any."""
+        shares = [
+            budget.decision.share(budget.name, str(runner.ref))
+            for budget in self._budgets.values()
+            if budget.spec is not None and power_budget.selects(budget.spec, runner.ref.namespace, runner.labels)
+        ]
+        runner.grant(min(shares, key=lambda share: -1.0 if share.watts is None else share.watts, default=None))
+
+    async def tick(self, now: Now) -> None:
+        """Share every budget anew, and write what has changed."""
+        runners = list(self._runners())
+        if not self._budgets or any(runner.state.fenced is not None for runner in runners):
+            return  # a newer operator shares them
+        if self._settled_s is None:
+            self._settled_s = now.monotonic_s + self._grace_s
+        seen = {str(runner.ref) for runner in runners}
+        members: dict[str, Member | None] = {}
+        for budget in self._budgets.values():
+            spec = budget.spec
+            if spec is None:
+                continue
+            selected = [r for r in runners if power_budget.selects(spec, r.ref.namespace, r.labels)]
+            for runner in selected:
+                if str(runner.ref) not in members:
+                    members[str(runner.ref)] = power_budget.member_of(runner.state, now)
+            found = [member for r in selected if (member := members[str(r.ref)]) is not None]
+            if now.monotonic_s < self._settled_s:
+                found += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in seen]
+            budget.decision = power_budget.decide(spec, found, budget.decision)
+        for runner in runners:
+            self.place(runner)
+        for budget in list(self._budgets.values()):
+            # A restart is no news: what the operator before has said stands until every job has been seen again.
+            if not (budget.decision.unknown and now.monotonic_s < self._settled_s):
+                await self._write(budget, now)
+
+    async def _write(self, budget: _Budget, now: Now) -> None:
+        """Say what is so: metrics every time, the status if it has changed."""
+        said = [_accepted(budget)]
+        shown: Json = {}
+        if budget.spec is not None:
+            figures, kept = power_budget.figures(budget.decision), power_budget.said(budget.spec, budget.decision)
+            self._metrics.set_budget(budget.name, budget.spec.watts, figures, kept=kept.status)
+            said.append(kept)
+            shown = dump(figures)
+        written = budget.stored.value
+        old = written.get("conditions", ())
+        wanted = {
+            "observedGeneration": budget.generation,
+            "conditions": merge_conditions(old, said, generation=budget.generation, now_rfc3339=stamp(now.wall_s)),
+            **shown,
+        }
+        if wanted == written or now.monotonic_s < budget.retry_at_s:
+            return
+        budget.stored.write(wanted)
+        try:
+            version = await self._kube.write_budget_status(budget.name, budget.uid, wanted)
+        except KubeNotFound:
+            logger.info("PowerBudget %s: has gone", budget.name)
+        except KubeError as error:
+            budget.retry_at_s = now.monotonic_s + _RETRY_S
+            logger.warning("PowerBudget %s: status not written: %s", budget.name, error)
+        else:
+            budget.stored.wrote(version)
+
+
+def _accepted(budget: _Budget) -> Said:
+    if not budget.fault:
+        message = "The manifest is understood."
+        return Said(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)
+    kept = " What was accepted before stays in force." if budget.spec is not None else ""
+    return Said(BudgetCondition.ACCEPTED, False, BudgetReason.SPEC_INVALID, budget.fault + kept)

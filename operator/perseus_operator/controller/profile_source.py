@@ -1,0 +1,77 @@
+"""Profiles in ConfigMaps: found and checked for one job, or made of a sweep for this job and later ones.
+
+Called by the job's runner and its profiler. Beside the CSV an operator keeps the blocking power that was measured with
+it, and the shape of the pipeline it was measured on: a profile of other stages would be used without a word otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perseus_operator.api.conditions import Reason
+from perseus_operator.api.job import MAX_BLOCKING_POWER_MW, JobSpec
+from perseus_operator.clients.kube import Kube
+from perseus_operator.controller.config_map_ref import resolve
+from perseus_operator.errors import InvalidProfile
+from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.profiling.sweep import Sweep, blocking_power, csv_of
+from perseus_proto.units import mw_from_w
+
+_POWER: Final = "blockingPowerMilliwatts"
+_SHAPE: Final = "measuredOn"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A profile as it is kept. ``power_mw`` None: none is kept with it."""
+
+    config_map: ConfigMap
+    csv: bytes
+    power_mw: int | None
+
+
+async def find(kube: Kube, namespace: str, spec: JobSpec) -> Found:
+    """The profile that a spec names; whether the CSV is one is not looked at.
+
+    Raises:
+        InvalidProfile: it is not there, or is none for this job.
+        KubeError: it is not known whether it is there.
+    """
+    reference = spec.profile.config_map_ref
+    found, csv = await resolve(kube, namespace, reference, field="spec.profile.configMapRef", refusal=InvalidProfile)
+    return Found(found, csv, _check(found, spec))
+
+
+def _check(found: ConfigMap, spec: JobSpec) -> int | None:
+    where = f"ConfigMap {found.name}"
+    measured_on = found.data.get(_SHAPE)
+    if measured_on is not None and measured_on != _shape(spec):
+        message = f"{where} was measured on {measured_on}, spec.pipeline has {_shape(spec)}: name another ConfigMap."
+        raise InvalidProfile(Reason.PROFILE_INVALID, message)
+    text = found.data.get(_POWER)
+    if text is None:
+        if spec.profile.blocking_power_milliwatts is None:
+            message = f"spec.profile.{_POWER}: must be set, as {where} has no key {_POWER}."
+            raise InvalidProfile(Reason.PROFILE_INVALID, message)
+        return None
+    if not text.strip().isdecimal() or int(text) > MAX_BLOCKING_POWER_MW:
+        message = f"{where}, key {_POWER}: must be an integer from 0 to {MAX_BLOCKING_POWER_MW}, not {text[:40]!r}."
+        raise InvalidProfile(Reason.PROFILE_INVALID, message)
+    return int(text)
+
+
+def made_of(sweep: Sweep, spec: JobSpec) -> ConfigMap:
+    """What is kept of a finished sweep."""
+    reference = spec.profile.config_map_ref
+    power_mw = min(MAX_BLOCKING_POWER_MW, mw_from_w(blocking_power(sweep.readings).watts))
+    return ConfigMap(
+        reference.name, {reference.key: csv_of(sweep), _POWER: str(power_mw), _SHAPE: _shape(spec)}, {}, ours=True
+    )
+
+
+def _shape(spec: JobSpec) -> str:
+    shape = spec.pipeline
+    split = f" on {shape.tensor_parallel} GPUs each" if shape.tensor_parallel > 1 else ""
+    chunks = f" of {shape.chunks} chunks" if shape.chunks else ""
+    return f"{shape.stages} stages{chunks}{split}"

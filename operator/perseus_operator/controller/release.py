@@ -1,0 +1,55 @@
+"""How a job ends: every GPU goes back to its default clocks, as far as agents answer in time.
+
+Called by the job's runner when its PerseusJob is being deleted; nothing else is asked of the agents any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from perseus_operator.api.conditions import Reason
+from perseus_operator.controller.services import BACKOFF_S, Services
+from perseus_operator.errors import AgentError, AgentUnavailable, KubeError
+from perseus_operator.planning.state import JobRef, JobState, Node
+
+logger = logging.getLogger(__name__)
+
+
+async def release(state: JobState, services: Services) -> None:
+    """Give every GPU of the job back to its default clocks: the PerseusJob is being deleted. Bounded in time; an
+    agent that does not answer lets its lease run out."""
+    deadline_s = services.monotonic_s() + services.release_timeout_s
+    if state.fenced is not None:
+        return
+    nodes = [node for node in state.nodes.values() if node.address is not None]
+    released = await asyncio.gather(*(_release(state.ref, services, node, deadline_s) for node in nodes))
+    services.metrics.forget_job(state.ref)
+    late = [node.name for node, done in zip(nodes, released, strict=True) if done is None]
+    message = f"{sum(filter(None, released))} GPUs on {len(nodes) - len(late)} nodes are back at default clocks."
+    if late:
+        ttl_s = services.limits.lease_ttl_s
+        message += f" {len(late)} agents did not answer, first {late[0]}: leases there run out within {ttl_s:g} s."
+    logger.info("%s: %s", state.ref, message)
+    try:
+        await services.kube.post_event(state.ref, kind="Normal", reason=Reason.CLOCKS_RELEASED.value, message=message)
+    except KubeError as error:
+        logger.warning("%s: event not written: %s", state.ref, error)
+
+
+async def _release(ref: JobRef, services: Services, node: Node, deadline_s: float) -> int | None:
+    """GPUs given back on a node; None: no answer in time."""
+    failures = 0
+    assert node.address is not None
+    while True:
+        try:
+            return await services.agents.release(node.address, job_uid=ref.uid, epoch=services.epoch)
+        except AgentUnavailable:
+            pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            failures += 1
+            if services.monotonic_s() + pause_s >= deadline_s:
+                return None
+            await asyncio.sleep(pause_s)
+        except AgentError as error:
+            logger.warning("%s: node %s: %s", ref, node.name, error)
+            return None

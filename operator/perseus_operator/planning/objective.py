@@ -1,0 +1,184 @@
+"""From an objective to a place on the frontier, and from stragglers to one place for each pipeline.
+
+Pure functions on integers, called by ``planner``. The frontier here is a view: times and energies, no frequencies, no
+arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perseus_operator.api.job import Deadline, Objective, ObjectiveType
+from perseus_operator.formatting import seconds
+
+_GRID = 1.01
+"""A deadline by date moves with every iteration. Targets are taken from a geometric grid of 1 %, so that plans do
+not.
+"""
+
+
+@dataclass(frozen=True)
+class FrontierView:
+    """The frontier of one pipeline, fastest point first; the same for every pipeline of the job."""
+
+    digest: str
+    times_us: tuple[int, ...]
+    energies_mj: tuple[int, ...]
+    stages: int
+    blocking_power_mw: int
+    median_gap_ppm: int
+    maximum_gap_ppm: int
+    solve_ms: int
+    restored: bool
+    """Read back from its ConfigMap instead of solved by this process."""
+    allowance: float = 0.0
+    """Share by which nearly all iterations stay within these times, if they are calibrated: a plan exactly at a bound
+    would break it in half of the iterations."""
+    clock_changes: tuple[int, ...] = ()
+    """Of each point, in one iteration of one pipeline, over all stages."""
+
+    @property
+    def t_min_us(self) -> int:
+        """T_min: the fastest iteration."""
+        return self.times_us[0]
+
+    @property
+    def t_star_us(self) -> int:
+        """T*: going slower than this saves nothing, even while others are waited for."""
+        return self.times_us[-1]
+
+    @property
+    def least_energy_us(self) -> int:
+        """The iteration of least energy. Before T*: slower plans still save, but not what their own waiting costs."""
+        return self.times_us[min(range(len(self.times_us)), key=self.energies_mj.__getitem__)]
+
+    def lookup(self, time_us: float) -> int:
+        """The slowest point not slower than ``time_us``; the fastest if all are slower. Stops at T* by itself."""
+        return max(0, bisect_right(self.times_us, time_us) - 1)
+
+
+@dataclass(frozen=True)
+class Target:
+    """How long an iteration may take; ``note`` says what could not be met."""
+
+    time_us: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """No point of the frontier meets the objective."""
+
+    message: str
+
+
+def target(
+    objective: Objective,
+    frontier: FrontierView,
+    *,
+    gpus_per_stage: int,
+    iterations_done: int,
+    remaining_s: float | None,
+) -> Target | Infeasible:
+    """The iteration time that the objective asks for.
+
+    Args:
+        objective: what the user wants.
+        frontier: of one pipeline.
+        gpus_per_stage: data-parallel times tensor-parallel degree: how often the frontier's energy is spent.
+        iterations_done: by the job since its start, for a deadline by date.
+        remaining_s: until that date; None if the objective has none.
+    """
+    if objective.type is ObjectiveType.MIN_ENERGY:
+        return Target(frontier.least_energy_us)
+    if objective.power_cap_watts is not None:
+        return _power_cap(objective.power_cap_watts, frontier, gpus_per_stage)
+    allowed: Target | Infeasible = Target(frontier.t_min_us)
+    if objective.max_slowdown_ratio is not None:
+        bound_us = frontier.t_min_us * (1 + objective.max_slowdown_ratio)
+        allowed = Target(max(frontier.t_min_us, bound_us / (1 + frontier.allowance)))
+    if objective.deadline is not None:
+        allowed = _deadline(objective.deadline, frontier, iterations_done, remaining_s)
+    if isinstance(allowed, Target) and allowed.time_us > frontier.least_energy_us:
+        return Target(frontier.least_energy_us, allowed.note)
+    return allowed
+
+
+def bound_us(objective: Objective, fastest_us: int | None) -> float | None:
+    """What a measured iteration may take at most, where ``fastest_us`` is one without any slowdown; None: no bound, or
+    none known. A deadline by date follows what is measured by itself.
+    """
+    if objective.deadline is not None and objective.deadline.iteration_time_microseconds is not None:
+        return objective.deadline.iteration_time_microseconds
+    if fastest_us is None or objective.type not in {ObjectiveType.MAX_THROUGHPUT, ObjectiveType.MAX_SLOWDOWN}:
+        return None
+    return fastest_us * (1 + (objective.max_slowdown_ratio or 0.0))
+
+
+def _power_cap(cap_w: int, frontier: FrontierView, gpus_per_stage: int) -> Target | Infeasible:
+    # mJ / µs = kW
+    powers_w = [1000 * gpus_per_stage * e / t for e, t in zip(frontier.energies_mj, frontier.times_us, strict=True)]
+    for time_us, power_w in zip(frontier.times_us, powers_w, strict=True):
+        if power_w <= cap_w:
+            return Target(time_us)
+    return Infeasible(
+        f"spec.objective.powerCapWatts: {cap_w} is less than the {math.ceil(min(powers_w))} W that the job draws at its"
+        " most frugal plan"
+    )
+
+
+def _deadline(
+    deadline: Deadline, frontier: FrontierView, iterations_done: int, remaining_s: float | None
+) -> Target | Infeasible:
+    t_min_us = frontier.t_min_us
+    if deadline.iteration_time_microseconds is not None:
+        if deadline.iteration_time_microseconds < t_min_us:
+            return Infeasible(
+                f"spec.objective.deadline.iterationTimeMicroseconds: {deadline.iteration_time_microseconds} is shorter"
+                f" than the fastest possible iteration, T_min = {seconds(t_min_us)} ({t_min_us} microseconds)"
+            )
+        return Target(max(t_min_us, deadline.iteration_time_microseconds / (1 + frontier.allowance)))
+    assert deadline.iterations is not None
+    assert remaining_s is not None
+    left = max(1, deadline.iterations - iterations_done)
+    allowed_us = 1e6 * remaining_s / left / (1 + frontier.allowance)
+    if allowed_us < t_min_us:
+        # Too late already, but a run is under way: as fast as possible is the least bad answer.
+        return Target(
+            t_min_us,
+            f"spec.objective.deadline.finishBy: {left} iterations take at least {left * t_min_us / 1e6:.0f} s, T_min ="
+            f" {seconds(t_min_us)} each, but {max(0.0, remaining_s):.0f} s are left; running at T_min",
+        )
+    return Target(t_min_us * _GRID ** math.floor(math.log(allowed_us / t_min_us, _GRID)))
+
+
+def selections(
+    frontier: FrontierView, target_us: float, pipelines: int, slowdowns: Mapping[int, float]
+) -> dict[int, int]:
+    """A point for every pipeline.
+
+    The iteration cannot end before the slowest pipeline at its fastest plan: T' = max s·T_min. Everybody may take as
+    long as that, or as long as the objective allows; a pipeline slowed s-fold takes the plan that is s times faster.
+    ``lookup`` stops at T*. Hence min(T*, T') for the healthy and T_min for the straggler that sets T'.
+    """
+    allowed_us = max([target_us, *(slowdown * frontier.t_min_us for slowdown in slowdowns.values())])
+    # A microsecond of tolerance: s·T_min / s must not fall below T_min, nor T'/1 below its own point, by rounding.
+    return {p: frontier.lookup(allowed_us / slowdowns.get(p, 1.0) + 0.5) for p in range(pipelines)}
+
+
+def predict(
+    frontier: FrontierView, chosen: Mapping[int, int], slowdowns: Mapping[int, float], tensor_parallel: int
+) -> tuple[int, int]:
+    """Time (µs) and energy (mJ) of one iteration of the whole job: the early pipelines wait at blocking power for the
+    last.
+    """
+    times_us = {p: slowdowns.get(p, 1.0) * frontier.times_us[point] for p, point in chosen.items()}
+    last_us = max(times_us.values())
+    energy_mj = sum(
+        frontier.energies_mj[point] + frontier.stages * frontier.blocking_power_mw * (last_us - times_us[p]) / 1e6
+        for p, point in chosen.items()
+    )
+    return round(last_us), round(tensor_parallel * energy_mj)

@@ -1,0 +1,216 @@
+"""Presets: which pods are the workers of a workload, by kind, from what its controllers write on the pods. Pure.
+
+One row a kind in ``PRESETS``. ``runner`` asks ``select``; ``planner`` and ``status`` ask what to say of pods that are
+not there. The workload itself is never read: pods say all that is needed, and the operator needs no right to anybody's
+API. What a process trains (pipeline, stage, tensor rank) is not told from here: a pod's index is not its rank, and the
+process says its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perseus_operator.api.conditions import Reason
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.workload import WorkloadKind
+from perseus_operator.planning.state import Fault, JobState, Pod
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How the pods of one kind of workload are told.
+
+    Attributes:
+        group: API group and version of the workload.
+        name_label: pod label that carries the workload's name.
+        name_pattern: the value of that label, where it is not the name itself; ``{}`` stands for the name.
+        not_workers: pod label and the values of it that mark pods which do not train, unless they ask for a GPU.
+        restart_label: pod label that counts the workload's restarts; empty: every restart has another owner.
+        owner_is_attempt: the owner of a pod is the same for all pods of one attempt, and another after a restart.
+        suspended_by: field of the workload that suspends it; its controller then deletes the pods. Empty: none.
+    """
+
+    group: str
+    name_label: str
+    name_pattern: str = "{}"
+    not_workers: tuple[str, frozenset[str]] = ("", frozenset())
+    restart_label: str = ""
+    owner_is_attempt: bool = False
+    suspended_by: str = "spec.suspend"
+
+
+_JOB_SET: Final = "jobset.sigs.k8s.io"
+_KUBEFLOW: Final = "training.kubeflow.org"
+_LWS: Final = "leaderworkerset.sigs.k8s.io"
+
+PRESETS: Final[Mapping[WorkloadKind, Preset]] = {
+    WorkloadKind.JOB: Preset(
+        "batch/v1",
+        "batch.kubernetes.io/job-name",
+        owner_is_attempt=True,
+    ),
+    WorkloadKind.JOB_SET: Preset(
+        "jobset.x-k8s.io/v1alpha2",
+        f"{_JOB_SET}/jobset-name",
+        restart_label=f"{_JOB_SET}/restart-attempt",
+    ),
+    WorkloadKind.PYTORCH_JOB: Preset(
+        "kubeflow.org/v1",
+        f"{_KUBEFLOW}/job-name",
+        owner_is_attempt=True,
+        suspended_by="spec.runPolicy.suspend",
+    ),
+    # A TrainJob becomes a JobSet of the same name.
+    WorkloadKind.TRAIN_JOB: Preset(
+        "trainer.kubeflow.org/v1alpha1",
+        f"{_JOB_SET}/jobset-name",
+        not_workers=(
+            f"{_JOB_SET}/replicatedjob-name",
+            frozenset({"dataset-initializer", "model-initializer", "launcher"}),
+        ),
+        restart_label=f"{_JOB_SET}/restart-attempt",
+    ),
+    # The launcher's pod belongs to a Job of its own.
+    WorkloadKind.MPI_JOB: Preset(
+        "kubeflow.org/v2beta1",
+        f"{_KUBEFLOW}/job-name",
+        not_workers=(f"{_KUBEFLOW}/job-role", frozenset({"launcher"})),
+        suspended_by="spec.runPolicy.suspend",
+    ),
+    WorkloadKind.VOLCANO_JOB: Preset(
+        "batch.volcano.sh/v1alpha1",
+        "volcano.sh/job-name",
+        owner_is_attempt=True,
+        suspended_by="",
+    ),
+    # A RayJob's pods name its RayCluster: older releases put "-raycluster" before the five random characters. Each
+    # attempt of a RayJob is another RayCluster.
+    WorkloadKind.RAY_JOB: Preset(
+        "ray.io/v1",
+        "ray.io/cluster",
+        name_pattern=r"{}(-raycluster)?-[a-z0-9]{{5}}",
+        not_workers=("ray.io/node-type", frozenset({"head"})),
+        owner_is_attempt=True,
+    ),
+    WorkloadKind.RAY_CLUSTER: Preset(
+        "ray.io/v1",
+        "ray.io/cluster",
+        not_workers=("ray.io/node-type", frozenset({"head"})),
+        owner_is_attempt=True,
+    ),
+    # Groups restart one by one, and each has owners of its own. The leader trains, too.
+    WorkloadKind.LEADER_WORKER_SET: Preset(
+        "leaderworkerset.x-k8s.io/v1",
+        f"{_LWS}/name",
+        suspended_by="",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The pods of a job.
+
+    Attributes:
+        pods: those chosen.
+        attempt: which attempt of the workload they are; empty where that cannot be told.
+        left_out: why pods that opted in are not among them, and how many.
+    """
+
+    pods: tuple[Pod, ...]
+    attempt: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+_OTHER_WORKLOAD: Final = "belong to another workload"
+_NOT_WORKERS: Final = "are no workers"
+_OLDER_ATTEMPT: Final = "are of an earlier attempt"
+_SHOWN: Final = 3
+
+
+def select(spec: JobSpec | None, pods: Iterable[Pod]) -> Selection:
+    """The pods of the job among those that opted in to it. A job that is suspended has none."""
+    workload = spec.workload if spec else None
+    if spec is not None and spec.suspend:
+        return Selection(())
+    if workload is None:
+        return Selection(tuple(pods))
+    if workload.reference is not None:
+        return _of_workload(pods, workload.reference.kind, workload.reference.name)
+    wanted = workload.selector.match_labels if workload.selector else {}
+    there = list(pods)
+    chosen = tuple(pod for pod in there if all(pod.labels.get(name) == value for name, value in wanted.items()))
+    return Selection(chosen, left_out=_counted({_OTHER_WORKLOAD: len(there) - len(chosen)}))
+
+
+def _of_workload(pods: Iterable[Pod], kind: WorkloadKind, name: str) -> Selection:
+    """The workers of a workload, of its latest attempt alone."""
+    preset = PRESETS[kind]
+    pattern = re.compile(preset.name_pattern.format(re.escape(name)))
+    role_label, roles = preset.not_workers
+    left = {_OTHER_WORKLOAD: 0, _NOT_WORKERS: 0, _OLDER_ATTEMPT: 0}
+    attempts: dict[tuple[int, str], list[Pod]] = {}
+    for pod in pods:
+        if not pattern.fullmatch(pod.labels.get(preset.name_label, "")):
+            left[_OTHER_WORKLOAD] += 1
+        elif pod.labels.get(role_label) in roles and not pod.asks_for_gpu:
+            left[_NOT_WORKERS] += 1
+        else:
+            restarts = pod.labels.get(preset.restart_label, "")
+            owner = pod.owner_uid if preset.owner_is_attempt else ""
+            attempts.setdefault((int(restarts) if restarts.isdecimal() else 0, owner), []).append(pod)
+    if not attempts:
+        return Selection((), left_out=_counted(left))
+    # The count of restarts decides; of two owners the one whose pods were made last.
+    latest = max(attempts, key=lambda attempt: (attempt[0], max(pod.created for pod in attempts[attempt]), attempt[1]))
+    left[_OLDER_ATTEMPT] = sum(len(made) for attempt, made in attempts.items() if attempt != latest)
+    told = bool(preset.restart_label or preset.owner_is_attempt)
+    return Selection(tuple(attempts[latest]), f"{latest[1]}/{latest[0]}" if told else "", _counted(left))
+
+
+def _counted(left: Mapping[str, int]) -> dict[str, int]:
+    return {why: number for why, number in left.items() if number}
+
+
+def asks_for_gpu(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod's spec asks for a device that a rank could run on."""
+    resources = [container.get("resources") or {} for container in spec.get("containers") or ()]
+    names = [name for each in resources for name in each.get("limits") or ()]
+    return bool(spec.get("resourceClaims")) or any("gpu" in name or "nvidia.com/" in name for name in names)
+
+
+def containers_of(status: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Identifier and name of the containers of a pod that has several; none of one alone, which is the pod."""
+    kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
+    told = [each for kind in kinds for each in status.get(kind) or ()]
+    named = ((each.get("containerID", "").rpartition("//")[2], each["name"]) for each in told)
+    return frozenset((identifier, name) for identifier, name in named if identifier) if len(told) > 1 else frozenset()
+
+
+def absence(state: JobState) -> Fault:
+    """Why no pod of the job runs."""
+    spec = state.spec
+    if spec is not None and spec.suspend:
+        return Fault(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
+    reference = spec.workload.reference if spec and spec.workload else None
+    if reference is None:
+        said = "No pod of the job is running."
+    else:
+        said = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
+        if suspended_by := PRESETS[reference.kind].suspended_by:
+            said += f" None does while {suspended_by} is true."
+    left = "; ".join(f"{number} {why}" for why, number in state.left_out.items())
+    return Fault(Reason.NO_PODS, f"{said} Of the pods that opted in, {left}." if left else said)
+
+
+def silent(state: JobState) -> str:
+    """The pods from which no process has connected, as the end of a sentence."""
+    heard = {rank.pod_uid for rank in state.ranks}
+    names = sorted(pod.name for node in state.nodes.values() for pod in node.pods if pod.uid not in heard)
+    if not names:
+        return ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"; none from pod {', '.join(names[:_SHOWN])}{more}"

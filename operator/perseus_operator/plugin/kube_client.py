@@ -1,0 +1,133 @@
+"""The plugin's door to the cluster: the official client with the caller's kubeconfig, as kubectl would use it.
+
+Called by ``cli``. Errors become those of ``errors``, with the API server's own words. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+import kubernetes.client as k8s
+import kubernetes.config as k8s_config
+import urllib3.exceptions
+
+from perseus_operator.errors import KubeConflict, KubeError, KubeForbidden, KubeNotFound, KubeUnavailable
+from perseus_operator.objects import ConfigMap, Json
+from perseus_proto import keys
+
+_TIMEOUT_S: Final = 15.0
+_ATTEMPTS: Final = 5
+_CONFIG_MAP: Final = "/api/v1/namespaces/{namespace}/configmaps/{name}"
+_MERGE: Final = "application/merge-patch+json"
+
+
+class Cluster:
+    """One connection, of one context."""
+
+    def __init__(self, kubeconfig: str | None, context: str | None) -> None:
+        """From a kubeconfig: the file given, or KUBECONFIG, or ~/.kube/config.
+
+        Raises:
+            KubeUnavailable: there is none, or it has no such context.
+        """
+        loader: Any = k8s_config
+        try:
+            contexts, active = loader.list_kube_config_contexts(config_file=kubeconfig)
+            if context is not None:
+                active = next((found for found in contexts if found["name"] == context), None)
+                if active is None:
+                    raise KubeUnavailable(f"--context: the kubeconfig has no context {context!r}")
+            api = loader.new_client_from_config(config_file=kubeconfig, context=context)
+        except loader.ConfigException as error:
+            raise KubeUnavailable(f"no usable kubeconfig: {error}") from error
+        api.configuration.retries = 1
+        self.namespace: str = active["context"].get("namespace") or "default"
+        self._api: Any = api
+        self._custom: Any = k8s.CustomObjectsApi(api)
+
+    def job(self, namespace: str, name: str) -> Json:
+        """The PerseusJob as it is stored. Raises KubeNotFound."""
+        found: Json = _ask(lambda: self._custom.get_namespaced_custom_object(*_place(namespace, name), **_PATIENCE))
+        return found
+
+    def config_map(self, namespace: str, name: str) -> ConfigMap:
+        """Raises KubeNotFound."""
+        found = _ask(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
+        try:
+            binary = {key: base64.b64decode(text, validate=True) for key, text in found.get("binaryData", {}).items()}
+        except binascii.Error as error:
+            raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
+        return ConfigMap(name, found.get("data", {}), binary, found["metadata"]["uid"])
+
+    def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
+        """Rewrite one annotation of a PerseusJob; what ``edit`` makes of the job and the present text. Somebody else's
+        edit in between is never lost: then it is asked again.
+
+        Raises:
+            KubeConflict: somebody was faster every time.
+        """
+        for attempt in range(_ATTEMPTS):
+            job = self.job(namespace, name)
+            metadata = job["metadata"]
+            before = (metadata.get("annotations") or {}).get(key, "")
+            wanted = edit(job, before)
+            if wanted == before:
+                return wanted
+            body = {
+                "metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": {key: wanted or None}},
+            }
+            try:
+                _ask(lambda body=body: self._patch(namespace, name, body))  # type: ignore[misc]
+            except KubeConflict:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+            else:
+                return wanted
+        raise AssertionError("the last attempt returns or raises")
+
+    def _get(self, path: str, names: dict[str, str]) -> Json:
+        """The object at a path, as JSON. The client's CoreV1Api brings the models of every kind: half a second."""
+        headers = {"Accept": "application/json"}
+        request = self._api.param_serialize("GET", path, names, header_params=headers, auth_settings=["BearerToken"])
+        answer = self._api.call_api(*request, **_PATIENCE)
+        answer.read()
+        found: Json = self._api.response_deserialize(answer, {"200": "object"}).data
+        return found
+
+    def _patch(self, namespace: str, name: str, body: Json) -> Any:
+        return self._custom.patch_namespaced_custom_object(
+            *_place(namespace, name), body, _content_type=_MERGE, **_PATIENCE
+        )
+
+
+_PATIENCE: Final = {"_request_timeout": _TIMEOUT_S}
+
+
+def _place(namespace: str, name: str) -> tuple[str, str, str, str, str]:
+    return keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL, name
+
+
+def _ask(request: Callable[[], Any]) -> Any:
+    try:
+        return request()
+    except k8s.ApiException as error:
+        raise _translate(error) from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        cause = getattr(error, "reason", None) or error
+        raise KubeUnavailable(f"the API server cannot be reached: {cause}") from error
+
+
+def _translate(error: Any) -> KubeError:
+    try:
+        said = json.loads(error.body)["message"]
+    except (ValueError, TypeError, KeyError):
+        said = f"{error.status} {error.reason}"
+    known: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
+    kind = known.get(error.status) or (
+        KubeUnavailable if error.status in (0, 429) or error.status >= 500 else KubeError
+    )
+    return kind(said)

@@ -1,0 +1,248 @@
+"""What the operator tells Prometheus, and its probes: one small HTTP server.
+
+Series are per PerseusJob, never per rank or iteration; base units in the names; a job's series go when it goes. No
+other module knows prometheus_client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler
+from importlib.metadata import version
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from perseus_operator.api.budget import BudgetFigures
+from perseus_operator.api.status import Figures, StatusFigures
+from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.state import JobRef, Verdict
+from perseus_proto.http_server import HttpServer
+from perseus_proto.units import j_from_mj, s_from_us
+
+# Not "namespace" and "job": Prometheus gives those to the target that it scrapes.
+_JOB: Final = ("job_namespace", "job_name")
+MAX_FRONTIER_POINTS: Final = 24
+"""Of each job's frontier that are shown: a curve needs no more, and series are not free."""
+
+
+_JOB_GAUGES: Final = {
+    "ready": "1 if the plan asked for is in force.",
+    "predicted_iteration_seconds": "Iteration time that the plan in force promises.",
+    "predicted_iteration_joules": "Energy per iteration that it promises.",
+    "measured_iteration_seconds": "Median iteration time under the plan in force.",
+    "measured_iteration_joules": "Median energy per iteration under it.",
+    "baseline_iteration_seconds": "Iteration time measured at default clocks.",
+    "baseline_iteration_joules": "Energy per iteration measured at default clocks.",
+    "frontier_points": "Plans on the frontier.",
+    "solve_seconds": "Time the solver took for the frontier in use.",
+    "gap_ratio": "Median certified optimality gap of the frontier, a ratio.",
+    "prediction_error_ratio": "Measured over predicted iteration time of the plan in force, less 1.",
+    "model_explains": "1 if the calibrated model predicts iterations that it has not seen, 0 if it does not.",
+    "calibration_error_ratio": "Mean error of predicted iteration times, on iterations not used for calibration.",
+    "straggler_pipelines": "Pipelines that are slow now.",
+    "planned_slowdown_ratio": "Slowdown by intent: largest plan time over T_min.",
+}
+
+
+_BUDGET_GAUGES: Final = {
+    "watts": "Watts that the PowerBudget gives its jobs to share.",
+    "jobs": "Running jobs that share it.",
+    "granted_watts": "Watts that their shares come to.",
+    "wanted_watts": "Watts that they would draw as their objectives ask.",
+    "least_watts": "Watts that they draw at their most frugal plans.",
+    "unsteered_watts": "Watts of selected jobs whose clocks are not set, taken from the budget first.",
+    "gpus_per_watt": "What one more watt would bring, in GPUs at full speed.",
+    "kept": "1 if what is drawn by plan fits the budget, 0 if it does not; absent: not known.",
+}
+
+
+class Metrics:
+    """All series of one operator."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reference: list[tuple[str, str, tuple[str, ...], str]] = []
+        """Name, type, labels and help of every family, for the metrics page."""
+        self._gauges: dict[str, Gauge] = {
+            name: self._new(Gauge, f"perseus_job_{name}", text, _JOB) for name, text in _JOB_GAUGES.items()
+        }
+        self._frontier_s: Gauge = self._new(
+            Gauge, "perseus_job_frontier_seconds", "Iteration time of a plan on the frontier.", (*_JOB, "point")
+        )
+        self._frontier_j: Gauge = self._new(
+            Gauge, "perseus_job_frontier_joules", "Energy per iteration of that plan, all GPUs.", (*_JOB, "point")
+        )
+        self._budgets: dict[str, Gauge] = {
+            name: self._new(Gauge, f"perseus_budget_{name}", text, ("budget",)) for name, text in _BUDGET_GAUGES.items()
+        }
+        self._shown: dict[tuple[str, str], tuple[tuple[int, float, float], ...]] = {}
+        build = self._new(Gauge, "perseus_operator_build_info", "1: version of the operator.", ("version",))
+        build.labels(version("perseus-k8s")).set(1)
+        self.reconcile_seconds: Histogram = self._new(
+            Histogram,
+            "perseus_operator_reconcile_seconds",
+            "Time to think once about one job.",
+            buckets=(0.0001, 0.001, 0.01, 0.1, 1.0, 10.0),
+        )
+        self.solves = self._counter("solves", "Frontiers solved.", "result")
+        self.restores = self._counter("frontiers_restored", "Frontiers read back.")
+        self.agent_calls = self._counter("agent_calls", "Calls to agents.", "call", "result")
+        self.late_selections = self._counter(
+            "late_selections",
+            "Selections that reached an agent after their iteration had begun, and took effect at the next one.",
+        )
+        self.telemetry_dropped = self._counter(
+            "telemetry_dropped", "Batches before which telemetry was lost because this operator was too slow."
+        )
+        self.errors = self._counter("errors", "Unexpected errors.")
+        # A counter that appears with its first event has never risen, and alerts on its increase would miss that event.
+        for result in ("solved", "failed"):
+            self.solves.labels(result)
+        for call in ("acquire", "renew", "push", "select", "release"):
+            for result in ("ok", "refused", "unavailable", "fenced"):
+                self.agent_calls.labels(call, result)
+
+    def set_job(
+        self,
+        job: JobRef,
+        figures: StatusFigures,
+        *,
+        measured: Measured | None,
+        planned_slowdown: float,
+        stragglers: int,
+        ready: bool,
+        verdict: Verdict | None = None,
+    ) -> None:
+        """The series of one job; what is not known is not shown."""
+        labels = (job.namespace, job.name)
+        frontier, predicted, baseline = figures.frontier, figures.predicted, figures.baseline
+        values = {
+            "ready": float(ready),
+            "straggler_pipelines": float(stragglers),
+            "planned_slowdown_ratio": planned_slowdown,
+            "predicted_iteration_seconds": s_from_us(predicted.iteration_time_microseconds) if predicted else None,
+            "predicted_iteration_joules": _joules(predicted),
+            "baseline_iteration_seconds": s_from_us(baseline.iteration_time_microseconds) if baseline else None,
+            "baseline_iteration_joules": _joules(baseline),
+            "measured_iteration_seconds": s_from_us(measured.time_us) if measured else None,
+            "measured_iteration_joules": j_from_mj(measured.energy_mj) if measured and measured.energy_mj else None,
+            "prediction_error_ratio": _prediction_error(predicted, measured),
+            "model_explains": float(verdict.explains) if verdict else None,
+            "calibration_error_ratio": verdict.heldout_error if verdict else None,
+            "frontier_points": float(frontier.points) if frontier else None,
+            "solve_seconds": frontier.solve_milliseconds / 1000 if frontier else None,
+            "gap_ratio": frontier.median_gap_parts_per_million / 1e6 if frontier else None,
+        }
+        for name, value in values.items():
+            _set(self._gauges[name], labels, value)
+
+    def set_frontier(self, job: JobRef, curve: Sequence[tuple[int, int]]) -> None:
+        """The job's frontier, as time and energy of each point (microseconds, millijoules); at most
+        ``MAX_FRONTIER_POINTS`` of them, the ends among them, are shown.
+        """
+        labels, last = (job.namespace, job.name), len(curve) - 1
+        some = min(len(curve), MAX_FRONTIER_POINTS)
+        points = sorted({round(k * last / max(1, some - 1)) for k in range(some)})
+        shown = tuple((point, s_from_us(curve[point][0]), j_from_mj(curve[point][1])) for point in points)
+        before = self._shown.get(labels, ())
+        if before == shown:
+            return
+        for gone in {point for point, _, _ in before} - set(points):
+            self._frontier_s.remove(*labels, str(gone))
+            self._frontier_j.remove(*labels, str(gone))
+        for point, time_s, energy_j in shown:
+            self._frontier_s.labels(*labels, str(point)).set(time_s)
+            self._frontier_j.labels(*labels, str(point)).set(energy_j)
+        self._shown[labels] = shown
+
+    def forget_job(self, job: JobRef) -> None:
+        """The job has gone."""
+        self.set_frontier(job, ())
+        self._shown.pop((job.namespace, job.name), None)
+        for gauge in self._gauges.values():
+            _set(gauge, (job.namespace, job.name), None)
+
+    def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
+        """The series of one PowerBudget."""
+        values = {
+            "watts": watts,
+            "jobs": figures.jobs,
+            "granted_watts": figures.granted_watts,
+            "wanted_watts": figures.wanted_watts,
+            "least_watts": figures.least_watts,
+            "unsteered_watts": figures.unsteered_watts,
+            "gpus_per_watt": figures.milli_gpus_per_kilowatt / 1e6,
+            "kept": kept,
+        }
+        for name, value in values.items():
+            _set(self._budgets[name], (budget,), None if value is None else float(value))
+
+    def forget_budget(self, budget: str) -> None:
+        """The PowerBudget has gone."""
+        for gauge in self._budgets.values():
+            _set(gauge, (budget,), None)
+
+    def exposition(self) -> bytes:
+        """All series in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _new(self, kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **further: Any) -> Any:
+        self.reference.append((name, kind.__name__.lower(), labels, text))
+        return kind(name, text, labels, registry=self.registry, **further)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter: Counter = self._new(Counter, f"perseus_operator_{name}_total", text, labels)
+        return counter
+
+
+def _prediction_error(predicted: Figures | None, measured: Measured | None) -> float | None:
+    if predicted is None or measured is None or not predicted.iteration_time_microseconds:
+        return None
+    return measured.time_us / predicted.iteration_time_microseconds - 1
+
+
+def _joules(figures: Figures | None) -> float | None:
+    return None if figures is None or figures.energy_millijoules is None else j_from_mj(figures.energy_millijoules)
+
+
+def _set(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
+    if value is not None:
+        gauge.labels(*labels).set(value)
+        return
+    # Absent is not zero.
+    gauge.remove(*labels)
+
+
+class MetricsServer(HttpServer):
+    """Serves /metrics, /healthz (the operator makes progress) and /readyz (it has begun to serve) in a thread."""
+
+    def __init__(
+        self, address: str, metrics: Metrics, *, healthy: Callable[[], str | None], ready: Callable[[], bool]
+    ) -> None:
+        """``healthy`` answers None or what is wrong. Port 0: any free one."""
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/metrics":
+                    self._answer(200, metrics.exposition(), CONTENT_TYPE_LATEST)
+                elif self.path == "/healthz":
+                    wrong = healthy()
+                    self._answer(200 if wrong is None else 503, (wrong or "ok").encode())
+                elif self.path == "/readyz":
+                    self._answer(*((200, b"ok") if ready() else (503, b"starting")))
+                else:
+                    self._answer(404, b"/metrics, /healthz or /readyz")
+
+            def _answer(self, code: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
+                self.send_response(code)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Probes are not news."""
+
+        super().__init__(address, Handler, "metrics")

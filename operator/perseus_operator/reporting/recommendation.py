@@ -1,0 +1,60 @@
+"""What the objective asks for, in figures and in words, whether or not clocks may be touched. For ``status``; pure.
+
+A prediction: what was really saved is measured, and said elsewhere.
+"""
+
+from __future__ import annotations
+
+from perseus_operator.api.status import AdviceStatus, ShareStatus
+from perseus_operator.formatting import joules, percent, seconds
+from perseus_operator.planning.planner import Plan
+from perseus_operator.planning.power_allocation import Share, copies_of, power_w
+from perseus_operator.planning.state import JobState
+
+
+def advised(state: JobState, plan: Plan) -> AdviceStatus | None:
+    """The point that the objective asks for; None: no frontier, or no point of it will do."""
+    view, spec, point = state.frontier, state.spec, plan.advised_point
+    if view is None or spec is None or point is None:
+        return None
+    energy_mj = copies_of(spec) * view.energies_mj[point]
+    before = state.baseline.energy_mj if state.baseline is not None else None
+    return AdviceStatus(
+        point=point,
+        iteration_time_microseconds=view.times_us[point],
+        energy_millijoules=energy_mj,
+        energy_saved=percent(1 - energy_mj / before) if before else None,
+    )
+
+
+def recommendation(state: JobState, plan: Plan) -> str:
+    """What would run, and what that should save."""
+    found = advised(state, plan)
+    if found is None or state.frontier is None:
+        return ""
+    figures = f"{seconds(found.iteration_time_microseconds)} and {joules(found.energy_millijoules)} an iteration"
+    said = f"It would run point {found.point} of {len(state.frontier.times_us)}: {figures}"
+    if found.energy_saved is None or state.baseline is None:
+        return f"{said}; what that would save is not known before a baseline is measured."
+    slower = percent(found.iteration_time_microseconds / state.baseline.time_us - 1)
+    return f"{said}, saving {found.energy_saved} of the energy measured at default clocks, {slower} slower."
+
+
+def share_status(share: Share | None) -> ShareStatus | None:
+    """A job's share of a PowerBudget; None: it has none yet."""
+    if share is None or share.watts is None:
+        return None
+    return ShareStatus(name=share.budget, watts=int(share.watts))
+
+
+def limited(state: JobState, plan: Plan, point: int) -> str:
+    """That watts are short, and how many there are."""
+    assert plan.limited is not None
+    assert plan.limited.watts is not None
+    assert state.frontier is not None
+    assert state.spec is not None
+    drawn_w = power_w(state.frontier, point, copies_of(state.spec))
+    said = f"PowerBudget {plan.limited.budget} grants {plan.limited.watts:.0f} W; this plan draws {drawn_w:.0f} W."
+    if plan.limited.feasible:
+        return said
+    return f"{said} The budget is less than its jobs draw at their most frugal plans."

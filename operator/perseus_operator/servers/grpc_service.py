@@ -1,0 +1,126 @@
+"""The operator's own gRPC service, ``perseus.v1alpha1.Operator``: who may call, and what an error becomes on the wire.
+
+Started by ``__main__`` if an address is set. Mutual TLS always: there is no way to serve it without. What is told is
+``telling``'s; nothing else is decided here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from perseus_operator.clients.agents import Credentials
+from perseus_operator.controller.set_straggler import Request
+from perseus_operator.errors import (
+    InvalidSpec,
+    KubeConflict,
+    KubeError,
+    KubeNotFound,
+    NotAllowed,
+    OperatorError,
+    StaleEpoch,
+    UnknownJob,
+)
+from perseus_operator.planning.state import JobRef
+from perseus_proto.tls import CONNECTION_AGE, server_credentials
+from perseus_proto.v1alpha1 import operator_pb2 as messages
+from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
+
+logger = logging.getLogger(__name__)
+
+STATUS: Final[dict[type[OperatorError], grpc.StatusCode]] = {
+    InvalidSpec: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownJob: grpc.StatusCode.NOT_FOUND,
+    KubeNotFound: grpc.StatusCode.NOT_FOUND,
+    NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
+    StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    KubeConflict: grpc.StatusCode.ABORTED,
+    KubeError: grpc.StatusCode.UNAVAILABLE,
+}
+"""The first row that fits counts. ABORTED and UNAVAILABLE: nothing was changed, try again."""
+_ERROR_METADATA: Final = "perseus-error"
+_SAN: Final = "x509_subject_alternative_name"
+_MOST_BYTES: Final = 64 << 10
+_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MOST_BYTES),
+    CONNECTION_AGE,
+)
+
+Tell = Callable[[Request], Awaitable[tuple[JobRef, str]]]
+
+
+class OperatorService(stubs.OperatorServicer):
+    """``perseus.v1alpha1.Operator``."""
+
+    def __init__(self, tell: Tell, epoch: int, allowed_sans: frozenset[str]) -> None:
+        self._tell = tell
+        self._epoch = epoch
+        self._allowed_sans = allowed_sans
+
+    async def SetStraggler(  # noqa: N802  # the wire's name
+        self, request: messages.SetStragglerRequest, context: Any
+    ) -> messages.SetStragglerResponse:
+        try:
+            self._authorise(context)
+            ref, annotation = await self._tell(_asked(request))
+        except OperatorError as error:
+            code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+            await context.abort(code, str(error), trailing_metadata=((_ERROR_METADATA, type(error).__name__),))
+            raise
+        logger.info("%s: told by %s: straggler %s", ref, context.peer(), annotation or "none")
+        return messages.SetStragglerResponse(
+            namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=self._epoch
+        )
+
+    def _authorise(self, context: Any) -> None:
+        names = {name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())}
+        if not names & self._allowed_sans:
+            raise NotAllowed(f"certificate: none of its names {sorted(names)} may tell this operator anything")
+
+
+def _asked(request: messages.SetStragglerRequest) -> Request:
+    if bool(request.namespace) != bool(request.job):
+        raise InvalidSpec("namespace and job: must be given together")
+    return Request(
+        id=request.id,
+        degree=request.degree,
+        delay_s=request.delay_ms / 1000,
+        delay_iterations=request.delay_iterations,
+        job=(request.namespace, request.job) if request.job else None,
+        epoch=request.epoch,
+    )
+
+
+class RpcServer:
+    """Serves until closed. Made on the event loop that it runs on."""
+
+    def __init__(self, server: grpc.aio.Server, address: str) -> None:
+        self._server = server
+        self.address = address
+        """host:port really bound."""
+
+    @classmethod
+    async def start(cls, address: str, files: Credentials, service: OperatorService) -> RpcServer:
+        """Serve on ``host:port`` (port 0: any free one).
+
+        Raises:
+            OSError: the address cannot be bound, or a certificate cannot be read.
+        """
+        credentials = server_credentials(key=files.key, cert=files.cert, ca=files.ca)
+        server = grpc.aio.server(options=_OPTIONS)
+        stubs.add_OperatorServicer_to_server(service, server)
+        try:
+            port = server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+        await server.start()
+        return cls(server, f"{address.rpartition(':')[0]}:{port}")
+
+    async def close(self) -> None:
+        """Let calls that are being answered end, but not for long."""
+        await self._server.stop(0.5)

@@ -1,0 +1,128 @@
+"""The page's JSON: all jobs, one job with its frontier, and one plan as a timetable. Pure.
+
+Energy is of the whole job: all pipelines and tensor ranks. Times are of one iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from perseus_operator.api.job import JobSpec
+from perseus_operator.api.schema import dump
+from perseus_operator.controller.view import JobView
+from perseus_operator.solving.request import SolveRequest, problem_of
+from perseus_solver.comparison.baselines import all_maximum
+from perseus_solver.kinds import Kind
+from perseus_solver.model.simulator import Simulator
+
+Json = dict[str, Any]
+
+MAX_DRAWN: Final = 6_000
+"""Instructions of a plan that are drawn: a browser gets slow, and a screen has no more columns."""
+
+
+class NotThere(Exception):
+    """No such job or plan, or it cannot be drawn; the message says which."""
+
+
+def overview(views: Iterable[JobView]) -> Json:
+    """Every job in a line."""
+    return {"jobs": [_line(view) for view in sorted(views, key=lambda view: (view.ref.namespace, view.ref.name))]}
+
+
+def job_document(view: JobView) -> Json:
+    """One job."""
+    status = view.status
+    found: Json = {
+        **_line(view),
+        "spec": None if view.spec is None else dump(view.spec),
+        "conditions": list(status.get("conditions", ())),
+        "plan": status.get("plan"),
+        "predicted": status.get("predicted"),
+        "measured": status.get("measured"),
+        "baseline": status.get("baseline"),
+        "stragglers": list(status.get("stragglers", ())),
+        "frontier": None,
+    }
+    if view.solved is not None and view.spec is not None:
+        found["frontier"] = _frontier(view)
+    return found
+
+
+def plan_document(view: JobView, point: int) -> Json:
+    """The timetable of one plan: for each stage its instructions as [kind, microbatch, chunk, start s, time s, MHz, W].
+
+    Raises:
+        NotThere: the job has no frontier yet, no such point, or too many instructions to draw.
+    """
+    solved = view.solved
+    if solved is None:
+        raise NotThere("the job has no frontier yet")
+    if not 0 <= point < len(solved.frontier):
+        raise NotThere(f"the frontier has points 0 to {len(solved.frontier) - 1}")
+    clocks_mhz = solved.frontier.frequencies_mhz[point]
+    if clocks_mhz.size > MAX_DRAWN:
+        raise NotThere(f"a plan of {clocks_mhz.size} instructions is not drawn; at most {MAX_DRAWN} are")
+    simulator = _simulator(solved.request)
+    problem, schedule = simulator.problem, simulator.problem.schedule
+    choice = simulator.choice_of(clocks_mhz)
+    run, time_s = simulator.run(choice), simulator.duration_s(choice)
+    power_w = simulator.instruction_energy_j(choice) / time_s
+    columns = (schedule.kind, schedule.microbatch, schedule.chunk, run.start_s, time_s, clocks_mhz, power_w)
+    rows = [list(row) for row in zip(*(np.asarray(column).tolist() for column in columns), strict=True)]
+    for row in rows:
+        row[0] = Kind(row[0]).label
+    offsets = problem.stage_offset.tolist()
+    return {
+        "point": point,
+        "iterationSeconds": float(run.iteration_time_s),
+        "blockingWatts": problem.blocking_power_w,
+        # The same for every plan of the job, so that colours can be compared.
+        "highestWatts": max(float((table.energy_j / table.time_s).max()) for table in problem.options),
+        "stages": [rows[first:last] for first, last in pairwise(offsets)],
+    }
+
+
+def _line(view: JobView) -> Json:
+    ready: Json = next((c for c in view.status.get("conditions", ()) if c.get("type") == "Ready"), {})
+    return {
+        "namespace": view.ref.namespace,
+        "name": view.ref.name,
+        "ready": ready.get("status", "Unknown"),
+        "reason": ready.get("reason", ""),
+        "objective": "" if view.spec is None else view.spec.objective.type.value,
+        "savings": view.status.get("savings"),
+        "stragglerCount": len(view.status.get("stragglers", ())),
+    }
+
+
+def _frontier(view: JobView) -> Json:
+    assert view.solved is not None
+    assert view.spec is not None
+    frontier, copies = view.solved.frontier, _copies(view.spec)
+    simulator = _simulator(view.solved.request)
+    default = simulator.run(all_maximum(simulator.problem))
+    return {
+        "digest": view.solved.view.digest,
+        "seconds": frontier.time_s.tolist(),
+        "joules": (copies * frontier.energy_j).tolist(),
+        "gaps": np.maximum(frontier.gap, 0.0).tolist(),
+        "leastEnergyPoint": int(frontier.least_energy),
+        "gpus": copies * frontier.stages,
+        "highestClocks": {"seconds": float(default.iteration_time_s), "joules": copies * float(default.energy_j)},
+    }
+
+
+def _copies(spec: JobSpec) -> int:
+    return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
+
+
+@lru_cache(maxsize=4)
+def _simulator(request: SolveRequest) -> Simulator:
+    """Building one takes longer than running it, and the slider asks for many plans of one job."""
+    return Simulator(problem_of(request))

@@ -1,0 +1,247 @@
+"""Learning from telemetry how long iterations really take: what to keep of a running job, and what came of it.
+
+Used by ``learner`` and ``frontiers``, and by the worker process. ``Promises`` says what plans promise of single
+instructions; ``Record`` keeps iterations until there are enough; ``CalibrateRequest`` takes them to the worker. Fitting
+is the solver's, when to fit the planner's. Nothing here waits or asks the cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_operator.errors import SolveFailed
+from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.state import Verdict
+from perseus_operator.solving.request import SolveRequest, problem_of, schedule_of
+from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s
+from perseus_solver.calibration.estimate import replay_s
+from perseus_solver.calibration.recorder import MOST_ITERATIONS
+from perseus_solver.errors import InvalidTrace, SolverError
+from perseus_solver.kinds import Floats
+from perseus_solver.model.result import Frontier
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.schedules import Schedule
+from perseus_solver.stragglers import stage_pace, straggling_time_s
+
+_MOST_NUMBERS: Final = 4_000_000
+"""Durations kept of one job, 32 MB: of very large pipelines fewer iterations, or too few to calibrate."""
+MAX_STORED_BYTES: Final = 500_000
+"""Of one calibration in a ConfigMap, which must stay below 1 MiB."""
+MIN_CHANGE: Final = 0.005
+"""Predictions that differ by less are not worth new plans."""
+_SUFFIX: Final = "-calibration"
+_MOST_ROWS: Final = 32
+"""Plans of which the promises are kept at hand."""
+
+
+class Promises:
+    """What the plans of a frontier promise of single instructions; see ``stragglers.Promises``."""
+
+    def __init__(self, simulator: Simulator, frontier: Frontier) -> None:
+        self._simulator = simulator
+        self._frontier = frontier
+        self._rows: dict[int | None, Floats] = {}
+        self._fastest = simulator.choice_of(frontier.frequencies_mhz[0])
+        self._t_min_s = float(simulator.run(self._fastest).iteration_time_s)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What every pipeline runs."""
+        return self._simulator.problem.schedule
+
+    def durations_s(self, point: int | None) -> Floats:
+        """Of every instruction under a point of the frontier; None: at default clocks, the highest."""
+        row = self._rows.get(point)
+        if row is None:
+            if point is None:
+                choice = np.zeros_like(self._fastest)
+            else:
+                last = self._frontier.frequencies_mhz.shape[0] - 1
+                choice = self._simulator.choice_of(self._frontier.frequencies_mhz[min(point, last)])
+            if len(self._rows) >= _MOST_ROWS:
+                self._rows.clear()
+            row = self._rows[point] = self._simulator.duration_s(choice)
+        return row
+
+    def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
+        """See ``stragglers.Promises``."""
+        wanted = np.diff(self.schedule.stage_offset).tolist()
+        found = {}
+        for pipeline, stages in iteration.stages_us.items():
+            if [len(own) for own in stages] == wanted:
+                measured_s = np.concatenate([np.asarray(own, dtype=np.float64) for own in stages]) / 1e6
+                promised_s = self.durations_s(iteration.points[pipeline])
+                found[pipeline] = stage_pace(measured_s, promised_s, self.schedule.stage_offset).tolist()
+        return found
+
+    def slowdown(self, degrees: Mapping[int, float]) -> float:
+        """See ``stragglers.Promises``."""
+        return straggling_time_s(self._simulator, self._fastest, degrees) / self._t_min_s
+
+
+class Record:
+    """The latest iterations of one job, each with what its plan promised."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        most = min(MOST_ITERATIONS, _MOST_NUMBERS // max(1, schedule.instructions))
+        self._recorder = Recorder(schedule, most)
+        self._promised: deque[Floats] = deque(maxlen=most)
+
+    @property
+    def schedule(self) -> Schedule:
+        """What every iteration ran."""
+        return self._recorder.schedule
+
+    def __len__(self) -> int:
+        return len(self._recorder)
+
+    def add(self, iteration: JobIteration, promises: Promises) -> bool:
+        """Take in an iteration; False: its instructions were not told, or not those of the schedule."""
+        pipeline = iteration.slowest
+        point = iteration.points[pipeline]
+        try:
+            self._recorder.add(
+                plan=-1 if point is None else point,
+                iteration_time_s=iteration.time_us / 1e6,
+                stages=[[us / 1e6 for us in own] for own in iteration.stages_us.get(pipeline, ())],
+            )
+        except InvalidTrace:
+            return False
+        self._promised.append(promises.durations_s(point))
+        return True
+
+    def request(self, inputs: SolveRequest) -> CalibrateRequest:
+        """Everything kept so far, for a job with these inputs."""
+        trace = self._recorder.trace()
+        return CalibrateRequest(inputs, trace.plan, trace.duration_s, trace.iteration_time_s, np.stack(self._promised))
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrateRequest:
+    """What a calibration is made from. ``inputs.calibration`` is the one in use."""
+
+    inputs: SolveRequest
+    plan: npt.NDArray[np.int32]
+    duration_s: Floats
+    iteration_time_s: Floats
+    promised_s: Floats
+
+    def to_bytes(self) -> bytes:
+        """One line of JSON, then the arrays."""
+        arrays = io.BytesIO()
+        np.savez(
+            arrays,
+            plan=self.plan,
+            duration_s=self.duration_s,
+            iteration_time_s=self.iteration_time_s,
+            promised_s=self.promised_s,
+        )
+        return json.dumps(asdict(self.inputs)).encode() + b"\n" + arrays.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CalibrateRequest:
+        """What ``to_bytes`` made."""
+        line, _, arrays = data.partition(b"\n")
+        found = np.load(io.BytesIO(arrays), allow_pickle=False)
+        return cls(SolveRequest(**json.loads(line)), **{name: found[name] for name in found.files})
+
+
+def calibrate_here(request: CalibrateRequest) -> bytes:
+    """The worker's part: a calibration, and by how much its predictions differ from those made until now.
+
+    Raises:
+        SolverError: the iterations say too little.
+    """
+    trace = Trace(schedule_of(request.inputs), request.plan, request.duration_s, request.iteration_time_s)
+    found = calibrate(trace, promised_s=request.promised_s)
+    change = None
+    if found.explains:
+        known = request.inputs.calibration
+        before_s = predict_s(Calibration.from_json(known), trace) if known else replay_s(trace)
+        change = float(np.median(np.abs(predict_s(found, trace) / before_s - 1)))
+    return json.dumps({"calibration": found.to_json(), "change": change}).encode()
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A calibration, as it is kept, and what is shown of it."""
+
+    text: str
+    verdict: Verdict
+    change: float | None = None
+    """Median share by which predictions differ from those made until now; None: it predicts nothing, or not known."""
+
+    def is_worth_using(self, in_use: str) -> bool:
+        """Whether to plan with it from now on. The first one always is: bounds need its allowance."""
+        return self.verdict.explains and (not in_use or (self.change is not None and self.change > MIN_CHANGE))
+
+
+def open_learnt(data: bytes) -> Learnt:
+    """What the worker has answered."""
+    answer = json.loads(data)
+    return open_calibration(answer["calibration"], change=answer["change"])
+
+
+def open_calibration(text: str, *, change: float | None = None) -> Learnt:
+    """A calibration from its JSON.
+
+    Raises:
+        InvalidCalibration: naming the field and the rule.
+    """
+    found = Calibration.from_json(text)
+    verdict = Verdict(
+        digest=hashlib.sha256(text.encode()).hexdigest(),
+        explains=found.explains,
+        reason=found.reason,
+        heldout_error=_share(found.quality.heldout_mape_percent),
+        uncalibrated_error=_share(found.quality.replay_mape_percent) or 0.0,
+        iterations=found.quality.iterations_fitted + found.quality.iterations_heldout,
+        allowance=found.allowance,
+        stage_noise=found.stage_noise,
+    )
+    return Learnt(text, verdict, change)
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def check_calibration(text: str, inputs: SolveRequest) -> Learnt:
+    """A kept calibration, if it can be used for these inputs.
+
+    Raises:
+        SolveFailed: it cannot; one line that says why.
+    """
+    try:
+        learnt = open_calibration(text)
+        Calibration.from_json(text).delays_for(schedule_of(inputs))
+    except SolverError as error:
+        raise SolveFailed(str(error)) from error
+    return learnt
+
+
+def kept_name(profile: str) -> str:
+    """Of the ConfigMap that keeps calibrations beside that of a profile."""
+    return f"{profile[: 253 - len(_SUFFIX)]}{_SUFFIX}"
+
+
+def kept_key(inputs: SolveRequest) -> str:
+    """Where a pipeline's calibration is kept: for another one it would be wrong."""
+    if inputs.order:
+        return f"calibration-custom-{hashlib.sha256(inputs.order.encode()).hexdigest()[:16]}.json"
+    chunks = "" if inputs.chunks is None else f"x{inputs.chunks}"
+    return f"calibration-{inputs.schedule}-{inputs.stages}x{inputs.microbatches}{chunks}.json"
+
+
+def simulator_of(inputs: SolveRequest) -> Simulator:
+    """Of the problem with these inputs."""
+    return Simulator(problem_of(inputs))

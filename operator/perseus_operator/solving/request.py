@@ -1,0 +1,84 @@
+"""What a frontier is solved from, and the solver's values that follow from it.
+
+The solver is imported inside functions: the operator's own process starts without it, and the kubectl plugin too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perseus_operator.errors import InvalidProfile
+
+if TYPE_CHECKING:
+    from perseus_solver.model.problem import Problem
+    from perseus_solver.model.profile import Profile
+    from perseus_solver.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class SolveRequest:
+    """Everything that a frontier is solved from."""
+
+    profile_csv: str
+    schedule: str
+    stages: int
+    microbatches: int
+    """Of a schedule by name; otherwise its order tells."""
+    chunks: int | None
+    blocking_power_mw: int
+    points: int
+    calibration: str = ""
+    """JSON of the calibration to plan with; empty: none."""
+    order: str = ""
+    """CSV of a schedule that has no name."""
+    switch_loss: float | None = None
+    """Share of the energy that may be given up for fewer changes of clock; None: least energy."""
+
+
+def check_profile(csv: bytes, stages: int) -> None:
+    """Whether the CSV is a usable profile; quick next to a solve, but not for the event loop.
+
+    Raises:
+        InvalidProfile: one line with the line of the file, the column and the rule.
+    """
+    from perseus_solver.errors import SolverError
+    from perseus_solver.model.profile import read_profile
+
+    try:
+        read_profile(csv, stages=stages)
+    except SolverError as error:
+        raise InvalidProfile("ProfileInvalid", str(error)) from error
+
+
+def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedule:
+    """The order of instructions, with the profile's constant-time ones; ``profile``: if it has been read already. A
+    request without a profile has none of them."""
+    from perseus_solver.model.profile import read_profile
+    from perseus_solver.schedules import build_schedule, read_order, with_constants
+
+    if profile is None and request.profile_csv:
+        profile = read_profile(request.profile_csv.encode(), stages=request.stages)
+    constants = profile.constant_stages if profile else ()
+    if request.order:
+        return with_constants(read_order(request.order), constants)
+    return build_schedule(
+        request.schedule,
+        stages=request.stages,
+        microbatches=request.microbatches,
+        chunks=request.chunks,
+        constants=constants,
+    )
+
+
+def problem_of(request: SolveRequest) -> Problem:
+    """What is solved."""
+    from perseus_solver.calibration import Calibration
+    from perseus_solver.model.problem import build_problem
+    from perseus_solver.model.profile import read_profile
+
+    profile = read_profile(request.profile_csv.encode(), stages=request.stages)
+    schedule = schedule_of(request, profile)
+    calibration = Calibration.from_json(request.calibration) if request.calibration else None
+    power_w = request.blocking_power_mw / 1000
+    return build_problem(profile, schedule, blocking_power_w=power_w, calibration=calibration)

@@ -1,0 +1,59 @@
+"""The worker process: ``python -m perseus_operator.solving.worker MEMORY_MIB solve|calibrate``.
+
+The request comes on stdin, the frontier or calibration goes as bytes to stdout, a refusal as one line to stderr. The
+exit code says which kind of refusal it is. A process of its own can be killed at its deadline, and takes nobody along
+when it dies.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from typing import Final
+
+from perseus_operator.solving.request import SolveRequest, problem_of
+
+REFUSED: Final = 2
+INVALID_PROFILE: Final = 3
+OUT_OF_MEMORY: Final = 4
+
+
+def solve_here(request: SolveRequest) -> bytes:
+    """The solve itself, in this process."""
+    from perseus_solver.frontier import solve_frontier
+    from perseus_solver.switching.switches import calm
+
+    problem = problem_of(request)
+    frontier = solve_frontier(problem, points=request.points)
+    if request.switch_loss is not None:
+        frontier = calm(problem, frontier, loss=request.switch_loss)
+    return frontier.to_bytes()
+
+
+def main() -> int:
+    """The worker process."""
+    from perseus_solver.errors import InvalidProfile as BadProfile
+    from perseus_solver.errors import SolverError
+
+    memory_bytes = int(sys.argv[1]) << 20
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    task, data = sys.argv[2], sys.stdin.buffer.read()
+    try:
+        if task == "calibrate":
+            from perseus_operator.solving.calibration import CalibrateRequest, calibrate_here
+
+            answer = calibrate_here(CalibrateRequest.from_bytes(data))
+        else:
+            answer = solve_here(SolveRequest(**json.loads(data)))
+    except MemoryError:
+        return OUT_OF_MEMORY
+    except SolverError as error:
+        sys.stderr.write(f"{error}\n")
+        return INVALID_PROFILE if isinstance(error, BadProfile) else REFUSED
+    sys.stdout.buffer.write(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

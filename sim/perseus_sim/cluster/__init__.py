@@ -1,0 +1,1 @@
+"""Clusters on one machine: API servers, nodes with agents, certificates and access rights."""

@@ -1,0 +1,168 @@
+"""Real training processes as pods of a simulated cluster: started, placed on simulated GPUs, and read.
+
+Like ``job``, but the ranks are whatever command is given, run by the interpreter in which the training frameworks are
+installed, on ``perseus_sim.training.live``. They get the environment that torchrun would give them, and PERSEUS_SOCKET
+as the chart would. Figures come from the ranks' logs and GPUs, not from the agent. Used by the example and the tests of
+the frameworks.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perseus_proto import keys
+from perseus_sim.cluster.simulated_cluster import SimulatedCluster, SimulatedNode
+from perseus_sim.gpus.kubelet import AdmittedPod
+from perseus_sim.gpus.model import BACKWARD_RATIO, GpuModel
+from perseus_sim.gpus.shared_gpu import SharedGpu
+from perseus_sim.processes import Child
+from perseus_sim.training.live import LiveSpec
+
+Tables = dict[str, dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
+class LiveIteration:
+    """One iteration of a pipeline, from its GPUs' own counters, until the next began."""
+
+    time_s: float
+    energy_j: float
+
+
+@dataclass
+class LiveJob:
+    """Ranks that train. Place: (pipeline, stage)."""
+
+    name: str
+    pods: list[AdmittedPod]
+    children: dict[tuple[int, int], Child]
+    gpus: dict[tuple[int, int], SharedGpu]
+    logs: dict[tuple[int, int], Path]
+
+    def executed(self, pipeline: int, stage: int) -> list[dict[str, Any]]:
+        """The iterations that a rank has ended, as ``perseus_sim.training.live`` logs them."""
+        log = self.logs[pipeline, stage]
+        text = log.read_text() if log.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def iterations(self, pipeline: int) -> list[LiveIteration]:
+        """All complete iterations of a pipeline."""
+        ranks = [self.executed(*place) for place in self.logs if place[0] == pipeline]
+        found = []
+        for k in range(min(map(len, ranks)) - 1):
+            found.append(
+                LiveIteration(
+                    time_s=max(rank[k + 1]["begin_us"] - rank[k]["begin_us"] for rank in ranks) / 1e6,
+                    energy_j=sum(rank[k + 1]["energy_uj"] - rank[k]["energy_uj"] for rank in ranks) / 1e6,
+                )
+            )
+        return found
+
+    def check(self) -> None:
+        """Raise RuntimeError, with the end of its log, if a rank has failed."""
+        for place, child in self.children.items():
+            if child.popen.poll() not in (None, 0):
+                raise RuntimeError(f"rank {place} ended with code {child.popen.returncode}:\n{child.tail(40)}")
+
+    def stop(self) -> None:
+        """End all ranks, as a deleted pod would."""
+        for child in self.children.values():
+            child.stop()
+
+
+def tables_of(model: GpuModel, clocks_mhz: Sequence[int], forward_us: float, weight: float = 1.0) -> Tables:
+    """Time and power of each kind of instruction of a stage on a GPU model, against the clock.
+
+    A backward split in two is taken as two halves.
+    """
+    clocks = sorted(clocks_mhz)
+    powers = [1000 * model.power_w(clock) for clock in clocks]
+    ratios = {"forward": 1.0, "backward": BACKWARD_RATIO}
+    ratios |= dict.fromkeys(("input_gradient", "weight_gradient"), BACKWARD_RATIO / 2)
+    return {
+        kind: {
+            "clocks_mhz": list(clocks),
+            "times_us": [forward_us * weight * ratio * model.slowdown(clock) for clock in clocks],
+            "powers_mw": powers,
+        }
+        for kind, ratio in ratios.items()
+    }
+
+
+def start_live_job(
+    cluster: SimulatedCluster,
+    node: SimulatedNode,
+    name: str,
+    command: Sequence[str],
+    tables: Sequence[Tables],
+    *,
+    python: Path,
+    pipelines: int = 1,
+    await_agent: bool = False,
+    environment: dict[str, str] | None = None,
+) -> LiveJob:
+    """Start a job: one pod for each pipeline, one process and one GPU for each stage.
+
+    Args:
+        cluster: must be running.
+        node: must hold enough free GPUs.
+        name: of the PerseusJob that the pods opt in to, and of the pods.
+        command: script and arguments.
+        tables: of each stage.
+        python: interpreter that has the frameworks.
+        pipelines: data-parallel degree; global rank = pipeline × stages + stage.
+        await_agent: see ``LiveSpec``.
+        environment: further variables.
+
+    Raises:
+        ValueError: the node has too few free GPUs.
+    """
+    stages = len(tables)
+    free = [gpu for gpu in node.gpus if gpu.spec.uuid not in node.allocated][: stages * pipelines]
+    if len(free) < stages * pipelines:
+        raise ValueError(f"{node.name} has {len(free)} free GPUs, the job needs {stages * pipelines}")
+    node.allocated |= {gpu.spec.uuid for gpu in free}
+    folder = cluster.folder / name
+    folder.mkdir()
+    job = LiveJob(name, [], {}, {}, {})
+    port = _free_port()
+    for pipeline in range(pipelines):
+        gpus = free[pipeline * stages : (pipeline + 1) * stages]
+        labels = {"app": name, keys.LABEL_JOB: name}
+        pod_name = f"{name}-{pipeline}"
+        uid = cluster.run_pod("default", pod_name, node.name, labels, [])
+        pod = AdmittedPod(uid, "default", pod_name, tuple(gpu.spec.uuid for gpu in gpus))
+        node.kubelet.admit(pod)
+        job.pods.append(pod)
+        for stage, gpu in enumerate(gpus):
+            place, rank = (pipeline, stage), pipeline * stages + stage
+            job.gpus[place], job.logs[place] = gpu, folder / f"rank-{rank}.jsonl"
+            live = LiveSpec(str(gpu.path), str(job.logs[place]), tables[stage], await_agent)
+            spec = live.write(folder / f"rank-{rank}.json")
+            job.children[place] = cluster.processes.start(
+                f"{name}-{rank}",
+                [str(python), "-m", "perseus_sim.training.live", str(spec), *command],
+                environment={
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(stages * pipelines),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    keys.ENV_SOCKET: str(node.socket),
+                    **(environment or {}),
+                },
+            )
+        node.kubelet.place([job.children[pipeline, stage].pid for stage in range(stages)], uid)
+    return job
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,340 @@
+"""A cluster on one machine: API server, nodes with GPUs and agents, the operator, training jobs; for demo and tests.
+
+Everything is a real process or the production code, but for the doubles: the API server (``apiserver``, unless a real
+one is asked for), the kubelet (``kubelet``), the GPUs (``gpu``) and the training (``job``). Operator and agents speak
+mutual TLS. All state lies in one folder; leaving the context stops every process, whatever happened. What is shown to
+people, and what is asserted, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+from kubernetes import client, config, dynamic
+
+from perseus_proto import keys
+from perseus_sim.cluster import rbac
+from perseus_sim.cluster.api_servers import Feature, Server, embedded_server
+from perseus_sim.cluster.pki import Authority, write_pairs
+from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
+from perseus_sim.gpus.model import GpuModel
+from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
+from perseus_sim.processes import Child, Processes
+from perseus_sim.training.job import JobSpec, RankSpec, TrainingJob
+from perseus_solver.model.problem import Problem
+
+SYSTEM_NAMESPACE = "perseus-system"
+_AGENT_FLAGS = ("--min-switch-interval-us", "200", "--sample-interval-ms", "10", "--watch-interval-ms", "100")
+"""Simulated time runs faster than the wall clock, and the agent's settings are in wall time."""
+
+
+@dataclass
+class SimulatedNode:
+    """One node."""
+
+    name: str
+    number: int
+    folder: Path
+    gpus: list[SharedGpu]
+    kubelet: KubeletDouble
+    agent: Child | None = None
+    agent_pod: str = ""
+    grpc_address: str = "127.0.0.1:0"
+    metrics_address: str = "127.0.0.1:0"
+    allocated: set[str] = field(default_factory=set)
+
+    @property
+    def socket(self) -> Path:
+        """The agent's socket for training processes."""
+        return self.folder / "agent.sock"
+
+
+@dataclass
+class RunningJob:
+    """A training job and its pods."""
+
+    name: str
+    namespace: str
+    training: TrainingJob
+    pods: dict[str, tuple[SimulatedNode, AdmittedPod]]
+    gpus: dict[int, list[SharedGpu]]
+    """By pipeline, in the order of stages."""
+
+
+class SimulatedCluster:
+    """Use as a context. ``api`` is a connected Kubernetes client once the context is entered."""
+
+    api: Any
+    core: Any
+    server: Server
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        server: Callable[[Path], contextlib.AbstractContextManager[Server]] = embedded_server,
+    ) -> None:
+        """``folder`` keeps state and logs (short, since sockets lie in it); None: a temporary one, removed on
+        success. ``server`` starts the API server; on one with RBAC the operator has a service account of its own.
+        """
+        self._temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="perseus-")) if folder is None else folder
+        self.tls = self.folder / "tls"
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.jobs: list[RunningJob] = []
+        self.operator: Child | None = None
+        self.processes = Processes(self.folder / "logs")
+        self._start_server = server
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undo:
+            self.server = undo.enter_context(self._start_server(self.folder / "api"))
+            undo.enter_context(self.processes)
+            undo.callback(self._stop_kubelets)
+            # As in production: agent and operator trust one authority, and each other's names.
+            write_pairs(self.tls, Authority("perseus-sim"), ("perseus-agent", "perseus-operator"))
+            connect: Any = config.new_client_from_config
+            self.api = undo.enter_context(connect(str(self.server.kubeconfig)))
+            self.core = client.CoreV1Api(self.api)
+            self.core.create_namespace({"metadata": {"name": SYSTEM_NAMESPACE}})
+            self._open = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+        if self._temporary and error is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -------------------------------------------------------------------------------- control plane
+
+    def _tls_flags(self, name: str) -> list[str]:
+        files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca": "ca.crt"}
+        return [part for flag, file in files.items() for part in (f"--tls-{flag}", str(self.tls / file))]
+
+    def _operator_login(self) -> Path:
+        """The kubeconfig of the operator: its service account's, or on a server without accounts anybody's."""
+        if Feature.RBAC not in self.server.features:
+            return self.server.kubeconfig
+        for document in rbac.operator_manifest(SYSTEM_NAMESPACE):
+            self.apply(document)
+        into = self.folder / "operator.kubeconfig"
+        return rbac.log_in(self.server.kubeconfig, SYSTEM_NAMESPACE, "perseus-operator", into)
+
+    def apply(self, manifest: Path | str | Mapping[str, Any], namespace: str = "default") -> None:
+        """Create or change every object of a manifest (a file, YAML, or one object), by server-side apply."""
+        text = manifest.read_text() if isinstance(manifest, Path) else manifest
+        documents = [text] if isinstance(text, Mapping) else [doc for doc in yaml.safe_load_all(text) if doc]
+        for document in documents:
+            # A cache of our own: the default one is shared by all servers that ever listened on this port.
+            connect: Any = dynamic.DynamicClient
+            kinds = connect(self.api, cache_file=str(self.folder / "discovery.json"))
+            resource = kinds.resources.get(api_version=document["apiVersion"], kind=document["kind"])
+            place = {"namespace": document["metadata"].get("namespace", namespace)} if resource.namespaced else {}
+            resource.server_side_apply(document, field_manager="perseus-sim", force_conflicts=True, **place)
+
+    def start_operator(self, *arguments: str) -> Child:
+        """Start the operator; again after ``stop_operator``, as one that was restarted."""
+        ready = self.folder / "operator.ready"
+        ready.unlink(missing_ok=True)
+        self.operator = self.processes.start(
+            "operator",
+            [
+                *(sys.executable, "-m", "perseus_operator", *self._tls_flags("perseus-operator")),
+                *("--agent-namespace", SYSTEM_NAMESPACE, "--agent-poll-s", "0.5"),
+                *("--metrics-address", "127.0.0.1:0", "--web-address", "127.0.0.1:0", "--ready-file", str(ready)),
+                *arguments,
+            ],
+            environment={"KUBECONFIG": str(self._operator_login())},
+        )
+        self.operator.wait_until(ready.exists)
+        return self.operator
+
+    def stop_operator(self) -> None:
+        """Stop it politely."""
+        if self.operator is not None:
+            self.operator.stop()
+            self.operator = None
+
+    # ---------------------------------------------------------------------------------------- nodes
+
+    def add_node(
+        self,
+        name: str,
+        gpus: int,
+        model: GpuModel,
+        *,
+        clocks_mhz: Sequence[int] = (),
+        switch_latency_us: int = 0,
+        agent_arguments: Sequence[str] = (),
+    ) -> SimulatedNode:
+        """A node with GPUs of one model, a kubelet and a running agent.
+
+        Args:
+            name: of the node.
+            gpus: how many.
+            model: what they are.
+            clocks_mhz: their supported clocks, if others than the model's: those of a profile.
+            switch_latency_us: virtual time that a clock change takes.
+            agent_arguments: further flags of the agent.
+        """
+        number = len(self.nodes)
+        folder = self.folder / f"n{number}"
+        specs = [
+            GpuSpec(
+                uuid=f"GPU-{number:08x}-0000-4000-8000-{index:012x}",
+                model=model.name,
+                supported_clocks_mhz=tuple(sorted(clocks_mhz or model.clocks_mhz)),
+                blocking_power_mw=round(model.blocking_power_w * 1000),
+                switch_latency_us=switch_latency_us,
+            )
+            for index in range(gpus)
+        ]
+        shared = [SharedGpu.create(folder / "gpus", spec) for spec in specs]
+        node = SimulatedNode(name, number, folder, shared, KubeletDouble(folder))
+        self.nodes[name] = node
+        node.kubelet.start()
+        self.core.create_node({"metadata": {"name": name}, "spec": {}})
+        self.start_agent(node, *agent_arguments)
+        return node
+
+    def start_agent(self, node: SimulatedNode, *arguments: str) -> Child:
+        """Start a node's agent, and show its pod in the API; again after it has ended, at the same address."""
+        ready = node.folder / "agent.ready"
+        ready.unlink(missing_ok=True)
+        node.agent = self.processes.start(
+            f"agent-{node.name}",
+            [
+                *(sys.executable, "-m", "perseus_agent", *self._tls_flags("perseus-agent")),
+                *("--node-name", node.name),
+                *("--devices", f"perseus_sim.gpus.devices:open_devices:{node.folder / 'gpus'}"),
+                *("--socket", str(node.socket), "--journal", str(node.folder / "journal.json")),
+                *("--grpc-address", node.grpc_address, "--metrics-address", node.metrics_address),
+                *("--proc-root", str(node.kubelet.proc_root), "--pod-resources-socket", str(node.kubelet.socket)),
+                *("--ready-file", str(ready), *_AGENT_FLAGS, *arguments),
+            ],
+        )
+        node.agent.wait_until(ready.exists)
+        addresses = json.loads(ready.read_text())
+        node.grpc_address, node.metrics_address = addresses["grpc"], addresses["metrics"]
+        if not node.agent_pod:
+            node.agent_pod = f"perseus-agent-{node.number}"
+            port = int(node.grpc_address.rpartition(":")[2])
+            self.run_pod(
+                SYSTEM_NAMESPACE,
+                node.agent_pod,
+                node.name,
+                {keys.LABEL_COMPONENT: keys.COMPONENT_AGENT},
+                [{"name": keys.AGENT_GRPC_PORT_NAME, "containerPort": port}],
+            )
+        return node.agent
+
+    def _stop_kubelets(self) -> None:
+        for node in self.nodes.values():
+            node.kubelet.stop()
+
+    # ----------------------------------------------------------------------------------------- jobs
+
+    def start_job(
+        self,
+        name: str,
+        problem: Problem,
+        *,
+        pipelines: int,
+        namespace: str = "default",
+        opted_in: bool = True,
+        begin: bool = True,
+        **simulation: Any,
+    ) -> RunningJob:
+        """Pods and processes of a training job: one pod for each pipeline, on the nodes in turn, a GPU for each stage.
+
+        Args:
+            name: of the PerseusJob that the pods opt in to, and of the pods.
+            problem: what the job executes.
+            pipelines: data-parallel degree.
+            namespace: of the pods.
+            opted_in: whether the pods carry the label.
+            begin: train at once; otherwise call ``training.begin()``.
+            simulation: further fields of ``perseus_sim.training.job.JobSpec``.
+
+        Raises:
+            ValueError: a node has too few free GPUs.
+        """
+        nodes = list(self.nodes.values())
+        gpus: dict[int, list[SharedGpu]] = {}
+        ranks: list[RankSpec] = []
+        for pipeline in range(pipelines):
+            node = nodes[pipeline % len(nodes)]
+            free = [gpu for gpu in node.gpus if gpu.spec.uuid not in node.allocated][: problem.stages]
+            if len(free) < problem.stages:
+                raise ValueError(f"{node.name} has {len(free)} free GPUs, pipeline {pipeline} needs {problem.stages}")
+            gpus[pipeline] = free
+            node.allocated |= {gpu.spec.uuid for gpu in free}
+            ranks += [RankSpec(pipeline, stage, gpu.path, socket=str(node.socket)) for stage, gpu in enumerate(free)]
+        training = TrainingJob(JobSpec(problem, tuple(ranks), **simulation), self.folder / name, self.processes, name)
+        job = RunningJob(name, namespace, training, {}, gpus)
+        self.jobs.append(job)
+        for pipeline in range(pipelines):
+            node = nodes[pipeline % len(nodes)]
+            pod_name = f"{name}-{pipeline}"
+            labels = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {})
+            uuids = tuple(gpu.spec.uuid for gpu in gpus[pipeline])
+            uid = self.run_pod(namespace, pod_name, node.name, labels, [])
+            pod = AdmittedPod(uid, namespace, pod_name, uuids)
+            node.kubelet.admit(pod)
+            node.kubelet.place([c.pid for (p, _), c in training.children.items() if p == pipeline], uid)
+            job.pods[pod_name] = (node, pod)
+        if begin:
+            training.begin()
+        return job
+
+    def stop_job(self, job: RunningJob) -> None:
+        """End the training after its current iteration; its pods succeed, and leave."""
+        job.training.stop()
+        for name, (node, pod) in job.pods.items():
+            status = {"status": {"phase": "Succeeded"}}
+            self.core.patch_namespaced_pod_status(name, job.namespace, status)
+            node.kubelet.remove(pod.uid)
+            node.allocated -= set(pod.gpu_uuids)
+            self.core.delete_namespaced_pod(name, job.namespace, grace_period_seconds=0)
+        self.jobs.remove(job)
+
+    def run_pod(self, namespace: str, name: str, node: str, labels: dict[str, str], ports: list[dict[str, Any]]) -> str:
+        """A pod that runs on a node of this machine; returns its UID."""
+        if Feature.CONTROLLERS in self.server.features:
+            self._await_account(namespace)
+        container = {"name": "main", "image": "simulated", "ports": ports}
+        made = self.core.create_namespaced_pod(
+            namespace,
+            {"metadata": {"name": name, "labels": labels}, "spec": {"nodeName": node, "containers": [container]}},
+        )
+        ready = {"type": "Ready", "status": "True"}
+        status = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "conditions": [ready]}
+        self.core.patch_namespaced_pod_status(name, namespace, {"status": status})
+        return str(made.metadata.uid)
+
+    def _await_account(self, namespace: str) -> None:
+        # A real API server refuses pods until a controller has made the namespace's default service account.
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self.core.read_namespaced_service_account("default", namespace)
+            except client.ApiException as error:
+                if error.status != 404 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return

@@ -1,0 +1,395 @@
+"""`make demo`: the whole system on this machine, told as it happens; ends with 0 only if all of it was really seen.
+
+What is printed comes from three places: the PerseusJob's status as any user would read it, the counters of the
+simulated GPUs (not the agent's telemetry), and the GPUs' clocks. The parts are
+``perseus_sim.cluster.simulated_cluster``; nothing here knows how they work.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+import yaml
+from kubernetes import client
+
+from perseus_agent.devices.base import EventReason
+from perseus_proto import keys
+from perseus_proto.units import j_from_mj, s_from_us, us_from_s
+from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
+from perseus_sim.demo.report import Measurement, Report, percent
+from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.training.coordinator import PipelineIteration
+from perseus_solver.comparison.baselines import all_maximum
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.result import Frontier
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.schedules import build_schedule
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SAMPLE = REPOSITORY / "deploy" / "samples" / "perseusjob.yaml"
+CRD = REPOSITORY / "deploy" / "crds" / "perseusjobs.yaml"
+
+_NAMESPACE = "default"
+_BASELINE_ITERATIONS = 5
+_PLANNED_ITERATIONS = 6
+_STRAGGLER_ITERATIONS = 3
+_RECOVERED_ITERATIONS = 2
+_PATIENCE_S = 40.0
+_TOLERANCE = 0.01
+"""Measured against predicted, as a share of the baseline: the simulator's noise is 0.5 % of each duration, and a
+pipeline waits for the slowest of many noisy instructions."""
+_CALIBRATED_ITERATIONS = 4
+_CALIBRATED_WITHIN = 0.005
+"""Predicted against measured iteration time, once the operator has learnt what lies between computations."""
+_BETWEEN = 0.012
+"""Of the fastest iteration, spent between iterations (optimizer, synchronisation of gradients); no profile knows it."""
+_MESSAGE = 0.0004
+"""Of the fastest iteration, spent on every message between stages; likewise."""
+_THROTTLE = 0.65
+"""Clock of the throttled GPU over its highest: some twenty per cent slower."""
+
+T = TypeVar("T")
+
+
+class NotSeen(Exception):
+    """Something that should have happened did not, or not as promised."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What to run. ``None``: as the sample manifest says, on a made-up profile of the simulator's GPU model."""
+
+    output: Path
+    profile: Path | None = None
+    stages: int | None = None
+    microbatches: int | None = None
+    blocking_power_w: float | None = None
+
+
+class Demo:
+    """One run; ``run`` raises NotSeen at the first thing that is not as told."""
+
+    def __init__(self, options: DemoOptions) -> None:
+        self._output = options.output
+        self._manifest: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+        pipeline = self._manifest["spec"]["pipeline"]
+        profile = self._manifest["spec"]["profile"]
+        self._stages = pipeline["stages"] = options.stages or pipeline["stages"]
+        self._microbatches = pipeline["microbatches"] = options.microbatches or pipeline["microbatches"]
+        if options.blocking_power_w is not None:
+            profile["blockingPowerMilliwatts"] = round(options.blocking_power_w * 1000)
+        self._name: str = self._manifest["metadata"]["name"]
+        self._pipelines: int = pipeline["dataParallel"]
+        self._csv = options.profile.read_text() if options.profile else profile_csv(self._stages)
+        measured = read_profile(self._csv, stages=self._stages)
+        schedule = build_schedule(pipeline["schedule"].lower(), stages=self._stages, microbatches=self._microbatches)
+        self._problem = build_problem(measured, schedule, blocking_power_w=profile["blockingPowerMilliwatts"] / 1000)
+        self._simulator = Simulator(self._problem)
+        self._baseline_run = self._simulator.run(all_maximum(self._problem))
+        self._started_s = time.monotonic()
+        self._lines: list[str] = []
+        self._iterations: dict[tuple[int, int], PipelineIteration] = {}
+
+    # --------------------------------------------------------------------------------------- the story
+
+    def run(self) -> None:
+        """Tell it. Raises NotSeen."""
+        with SimulatedCluster() as cluster:
+            try:
+                self._tell_all(cluster)
+            except NotSeen:
+                self._say(f"logs of every process: {cluster.folder / 'logs'}")
+                raise
+
+    def _tell_all(self, cluster: SimulatedCluster) -> None:
+        job = self._start(cluster)
+        api = client.CustomObjectsApi(cluster.api)
+        self._say(f"training at default clocks: {self._shape()}")
+        baseline = self._measure(job, lambda i: i >= 1, _BASELINE_ITERATIONS, "training at default clocks")
+        self._say(f"baseline: {baseline}")
+
+        cluster.apply(self._config_map())
+        cluster.apply(self._manifest)
+        self._say(f"applied {SAMPLE.relative_to(REPOSITORY)} and its ConfigMap through the API")
+        status = self._await_condition(api, "ProfileReady")
+        name = self._manifest["spec"]["profile"]["configMapRef"]["name"]
+        clocks = len(self._clocks())
+        self._say(f"profile found: ConfigMap {name}, {self._stages} stages, {clocks} clocks")
+        status = self._await_condition(api, "FrontierReady")
+        frontier = self._frontier(cluster, status["frontier"]["configMapName"])
+        self._say(
+            f"frontier solved: {len(frontier)} points in {status['frontier']['solveMilliseconds'] / 1000:.2f} s, "
+            f"T_min {frontier.t_min_s:.4g} s to T* {frontier.t_star_s:.4g} s, certified gap median "
+            f"{100 * sorted(frontier.gap)[len(frontier) // 2]:.3f} %, at most {100 * frontier.gap.max():.3f} %"
+        )
+        status = self._await_condition(api, "PlanApplied")
+        begins = status["plan"]["fromIteration"]
+        self._say(f"plan pushed: point {status['plan']['point']}, from iteration {begins}")
+        planned = self._measure(job, lambda i: i > begins, _PLANNED_ITERATIONS, "training under the plan")
+        predicted = self._prediction(frontier, status["plan"]["point"])
+        self._compare(planned, baseline, predicted)
+
+        straggler = self._throttle(job, api, frontier, planned)
+        self._calibrate(job, api, planned, status["frontier"]["digest"])
+        self._release(job, api, cluster)
+
+        report = Report(self._problem, self._simulator, frontier, baseline, planned, straggler, predicted)
+        for path in report.write(self._output, self._lines, title=self._shape()):
+            self._say(f"wrote {path}")
+
+    def _start(self, cluster: SimulatedCluster) -> RunningJob:
+        self._say("starting an embedded API server, the operator, and 2 nodes with an agent each")
+        cluster.apply(CRD)
+        cluster.start_operator("--calibrate-after", "28")
+        nodes = min(2, self._pipelines)
+        per_node = self._stages * -(-self._pipelines // nodes)
+        for number in range(nodes):
+            cluster.add_node(
+                f"node-{number}",
+                per_node,
+                MODELS["a100"],
+                clocks_mhz=self._clocks(),
+            )
+        # Slow enough for two cores to run every rank, fast enough to watch.
+        wall_s = max(0.5, 0.0004 * self._pipelines * self._problem.instructions)
+        fastest_s = float(self._baseline_run.iteration_time_s)
+        return cluster.start_job(
+            self._name,
+            self._problem,
+            pipelines=self._pipelines,
+            speed=fastest_s / wall_s,
+            synchronisation_us=us_from_s(_BETWEEN * fastest_s),
+            delay_us=us_from_s(_MESSAGE * fastest_s),
+        )
+
+    def _throttle(
+        self, job: RunningJob, api: client.CustomObjectsApi, frontier: Frontier, planned: Measurement
+    ) -> Measurement:
+        """A GPU of the last pipeline gets hot; the others slow down; it cools; they return."""
+        slow = self._pipelines - 1
+        gpu = job.gpus[slow][self._stages // 2]
+        clocks = self._clocks()
+        limit = min(clocks, key=lambda clock: abs(clock - _THROTTLE * clocks[-1]))
+        healthy_s = s_from_us(self._latest(job, slow).span_us)
+        gpu.cap(limit, EventReason.HARDWARE_THERMAL.value)
+        self._say(f"a GPU of pipeline {slow} throttles to {limit} MHz (thermal)")
+        first = self._await(
+            lambda: self._first_slow(job, slow, healthy_s), "a slow iteration of the throttled pipeline"
+        )
+        status = self._await_condition(api, "StragglerDetected")
+        message = self._condition(status, "StragglerDetected")["message"]
+        self._say(f"straggler detected: {message}")
+        status = self._await(lambda: self._slowed(api), "a new plan for the other pipelines")
+        begins = status["plan"]["fromIteration"]
+        point = status["plan"]["point"]
+        self._say(
+            f"new plan on the other pipeline: point {point} ({frontier.time_s[point]:.4g} s) from iteration {begins}; "
+            f"the first slow iteration was {first}"
+        )
+        self._require(begins - first <= 2, f"the new plan came {begins - first} iterations after the first slow one")
+        under = self._measure(job, lambda i: i > begins, _STRAGGLER_ITERATIONS, "training beside the straggler")
+        self._say(f"beside the straggler: {under}")
+        self._require(
+            under.of_pipeline[0] < self._before(job, first, 0), "the other pipeline saved nothing beside the straggler"
+        )
+        gpu.cap(0)
+        self._say("the GPU has cooled down")
+        status = self._await(lambda: self._recovered(api), "the return to the first plan")
+        begins = status["plan"]["fromIteration"]
+        self._say(f"straggler gone: back to point {status['plan']['point']} from iteration {begins}")
+        back = self._measure(job, lambda i: i > begins, _RECOVERED_ITERATIONS, "training after the straggler")
+        self._say(f"after the straggler: {back}")
+        self._require(
+            abs(back.time_s / planned.time_s - 1) < _TOLERANCE, "the iteration time did not return after the straggler"
+        )
+        return under
+
+    def _calibrate(
+        self, job: RunningJob, api: client.CustomObjectsApi, planned: Measurement, first_frontier: str
+    ) -> None:
+        """The operator has seen enough iterations to learn what the profile does not know, and plans anew."""
+
+        def planned_anew() -> dict[str, Any] | None:
+            status = self._status(api)
+            anew = status.get("frontier", {}).get("digest") != first_frontier
+            applied = self._condition(status, "PlanApplied").get("status") == "True"
+            return status if anew and applied and "predicted" in status else None
+
+        status = self._await_condition(api, "ModelExplains")
+        found = status["calibration"]
+        self._say(
+            f"calibrated on {found['iterations']} iterations: mean error on those held out {found['heldOutError']}, "
+            f"without calibration {found['uncalibratedError']}"
+        )
+        status = self._await(planned_anew, "plans in real time")
+        begins = status["plan"]["fromIteration"]
+        predicted_s = s_from_us(status["predicted"]["iterationTimeMicroseconds"])
+        measured = self._measure(job, lambda i: i > begins, _CALIBRATED_ITERATIONS, "training under calibrated plans")
+        error = measured.time_s / predicted_s - 1
+        self._say(f"under the calibrated plan: {measured}; predicted {predicted_s:.4g} s, {error:+.2%} off")
+        self._require(abs(error) <= _CALIBRATED_WITHIN, "the calibrated prediction does not come true")
+        self._require(
+            measured.time_s <= (1 + _TOLERANCE) * planned.time_s, "the calibrated plan is slower than the first one"
+        )
+
+    def _release(self, job: RunningJob, api: client.CustomObjectsApi, cluster: SimulatedCluster) -> None:
+        api.delete_namespaced_custom_object(keys.API_GROUP, keys.API_VERSION, _NAMESPACE, keys.PLURAL, self._name)
+        gpus = [gpu for node in cluster.nodes.values() for gpu in node.gpus]
+        self._await(lambda: self._job(api) is None or None, "the PerseusJob to be gone")
+        self._await(lambda: all(gpu.locked_mhz == 0 for gpu in gpus) or None, "every GPU at its default clocks")
+        at = job.training.iteration
+        self._await(lambda: job.training.iteration > at + 1 or None, "training to go on")
+        self._require(job.training.failure is None, f"training failed: {job.training.failure}")
+        self._say(f"PerseusJob deleted: all {len(gpus)} GPUs at their default clocks; training goes on undisturbed")
+        cluster.stop_job(job)
+
+    # ---------------------------------------------------------------------------------- what is promised
+
+    def _prediction(self, frontier: Frontier, point: int) -> Measurement:
+        energies_j = (float(frontier.energy_j[point]),) * self._pipelines
+        return Measurement(float(frontier.time_s[point]), energies_j, 0)
+
+    def _compare(self, planned: Measurement, baseline: Measurement, predicted: Measurement) -> None:
+        baseline_j = float(self._baseline_run.energy_j) * self._pipelines
+        promised = 1 - predicted.energy_j / baseline_j
+        saved = 1 - planned.energy_j / baseline.energy_j
+        slower = planned.time_s / baseline.time_s - 1
+        self._say(
+            f"under the plan: {planned}, energy −{percent(saved)} (the solver predicted −{percent(promised)}), "
+            f"time {slower:+.2%}"
+        )
+        off = planned.time_s / predicted.time_s - 1
+        self._say(
+            f"the profile predicts {predicted.time_s:.4g} s, {off:+.2%} off: it does not know what happens between "
+            "computations"
+        )
+        self._require(off > _CALIBRATED_WITHIN, "the simulated job has no delays that could be learnt")
+        self._require(
+            abs(saved - promised) <= _TOLERANCE,
+            "measured and predicted savings differ by more than 1 % of the baseline",
+        )
+        self._require(slower <= _TOLERANCE, "the plan that promises no slowdown slows training by more than 1 %")
+
+    # --------------------------------------------------------------------------------------- observing
+
+    def _drain(self, job: RunningJob) -> None:
+        while not job.training.samples.empty():
+            sample = job.training.samples.get()
+            self._iterations[sample.pipeline, sample.iteration] = sample
+
+    def _complete(self, job: RunningJob) -> list[int]:
+        """Iterations that every pipeline has ended."""
+        self._drain(job)
+        numbers = {iteration for _, iteration in self._iterations}
+        return sorted(i for i in numbers if all((p, i) in self._iterations for p in range(self._pipelines)))
+
+    def _latest(self, job: RunningJob, pipeline: int) -> PipelineIteration:
+        return self._iterations[pipeline, self._complete(job)[-1]]
+
+    def _measure(self, job: RunningJob, counts: Callable[[int], bool], wanted: int, what: str) -> Measurement:
+        """Means over the next iterations that count."""
+
+        def enough() -> list[int] | None:
+            found = [i for i in self._complete(job) if counts(i)]
+            return found[:wanted] if len(found) >= wanted else None
+
+        chosen = self._await(enough, f"{wanted} iterations of {what}")
+        runs = [[self._iterations[p, i] for i in chosen] for p in range(self._pipelines)]
+        time_s = fmean(max(s_from_us(run[k].time_us) for run in runs) for k in range(wanted))
+        return Measurement(time_s, tuple(fmean(j_from_mj(i.energy_mj) for i in run) for run in runs), wanted)
+
+    def _before(self, job: RunningJob, iteration: int, pipeline: int) -> float:
+        """Energy of a pipeline in the first slow iteration, which still ran the old plan and waited."""
+        self._drain(job)
+        return j_from_mj(self._iterations[pipeline, iteration].energy_mj)
+
+    def _first_slow(self, job: RunningJob, pipeline: int, healthy_s: float) -> int | None:
+        slow = [i for i in self._complete(job) if s_from_us(self._iterations[pipeline, i].span_us) > 1.05 * healthy_s]
+        return slow[0] if slow else None
+
+    def _job(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
+        try:
+            found: Any = api.get_namespaced_custom_object(
+                keys.API_GROUP, keys.API_VERSION, _NAMESPACE, keys.PLURAL, self._name
+            )
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+        return dict(found)
+
+    def _status(self, api: client.CustomObjectsApi) -> dict[str, Any]:
+        status: dict[str, Any] = (self._job(api) or {}).get("status", {})
+        return status
+
+    @staticmethod
+    def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+        return next((c for c in status.get("conditions", ()) if c["type"] == kind), {})
+
+    def _await_condition(self, api: client.CustomObjectsApi, kind: str) -> dict[str, Any]:
+        """The status in which a condition is true."""
+
+        def true() -> dict[str, Any] | None:
+            status = self._status(api)
+            found = self._condition(status, kind)
+            if found.get("reason") in {"SpecInvalid", "ProfileInvalid", "SolveFailed"}:
+                raise NotSeen(f"{kind}: {found['message']}")
+            return status if found.get("status") == "True" else None
+
+        return self._await(true, f"condition {kind}")
+
+    def _slowed(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
+        status = self._status(api)
+        return status if status.get("stragglers") and status.get("plan", {}).get("point", 0) > 0 else None
+
+    def _recovered(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
+        status = self._status(api)
+        gone = self._condition(status, "StragglerDetected").get("status") == "False"
+        return status if gone and status.get("plan", {}).get("point") == 0 else None
+
+    def _await(self, seen: Callable[[], T | None], what: str) -> T:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline_s:
+            found = seen()
+            if found is not None:
+                return found
+            time.sleep(0.05)
+        raise NotSeen(f"waited {_PATIENCE_S:g} s for {what}")
+
+    def _require(self, true: bool, otherwise: str) -> None:
+        if not true:
+            raise NotSeen(otherwise)
+
+    # ------------------------------------------------------------------------------------------ details
+
+    def _frontier(self, cluster: SimulatedCluster, config_map: str) -> Frontier:
+        """As the operator keeps it."""
+        kept = client.CoreV1Api(cluster.api).read_namespaced_config_map(config_map, _NAMESPACE)
+        return Frontier.from_bytes(base64.b64decode((kept.binary_data or {})["frontier"]))
+
+    def _clocks(self) -> list[int]:
+        return sorted({int(clock) for table in self._problem.options for clock in table.frequency_mhz if clock})
+
+    def _config_map(self) -> dict[str, Any]:
+        reference = self._manifest["spec"]["profile"]["configMapRef"]
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": reference["name"]},
+            "data": {reference.get("key", keys.PROFILE_KEY): self._csv},
+        }
+
+    def _shape(self) -> str:
+        return f"{self._pipelines} pipelines × {self._stages} stages × {self._microbatches} microbatches"
+
+    def _say(self, text: str) -> None:
+        line = f"{time.monotonic() - self._started_s:5.1f} s  {text}"
+        self._lines.append(line)
+        print(line, flush=True)

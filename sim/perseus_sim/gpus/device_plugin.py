@@ -1,0 +1,173 @@
+"""Simulated GPUs on a real node: makes them, and offers them to the kubelet as ``nvidia.com/gpu``.
+
+A DaemonSet of its own where the chart simulates GPUs (``python -m perseus_sim.gpus.device_plugin``), in the place of
+the NVIDIA driver and device plugin. The kubelet allocates, PodResources names the UUIDs, and the agent drives them
+through the library in the GPUs' folder, by NVML: the production path. A pod that gets some finds that folder, by which
+its simulated trainer moves them, at PERSEUS_SIM_GPUS. Only what its own small image holds may be imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import filecmp
+import shutil
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
+from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
+from perseus_sim.gpus.model import MODELS, GpuModel
+from perseus_sim.gpus.nvml_shim import ENV_STATE, SONAME, ShimError
+from perseus_sim.gpus.shim_gpu import ENV_FOLDER, STATE, NodeGpus, NoGpus, open_shim
+
+RESOURCE: Final = "nvidia.com/gpu"
+ENDPOINT: Final = "perseus-simulated-gpus.sock"
+IN_CONTAINER: Final = "/var/run/perseus-simulated-gpus"
+_NAMESPACE: Final = uuid.UUID("6f0f3a9e-3c5b-4b36-9f3a-5d3f5d2c9c11")
+_CHECK_S: Final = 1.0
+_CALL_TIMEOUT_S: Final = 5.0
+_DRIVER_REPLACED: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+
+
+def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library: Path) -> NodeGpus:
+    """A node's GPUs, the same at every start: if they are there they keep their state.
+
+    If there are others, whoever still holds those is told that the driver is another one, and starts anew.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    installed = folder / SONAME
+    if not installed.exists() or not filecmp.cmp(library, installed, shallow=False):
+        partial = folder / f"{SONAME}.partial"
+        shutil.copy(library, partial)
+        partial.chmod(0o755)
+        partial.replace(installed)  # who has loaded the old one keeps that
+    gpus = NodeGpus(
+        uuids=tuple(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)),
+        model=model.name,
+        clocks_mhz=model.clocks_mhz,
+        blocking_power_mw=round(model.blocking_power_w * 1000),
+        idle_power_mw=round(model.static_w * 1000),
+        max_power_mw=round(model.power_limit_w * 1000),
+    )
+    try:
+        kept = NodeGpus.read(folder) == gpus
+        open_shim(folder).close()
+    except (NoGpus, ShimError):
+        kept = False
+    if not kept:
+        with contextlib.suppress(ShimError):
+            former = open_shim(folder)
+            for call in ("nvmlDeviceGetClockInfo", "nvmlDeviceSetGpuLockedClocks"):
+                former.inject(call, _DRIVER_REPLACED)
+            former.close()
+        gpus.create(folder)
+        gpus.write(folder)
+    return gpus
+
+
+class DevicePlugin(stubs.DevicePluginServicer):
+    """What the kubelet asks of us."""
+
+    def __init__(self, uuids: Sequence[str], folder: Path, stop: threading.Event) -> None:
+        self._uuids = tuple(uuids)
+        self._folder = folder
+        self._stop = stop
+
+    def GetDevicePluginOptions(self, request: Any, context: Any) -> messages.DevicePluginOptions:  # noqa: N802, ARG002
+        return messages.DevicePluginOptions()
+
+    def ListAndWatch(self, request: Any, context: Any) -> Iterator[messages.ListAndWatchResponse]:  # noqa: N802, ARG002
+        """All of them, healthy; the stream must stay open, or the kubelet takes the devices for gone."""
+        yield messages.ListAndWatchResponse(
+            devices=[messages.Device(ID=name, health="Healthy") for name in self._uuids]
+        )
+        while context.is_active() and not self._stop.wait(_CHECK_S):
+            pass
+
+    def Allocate(self, request: messages.AllocateRequest, context: Any) -> messages.AllocateResponse:  # noqa: N802, ARG002
+        """What a container gets: the names of its GPUs, as from the NVIDIA plugin, and the GPUs' folder."""
+        mount = messages.Mount(container_path=IN_CONTAINER, host_path=str(self._folder))
+        return messages.AllocateResponse(
+            container_responses=[
+                messages.ContainerAllocateResponse(
+                    envs={
+                        "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices_ids),
+                        ENV_FOLDER: IN_CONTAINER,
+                        ENV_STATE: f"{IN_CONTAINER}/{STATE}",  # for whoever loads the library by its name
+                    },
+                    mounts=[mount],
+                )
+                for wanted in request.container_requests
+            ]
+        )
+
+
+def offer(kubelet: Path, plugin: DevicePlugin, stop: threading.Event, heartbeat: Path | None = None) -> None:
+    """Serve and register, again after every restart of the kubelet (which empties its folder), until told to stop.
+
+    The heartbeat is touched as long as the kubelet has what it was told.
+    """
+    socket = kubelet / ENDPOINT
+    while not stop.is_set():
+        socket.unlink(missing_ok=True)
+        with ThreadPoolExecutor(max_workers=4) as threads:
+            server = grpc.server(threads)
+            stubs.add_DevicePluginServicer_to_server(plugin, server)
+            server.add_insecure_port(f"unix:{socket}")
+            server.start()
+            try:
+                if _register(kubelet):
+                    print(f"offered as {RESOURCE}", flush=True)
+                    while socket.exists() and not stop.wait(_CHECK_S):
+                        if heartbeat:
+                            heartbeat.touch()
+                else:
+                    stop.wait(_CHECK_S)
+            finally:
+                server.stop(0).wait()
+
+
+def _register(kubelet: Path) -> bool:
+    request = messages.RegisterRequest(version="v1beta1", endpoint=ENDPOINT, resource_name=RESOURCE)
+    with grpc.insecure_channel(f"unix:{kubelet / 'kubelet.sock'}") as channel:
+        try:
+            stubs.RegistrationStub(channel).Register(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            reason = error.details() if isinstance(error, grpc.Call) else error
+            print(f"the kubelet refused, trying again: {reason}", file=sys.stderr, flush=True)
+            return False
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="perseus_sim.gpus.device_plugin", description="Simulated GPUs on a real node."
+    )
+    parser.add_argument("--node-name", required=True, help="name of the node: part of the GPUs' UUIDs")
+    parser.add_argument("--gpus", type=Path, required=True, help="their folder, the same on the node")
+    parser.add_argument("--library", type=Path, required=True, help=f"the {SONAME} to put into it")
+    parser.add_argument("--heartbeat", type=Path, help="a file touched while the kubelet can be served, for probes")
+    parser.add_argument("--count", type=int, required=True, help="how many")
+    parser.add_argument("--model", choices=sorted(MODELS), required=True, help="what they are")
+    parser.add_argument("--kubelet", type=Path, required=True, help="the kubelet's folder of device plugins")
+    settings = parser.parse_args(arguments)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    model = MODELS[settings.model]
+    gpus = make_gpus(settings.gpus, settings.node_name, settings.count, model, settings.library)
+    with contextlib.suppress(KeyboardInterrupt):
+        offer(settings.kubelet, DevicePlugin(gpus.uuids, settings.gpus, stop), stop, settings.heartbeat)
+
+
+if __name__ == "__main__":
+    main()

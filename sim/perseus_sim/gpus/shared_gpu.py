@@ -1,0 +1,193 @@
+"""One simulated GPU as a small shared file, so that agent, trainer and test see the same hardware.
+
+Every word has one writer. The trainer writes the physics (virtual time, energy, power), guarded by a sequence number;
+the agent's device writes which clock is asked for; tests write what befalls the GPU (thermal cap, faults). What never
+changes lies in a JSON file beside it. Standard library only: trainers import this. No policy, no model of time or
+power.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+_MAGIC: Final = int.from_bytes(b"SIMGPU01", "little")
+_SEQUENCE, _NOW_US, _ENERGY_UJ, _POWER_MW = 4, 5, 6, 7  # the trainer's
+_REQUEST, _REQUEST_NS = 12, 13  # the agent's
+_CAP, _FAULT = 16, 17  # the test's
+_HISTORY, _FIRST = 20, 21  # the agent's
+HISTORY: Final = 512
+"""Clock changes remembered."""
+_BYTES: Final = 8 * (_FIRST + 2 * HISTORY)
+_LOW: Final = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """What never changes about a simulated GPU."""
+
+    uuid: str
+    model: str
+    supported_clocks_mhz: tuple[int, ...]
+    """Ascending; the last is the default clock."""
+    blocking_power_mw: int
+    switch_latency_us: int = 0
+    """Virtual time from a request to the new clock."""
+    controllability: str = "YES"
+    """A name of ``perseus_agent.devices.base.Controllability``."""
+
+    def __post_init__(self) -> None:
+        if list(self.supported_clocks_mhz) != sorted(set(self.supported_clocks_mhz)) or not self.supported_clocks_mhz:
+            raise ValueError("supported_clocks_mhz: must be ascending and not empty")
+
+    @property
+    def default_clock_mhz(self) -> int:
+        return self.supported_clocks_mhz[-1]
+
+
+class Physics(NamedTuple):
+    """The trainer's words, read together."""
+
+    now_us: int
+    energy_uj: int
+    power_mw: int
+
+
+class Request(NamedTuple):
+    """The clock asked for last; ``mhz`` is 0 for the default clocks. ``number`` grows with each request."""
+
+    number: int
+    mhz: int
+
+
+class ClockChange(NamedTuple):
+    """One write of the agent; ``mhz`` is 0 for the default clocks."""
+
+    time_us: int
+    mhz: int
+
+
+class SharedGpu:
+    """A view of the file; any number of processes may hold one."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the GPU of ``<uuid>.gpu``, whose specification is in ``<uuid>.json``.
+
+        Raises:
+            OSError, ValueError: there is none, or it is not one.
+        """
+        text = json.loads(path.with_suffix(".json").read_text())
+        self.spec = GpuSpec(**{**text, "supported_clocks_mhz": tuple(text["supported_clocks_mhz"])})
+        self.path = path
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _BYTES)
+        self._words = memoryview(self._map).cast("Q")
+        if self._words[0] != _MAGIC:
+            raise ValueError(f"{path} is not a simulated GPU")
+
+    @classmethod
+    def create(cls, folder: Path, spec: GpuSpec) -> Self:
+        """A new GPU at virtual time 0, at its default clocks."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{spec.uuid}.gpu"
+        path.with_suffix(".json").write_text(json.dumps(asdict(spec)))
+        path.write_bytes(_MAGIC.to_bytes(8, "little") + bytes(_BYTES - 8))
+        gpu = cls(path)
+        gpu.advance(Physics(0, 0, spec.blocking_power_mw))
+        return gpu
+
+    @classmethod
+    def open_all(cls, folder: Path) -> list[Self]:
+        """The GPUs of a node, by UUID."""
+        return [cls(path) for path in sorted(folder.glob("*.gpu"))]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._words.release()
+        self._map.close()
+
+    # -------------------------------------------------------------------------------- the trainer's
+
+    def advance(self, physics: Physics) -> None:
+        """Publish a moment. Time and energy never decrease: the caller sees to it."""
+        words = self._words
+        words[_SEQUENCE] += 1
+        words[_NOW_US], words[_ENERGY_UJ], words[_POWER_MW] = physics
+        words[_SEQUENCE] += 1
+
+    def physics(self) -> Physics:
+        """A moment, never torn."""
+        words = self._words
+        while True:
+            before = words[_SEQUENCE]
+            found = Physics(words[_NOW_US], words[_ENERGY_UJ], words[_POWER_MW])
+            if before % 2 == 0 and words[_SEQUENCE] == before:
+                return found
+            time.sleep(0)  # the writer is between two stores
+
+    # ---------------------------------------------------------------------------------- the agent's
+
+    def request(self, mhz: int) -> None:
+        """Ask for a clock, or for the default clocks with 0."""
+        words = self._words
+        changes = words[_HISTORY]
+        place = _FIRST + 2 * (changes % HISTORY)
+        words[place], words[place + 1] = words[_NOW_US], mhz
+        words[_HISTORY] = changes + 1
+        words[_REQUEST_NS] = time.monotonic_ns()
+        words[_REQUEST] = ((words[_REQUEST] >> 32) + 1) << 32 | mhz
+
+    def requested(self) -> Request:
+        """What was asked for last."""
+        word: int = self._words[_REQUEST]
+        return Request(word >> 32, word & _LOW)
+
+    def requested_ns(self) -> int:
+        """When, on the machine's monotonic clock."""
+        stamp: int = self._words[_REQUEST_NS]
+        return stamp
+
+    def history(self) -> list[ClockChange]:
+        """The clock changes that are remembered, oldest first."""
+        words = self._words
+        count = words[_HISTORY]
+        places = (_FIRST + 2 * (index % HISTORY) for index in range(max(0, count - HISTORY), count))
+        return [ClockChange(words[place], words[place + 1]) for place in places]
+
+    # ----------------------------------------------------------------------------------- the test's
+
+    def cap(self, mhz: int, reasons: int = 0) -> None:
+        """Hold the clock at or below a limit, for reasons that the device will report; 0 MHz ends it."""
+        self._words[_CAP] = reasons << 32 | mhz
+
+    def capped(self) -> tuple[int, int]:
+        """The limit (0: none) and its reasons."""
+        word: int = self._words[_CAP]
+        return word & _LOW, word >> 32
+
+    def fail(self, fault: int, argument: int = 0) -> None:
+        """Make the device's calls fail (see ``perseus_sim.gpus.devices.Fault``); 0 ends it."""
+        self._words[_FAULT] = argument << 32 | fault
+
+    def fault(self) -> tuple[int, int]:
+        """What calls fail with, and its argument."""
+        word: int = self._words[_FAULT]
+        return word & _LOW, word >> 32
+
+    # -------------------------------------------------------------------------------------- of both
+
+    @property
+    def locked_mhz(self) -> int:
+        """The clock that is locked; 0: the default clocks."""
+        return self.requested().mhz
+
+    @property
+    def clock_mhz(self) -> int:
+        """The clock that the last request and the limit leave."""
+        wanted = self.locked_mhz or self.spec.default_clock_mhz
+        limit = self.capped()[0]
+        return min(wanted, limit) if limit else wanted

@@ -1,0 +1,166 @@
+"""The simulated GPUs of a node behind NVML: a folder with the library, its state and a list, shared by all.
+
+Made by ``perseus_sim.gpus.device_plugin`` on a node; the agent loads the library from it like a driver's, trainers move
+the GPUs through ``ShimGpu``, people and tests look and poke: ``python -m perseus_sim.gpus.shim_gpu [UUID key=value
+...]`` prints every GPU as JSON, after it has set values of one (``cap_mhz=900 reasons=64`` is heat). Standard library
+only: trainers import this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from perseus_sim.gpus.nvml_shim import SONAME, Shim
+from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request
+
+ENV_FOLDER: Final = "PERSEUS_SIM_GPUS"
+STATE: Final = "nvml-state"
+LIST: Final = "gpus.json"
+HOLD_US: Final = 3_000_000
+"""A trainer that is not heard for so long has died: longer than any instruction or wait for a neighbour."""
+_SHOWN: Final = (
+    "clock_mhz", "locked_mhz", "max_mhz", "cap_mhz", "reasons", "energy_mj", "lock_calls", "reset_calls",
+    "last_write_ns",
+)  # fmt: skip
+
+
+class NoGpus(Exception):
+    """The folder holds no simulated GPUs, or not this one."""
+
+
+@dataclass(frozen=True)
+class NodeGpus:
+    """What never changes about the GPUs of a node."""
+
+    uuids: tuple[str, ...]
+    model: str
+    clocks_mhz: tuple[int, ...]
+    blocking_power_mw: int
+    idle_power_mw: int
+    max_power_mw: int
+
+    @classmethod
+    def read(cls, folder: Path) -> NodeGpus:
+        """Those of a folder.
+
+        Raises:
+            NoGpus: it has none.
+        """
+        try:
+            content = json.loads((folder / LIST).read_text())
+            return cls(**{**content, "uuids": tuple(content["uuids"]), "clocks_mhz": tuple(content["clocks_mhz"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise NoGpus(f"{folder} holds no simulated GPUs: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        partial = folder / f"{LIST}.partial"
+        partial.write_text(json.dumps(asdict(self)))
+        partial.replace(folder / LIST)
+
+    def create(self, folder: Path) -> None:
+        """A state in which all of them idle at default clocks; it appears when it is whole."""
+        partial = folder / f"{STATE}.new"
+        shim = Shim(folder / SONAME, partial, create_gpus=len(self.uuids))
+        step = self.clocks_mhz[1] - self.clocks_mhz[0]
+        for index, uuid in enumerate(self.uuids):
+            shim.set_text(index, uuid=uuid, name=self.model)
+            shim.set(index, min_mhz=self.clocks_mhz[0], max_mhz=self.clocks_mhz[-1], step_mhz=step)
+            shim.set(index, idle_mw=self.idle_power_mw, max_mw=self.max_power_mw)
+        shim.close()
+        partial.chmod(0o666)  # trainers run as any user
+        partial.replace(folder / STATE)
+
+
+def open_shim(folder: Path) -> Shim:
+    """The state of a folder's GPUs."""
+    return Shim(folder / SONAME, folder / STATE)
+
+
+class ShimGpu:
+    """One of them, as the engine of a simulated trainer moves it: time is the machine's monotonic clock."""
+
+    def __init__(self, folder: Path, uuid: str) -> None:
+        """Open it.
+
+        Raises:
+            NoGpus: it is not there.
+        """
+        gpus = NodeGpus.read(folder)
+        if uuid not in gpus.uuids:
+            raise NoGpus(f"{folder} has no GPU {uuid}")
+        self._index = gpus.uuids.index(uuid)
+        self._shim = open_shim(folder)
+        latency_us = self._shim.get(self._index, "transition_us")
+        self.spec = GpuSpec(uuid, gpus.model, gpus.clocks_mhz, gpus.blocking_power_mw, latency_us)
+
+    def physics(self) -> Physics:
+        return Physics(time.monotonic_ns() // 1000, 0, self.spec.blocking_power_mw)
+
+    def advance(self, physics: Physics) -> None:
+        """What it drew up to a moment; its counter is the shim's, not the trainer's."""
+        self._shim.spend(self._index, physics.now_us, physics.power_mw, HOLD_US)
+
+    def requested(self) -> Request:
+        calls = self._shim.get(self._index, "lock_calls") + self._shim.get(self._index, "reset_calls")
+        return Request(calls, self.locked_mhz)
+
+    def requested_ns(self) -> int:
+        return self._shim.get(self._index, "last_write_ns")
+
+    def capped(self) -> tuple[int, int]:
+        return self._shim.get(self._index, "cap_mhz"), self._shim.get(self._index, "reasons")
+
+    @property
+    def locked_mhz(self) -> int:
+        return self._shim.get(self._index, "locked_mhz")
+
+    @property
+    def energy_mj(self) -> int:
+        """The counter that NVML shows."""
+        return self._shim.get(self._index, "energy_mj")
+
+    def rest(self) -> None:
+        """The trainer ends: the GPU idles at once."""
+        self._shim.spend(self._index, 0, 0, 0)
+
+
+def describe(folder: Path) -> dict[str, dict[str, int]]:
+    """Values of every GPU, by UUID."""
+    shim = open_shim(folder)
+    found = {
+        uuid: {key: shim.get(index, key) for key in _SHOWN} for index, uuid in enumerate(NodeGpus.read(folder).uuids)
+    }
+    shim.close()
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="perseus_sim.gpus.shim_gpu", description="Look at simulated GPUs, and poke them."
+    )
+    parser.add_argument("--gpus", type=Path, default=os.environ.get(ENV_FOLDER), help=f"their folder ({ENV_FOLDER})")
+    parser.add_argument("uuid", nargs="?", help="one of them; all: every one")
+    parser.add_argument("value", nargs="*", type=_assignment, help="what to set, such as cap_mhz=900")
+    given = parser.parse_args(arguments)
+    if given.uuid:
+        shim = open_shim(given.gpus)
+        for index, uuid in enumerate(NodeGpus.read(given.gpus).uuids):
+            if given.uuid in (uuid, "all"):
+                shim.set(index, **dict(given.value))
+    print(json.dumps(describe(given.gpus)))
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    return key, int(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A real training process on a simulated GPU: ``python -m perseus_sim.training.live SPEC.json script.py …``.
+
+The script computes for real, on the CPU. Each instruction that the client marks then takes the time and the energy
+that the simulated GPU needs for it at the clock in force: the rest of that time is slept away. Virtual time is the
+machine's monotonic clock, met anew at the begin of every instruction. The client is the production one; only
+``perseus_client.connect`` is wrapped, before the script runs. What was executed goes to a log, one JSON line an
+iteration, so that tests need not ask the agent. Started by ``perseus_sim.cluster.live_job``; standard library only,
+since it runs where the training frameworks are installed and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import perseus_client
+from perseus_client.session import Session
+from perseus_sim.gpus.shared_gpu import Physics, SharedGpu
+from perseus_sim.training.trainer import Engine, Table
+
+_LOOK_S: Final = 0.001
+
+
+@dataclass(frozen=True)
+class LiveSpec:
+    """One rank."""
+
+    gpu: str
+    log: str
+    tables: dict[str, dict[str, list[float]]]
+    """Fields of ``trainer.Table`` by kind of instruction."""
+    await_agent: bool = False
+    """Let virtual time stand still until the agent has answered a ring, as the simulated trainer does: exact clocks on
+    a busy machine, at the price of longer waits between instructions."""
+
+    def write(self, path: Path) -> Path:
+        path.write_text(json.dumps(asdict(self)))
+        return path
+
+
+def monotonic_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+class WallEngine(Engine):
+    """An engine whose virtual time is the wall clock, and which therefore cannot find out afterwards that a clock had
+    changed while it slept: it looks every so often."""
+
+    def _sleep_through(self, until_us: float) -> float:
+        while (now_us := monotonic_us()) < until_us:
+            if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)) and self._pending:
+                return min(until_us, self._pending[0])
+            time.sleep(min(_LOOK_S, (until_us - now_us) / 1e6))
+        return until_us
+
+
+class LiveGpu:
+    """The GPU of this process, and the log of what ran on it."""
+
+    def __init__(self, spec: LiveSpec) -> None:
+        gpu = SharedGpu(Path(spec.gpu))
+        begin_us = monotonic_us()
+        # The GPU's clock becomes the machine's: it may have stood at 0, and must not be billed for the uptime.
+        before = gpu.physics()
+        gpu.advance(Physics(max(begin_us, before.now_us), before.energy_uj, gpu.spec.blocking_power_mw))
+        self.uuid = gpu.spec.uuid
+        self.engine = WallEngine(gpu, speed=1.0, noise=0.0, seed=0)
+        self.engine.pace_from(begin_us, 1000 * begin_us)
+        self.await_agent = spec.await_agent
+        self._gpu = gpu
+        self._tables = {kind: Table(**table) for kind, table in spec.tables.items()}  # type: ignore[arg-type]
+        self._log = Path(spec.log)
+        self._iteration: dict[str, Any] | None = None
+
+    def catch_up(self) -> None:
+        """The GPU has waited until now."""
+        self.engine.wait_until(monotonic_us())
+
+    def work(self, kind: str, microbatch: int, chunk: int) -> None:
+        """Run an instruction whose real work is done."""
+        self.engine.work(self._tables[kind])
+        if self._iteration is not None:
+            self._iteration["instructions"].append([kind, microbatch, chunk, self._gpu.clock_mhz])
+
+    def step_begin(self) -> None:
+        self._iteration = {"begin_us": int(self.engine.now_us), "energy_uj": self.engine.energy_uj, "instructions": []}
+
+    def step_end(self) -> None:
+        if self._iteration is not None:
+            self._iteration |= {"end_us": int(self.engine.now_us), "end_energy_uj": self.engine.energy_uj}
+            with self._log.open("a") as log:
+                log.write(json.dumps(self._iteration) + "\n")
+        self._iteration = None
+
+
+class LiveSession(Session):
+    """The client's session, with a GPU beneath."""
+
+    def __init__(self, session: Session, gpu: LiveGpu) -> None:
+        self._session = session
+        self._gpu = gpu
+        self._begun: tuple[str | int, int, int] = ("", 0, 0)
+
+    @property
+    def connected(self) -> bool:
+        return self._session.connected
+
+    @property
+    def rings(self) -> int:
+        return self._session.rings
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        return self._session.wait_connected(timeout_s)
+
+    def step_begin(self) -> None:
+        self._gpu.catch_up()
+        self._gpu.step_begin()
+        self._session.step_begin()
+
+    def step_end(self) -> None:
+        self._gpu.catch_up()
+        self._session.step_end()
+        self._gpu.step_end()
+
+    def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
+        self._gpu.catch_up()
+        self._begun = kind, microbatch, chunk
+        self._session.instruction_begin(kind, microbatch, chunk)
+
+    def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
+        name, of, place = self._begun if kind is None else (kind, microbatch, chunk)
+        self._gpu.work(str(name), of, place)
+        rings = self._session.rings
+        self._session.instruction_end(kind, microbatch, chunk)
+        if self._gpu.await_agent and self._session.rings != rings:
+            self._gpu.engine.await_agent()
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def install(spec: LiveSpec) -> None:
+    """From now on, whatever this process connects runs on the simulated GPU."""
+    gpu = LiveGpu(spec)
+    real = perseus_client.connect
+
+    def connect(*args: Any, **options: Any) -> Session:
+        options |= {"clock_us": lambda: int(gpu.engine.now_us), "gpu_uuid": gpu.uuid}
+        return LiveSession(real(*args, **options), gpu)
+
+    perseus_client.connect = connect
+
+
+def main() -> None:
+    """Entry point."""
+    spec = LiveSpec(**json.loads(Path(sys.argv[1]).read_text()))
+    install(spec)
+    sys.argv = sys.argv[2:]
+    sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

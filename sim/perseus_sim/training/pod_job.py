@@ -1,0 +1,272 @@
+"""A simulated training job in the pods of a cluster with simulated GPUs: ``python -m perseus_sim.training.pod_job`` in
+each.
+
+Like a launcher of distributed training: every pod starts one ``pod_rank`` for each GPU that the kubelet gave it. The
+pod of node rank 0 also coordinates: it reads the profile, tells every rank what it executes, keeps iterations in step,
+and prints what they took, measured on the GPUs and not by the agent. Ranks are numbered over the pods; stages run
+fastest. If a rank dies, all begin again. Ends at SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from perseus_proto import keys
+from perseus_sim.gpus.shim_gpu import ENV_FOLDER
+from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration, Place
+from perseus_sim.training.pod_rank import PATIENCE_S, hear, listen, say
+from perseus_sim.training.trainer import JobGone
+
+_AGAIN_S: Final = 1.0
+_STOP_S: Final = 5.0
+DEFAULT_PORT: Final = 29500
+
+
+@dataclass(frozen=True)
+class PodRanks:
+    """What this pod runs."""
+
+    master: tuple[str, int]
+    first: int
+    """Number of its first rank."""
+    uuids: tuple[str, ...]
+    folder: str
+
+    @property
+    def coordinates(self) -> bool:
+        return self.first == 0
+
+
+def ranks_of(environment: Mapping[str, str]) -> PodRanks:
+    """One rank for each GPU that the kubelet gave to this container, as torchrun's variables and an indexed Job say.
+
+    Raises:
+        ValueError: there is none, or it is not simulated.
+    """
+    folder = environment.get(ENV_FOLDER)
+    uuids = tuple(sorted(filter(None, environment.get("NVIDIA_VISIBLE_DEVICES", "").split(","))))
+    if not folder or not uuids:
+        raise ValueError(f"{ENV_FOLDER}: not set; the pod must ask for simulated nvidia.com/gpu")
+    number = int(environment.get("NODE_RANK") or environment.get("JOB_COMPLETION_INDEX") or 0)
+    master = environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", DEFAULT_PORT))
+    return PodRanks(master, number * len(uuids), uuids, folder)
+
+
+@dataclass
+class Plan:
+    """What the ranks execute."""
+
+    stages: int
+    pipelines: int
+    tables: list[dict[str, Any]]
+    steps: Mapping[int, list[dict[str, Any]]]
+    talking: set[tuple[int, int]]
+    between_us: int
+    noise: float
+    agent: str = field(default_factory=lambda: os.environ.get(keys.ENV_SOCKET, ""))
+
+    @classmethod
+    def of(cls, settings: argparse.Namespace) -> Plan:
+        """From the command line. Here alone NumPy is needed.
+
+        Raises:
+            ValueError, OSError: profile or schedule are refused.
+        """
+        from perseus_sim.training.job import steps_of, talking_stages
+        from perseus_solver.model.problem import build_problem
+        from perseus_solver.model.profile import read_profile
+        from perseus_solver.schedules import build_schedule
+
+        profile = read_profile(settings.profile, stages=settings.stages)
+        schedule = build_schedule(settings.schedule, stages=settings.stages, microbatches=settings.microbatches)
+        problem = build_problem(profile, schedule, blocking_power_w=settings.blocking_power)
+        tables, steps = steps_of(problem)
+        between_us = round(problem.overhead_s * 1e6)
+        talking = talking_stages(steps)
+        return cls(settings.stages, settings.pipelines, tables, steps, talking, between_us, settings.noise)
+
+    def specification(self, rank: int, where: Mapping[int, tuple[str, int]], uuid: str) -> dict[str, Any]:
+        """For ``pod_rank.join``: the lower of two stages that talk dials the other."""
+        pipeline, stage = divmod(rank, self.stages)
+        dialled = [high for low, high in sorted(self.talking) if low == stage]
+        return {
+            "pipeline": pipeline,
+            "stage": stage,
+            "gpu_uuid": uuid,
+            "socket": self.agent,
+            "wait_for_agent_s": 0.0,
+            "speed": 1.0,
+            "noise": self.noise,
+            "spikes": 0.0,
+            "seed": 100_003 + rank,
+            "delay_us": 0,
+            "tables": self.tables,
+            "steps": self.steps[stage],
+            "dial": [(other, where[pipeline * self.stages + other]) for other in dialled],
+            "neighbours": sum(stage in pair for pair in self.talking),
+            "now_us": time.monotonic_ns() // 1000,
+        }
+
+
+class Rendezvous:
+    """Where the ranks of all pods meet."""
+
+    def __init__(self, plan: Plan, port: int) -> None:
+        self._plan = plan
+        self._listener = listen(port)
+        self._listener.settimeout(1.0)
+
+    def gather(self, stop: threading.Event) -> dict[Place, socket.socket]:
+        """A connection to every rank, once all have come; one that comes again takes its old place.
+
+        Raises:
+            Gone: told to stop before.
+        """
+        world = self._plan.stages * self._plan.pipelines
+        came: dict[int, tuple[socket.socket, tuple[str, int], str]] = {}
+        while len(came) < world:
+            if stop.is_set():
+                raise Gone("stopped before all ranks had come")
+            try:
+                connection, (host, *_) = self._listener.accept()
+            except TimeoutError:
+                continue
+            connection.settimeout(PATIENCE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                hello = hear(connection)
+            except (JobGone, OSError, ValueError):
+                connection.close()
+                continue
+            if before := came.pop(hello["rank"], None):
+                before[0].close()
+            came[hello["rank"]] = connection, (host, hello["port"]), hello["gpu"]
+        where = {rank: address for rank, (_, address, _) in came.items()}
+        for rank, (connection, _, uuid) in came.items():
+            say(connection, self._plan.specification(rank, where, uuid))
+            connection.settimeout(None)
+        return {divmod(rank, self._plan.stages): connection for rank, (connection, *_) in came.items()}
+
+
+def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) -> None:
+    """Train until told to stop; begin again whenever the job has fallen apart."""
+    rendezvous = Rendezvous(plan, port)
+    samples: queue.SimpleQueue[PipelineIteration] = queue.SimpleQueue()
+    threading.Thread(target=_report, args=(stop, samples, report_s), daemon=True).start()
+    first = 0
+    while not stop.is_set():
+        try:
+            parents = rendezvous.gather(stop)
+        except (Gone, OSError) as error:
+            print(f"perseus_sim.training.pod_job: {error}", file=sys.stderr, flush=True)
+            continue
+        now_us = time.monotonic_ns() // 1000
+        coordinator = Coordinator(
+            parents, samples, begin_us=now_us, between_us=plan.between_us, speed=1.0, real_time=True, first=first
+        )
+        coordinator.stopping = stop
+        try:
+            coordinator.train()
+        except (Gone, OSError) as error:
+            if not stop.is_set():
+                print(f"{error}: the job begins again", file=sys.stderr, flush=True)
+        finally:
+            coordinator.hang_up()
+            first = coordinator.iteration + 1
+
+
+def _report(stop: threading.Event, samples: queue.SimpleQueue[PipelineIteration], every_s: float) -> None:
+    while not stop.wait(every_s):
+        if line := report(samples):
+            print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def report(samples: queue.SimpleQueue[PipelineIteration]) -> str:
+    """What the last iterations took on average; empty: none has ended."""
+    taken: list[PipelineIteration] = []
+    while not samples.empty():
+        taken.append(samples.get())
+    if not taken:
+        return ""
+    last = max(sample.iteration for sample in taken)
+    time_s = sum(sample.time_us for sample in taken) / len(taken) / 1e6
+    energy_j = sum(sample.energy_mj for sample in taken) / len(taken) / 1e3
+    return f"iteration {last}: {time_s:.3f} s, {energy_j:.0f} J for each pipeline"
+
+
+def launch(ranks: PodRanks, stop: threading.Event) -> None:
+    """Keep this pod's ranks running: all of them, or none."""
+    while not stop.is_set():
+        host, port = ranks.master if not ranks.coordinates else ("127.0.0.1", ranks.master[1])
+        children = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "perseus_sim.training.pod_rank",
+                    host,
+                    str(port),
+                    str(number),
+                    ranks.folder,
+                    uuid,
+                ]
+            )
+            for number, uuid in enumerate(ranks.uuids, ranks.first)
+        ]
+        while not stop.is_set() and all(child.poll() is None for child in children):
+            stop.wait(0.1)
+        finished = not any(child.poll() for child in children) and not stop.is_set()
+        deadline_s = time.monotonic() + _STOP_S
+        for child in children:
+            try:
+                child.wait(max(0.0, deadline_s - time.monotonic()) if stop.is_set() or finished else 0)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        if finished:  # the coordinator has told them to stop
+            return
+        stop.wait(_AGAIN_S)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="perseus_sim.training.pod_job", description=__doc__)
+    parser.add_argument("--profile", type=Path, required=True, help="CSV: what instructions take")
+    parser.add_argument("--schedule", default="1f1b", help="as in the PerseusJob (default: 1f1b)")
+    parser.add_argument("--stages", type=int, required=True)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--pipelines", type=int, default=1, help="data-parallel degree (default: 1)")
+    parser.add_argument("--blocking-power", type=float, required=True, help="watts of a GPU that waits")
+    parser.add_argument("--noise", type=float, default=0.0, help="of durations, relative (default: 0)")
+    parser.add_argument("--report", type=float, default=5.0, help="seconds between reports (default: 5)")
+    settings = parser.parse_args(arguments)
+    stop = threading.Event()
+    try:
+        ranks = ranks_of(os.environ)
+        plan = Plan.of(settings) if ranks.coordinates else None
+    except (ValueError, OSError) as error:
+        print(f"perseus_sim.training.pod_job: {error}", file=sys.stderr)
+        return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    launcher = threading.Thread(target=launch, args=(ranks, stop))
+    launcher.start()
+    if plan:
+        coordinate(plan, ranks.master[1], settings.report, stop)
+    launcher.join()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

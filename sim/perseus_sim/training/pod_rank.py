@@ -1,0 +1,121 @@
+"""One rank of a simulated training job whose ranks are spread over pods: ``python -m perseus_sim.training.pod_rank``.
+
+Started by ``pod_job``, one for each GPU of the pod. Finds the job's coordinator, meets its neighbours over the pods'
+network, and then is a ``trainer.Rank`` that keeps real time on a GPU behind NVML. The agent is met at PERSEUS_SOCKET
+like by any training process. Standard library only, as several start at once.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpu
+from perseus_sim.training.trainer import JobGone, Rank
+
+PATIENCE_S: Final = 120.0
+"""Longest wait for the coordinator and for neighbours, whose pods may still be fetching their image."""
+_RETRY_S: Final = 0.2
+_SAME_CLOCK_US: Final = 50_000
+"""Clocks that differ by less are one clock, read at different moments."""
+
+
+def dial(host: str, port: int) -> socket.socket:
+    """A connection, as soon as somebody listens.
+
+    Raises:
+        JobGone: nobody does.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            connection = socket.create_connection((host, port), timeout=PATIENCE_S)
+        except OSError as error:
+            if time.monotonic() > deadline_s:
+                raise JobGone(f"nobody listens on {host}:{port}: {error}") from error
+            time.sleep(_RETRY_S)
+            continue
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
+def listen(port: int) -> socket.socket:
+    """A listener that pods reach whatever the family of their addresses."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=256)
+
+
+def say(connection: socket.socket, message: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def hear(connection: socket.socket) -> dict[str, Any]:
+    """The next line, and not a byte more: others read on from there.
+
+    Raises:
+        JobGone: the other side has hung up.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = connection.recv(65_536, socket.MSG_PEEK)
+        if not chunk:
+            raise JobGone("the other side has hung up")
+        line += connection.recv(chunk.find(b"\n") + 1 or len(chunk))
+    message: dict[str, Any] = json.loads(line)
+    return message
+
+
+def join(master: tuple[str, int], rank: int, uuid: str) -> dict[str, Any]:
+    """The specification of this rank, as ``trainer.Rank`` takes it, connected to its neighbours.
+
+    Raises:
+        JobGone: the job fell apart before it began.
+    """
+    with listen(0) as listener:
+        listener.settimeout(PATIENCE_S)
+        parent = dial(*master)
+        say(parent, {"rank": rank, "port": listener.getsockname()[1], "gpu": uuid})
+        spec = hear(parent)
+        peers: dict[int, socket.socket] = {}
+        for stage, (host, port) in spec.pop("dial"):
+            peers[stage] = dial(host, port)
+            say(peers[stage], {"stage": spec["stage"]})
+        while len(peers) < spec["neighbours"]:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(PATIENCE_S)
+            peers[hear(connection)["stage"]] = connection
+    ahead_us = time.monotonic_ns() // 1000 - spec.pop("now_us")
+    spec["offset_us"] = 0 if abs(ahead_us) < _SAME_CLOCK_US else ahead_us
+    for connection in (parent, *peers.values()):
+        connection.settimeout(None)
+    spec["parent"] = parent.detach()
+    spec["peers"] = {stage: connection.detach() for stage, connection in peers.items()}
+    return spec
+
+
+def main() -> int:
+    """Entry point, with host, port, rank, folder and UUID of the GPU: 0 if told to stop, 3 if the job fell apart."""
+    host, port, rank, folder, uuid = sys.argv[1:]
+    try:
+        gpu = ShimGpu(Path(folder), uuid)
+    except NoGpus as error:
+        print(f"perseus_sim.training.pod_rank: {error}", file=sys.stderr)
+        return 2
+    try:
+        Rank(join((host, int(port)), int(rank), uuid), gpu).run()
+    except (JobGone, OSError) as error:
+        print(f"rank {rank}: {error or 'the job fell apart'}", file=sys.stderr)
+        return 3
+    finally:
+        gpu.rest()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Small linear programmes by OR-Tools' GLOP. Called by the calibration; planning itself needs only flows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from perseus_solver.kinds import Floats
+
+
+class ProgrammeFailed(RuntimeError):
+    """No optimum was reached. Never the user's fault: the callers only build feasible, bounded programmes."""
+
+
+def minimise(*, cost: Floats, rows: Floats, row_low: Floats, row_high: Floats, low: Floats, high: Floats) -> Floats:
+    """The x that minimises ``cost · x`` with ``row_low ≤ rows · x ≤ row_high`` and ``low ≤ x ≤ high``.
+
+    Keep coefficients near 1: the simplex works to absolute tolerances of about 1e-6.
+
+    Raises:
+        ProgrammeFailed: no optimal solution was found.
+    """
+    from ortools.linear_solver import pywraplp
+
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    variables = [solver.NumVar(a, b, "") for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    for row, least, most in zip(rows, row_low.tolist(), row_high.tolist(), strict=True):
+        constraint = solver.Constraint(least, most)
+        for j in np.flatnonzero(row).tolist():
+            constraint.SetCoefficient(variables[j], float(row[j]))
+    objective = solver.Objective()
+    for j in np.flatnonzero(cost).tolist():
+        objective.SetCoefficient(variables[j], float(cost[j]))
+    objective.SetMinimization()
+    verdict = solver.Solve()
+    if verdict != pywraplp.Solver.OPTIMAL:
+        raise ProgrammeFailed(
+            f"a linear programme of {len(rows)} rows and {len(cost)} columns ended with status {verdict}"
+        )
+    x = np.array([variable.solution_value() for variable in variables])
+    if not all(map(math.isfinite, x.tolist())):
+        raise ProgrammeFailed("a linear programme ended with a number that is not finite")
+    inside: Floats = np.clip(x, low, high)
+    return inside

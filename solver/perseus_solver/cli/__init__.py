@@ -1,0 +1,1 @@
+"""The ``perseus`` command: plan offline from a profile CSV."""

@@ -1,0 +1,1 @@
+"""Our plans beside those that others would make from the same measurements."""

@@ -1,0 +1,134 @@
+"""Our plans beside what others would do, on the same measurements, all re-simulated exactly.
+
+Behind ``perseus compare`` and reports. Each rival is met on its own ground: our plan is solved for the rival's own
+iteration time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from perseus_solver.comparison import baselines
+from perseus_solver.errors import SolverError
+from perseus_solver.frontier import solve_deadline
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem
+from perseus_solver.model.result import Point
+from perseus_solver.model.simulator import Choice, Simulator
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rival.
+
+    Attributes:
+        name: who.
+        iteration_time_s, energy_j: of its plan, re-simulated; None: it has none, and `note` says why.
+        ours: our plan for at most that time.
+        note: a remark for people; empty if there is nothing to say.
+    """
+
+    name: str
+    iteration_time_s: float | None = None
+    energy_j: float | None = None
+    ours: Point | None = None
+    note: str = ""
+
+
+Rival = Callable[[], Choice]
+
+
+def compare(problem: Problem, *, deadline_s: float | None = None, lowtime_unit_s: float | None = None) -> list[Row]:
+    """All rivals, the all-maximum plan first.
+
+    Args:
+        problem: what to plan.
+        deadline_s: for the rivals that can be told one; None: the all-maximum plan's time, so no slowdown.
+        lowtime_unit_s: also run lowtime, with this time grid; None: do not.
+    """
+    simulator = Simulator(problem)
+    maximum = baselines.all_maximum(problem)
+    limit_s = float(simulator.run(maximum).iteration_time_s) if deadline_s is None else deadline_s
+    rivals: list[tuple[str, Rival]] = [
+        ("all-maximum", lambda: maximum),
+        ("best single frequency", lambda: baselines.best_single_clock(simulator, limit_s)),
+        ("EnvPipe's heuristic", lambda: baselines.envpipe(simulator)),
+        ("lowtime", lambda: _lowtime(simulator, limit_s, lowtime_unit_s)),
+    ]
+    return [_row(simulator, name, rival) for name, rival in rivals]
+
+
+def _row(simulator: Simulator, name: str, rival: Rival) -> Row:
+    try:
+        run = simulator.run(rival())
+    except SolverError as error:
+        return Row(name=name, note=str(error))
+    time_s = float(run.iteration_time_s)
+    return Row(
+        name=name, iteration_time_s=time_s, energy_j=float(run.energy_j), ours=solve_deadline(simulator.problem, time_s)
+    )
+
+
+def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> Choice:
+    """lowtime's plan of least energy that meets the deadline; its fastest where none does."""
+    from perseus_solver.comparison import lowtime_peer
+
+    if not lowtime_peer.installed():
+        raise lowtime_peer.PeerFailed("not installed (extra 'bench')")
+    if unit_s is None:
+        raise lowtime_peer.PeerFailed("not run: it takes minutes; ask with --lowtime")
+    plans = np.array(list(lowtime_peer.lowtime_plans(simulator.problem, unit_time_s=unit_s)))
+    time_s, energy_j = simulator.totals(plans)
+    fits = np.flatnonzero(time_s <= deadline_s)
+    best = fits[np.argmin(energy_j[fits])] if fits.size else np.argmin(time_s)
+    plan: Choice = plans[best]
+    return plan
+
+
+def single_clocks(simulator: Simulator) -> tuple[Floats, Floats]:
+    """Time and energy of every plan that runs all instructions at one clock."""
+    problem = simulator.problem
+    plans = [baselines.at_clock(problem, clock) for clock in baselines.common_clocks(problem)]
+    return simulator.totals(np.array(plans or [baselines.all_maximum(problem)]))
+
+
+def as_table(rows: list[Row]) -> str:
+    """For a terminal: each rival's time and energy against all-maximum, and ours at no more than that time."""
+    base = rows[0]
+    assert base.iteration_time_s is not None
+    assert base.energy_j is not None
+    lines = [
+        f"{'':22}{'time':>10}{'':>9}{'energy':>12}{'saving':>9}   {'ours by then':>12}{'saving':>9}{'gap':>9}",
+        f"{'':22}{'s':>10}{'%':>9}{'J':>12}{'%':>9}   {'J':>12}{'%':>9}{'%':>9}",
+    ]
+    for row in rows:
+        if row.iteration_time_s is None or row.energy_j is None or row.ours is None:
+            lines.append(f"{row.name:22}{'–':>10}   {row.note}")
+            continue
+        slower = round(100 * (row.iteration_time_s / base.iteration_time_s - 1), 2) + 0.0  # no "-0.00"
+        lines.append(
+            f"{row.name:22}{row.iteration_time_s:10.4f}{slower:+9.2f}{row.energy_j:12.1f}"
+            f"{100 * (1 - row.energy_j / base.energy_j):9.2f}   {row.ours.energy_j:12.1f}"
+            f"{100 * (1 - row.ours.energy_j / base.energy_j):9.2f}{100 * row.ours.gap:9.3f}"
+        )
+    return "\n".join(lines)
+
+
+def as_json(rows: list[Row]) -> bytes:
+    """For programs: a list of rivals; null where a rival has no plan, with the reason in ``note``."""
+
+    def figures(time_s: float | None, energy_j: float | None) -> dict[str, float | None]:
+        return {"iteration_time_s": time_s, "energy_j": energy_j}
+
+    return json.dumps(
+        [
+            {"name": row.name, "note": row.note, **figures(row.iteration_time_s, row.energy_j)}
+            | {"ours": row.ours and figures(row.ours.iteration_time_s, row.ours.energy_j) | {"gap": row.ours.gap}}
+            for row in rows
+        ],
+        indent=1,
+    ).encode()

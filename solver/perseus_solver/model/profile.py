@@ -1,0 +1,282 @@
+"""Measurements: the CSV `stage,instruction,frequency,time,energy[,chunk]` (MHz, s, J), validated, as option tables.
+
+`read_profile` is the door through which every profile enters, in the CLI and in the operator; after it nothing checks
+numbers again. Each refusal is one line with the line of the file, the column and the rule. Measurements are not
+smoothed or fitted here; how repeated samples become one option is in `perseus_solver.model.sampling`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perseus_solver.errors import InvalidProfile
+from perseus_solver.kinds import Kind, Options
+from perseus_solver.model.sampling import Sampling, condense
+
+COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
+MAX_ROWS = 250_000
+"""64 stages × 4 kinds × 2 chunks × 100 clocks × 4 samples with room to spare; read and checked in about two seconds."""
+MAX_BYTES = 64 << 20
+_MAX_STAGE = 1_023
+_MAX_CHUNK = 63
+_MAX_MHZ = 65_535  # plans store clocks in 16 bits
+_SMALLEST, _LARGEST = 1e-9, 1e9  # seconds and joules; outside, integer scaling of the solver would lose all precision
+_KINDS = {kind.label: kind for kind in Kind}
+
+Key = tuple[int, Kind, int]
+"""Stage, kind, chunk."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """Option tables of every stage.
+
+    Attributes:
+        stages: number of stages that may be used, 0 … stages − 1.
+        tables: measured options by (stage, kind, chunk); chunk is 0 throughout where `has_chunks` is false.
+        has_chunks: the CSV had a ``chunk`` column, so every chunk has its own measurements.
+        notes: what was done to the measurements or left out, one sentence each.
+    """
+
+    stages: int
+    tables: dict[Key, Options]
+    has_chunks: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def constant_stages(self) -> tuple[int, ...]:
+        """Stages with a constant-time instruction, such as data loading."""
+        return tuple(sorted(stage for stage, kind, _ in self.tables if kind is Kind.CONSTANT))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One validated row."""
+
+    line: int
+    stage: int
+    kind: Kind
+    chunk: int
+    frequency_mhz: int
+    time_s: float
+    energy_j: float
+
+
+def read_profile(source: str | bytes | Path, *, stages: int | None = None, sampling: Sampling | None = None) -> Profile:
+    """Read and check a profile.
+
+    Args:
+        source: the CSV itself as text or bytes, or the path of a file.
+        stages: how many stages are needed; None: as many as the CSV has. More than needed are left out, with a note.
+        sampling: allow several samples of one (stage, instruction, frequency) and say how they become one option;
+            None: a repeated row is an error.
+
+    Raises:
+        InvalidProfile: naming the line, the column and the rule.
+    """
+    if stages is not None and stages < 1:
+        raise InvalidProfile(f"stages must be at least 1, not {stages}")
+    text = _decode(_load(source))
+    if len(text) > MAX_BYTES or text.count("\n") > MAX_ROWS + 1:
+        raise InvalidProfile(f"profile is too large: at most {MAX_ROWS:,} rows and {MAX_BYTES >> 20} MiB")
+    samples, has_chunks = _read_rows(text)
+    found = max(sample.stage for sample in samples) + 1
+    if stages is not None and found < stages:
+        raise InvalidProfile(f"profile has {found} stages (0 … {found - 1}), fewer than the {stages} asked for")
+    notes: list[str] = []
+    if stages is not None and found > stages:
+        notes.append(f"the profile has {found} stages; the first {stages} are used")
+    tables = _tables([s for s in samples if stages is None or s.stage < stages], sampling, notes)
+    profile = Profile(stages=stages or found, tables=tables, has_chunks=has_chunks, notes=tuple(notes))
+    _check_complete(profile)
+    return profile
+
+
+def _load(source: str | bytes | Path) -> bytes:
+    if isinstance(source, str):
+        return source.encode("utf-8", errors="surrogatepass")
+    if isinstance(source, bytes):
+        return source
+    try:
+        if source.is_file() and source.stat().st_size > MAX_BYTES:
+            raise InvalidProfile(f"profile {source} is too large: at most {MAX_BYTES >> 20} MiB")
+        return source.read_bytes()
+    except OSError as error:
+        raise InvalidProfile(f"profile {source} cannot be read: {error.strerror or error}") from error
+
+
+def _decode(data: bytes) -> str:
+    if not data.strip(b"\xef\xbb\xbf \t\r\n"):
+        raise InvalidProfile(f"profile is empty; the first line must name the columns {','.join(COLUMNS)}")
+    if b"\0" in data:
+        raise InvalidProfile("profile is not a text file: it holds NUL bytes (binary, or UTF-16; save it as UTF-8)")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidProfile(f"profile line {line}: not UTF-8 text (byte 0x{data[error.start]:02x})") from error
+
+
+def _read_rows(text: str) -> tuple[list[Sample], bool]:
+    # strict refuses a quote that never ends instead of swallowing the rest of the file into one cell
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    numbered = _numbered(rows)
+    _, header = next(numbered, (0, []))
+    names = [name.strip().lower() for name in header]
+    for column in COLUMNS:
+        if column not in names:
+            hint = "" if "\n" in text.strip() else " (this is one line of text; to read a file pass its path as a Path)"
+            raise InvalidProfile(f"profile has no column {column!r}; needed are {','.join(COLUMNS)}{hint}")
+    for column in (*COLUMNS, "chunk"):
+        if names.count(column) > 1:
+            raise InvalidProfile(f"profile has the column {column!r} twice")
+    has_chunks = "chunk" in names
+    where = [names.index(column) for column in COLUMNS]
+    chunk_at = names.index("chunk") if has_chunks else None
+    samples = []
+    for line, row in numbered:
+        if len(row) != len(names):
+            raise InvalidProfile(f"profile line {line}: {len(row)} cells, but the header has {len(names)}")
+        stage, instruction, frequency, time, energy = (row[k] for k in where)
+        kind = _KINDS.get(instruction.strip().lower())
+        if kind is None:
+            raise InvalidProfile(
+                f"profile line {line}, column 'instruction': {_short(instruction)} is unknown; "
+                f"known are {', '.join(_KINDS)}"
+            )
+        samples.append(
+            Sample(
+                line=line,
+                stage=_integer(line, "stage", stage, 0, _MAX_STAGE),
+                kind=kind,
+                chunk=0 if chunk_at is None else _integer(line, "chunk", row[chunk_at], 0, _MAX_CHUNK),
+                frequency_mhz=_frequency(line, kind, frequency),
+                time_s=_quantity(line, "time", time, "s"),
+                energy_j=_quantity(line, "energy", energy, "J"),
+            )
+        )
+    if not samples:
+        raise InvalidProfile("profile has a header but no rows")
+    return samples, has_chunks
+
+
+def _numbered(rows: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
+    """Rows that are not blank, with their number in the file (quoted line breaks are not expected in numbers)."""
+    line = 0
+    while True:
+        line += 1
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise InvalidProfile(f"profile line {line}: not CSV: {error}") from error
+        if any(cell.strip() for cell in row):
+            yield line, row
+
+
+def _number(line: int, column: str, text: str) -> float:
+    stripped = text.strip()
+    try:
+        if not stripped.isascii() or "_" in stripped:  # float() would take 1_000 and digits of other scripts
+            raise ValueError
+        return float(stripped)
+    except ValueError:
+        what = "is empty" if not stripped else f"{_short(stripped)} is not a number"
+        raise InvalidProfile(f"profile line {line}, column {column!r}: {what}") from None
+
+
+def _quantity(line: int, column: str, text: str, unit: str) -> float:
+    value = _number(line, column, text)
+    if not math.isfinite(value) or value <= 0:
+        raise InvalidProfile(
+            f"profile line {line}, column {column!r}: {_short(text)} must be finite and greater than zero"
+        )
+    if not _SMALLEST <= value <= _LARGEST:
+        raise InvalidProfile(
+            f"profile line {line}, column {column!r}: {_short(text)} must be between "
+            f"{_SMALLEST:g} and {_LARGEST:g} {unit}"
+        )
+    return value
+
+
+def _integer(line: int, column: str, text: str, low: int, high: int) -> int:
+    value = _number(line, column, text)
+    if not (math.isfinite(value) and value == int(value) and low <= value <= high):
+        raise InvalidProfile(
+            f"profile line {line}, column {column!r}: {_short(text)} must be a whole number between {low} and {high}"
+        )
+    return int(value)
+
+
+def _frequency(line: int, kind: Kind, text: str) -> int:
+    if kind is Kind.CONSTANT:
+        if _number(line, "frequency", text) != 0:
+            raise InvalidProfile(
+                f"profile line {line}, column 'frequency': must be 0 for a constant instruction: it has no clock"
+            )
+        return 0
+    return _integer(line, "frequency", text, 1, _MAX_MHZ)
+
+
+def _short(text: str) -> str:
+    stripped = text.strip()
+    return repr(stripped if len(stripped) <= 40 else stripped[:37] + "...")
+
+
+def _tables(samples: list[Sample], sampling: Sampling | None, notes: list[str]) -> dict[Key, Options]:
+    groups: dict[Key, dict[int, list[Sample]]] = {}
+    for sample in samples:
+        clocks = groups.setdefault((sample.stage, sample.kind, sample.chunk), {})
+        same = clocks.setdefault(sample.frequency_mhz, [])
+        if same and sampling is None:
+            raise InvalidProfile(
+                f"profile line {sample.line}: duplicate row: stage {sample.stage}, {sample.kind.label}, "
+                f"{sample.frequency_mhz} MHz is already on line {same[0].line}; "
+                "several samples are read only when asked for"
+            )
+        same.append(sample)
+    tables = {}
+    for (stage, kind, chunk), clocks in sorted(groups.items()):
+        frequencies = sorted(clocks, reverse=True)
+        if sampling is None:
+            time = np.array([clocks[f][0].time_s for f in frequencies])
+            energy = np.array([clocks[f][0].energy_j for f in frequencies])
+        else:
+            time_s = [np.array([s.time_s for s in clocks[f]]) for f in frequencies]
+            energy_j = [np.array([s.energy_j for s in clocks[f]]) for f in frequencies]
+            time, energy, note = condense(time_s, energy_j, sampling)
+            notes.extend(f"stage {stage}, {kind.label}{f', chunk {chunk}' if chunk else ''}: {line}" for line in note)
+        tables[stage, kind, chunk] = Options(
+            stage=stage,
+            kind=kind,
+            chunk=chunk,
+            frequency_mhz=np.array(frequencies, dtype=np.int32),
+            time_s=time,
+            energy_j=energy,
+        )
+    return tables
+
+
+def _check_complete(profile: Profile) -> None:
+    """Every stage has a forward and a whole backward. What further chunks need depends on the schedule."""
+    for stage in range(profile.stages):
+        has = {kind for s, kind, chunk in profile.tables if s == stage and chunk == 0}
+        if not has:
+            chunk = " (chunk 0)" if profile.has_chunks else ""
+            raise InvalidProfile(f"profile has no rows for stage {stage}{chunk} of 0 … {profile.stages - 1}")
+        if Kind.FORWARD not in has:
+            raise InvalidProfile(f"profile: stage {stage} has no 'forward' rows")
+        split = has & {Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT}
+        if len(split) == 1:
+            missing = ({Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT} - split).pop()
+            raise InvalidProfile(f"profile: stage {stage} has '{split.pop().label}' rows but no '{missing.label}' rows")
+        if not split and Kind.BACKWARD not in has:
+            raise InvalidProfile(f"profile: stage {stage} has no 'backward' rows")

@@ -1,0 +1,212 @@
+"""What a solve returns: one verified point, or the whole frontier, and how a frontier travels as bytes.
+
+The operator stores frontiers, the CLI prints them, the agent's plans are cut from them. Plain values: nothing here
+computes a plan.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.errors import SolverError
+from perseus_solver.kinds import Floats, Ints
+
+Frequencies = npt.NDArray[np.uint16]
+
+OPTIMAL_GAP = 1e-9
+"""A certified gap below this is rounding noise of float64 sums: the plan is optimal."""
+DEFAULT_GAP = 3e-3
+"""A plan within this certified gap is as good as promised; a plan beyond it ran into the search limit."""
+
+
+class Status(StrEnum):
+    """The verdict on a point."""
+
+    OPTIMAL = "optimal"
+    WITHIN_GAP = "within_gap"
+    LIMIT_REACHED = "limit_reached"
+    INFEASIBLE = "infeasible"
+
+
+def verdict(gap: float, promised: float = DEFAULT_GAP) -> Status:
+    """The status of a feasible plan with this certified gap."""
+    if gap <= OPTIMAL_GAP:
+        return Status.OPTIMAL
+    return Status.WITHIN_GAP if gap <= promised else Status.LIMIT_REACHED
+
+
+class InvalidFrontier(SolverError):
+    """Bytes that are not a frontier, or one of a version this program does not read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """One plan and what is known about it.
+
+    Attributes:
+        iteration_time_s: exact, re-simulated from the profile.
+        energy_j: iteration energy: Σ e + blocking power × waiting time of all stages.
+        energy_lower_bound_j: no plan that ends by ``iteration_time_s`` takes less, proven by a dual flow.
+        status: what the gap amounts to.
+        frequencies_mhz: uint16[n], stage by stage in execution order; 0 for constant-time instructions.
+        clock_changes: changes of clock in one iteration of a steady run, over all stages (last to first counts).
+    """
+
+    iteration_time_s: float
+    energy_j: float
+    energy_lower_bound_j: float
+    status: Status
+    frequencies_mhz: Frequencies
+    clock_changes: int
+
+    @property
+    def gap(self) -> float:
+        """Certified distance from the optimum: energy over bound, minus one."""
+        return self.energy_j / self.energy_lower_bound_j - 1.0
+
+
+_MAGIC = b"PRSFRNT"
+_VERSION = 1
+_STATUSES = tuple(Status)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frontier:
+    """Plans from the fastest, T_min, to the one of least effective energy, T*; sorted by time, none dominated.
+
+    Attributes:
+        time_s: float[points], increasing.
+        energy_j, energy_lower_bound_j: float[points], iteration energy and its proven bound.
+        statuses: one per point.
+        frequencies_mhz: uint16[points, n], instructions stage by stage, in execution order.
+        stage_offset: stage s owns columns ``stage_offset[s] … stage_offset[s + 1] − 1``.
+        clock_changes: int[points], see `Point`.
+        blocking_power_w: of the problem solved.
+    """
+
+    time_s: Floats
+    energy_j: Floats
+    energy_lower_bound_j: Floats
+    statuses: tuple[Status, ...]
+    frequencies_mhz: Frequencies
+    stage_offset: Ints
+    clock_changes: Ints
+    blocking_power_w: float
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def __getitem__(self, index: int) -> Point:
+        return Point(
+            iteration_time_s=float(self.time_s[index]),
+            energy_j=float(self.energy_j[index]),
+            energy_lower_bound_j=float(self.energy_lower_bound_j[index]),
+            status=self.statuses[index],
+            frequencies_mhz=self.frequencies_mhz[index],
+            clock_changes=int(self.clock_changes[index]),
+        )
+
+    def __iter__(self) -> Iterator[Point]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def t_min_s(self) -> float:
+        """The fastest iteration."""
+        return float(self.time_s[0])
+
+    @property
+    def t_star_s(self) -> float:
+        """The iteration beyond which being slower saves nothing more."""
+        return float(self.time_s[-1])
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.stage_offset) - 1
+
+    @property
+    def gap(self) -> Floats:
+        """Certified gap of every point."""
+        gap: Floats = self.energy_j / self.energy_lower_bound_j - 1.0
+        return gap
+
+    @property
+    def effective_energy_j(self) -> Floats:
+        """Σ (e − P_blk·t) of every point, up to the constant of the fixed overhead: what never rises along the
+        frontier.
+        """
+        effective: Floats = self.energy_j - self.blocking_power_w * self.stages * self.time_s
+        return effective
+
+    @property
+    def least_energy(self) -> int:
+        """The point of least iteration energy. It lies before T*: there the saving of going slower no longer pays for
+        waiting.
+        """
+        return int(np.argmin(self.energy_j))
+
+    def lookup(self, time_s: float) -> int:
+        """The slowest point not slower than ``time_s``, or the nearest end: min(T*, T') is this bisection."""
+        return max(int(self.time_s.searchsorted(time_s, side="right")) - 1, 0)
+
+    def to_bytes(self) -> bytes:
+        """The frontier, versioned and compressed; neighbouring plans differ little, so differences are what is
+        stored.
+        """
+        clocks, coded = np.unique(self.frequencies_mhz, return_inverse=True)
+        steps = np.diff(coded.reshape(self.frequencies_mhz.shape).astype("<u2"), axis=0, prepend=np.uint16(0))
+        header = {
+            "points": len(self),
+            "instructions": self.frequencies_mhz.shape[1],
+            "stage_offset": self.stage_offset.tolist(),
+            "clocks_mhz": clocks.tolist(),
+            "statuses": [_STATUSES.index(s) for s in self.statuses],
+            "clock_changes": self.clock_changes.tolist(),
+            "blocking_power_w": self.blocking_power_w,
+        }
+        head = json.dumps(header, separators=(",", ":")).encode()
+        numbers = np.stack((self.time_s, self.energy_j, self.energy_lower_bound_j)).astype("<f8").tobytes()
+        body = len(head).to_bytes(4, "little") + head + numbers + steps.tobytes()
+        return _MAGIC + bytes([_VERSION]) + lzma.compress(body, preset=1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Frontier:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            InvalidFrontier: not a frontier, another version, or damaged.
+        """
+        if not data.startswith(_MAGIC) or len(data) <= len(_MAGIC):
+            raise InvalidFrontier("frontier: these bytes are not a frontier")
+        version = data[len(_MAGIC)]
+        if version != _VERSION:
+            raise InvalidFrontier(
+                f"frontier: version {version} was written by another release; this one reads {_VERSION}"
+            )
+        try:
+            body = lzma.decompress(data[len(_MAGIC) + 1 :])
+            size = int.from_bytes(body[:4], "little")
+            header = json.loads(body[4 : 4 + size])
+            points, n = int(header["points"]), int(header["instructions"])
+            numbers = np.frombuffer(body, "<f8", 3 * points, 4 + size).reshape(3, points).astype(np.float64)
+            steps = np.frombuffer(body, "<u2", points * n, 4 + size + numbers.nbytes).reshape(points, n)
+            clocks = np.array(header["clocks_mhz"], dtype=np.uint16)
+            return cls(
+                time_s=numbers[0],
+                energy_j=numbers[1],
+                energy_lower_bound_j=numbers[2],
+                statuses=tuple(_STATUSES[s] for s in header["statuses"]),
+                frequencies_mhz=clocks[np.cumsum(steps, axis=0, dtype=np.uint16)],
+                stage_offset=np.array(header["stage_offset"], dtype=np.int32),
+                clock_changes=np.array(header["clock_changes"], dtype=np.int32),
+                blocking_power_w=float(header["blocking_power_w"]),
+            )
+        except (lzma.LZMAError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise InvalidFrontier(f"frontier: damaged ({error})") from error

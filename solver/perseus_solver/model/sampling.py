@@ -1,0 +1,77 @@
+"""Several samples of one instruction at one clock become one option, on the safe side.
+
+Called by `perseus_solver.model.profile` alone. An instruction that takes longer than its option says stretches the
+whole pipeline, while one that is faster costs almost nothing, so latency gets a guard band and every correction raises
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perseus_solver.kinds import Floats
+
+_NORMAL_FROM_MAD = 1.4826  # standard deviation of a normal law over its median absolute deviation
+_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, normal law
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How repeated samples are read.
+
+    Attributes:
+        guard: latency is the median plus this many standard errors of it. 2 (default) leaves a true median above the
+            option about one time in forty; 0 takes the bare median.
+        repair_monotone: a lower clock is not believed to be faster: times are raised to the largest at any higher
+            clock. Off by default, because the solver can use whatever was really measured.
+    """
+
+    guard: float = 2.0
+    repair_monotone: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.guard) and self.guard >= 0):
+            raise ValueError(f"guard must be a finite number of standard errors, zero or more, not {self.guard}")
+
+
+def condense(
+    time_s: Sequence[Floats], energy_j: Sequence[Floats], sampling: Sampling
+) -> tuple[Floats, Floats, list[str]]:
+    """Time and energy of each clock from its samples (clocks by descending frequency), and what was done, in words.
+
+    The relative spread is pooled over the clocks of the table: five samples of one clock say little about it, those of
+    forty clocks together much. Energy is the plain median: an error there costs joules, not the deadline.
+    """
+    median = np.array([np.median(samples) for samples in time_s])
+    energy = np.array([np.median(samples) for samples in energy_j])
+    count = np.array([samples.size for samples in time_s])
+    notes: list[str] = []
+    time = median
+    if sampling.guard > 0:
+        # Differences of consecutive samples spread √2 times as much as samples, whatever their number and drift.
+        steps = [np.abs(np.diff(np.log(samples))) for samples in time_s if samples.size > 1]
+        if steps:
+            spread = _NORMAL_FROM_MAD * float(np.median(np.concatenate(steps))) / math.sqrt(2)
+            band = sampling.guard * spread * _MEDIAN_OVER_MEAN / np.sqrt(count)
+            time = median * (1 + band)
+            notes.append(
+                f"time raised by {100 * band.min():.2g} to {100 * band.max():.2g} % "
+                f"against a spread of {100 * spread:.2g} %"
+            )
+        else:
+            notes.append("no clock has two samples: the spread is unknown and no guard band was added")
+    if sampling.repair_monotone:
+        repaired = np.maximum.accumulate(time)
+        raised = repaired > time
+        if raised.any():
+            most = float(np.max(repaired / time)) - 1
+            notes.append(
+                f"{int(raised.sum())} of {time.size} times raised by up to {100 * most:.2g} % "
+                "so that no lower clock is faster"
+            )
+        time = repaired
+    return time, energy, notes

@@ -1,0 +1,201 @@
+"""Exact re-simulation: start and end of every instruction by longest path, iteration time, energy and slack.
+
+The arbiter of every plan: the engine, the rounding, the baselines and the CLI all take their numbers from here, never
+from a model. One `Simulator` per problem holds the topological levels; a run is then a handful of numpy calls a level,
+for one plan or for many at once. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.errors import InvalidProblem, InvalidSchedule
+from perseus_solver.kinds import Floats, Ints
+from perseus_solver.model.problem import Problem
+from perseus_solver.schedules.base import name_cycle
+from perseus_solver.topology import levels
+
+Choice = npt.NDArray[np.integer]
+"""Index into the options of each instruction: [n], or [plans, n]."""
+
+_AT_ONCE = 1 << 21
+"""Instructions over all plans that `Simulator.totals` simulates together: some 100 MiB of arrays."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulation:
+    """What a plan does: [n] arrays for one plan, [plans, n] for many (then time and energy are arrays as well)."""
+
+    start_s: Floats
+    end_s: Floats
+    iteration_time_s: Floats
+    energy_j: Floats
+
+
+class Simulator:
+    """Runs plans of one problem. Building costs O(n + m); a run O(n + m) in a few numpy calls a level.
+
+    Not changed by its runs, so it may be shared between threads.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        """Level the graph.
+
+        Raises:
+            InvalidSchedule: the order has a cycle; names its instructions.
+        """
+        self.problem = problem
+        n = problem.instructions
+        first = np.cumsum([0, *(table.time_s.size for table in problem.options)])
+        self._first = first[problem.option_of]
+        self._time_s = np.concatenate([table.time_s for table in problem.options])
+        self._energy_j = np.concatenate([table.energy_j for table in problem.options])
+
+        level = levels(n, problem.edge_from, problem.edge_to)
+        if (level < 0).any():
+            cycle = name_cycle(problem.schedule, problem.edge_from, problem.edge_to, level < 0)
+            raise InvalidSchedule(f"the order deadlocks: {cycle}")
+        self._order = np.argsort(level, kind="stable")  # rank in level order → instruction
+        self._rank = np.empty(n, dtype=np.intp)
+        self._rank[self._order] = np.arange(n)
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(level))])
+        ends = (problem.edge_from, problem.edge_to)
+        self._forward = self._sweep(*ends, bounds)
+        # Rank of the instruction before on the same stage; n stands for none.
+        self._previous = np.full(n, n, dtype=np.intp)
+        inner = np.setdiff1d(np.arange(n), problem.stage_offset)
+        self._previous[self._rank[inner]] = self._rank[inner - 1]
+        self._backward = self._sweep(*ends[::-1], bounds)[::-1]
+
+    def _sweep(self, before: Ints, after: Ints, bounds: npt.NDArray[np.integer]) -> list[_Level]:
+        """For each level, the first neighbour of each instruction, the second, …; n stands for none."""
+        n = self.problem.instructions
+        rank = self._rank
+        order = np.argsort(rank[after], kind="stable")
+        source, target = rank[before[order]], rank[after[order]]
+        delay = self.problem.edge_delay_s[order]
+        degree = np.bincount(target, minlength=n)
+        nth = np.arange(target.size) - (np.cumsum(degree) - degree)[target]
+        width = int(degree.max(initial=1))
+        neighbour = np.full((width, n), n, dtype=np.intp)
+        neighbour[nth, target] = source
+        wait = np.zeros((width, n, 1))
+        wait[nth, target, 0] = delay
+        delayed = bool(delay.any())
+        steps = []
+        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            depth = max(int(degree[low:high].max()), 1)
+            looks = tuple(np.ascontiguousarray(neighbour[k, low:high]) for k in range(depth))
+            waits = tuple(wait[k, low:high] for k in range(depth)) if delayed else None
+            steps.append((low, high, looks, waits))
+        return steps
+
+    def choice_of(self, frequencies_mhz: npt.NDArray[np.integer]) -> Choice:
+        """Positions in the options for the clocks of a plan, [n] or [plans, n].
+
+        Raises:
+            InvalidProblem: an instruction was not measured at its clock.
+        """
+        choice = np.empty(frequencies_mhz.shape, dtype=np.intp)
+        for k, table in enumerate(self.problem.options):
+            own = self.problem.option_of == k
+            wanted = frequencies_mhz[..., own].astype(np.int64)
+            at = np.searchsorted(-table.frequency_mhz, -wanted)
+            found = table.frequency_mhz[np.minimum(at, table.frequency_mhz.size - 1)] == wanted
+            if not found.all():
+                clock = int(wanted[~found][0])
+                raise InvalidProblem(f"{table.kind.label} of stage {table.stage} was not measured at {clock} MHz")
+            choice[..., own] = at
+        return choice
+
+    def duration_s(self, choice: Choice) -> Floats:
+        """Time of each instruction under a plan."""
+        return self._time_s[self._first + choice]
+
+    def instruction_energy_j(self, choice: Choice) -> Floats:
+        """Energy of each instruction under a plan."""
+        return self._energy_j[self._first + choice]
+
+    def end_s(self, duration_s: Floats, pause_s: Floats | None = None) -> Floats:
+        """Earliest end of each instruction for given durations, [n] or [plans, n].
+
+        ``pause_s``: how long the stage itself needs before each instruction starts, after the one before has ended;
+        waiting for other stages, or in a gap, counts.
+        """
+        n = self.problem.instructions
+        one = duration_s.ndim == 1
+        columns = duration_s[self._order, None] if one else duration_s.T[self._order]
+        pause = None if pause_s is None else (self._previous, np.atleast_2d(pause_s).T[self._order])
+        ends = _longest(columns, self._forward, n, pause)[self._rank]
+        return ends[:, 0] if one else ends.T
+
+    def slack_s(self, duration_s: Floats, deadline_s: float | None = None) -> Floats:
+        """How much later each instruction may start without the iteration ending after the deadline (None: after its
+        earliest end).
+
+        Zero on critical paths (up to rounding), negative where the deadline is missed.
+        """
+        n = self.problem.instructions
+        end = self.end_s(duration_s)
+        one = duration_s.ndim == 1
+        columns = duration_s[self._order, None] if one else duration_s.T[self._order]
+        tail = _longest(columns, self._backward, n)[self._rank]  # from the start of each to the end of all
+        tails = tail[:, 0] if one else tail.T
+        if deadline_s is None:
+            last = end.max(axis=-1, keepdims=True)
+        else:
+            last = np.asarray(deadline_s - self.problem.overhead_s)
+        slack: Floats = last - tails - (end - duration_s)
+        return slack
+
+    def run(self, choice: Choice) -> Simulation:
+        """Simulate one plan [n] or many [plans, n]."""
+        duration = self.duration_s(choice)
+        end = self.end_s(duration)
+        time = end.max(axis=-1) + self.problem.overhead_s
+        return Simulation(
+            start_s=end - duration, end_s=end, iteration_time_s=time, energy_j=self._energy(choice, duration, time)
+        )
+
+    def totals(self, choices: Choice) -> tuple[Floats, Floats]:
+        """Iteration time and energy of many plans [plans, n], in memory for a few of them at a time."""
+        step = max(1, _AT_ONCE // self.problem.instructions)
+        parts = [self.run(choices[k : k + step]) for k in range(0, len(choices), step)]
+        time_s = np.concatenate([part.iteration_time_s for part in parts])
+        return time_s, np.concatenate([part.energy_j for part in parts])
+
+    def _energy(self, choice: Choice, duration_s: Floats, iteration_time_s: Floats) -> Floats:
+        """Σ e plus blocking power over every stage's waiting time."""
+        waiting_s = self.problem.stages * iteration_time_s - duration_s.sum(axis=-1)
+        computing_j: Floats = self.instruction_energy_j(choice).sum(axis=-1)
+        blocking_j: Floats = self.problem.blocking_power_w * waiting_s
+        return computing_j + blocking_j
+
+
+_Level = tuple[int, int, tuple[npt.NDArray[np.intp], ...], tuple[Floats, ...] | None]
+
+
+def _longest(
+    duration_s: Floats, levels: list[_Level], n: int, pause: tuple[npt.NDArray[np.intp], Floats] | None = None
+) -> Floats:
+    """Longest path up to and including each instruction; rows in level order, one column a plan.
+
+    Row n, always 0, is 'nothing'. ``pause``: one more neighbour of each row, and the time to it in each plan.
+    """
+    ends = np.zeros((n + 1, duration_s.shape[1]))
+    for low, high, looks, waits in levels:
+        ready = ends.take(looks[0], axis=0)
+        if waits is None:
+            for look in looks[1:]:
+                np.maximum(ready, ends.take(look, axis=0), out=ready)
+        else:
+            ready += waits[0]
+            for look, wait in zip(looks[1:], waits[1:], strict=True):
+                np.maximum(ready, ends.take(look, axis=0) + wait, out=ready)
+        if pause is not None:
+            np.maximum(ready, ends.take(pause[0][low:high], axis=0) + pause[1][low:high], out=ready)
+        np.add(ready, duration_s[low:high], out=ends[low:high])
+    return ends[:n]

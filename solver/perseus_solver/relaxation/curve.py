@@ -1,0 +1,229 @@
+"""The relaxed frontier of a problem, sampled at prices: proven lines below it and schedules near it.
+
+Every flow, at whatever price, proves a line; the frontier is their upper envelope. Prices are added where they may
+raise it most (``prices``). Where the graph repeats, flows come from ``steady``, else from one network for all. Called
+by ``frontier``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.certify import Bound, Certificate, prove
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem
+from perseus_solver.relaxation.graph import Graph, Index, build_graph
+from perseus_solver.relaxation.periods import find_runs
+from perseus_solver.relaxation.prices import Doubt
+from perseus_solver.relaxation.relaxation import Dual, build_network, durations, intervals, solve_price, stretch
+from perseus_solver.relaxation.steady import NotSteady, Steady
+from perseus_solver.relaxation.tables import build_tables
+
+Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+SHARPNESS = 2e-5
+"""The envelope is known well enough where a new line can raise it by no more than this share of the energy."""
+_NOTHING = 1e-300  # joules; keeps shares defined where a problem takes no energy at all
+MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 7, 60_000
+"""With 40 well chosen prices the envelope lies within a few hundredths of a percent of the relaxation's frontier. A
+network with many rows gets fewer, so that prices × rows stay about constant, and the flows between two prices are
+mixed instead (`Engine.mixed`)."""
+MIXED = 4
+"""Mixtures between two samples."""
+KEEP, LEAST_GAIN = 8, 2
+"""Blocks of a run solved at either end of it: disturbances die out within about so many (eight prove the same as the
+whole to 1e-5 on the published profiles). Repetition is used where it leaves out at least twice as many as it keeps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A price, the flow that is best at it, and the line that this proves."""
+
+    price: int
+    edge: Flow
+    through: Flow
+    bound: Bound
+
+
+class Engine:
+    """One problem, ready to be solved at prices. ``edge`` and ``through`` of samples are numbered as in the problem."""
+
+    def __init__(self, problem: Problem, *, repeat: bool = True) -> None:
+        """Prepare; without ``repeat`` the graph is solved as a whole even where it repeats."""
+        self.problem = problem
+        self.tables = build_tables(problem)
+        self.graph: Graph = build_graph(problem, self.tables.tick_s)
+        self.table_of: Index = problem.option_of[self.graph.order].astype(np.intp)
+        self.steady = self._find_rhythm() if repeat else None
+        self._network = None if self.steady else build_network(self.tables, self.graph, self.table_of)
+        # Instructions of one kind carry the same flow at every price; ``alike`` holds one of each.
+        self.alike, kind = self.steady.kinds() if self.steady else (self.graph.order, self.graph.rank)
+        self.kind: Index | None = kind[self.graph.order] if self.steady else None
+        rows = self.steady.rows if self.steady else self.graph.n
+        self.most_prices = min(max(PRICED_ROWS // max(rows, 1), LEAST_PRICES), MOST_PRICES)
+        ends = np.stack((self.tables.ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
+        self.fastest, self.slowest = map(float, self.graph.finish(ends).max(axis=0))
+
+    def _find_rhythm(self) -> Steady | None:
+        runs = find_runs(self.problem, self.graph, (2 + LEAST_GAIN) * KEEP)
+        if not runs:
+            return None
+        try:
+            return Steady(self.problem, self.tables, runs, KEEP)
+        except NotSteady:
+            return None
+
+    def sample(self, prices: list[int]) -> list[Sample]:
+        """Solve at these prices; every bound is proven on the full problem."""
+        if self.steady:
+            found = self.steady.solve(prices)
+        else:
+            assert self._network is not None
+            rank = self.graph.rank
+            found = [
+                Dual(d.price, d.edge, d.through[rank])
+                for d in (solve_price(self._network, self.graph, price) for price in prices)
+            ]
+        return [
+            Sample(d.price, d.edge, d.through, prove(self.problem, self.certificate(d.edge, d.through))) for d in found
+        ]
+
+    def refine(self, samples: list[Sample], makespan: Floats) -> list[Sample]:
+        """More samples, each where it may raise the bound at one of these makespans most."""
+        fastest_s = self.fastest * self.tables.tick_s
+        prices = {self._next(samples, at_s, fastest_s) for at_s in (makespan * self.tables.tick_s).tolist()}
+        return _sorted([*samples, *self.sample(sorted({price for price, _ in prices if price is not None}))])
+
+    def mixed(self, samples: list[Sample]) -> list[Sample]:
+        """Proofs between the samples where these are few: convex combinations of two flows are flows."""
+        if self.most_prices == MOST_PRICES:
+            return []
+        found = []
+        for one, other in pairwise(samples):
+            # Prices in geometric steps, as the curve bends; from 0 there are none.
+            ratio = other.price / one.price
+            steps = np.linspace(0.0, 1.0, MIXED + 2)[1:-1]
+            for share in ((1 - ratio**steps) / (1 - ratio) if ratio else steps).tolist():
+                edge = one.edge * (1 - share) + other.edge * share
+                through = one.through * (1 - share) + other.through * share
+                price = round(one.price * (1 - share) + other.price * share)
+                found.append(Sample(price, edge, through, prove(self.problem, self.certificate(edge, through))))
+        return found
+
+    def certificate(self, edge: Flow, through: Flow) -> Certificate:
+        """A flow in watts."""
+        unit = self.tables.unit_w
+        return Certificate(edge.astype(np.float64) * unit, through.astype(np.float64) * unit)
+
+    def schedules(self, samples: list[Sample]) -> tuple[Floats, Floats]:
+        """Durations (level order) and makespans, in ticks, of schedules that go with the flows, fast to slow."""
+        order = self.graph.order
+        through = np.stack([s.through for s in samples], axis=1)[order].astype(np.int64)
+        if not self.steady:
+            duals = [Dual(s.price, s.edge.astype(np.int64), s.through[order].astype(np.int64)) for s in samples]
+            return durations(self.tables, self.graph, self.table_of, duals)
+        ends = [self.fastest]
+        for fast, slow in pairwise(samples):
+            ends.append(crossing(fast.bound, slow.bound) / self.tables.tick_s)
+        shortest, longest = intervals(self.tables, self.table_of, through)
+        return stretch(self.graph, shortest, longest, np.floor(np.clip(ends, self.fastest, self.slowest)))
+
+    def ends(self) -> list[int]:
+        """The prices at which every duration is known."""
+        return [0, self.steepest()]
+
+    def forecast(self, most: int) -> list[int]:
+        """Prices to begin with: where few can be afforded, those that the rhythm alone, which is cheap, wants next."""
+        if self.steady is None or self.most_prices == MOST_PRICES:
+            return self.ends()
+        top, twice = self._rhythm([self.steepest(), 2 * self.steepest()])
+        # Beyond the dearest price all is at its fastest: from there the line rises with the rhythm's shortest time.
+        fastest_s = (twice.bound.constant_j - top.bound.constant_j) / (twice.bound.price_w - top.bound.price_w)
+        found = self.explore([top, *self._rhythm([0])], self._rhythm, most, fastest_s=fastest_s)
+        return [sample.price for sample in found]
+
+    def _rhythm(self, prices: list[int]) -> list[Sample]:
+        assert self.steady is not None
+        nothing = np.zeros(0, dtype=np.int64)
+        return [Sample(price, nothing, nothing, self.steady.lines(price)) for price in prices]
+
+    def explore(
+        self,
+        samples: list[Sample],
+        solve: Callable[[list[int]], list[Sample]],
+        most: int,
+        *,
+        at_s: float | None = None,
+        fastest_s: float | None = None,
+        report: Callable[[float], None] = lambda _share: None,
+    ) -> list[Sample]:
+        """Add the most telling price until nothing visible can be gained, or ``most`` are there."""
+        samples = _sorted(samples)
+        if fastest_s is None:
+            fastest_s = self.fastest * self.tables.tick_s
+        while len(samples) < most:
+            price, rise = self._next(samples, at_s, fastest_s)
+            if price is None or rise <= SHARPNESS:
+                break
+            samples = _sorted([*samples, *solve([price])])
+            report(len(samples) / most)
+        return samples
+
+    def _next(self, samples: list[Sample], at_s: float | None, fastest_s: float) -> tuple[int | None, float]:
+        """The price that may raise the envelope most (at one makespan, or anywhere), and by what share of the energy;
+        none where all prices between two samples have been solved.
+        """
+        prices = np.array([sample.price for sample in reversed(samples)])
+        lines = [sample.bound for sample in reversed(samples)]
+        price_w, value_j = np.array([b.price_w for b in lines]), np.array([b.constant_j for b in lines])
+        doubt = Doubt.between(price_w, value_j, fastest_s, self.slowest * self.tables.tick_s)
+        waiting_w = self.problem.blocking_power_w * self.problem.stages
+        if at_s is None:
+            rise = doubt.rise_j() / np.maximum(doubt.least_j + (waiting_w - doubt.price_w) * doubt.makespan_s, _NOTHING)
+        else:
+            known_j = float((value_j - price_w * at_s).max())
+            rise = doubt.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
+        middle = np.rint(doubt.price_w / self.tables.unit_w).astype(np.int64)
+        rise = np.where((prices[:-1] < middle) & (middle < prices[1:]), rise, 0.0)
+        best = int(rise.argmax())
+        return (int(middle[best]), float(rise[best])) if rise[best] > 0 else (None, 0.0)
+
+    def steepest(self) -> int:
+        """A price at which nothing has a reason left to be slow: no cut is dearer than the first slopes it may hold,
+        and of a stage, whose instructions follow each other, it holds one.
+        """
+        problem = self.problem
+        slope = self.tables.hull_price[problem.option_of, 0]
+        first = problem.stage_offset[:-1][np.diff(problem.stage_offset) > 0]
+        chained = problem.edge_from[problem.edge_to == problem.edge_from + 1]
+        if len(np.setdiff1d(np.arange(problem.instructions), chained)) > len(first):
+            return max(int(slope.sum()), 1)
+        return max(int(np.maximum.reduceat(slope, first).sum()), 1)
+
+
+def _sorted(samples: list[Sample]) -> list[Sample]:
+    return sorted(samples, key=lambda s: -s.price)
+
+
+def crossing(fast: Bound, slow: Bound) -> float:
+    """The makespan in seconds at which two lines meet."""
+    if fast.price_w <= slow.price_w:
+        return math.inf
+    return (fast.constant_j - slow.constant_j) / (fast.price_w - slow.price_w)
+
+
+def trace(engine: Engine, report: Callable[[float], None], only: float | None = None) -> list[Sample]:
+    """Samples of the frontier from dear to cheap time, until new lines can no longer raise the envelope visibly.
+
+    ``only`` is a makespan in ticks: then just the stretch around it is refined.
+    """
+    at_s = None if only is None else only * engine.tables.tick_s
+    most = engine.most_prices
+    samples = engine.sample(engine.forecast(most) if only is None else engine.ends())
+    return engine.explore(samples, engine.sample, most, at_s=at_s, report=report)

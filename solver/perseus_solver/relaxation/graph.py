@@ -1,0 +1,139 @@
+"""The precedence graph, cut into levels that are swept one numpy operation at a time, for many plans at once.
+
+A level holds the instructions whose longest chain of predecessors has equal length. No path joins two instructions of
+a level, so a level is a wavefront: what one of its instructions does with its slack takes nothing from the others.
+Arrays are numbered by level (``order`` maps back); a plan is a column. Called by the engine and the rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.errors import InvalidProblem
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem
+from perseus_solver.topology import STUCK
+from perseus_solver.topology import levels as levels_of
+
+Index = npt.NDArray[np.intp]
+Links = tuple[tuple[Index, Floats | None, Index], ...]
+"""Columns of (neighbour, delay to it or None where all are 0, edge)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Rows ``begin … end − 1``; the j-th link column holds each row's j-th neighbour, or row n by edge m where it has
+    fewer.
+    """
+
+    begin: int
+    end: int
+    before: Links
+    after: Links
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Levels of a problem. Row ``n`` of a time array stands for "no neighbour"."""
+
+    n: int
+    order: Index
+    rank: Index
+    tail: Index
+    head: Index
+    delay: Floats
+    levels: tuple[Level, ...]
+
+    def finish(self, duration: Floats) -> Floats:
+        """Earliest finish of every row (and 0 in row n), one column a plan. O(edges · plans)."""
+        done = np.empty((self.n + 1, duration.shape[1]))
+        done[self.n] = 0.0
+        for level in self.levels:
+            rows = slice(level.begin, level.end)
+            np.add(latest_of(done, level.before), duration[rows], out=done[rows])
+        return done
+
+    def tail_length(self, duration: Floats) -> Floats:
+        """Longest way from the finish of a row to the end of the iteration (and 0 in row n)."""
+        rest = np.empty((self.n + 1, duration.shape[1]))
+        reach = np.empty_like(rest)  # the rest plus the row's own duration
+        rest[self.n] = reach[self.n] = 0.0
+        for level in reversed(self.levels):
+            rows = slice(level.begin, level.end)
+            rest[rows] = latest_of(reach, level.after)
+            np.add(rest[rows], duration[rows], out=reach[rows])
+        return rest
+
+
+def latest_of(times: Floats, links: Links) -> Floats | float:
+    """The latest time among the neighbours of each row of a level, delays added."""
+    if not links:
+        return 0.0
+    index, delay, _ = links[0]
+    latest: Floats = times[index]
+    if delay is not None:
+        latest += delay
+    for index, delay, _ in links[1:]:
+        other = times[index]
+        if delay is not None:
+            other += delay
+        np.maximum(latest, other, out=latest)
+    return latest
+
+
+def _links(edges: Index, ends: tuple[Index, Index], delay: Floats, rows: slice, none: int) -> Links:
+    """Columns of neighbours for a range of rows; ``edges`` are sorted by their near end; ``ends`` are all (near,
+    far).
+    """
+    near, far = ends
+    begin, end = rows.start, rows.stop
+    if not len(edges):
+        return ()
+    row = near[edges] - begin
+    slot = np.arange(len(row)) - np.searchsorted(row, row)
+    columns = []
+    for j in range(int(slot.max()) + 1):
+        chosen = slot == j
+        index = np.full(end - begin, none, dtype=np.intp)
+        wait = np.zeros((end - begin, 1))
+        edge = np.full(end - begin, len(near), dtype=np.intp)
+        index[row[chosen]] = far[edges[chosen]]
+        wait[row[chosen], 0] = delay[edges[chosen]]
+        edge[row[chosen]] = edges[chosen]
+        columns.append((index, wait if wait.any() else None, edge))
+    return tuple(columns)
+
+
+def build_graph(problem: Problem, tick_s: float) -> Graph:
+    """Level the graph of a problem; delays are rounded up to ticks like durations.
+
+    Raises:
+        InvalidProblem: the edges contain a cycle.
+    """
+    n = problem.instructions
+    tail, head = problem.edge_from.astype(np.intp), problem.edge_to.astype(np.intp)
+    depth = levels_of(n, problem.edge_from, problem.edge_to)
+    stuck = int((depth == STUCK).sum())
+    if stuck:
+        raise InvalidProblem(f"edges: {stuck} of {n} instructions wait for each other in a cycle")
+    order = np.argsort(depth, kind="stable")
+    rank = np.empty(n, dtype=np.intp)
+    rank[order] = np.arange(n)
+    tail, head = rank[tail], rank[head]
+    delay = np.ceil(problem.edge_delay_s / tick_s)
+    bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
+    into, out_of = np.argsort(head, kind="stable"), np.argsort(tail, kind="stable")
+    into_at, out_at = np.searchsorted(head[into], bounds), np.searchsorted(tail[out_of], bounds)
+    levels = tuple(
+        Level(
+            begin,
+            end,
+            before=_links(into[into_at[i] : into_at[i + 1]], (head, tail), delay, slice(begin, end), n),
+            after=_links(out_of[out_at[i] : out_at[i + 1]], (tail, head), delay, slice(begin, end), n),
+        )
+        for i, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+    )
+    return Graph(n, order, rank, tail, head, delay, levels)

@@ -1,0 +1,219 @@
+"""Repetition in a schedule: stretches of the graph that consist of equal blocks, found from its structure alone.
+
+The ancestors of an instruction form a prefix of every stage. Where these prefixes grow by the same amount again and
+again as one stage moves on, and what lies between two of them has the same choices and the same edges, the graph
+repeats: the steady state of 1F1B, both phases of GPipe, whatever a custom order may hold. Some stages reach their
+rhythm earlier and leave it later than all do together, so in the end each stage has a range of blocks of its own.
+Called by ``steady``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.model.problem import Problem
+from perseus_solver.relaxation.graph import Graph, Index
+
+Ints64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Equal blocks one after the other.
+
+    Block j holds, of each stage s, the instructions ``first[s] + j·step[s] … first[s] + (j + 1)·step[s] − 1``
+    (counted within the stage). Its nodes are numbered stage by stage.
+
+    Attributes:
+        first, step: int[stages].
+        low, high: int[stages], the stage repeats from block ``low[s]`` to before block ``high[s]``.
+        option_of: table of each node.
+        tail, head: nodes joined by each class of edges; ``back``: how many blocks before its head the tail lies.
+        delay_s: of each class.
+    """
+
+    first: Ints64
+    step: Ints64
+    low: Ints64
+    high: Ints64
+    option_of: Index
+    tail: Index
+    head: Index
+    back: Ints64
+    delay_s: npt.NDArray[np.float64]
+
+    @property
+    def nodes(self) -> int:
+        """Instructions in a block."""
+        return int(self.step.sum())
+
+    @property
+    def begin(self) -> Ints64:
+        """Where the run begins on each stage."""
+        return self.first + self.low * self.step
+
+    @property
+    def end(self) -> Ints64:
+        """Where it ends."""
+        return self.first + self.high * self.step
+
+    @property
+    def count(self) -> Ints64:
+        """How often each node is repeated."""
+        return np.repeat(self.high - self.low, self.step)
+
+    def locate(self, problem: Problem) -> tuple[Ints64, Ints64]:
+        """Block and node of every instruction of the problem, as if the run went on for ever."""
+        offset = problem.stage_offset.astype(np.int64)
+        stage = np.repeat(np.arange(problem.stages), np.diff(offset))
+        place = np.arange(problem.instructions) - offset[stage]
+        block, within = np.divmod(place - self.first[stage], self.step[stage])
+        return block, np.concatenate(([0], np.cumsum(self.step)[:-1]))[stage] + within
+
+    def classify(self, problem: Problem, block: Ints64, node: Ints64) -> Ints64:
+        """The class of every edge of the problem, −1 where it is of none."""
+        tail, head = problem.edge_from, problem.edge_to
+        back = block[head] - block[tail]
+        span = int(self.back.max(initial=0)) + 1
+        known = (self.tail * self.nodes + self.head) * span + self.back
+        order = np.argsort(known)
+        key = (node[tail] * self.nodes + node[head]) * span + back
+        at = order[np.minimum(np.searchsorted(known[order], key), len(order) - 1)]
+        fits = (known[at] == key) & (back >= 0) & (back < span) & (self.delay_s[at] == problem.edge_delay_s)
+        return np.where(fits, at, -1)
+
+
+def ancestors(problem: Problem, graph: Graph) -> npt.NDArray[np.int32]:
+    """int32[n, stages]: how many instructions of each stage come before an instruction is done, itself included."""
+    stages = problem.stages
+    offset = problem.stage_offset.astype(np.int64)
+    stage = np.repeat(np.arange(stages), np.diff(offset))[graph.order]
+    place = graph.order - offset[stage] + 1
+    prefix = np.zeros((graph.n + 1, stages), dtype=np.int32)
+    for level in graph.levels:
+        rows = np.arange(level.begin, level.end)
+        for index, _, _ in level.before:
+            prefix[rows] = np.maximum(prefix[rows], prefix[index])
+        prefix[rows, stage[rows]] = place[rows]
+    return prefix[graph.rank]
+
+
+def find_runs(problem: Problem, graph: Graph, least_blocks: int) -> list[Run]:
+    """Non-overlapping runs of at least ``least_blocks`` blocks, in order of execution; the widest coverage wins."""
+    prefix = ancestors(problem, graph)
+    found: list[Run] = []
+    for stage in {0, problem.stages - 1}:
+        own = prefix[problem.stage_offset[stage] : problem.stage_offset[stage + 1]].astype(np.int64)
+        found += _runs_along(problem, own, least_blocks)
+    found.sort(key=lambda run: -int(run.count.sum()))
+    chosen: list[Run] = []
+    for run in found:
+        if all((run.end <= r.begin).all() or (r.end <= run.begin).all() for r in chosen):
+            chosen.append(run)
+    chosen.sort(key=lambda run: int(run.begin.sum()))
+    offset = problem.stage_offset.astype(np.int64)
+    lengths = offset[1:] - offset[:-1]
+    for i, run in enumerate(chosen):
+        after = chosen[i + 1].begin if i + 1 < len(chosen) else lengths
+        chosen[i] = _extended(problem, run, chosen[i - 1].end if i else np.zeros_like(lengths), after)
+    return chosen
+
+
+def _runs_along(problem: Problem, prefix: Ints64, least_blocks: int) -> list[Run]:
+    """Runs seen from one stage, whose instructions have these ancestor prefixes, for the shortest period that yields
+    any.
+    """
+    length = len(prefix)
+    for period in range(1, length // max(least_blocks, 2) + 1):
+        growth = prefix[period:] - prefix[:-period]
+        steady = (growth[period:] == growth[:-period]).all(axis=1)
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], steady.view(np.int8), [0]))))
+        runs = []
+        for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            blocks = (end - begin - 1) // period + 2
+            if blocks >= least_blocks and (growth[begin] > 0).all():
+                run = _verify(problem, prefix[begin], growth[begin], blocks)
+                if run is not None and run.high[0] - run.low[0] >= least_blocks:
+                    runs.append(run)
+        if runs:
+            return runs
+    return []
+
+
+def _verify(problem: Problem, first: Ints64, step: Ints64, blocks: int) -> Run | None:
+    """The longest part of a supposed run around its middle whose blocks have equal choices and equal incoming edges."""
+    offset = problem.stage_offset.astype(np.int64)
+    stage = np.repeat(np.arange(problem.stages), np.diff(offset))
+    place = np.arange(problem.instructions) - offset[stage]
+    node_first = np.concatenate(([0], np.cumsum(step)))
+    relative = place - first[stage]
+    block, within = np.divmod(relative, step[stage])
+    node = node_first[stage] + within
+    inside = (block >= 0) & (block < blocks)
+    nodes = int(node_first[-1])
+
+    middle = blocks // 2
+    option = np.full((blocks, nodes), -1, dtype=np.int64)
+    option[block[inside], node[inside]] = problem.option_of[inside]
+    equal = (option == option[middle]).all(axis=1)
+
+    tail, head = problem.edge_from.astype(np.int64), problem.edge_to.astype(np.int64)
+    into = inside[head]
+    tail, head, delay = tail[into], head[into], problem.edge_delay_s[into]
+    back = block[head] - block[tail]
+    key = np.lexsort((back, node[tail], node[head], block[head]))
+    tail, head, back, delay = tail[key], head[key], back[key], delay[key]
+    bounds = np.searchsorted(block[head], np.arange(blocks + 1))
+    sample = slice(int(bounds[middle]), int(bounds[middle + 1]))
+    classes = np.stack((node[tail], node[head], back, delay.view(np.int64)), axis=1)
+    per_block = classes[sample]
+    same_size = np.diff(bounds) == len(per_block)
+    equal &= same_size
+    for b in np.flatnonzero(same_size):
+        equal[b] &= bool(np.array_equal(classes[bounds[b] : bounds[b + 1]], per_block))
+    low = middle
+    while low > 0 and equal[low - 1]:
+        low -= 1
+    high = middle + 1
+    while high < blocks and equal[high]:
+        high += 1
+    twice = len(np.unique(per_block[:, :3], axis=0)) < len(per_block)
+    if not (equal[middle] and len(per_block)) or twice or (per_block[:, 2] < 0).any():
+        return None
+    return Run(
+        first=first,
+        step=step,
+        low=np.full(problem.stages, low),
+        high=np.full(problem.stages, high),
+        option_of=option[middle].astype(np.intp),
+        tail=per_block[:, 0].astype(np.intp),
+        head=per_block[:, 1].astype(np.intp),
+        back=per_block[:, 2],
+        delay_s=delay[sample],
+    )
+
+
+def _extended(problem: Problem, run: Run, begin: Ints64, end: Ints64) -> Run:
+    """The run with all blocks of each stage, between these places, that follow on and are like the others: same
+    choices, and edges in and out of the same classes.
+    """
+    block, node = run.locate(problem)
+    edge_class = run.classify(problem, block, node)
+    like = problem.option_of == run.option_of[node]
+    for ends, pattern in ((problem.edge_from, run.tail), (problem.edge_to, run.head)):
+        wanted = np.bincount(pattern, minlength=run.nodes)[node]
+        known = np.bincount(ends[edge_class >= 0], minlength=problem.instructions)
+        like &= (np.bincount(ends, minlength=problem.instructions) == known) & (known == wanted)
+    low, high = run.low.copy(), run.high.copy()
+    offset = problem.stage_offset.astype(np.int64)
+    for s, step in enumerate(run.step.tolist()):
+        # Whole blocks of the stage, as far as it goes either way.
+        least, most = -int((run.first[s] - begin[s]) // step), int((end[s] - run.first[s]) // step)
+        rows = slice(int(offset[s] + run.first[s]) + least * step, int(offset[s] + run.first[s]) + most * step)
+        different = np.flatnonzero(~like[rows].reshape(-1, step).all(axis=1)) + least
+        low[s] = max(different[different < low[s]].max(initial=least - 1) + 1, least)
+        high[s] = different[different >= high[s]].min(initial=most)
+    return replace(run, low=low, high=high)

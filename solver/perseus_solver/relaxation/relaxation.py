@@ -1,0 +1,171 @@
+"""The relaxation: every choice widened to its lower convex hull, solved exactly at a price of time or at a deadline.
+
+Lagrange's price v (watts) on the makespan T splits the problem: minimise Σ ε_i(d_i) + v·T. Its dual is a flow of
+value v from the start of the iteration to its end, through the instructions: an instruction that carries x watts
+answers with the duration that minimises ε(d) + x·d, so each corner of its hull is an arc, with the drop in slope as
+capacity and the duration as gain. The cheapest flow gives the bound; complementary slackness gives the schedule:
+edges that carry flow are tight, and an instruction's duration lies between the corners that are best at its flow.
+(Phillips & Dessouky 1977; Fulkerson 1961; DESIGN §4.)
+
+Called by ``frontier``; knows nothing of discrete options.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perseus_solver.kinds import Floats
+from perseus_solver.relaxation.flow import Int64, min_cost_flow
+from perseus_solver.relaxation.graph import Graph, Index, latest_of
+from perseus_solver.relaxation.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The dual network without its price: node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the
+    end.
+    """
+
+    tail: Index
+    head: Index
+    capacity: Int64  # −1: as much as flows
+    gain: Int64
+    from_price: Int64  # an instruction uses the arc only when it carries more than this
+    nodes: int
+
+
+def build_network(tables: Tables, graph: Graph, table_of: Index) -> Network:
+    """One arc per hull corner, per edge, per first and per last instruction; edges come first, in order."""
+    n = graph.n
+    rows = np.arange(n)
+    first = np.setdiff1d(rows, graph.head)
+    last = np.setdiff1d(rows, graph.tail)
+    corner = np.arange(tables.hull_ticks.shape[1])
+    row, column = np.nonzero(corner < tables.hull_size[table_of][:, None])
+    table = table_of[row]
+    below = tables.hull_price[table, column]
+    above = tables.hull_price[table, np.maximum(column - 1, 0)]
+    plain = len(graph.tail) + len(first) + len(last)
+    zeros, free = np.zeros(plain, dtype=np.int64), np.full(plain, -1, dtype=np.int64)
+    zeros[: len(graph.tail)] = graph.delay
+    return Network(
+        tail=np.concatenate((2 * graph.tail + 1, np.full(len(first), 2 * n), 2 * last + 1, 2 * row)),
+        head=np.concatenate((2 * graph.head, 2 * first, np.full(len(last), 2 * n + 1), 2 * row + 1)),
+        capacity=np.concatenate((free, np.where(column == 0, -1, above - below))),
+        gain=np.concatenate((zeros, tables.hull_ticks[table, column].astype(np.int64))),
+        from_price=np.concatenate((np.full(plain, -1), below)),
+        nodes=2 * n + 2,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """A flow of value ``price`` (units): on every edge, and through every row."""
+
+    price: int
+    edge: Int64
+    through: Int64
+
+
+def solve_price(network: Network, graph: Graph, price: int) -> Dual:
+    """The best flow of value ``price`` from the start to the end."""
+    supply = np.zeros(network.nodes, dtype=np.int64)
+    supply[-2], supply[-1] = price, -price
+    return solve_supply(network, graph, price, supply)
+
+
+def solve_supply(network: Network, graph: Graph, price: int, supply: Int64) -> Dual:
+    """The best flow that meets ``supply`` at the nodes, in a graph that ``price`` flows through."""
+    # Corners that only pay off above the price never carry anything.
+    used = network.from_price < price
+    capacity = network.capacity[used]
+    capacity = np.where(capacity < 0, price, np.minimum(capacity, price))
+    flow = min_cost_flow(network.tail[used], network.head[used], capacity, -network.gain[used], supply)
+    return _dual(network, graph, used, flow, price)
+
+
+def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64, price: int) -> Dual:
+    m = len(graph.tail)
+    full = np.zeros(len(network.tail), dtype=np.int64)
+    full[used] = flow
+    through = np.zeros(graph.n, dtype=np.int64)
+    node = network.tail
+    corners = (node < network.nodes - 2) & (node % 2 == 0)
+    np.add.at(through, node[corners] // 2, full[corners])
+    return Dual(price, full[:m], through)
+
+
+def durations(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) -> tuple[Floats, Floats]:
+    """Schedules optimal together with the flows, a column each: (durations in ticks, makespans).
+
+    The least solution of the difference constraints that complementary slackness leaves: sweep forward along
+    precedence, backward along tight edges, until nothing moves. Times are integers below 2^53, so "nothing moves" is
+    exact; a schedule exists because the flow is optimal, and each pair of sweeps settles every chain of constraints
+    up to its next change of direction. Flow that leaves the graph pins its instruction to the end of the iteration.
+    """
+    n = graph.n
+    edge = np.zeros((len(graph.tail) + 1, len(duals)), dtype=bool)
+    through = np.empty((n, len(duals)), dtype=np.int64)
+    leaving = np.empty_like(through)
+    for column, dual in enumerate(duals):
+        edge[:-1, column] = dual.edge > 0
+        through[:, column] = dual.through
+        leaving[:, column] = dual.through
+        np.subtract.at(leaving[:, column], graph.tail, dual.edge)
+    shortest, longest = intervals(tables, table_of, through)
+    start = np.zeros((n + 1, len(duals)))
+    finish = np.zeros((n + 1, len(duals)))
+    end = np.zeros(len(duals))
+    while True:
+        before = finish.copy()
+        for level in graph.levels:
+            rows = slice(level.begin, level.end)
+            np.maximum(start[rows], latest_of(finish, level.before), out=start[rows])
+            np.maximum(finish[rows], start[rows] + shortest[rows], out=finish[rows])
+        np.maximum(end, finish.max(axis=0), out=end)
+        for level in reversed(graph.levels):
+            rows = slice(level.begin, level.end)
+            due = np.where(leaving[rows] > 0, end, 0.0)
+            for index, delay, link in level.after:
+                pull = start[index] if delay is None else start[index] - delay
+                np.maximum(due, np.where(edge[link], pull, 0.0), out=due)
+            np.maximum(finish[rows], due, out=finish[rows])
+            np.maximum(start[rows], finish[rows] - longest[rows], out=start[rows])
+        if np.array_equal(before, finish):
+            return finish[:n] - start[:n], end
+
+
+def intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats, Floats]:
+    """Least and greatest duration that is best at each flow."""
+    shortest, longest = np.empty(through.shape), np.empty(through.shape)
+    for table in range(len(tables.size)):
+        rows = np.flatnonzero(table_of == table)
+        corners = int(tables.hull_size[table])
+        ticks = tables.hull_ticks[table, :corners]
+        falling = -tables.hull_price[table, : corners - 1]
+        flow = -through[rows]
+        shortest[rows] = ticks[np.searchsorted(falling, flow, side="left")]
+        longest[rows] = ticks[np.searchsorted(falling, flow, side="right")]
+    return shortest, longest
+
+
+def stretch(graph: Graph, shortest: Floats, longest: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """Schedules between shortest and longest durations that end where asked, or as early as they can: (durations,
+    ends).
+
+    For flows that are optimal but for rounding, where `durations` would look for an exact fit in vain: one sweep lets
+    each instruction, in order, grow as far as it may and the time allows.
+    """
+    duration = shortest.copy()
+    rest = graph.tail_length(duration)
+    end = np.maximum(end, graph.finish(duration).max(axis=0))
+    done = np.zeros((graph.n + 1, duration.shape[1]))
+    for level in graph.levels:
+        rows = slice(level.begin, level.end)
+        ready = latest_of(done, level.before)
+        room = np.minimum(longest[rows], end - rest[rows] - ready)
+        np.maximum(duration[rows], room, out=duration[rows])
+        done[rows] = ready + duration[rows]
+    return duration, done.max(axis=0)

@@ -1,0 +1,216 @@
+"""Moves of whole parts of a timetable, each the best of its kind, by a minimum cut.
+
+A move splits the begins and ends of all instructions into those that stay and those that happen one span later (or
+earlier). Instructions between a part that stays and one that moves gain the span, and others lose it: these take their
+best options within what they have then. What no single instruction can do by itself becomes one move: a few on which
+all paths meet become faster, so that many that run side by side become slower. With the span that a plan is late by,
+the same cut makes it end in time.
+
+Which split is cheapest is a minimum cut, as in the crashing of Phillips and Dessouky, but on measured options and both
+ways (expansion moves: Boykov, Veksler, Zabih, 2001). A saving counts at most what the opposite would cost, which makes
+the sum submodular; a plan never gets dearer by that. Called by ``pool`` for a single deadline. Proposes plans; whoever
+asks must simulate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from ortools.graph.python import max_flow
+
+from perseus_solver.kinds import Floats
+from perseus_solver.relaxation.graph import Index
+from perseus_solver.search.rounding import Rounder
+
+_UNITS = 2.0**32
+"""Units of capacity in the largest difference of energy that one instruction can make; sums over 2^17 of them stay
+below what is forbidden, and that times 2^12 below 2^63."""
+_FORBIDDEN = 1 << 50
+_SPANS, _MOST_ROUNDS, _TRIED = 6, 8, 3
+"""Spans tried a round, both ways; rounds; and moves of a round from which slack is given away."""
+_MOST_CUTS = 16
+"""For plans that end too late."""
+_ROUNDING = 1e-12  # of sums in another order
+
+Units = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Timetable:
+    """One plan: option, duration and end of each row, in ticks."""
+
+    choice: Index
+    duration: Floats
+    end: Floats
+
+    @property
+    def begin(self) -> Floats:
+        """Of each row."""
+        return self.end - self.duration
+
+
+class Cuts:
+    """The moves on one problem."""
+
+    def __init__(self, rounder: Rounder) -> None:
+        self._rounder = rounder
+        tables, graph = rounder.tables, rounder.graph
+        self._rows = [np.flatnonzero(rounder.table_of == k) for k in range(len(tables.size))]
+        widest = float((tables.energy_j[:, 0] - tables.energy_j[:, -1]).max())
+        self._unit_j = max(widest, 1e-300) / _UNITS
+        row = np.arange(graph.n)
+        self._begins, self._ends = row, graph.n + row
+
+    def reach(self, choice: Index) -> float:
+        """About how late a plan may be for ``hurried``, in ticks."""
+        spans = self._spans(choice)
+        return _MOST_CUTS * float(spans[0]) if len(spans) else 0.0
+
+    def hurried(self, choice: Index, deadline: float) -> Index | None:
+        """A plan that ends too late, cut by cut as cheaply as each can be, until it ends in time."""
+        for _ in range(_MOST_CUTS):
+            plan = self._timetable(choice)
+            last = float(plan.end.max())
+            late = last - deadline
+            if late <= 0:
+                return choice
+            spans = self._spans(choice)
+            span = min(late, float(spans[0])) if len(spans) else late
+            moved = self._moved(plan, -span, last - span)
+            if moved is None:
+                return None
+            choice = moved
+        return choice if float(self._timetable(choice).end.max()) <= deadline else None
+
+    def improved(self, choice: Index, deadline: float) -> Index:
+        """A plan in time, move by move, until none makes it cheaper."""
+        rounder = self._rounder
+        choice, least_j = self._relaxed(choice[:, None], deadline)
+        late = False
+        for _ in range(_MOST_ROUNDS):
+            plan = self._timetable(choice, deadline if late else None)
+            spans = [sign * span for span in self._spans(choice)[:_SPANS].tolist() for sign in (1.0, -1.0)]
+            moved = [one for span in spans if (one := self._moved(plan, span, deadline)) is not None]
+            found_j = np.inf
+            if moved:
+                columns = np.stack(moved, axis=1)
+                columns = columns[:, np.argsort(rounder.energy_j(columns), kind="stable")[:_TRIED]]
+                columns = columns[:, rounder.makespan(columns) <= deadline]
+                if columns.shape[1]:
+                    found, found_j = self._relaxed(columns, deadline)
+            if least_j - found_j > _ROUNDING * abs(least_j):
+                choice, least_j, late = found, found_j, False
+            elif late:
+                break
+            else:
+                late = True  # the same plan, every instruction as late as it may be, has other moves
+        return choice
+
+    def _relaxed(self, columns: Index, deadline: float) -> tuple[Index, float]:
+        """The cheapest of these plans, all slack given away, and its effective energy."""
+        rounder, limit = self._rounder, np.full(columns.shape[1], deadline)
+        free = rounder.free(columns.shape[1])
+        both = [columns.copy(), columns.copy()]
+        for back, one in enumerate(both):
+            rounder.reclaim(one, limit, free, back=bool(back))
+        plans = np.concatenate(both, axis=1)
+        energy = rounder.energy_j(plans)
+        best = int(energy.argmin())
+        return plans[:, best], float(energy[best])
+
+    def _timetable(self, choice: Index, deadline: float | None = None) -> _Timetable:
+        """Everything as early as it can be, or as late as a deadline allows."""
+        graph = self._rounder.graph
+        duration = self._rounder.ticks(choice[:, None])
+        early, late = graph.finish, graph.tail_length
+        end = early(duration)[:-1, 0] if deadline is None else deadline - late(duration)[:-1, 0]
+        return _Timetable(choice, duration[:, 0], end)
+
+    def _spans(self, choice: Index) -> Floats:
+        """Ticks between neighbouring options of the rows, those of most rows first."""
+        tables = self._rounder.tables
+        width = tables.ticks.shape[1]
+        count = np.bincount(self._rounder.table_of * width + choice, minlength=tables.ticks.size)
+        count = count.reshape(tables.ticks.shape)
+        steps = np.arange(1, width) < tables.size[:, None]
+        gain = np.where(steps, tables.ticks[:, 1:], 0.0) - np.where(steps, tables.ticks[:, :-1], 0.0)
+        weight = count[:, 1:] + count[:, :-1]
+        used = steps & (weight > 0)
+        span, of = np.unique(gain[used], return_inverse=True)
+        found: Floats = span[np.argsort(-np.bincount(of, weights=weight[used]), kind="stable")]
+        return found
+
+    def _within(self, window: Floats) -> Index:
+        """The slowest option of each row that takes at most so long; −1 where none does."""
+        tables = self._rounder.tables
+        found = np.empty(len(window), dtype=np.intp)
+        for rows, ticks, size in zip(self._rows, tables.ticks, tables.size.tolist(), strict=True):
+            found[rows] = ticks[:size].searchsorted(window[rows], side="right") - 1
+        return found
+
+    def _moved(self, plan: _Timetable, span: float, deadline: float) -> Index | None:
+        """The plan after the cheapest move by ``span`` (positive: later) after which it ends by the deadline; None if
+        nothing moves, or nothing can.
+        """
+        graph, tables, of = self._rounder.graph, self._rounder.tables, self._rounder.table_of
+        choice, size = plan.choice, abs(span)
+        more, less = np.maximum(self._within(plan.duration + size), choice), self._within(plan.duration - size)
+        energy = tables.energy_j[of, choice]
+        saving = np.rint((energy - tables.energy_j[of, more]) / self._unit_j).astype(np.int64)
+        price = np.rint((tables.energy_j[of, np.maximum(less, 0)] - energy) / self._unit_j).astype(np.int64)
+        price[less < 0] = _FORBIDDEN
+        saving = np.minimum(saving, price)
+        # With s, e = 1 where begin and end move, a row costs −saving·(1−s)·e + price·s·(1−e), and (1−s)·e is
+        # s·(1−e) + e − s: a capacity from one to the other, and what each costs by itself. Earlier, s and e change
+        # places.
+        first, last = (self._begins, self._ends) if span > 0 else (self._ends, self._begins)
+        alone = np.zeros(2 * graph.n, dtype=np.int64)
+        alone[last] -= saving
+        alone[first] += saving
+        tight = plan.begin[graph.head] - plan.end[graph.tail] - graph.delay < size
+        before, after = self._ends[graph.tail[tight]], self._begins[graph.head[tight]]
+        if span > 0:
+            stay, go = self._ends[plan.end + size > deadline], self._ends[:0]
+        else:
+            before, after = after, before
+            stay, go = self._begins[plan.begin < size], self._ends[plan.end > deadline]
+        moves = _cut(
+            2 * graph.n,
+            [(first, last, price - saving), (before, after, np.full(len(before), _FORBIDDEN))],
+            alone,
+            go,
+            stay,
+        )
+        if moves is None:
+            return None
+        gains, loses = moves[last] & ~moves[first], moves[first] & ~moves[last]
+        moved: Index = np.where(gains, more, np.where(loses, less, choice))
+        return moved if (gains | loses).any() else None
+
+
+def _cut(
+    nodes: int, arcs: list[tuple[Index, Index, Units]], alone: Units, go: Index, stay: Index
+) -> npt.NDArray[np.bool_] | None:
+    """Which nodes move in the cheapest split: the capacities of arcs from a node that moves to one that stays, and what
+    moving costs each by itself. Some must move or stay; None if they cannot."""
+    costs, earns = np.flatnonzero(alone > 0), np.flatnonzero(alone < 0)
+    if not len(earns) + len(go) or not len(costs) + len(stay):
+        return None  # one side of the cut would be empty
+    source, sink = nodes, nodes + 1
+    everyone = [
+        *arcs,
+        (costs, np.full(len(costs), sink), alone[costs]),
+        (stay, np.full(len(stay), sink), np.full(len(stay), _FORBIDDEN)),
+        (np.full(len(earns), source), earns, -alone[earns]),
+        (np.full(len(go), source), go, np.full(len(go), _FORBIDDEN)),
+    ]
+    tail, head, capacity = (np.concatenate(part) for part in zip(*everyone, strict=True))
+    flow = max_flow.SimpleMaxFlow()
+    flow.add_arcs_with_capacity(tail.astype(np.int32), head.astype(np.int32), capacity)
+    if flow.solve(source, sink) != flow.OPTIMAL or flow.optimal_flow() >= _FORBIDDEN:
+        return None
+    moves = np.zeros(nodes + 2, dtype=np.bool_)
+    moves[flow.get_source_side_min_cut()] = True
+    return moves

@@ -1,0 +1,202 @@
+"""Exchanges along the longest path of a plan: a knapsack, by dynamic programming over the time that is left.
+
+Near T* one chain of instructions alone decides; then the best plan has the right numbers of each option on it, and no
+small change leads from one such mixture to another. At the chain's own price of time nearly all instructions take one
+best option; what remains of the deadline is filled with the few others that fit together best. Called by ``pool`` for
+a single deadline. Proposes plans; whoever asks must simulate, as other paths may object.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from perseus_solver.kinds import Floats
+from perseus_solver.relaxation.graph import Graph, Index
+from perseus_solver.relaxation.tables import Tables
+from perseus_solver.search.rounding import Rounder
+
+_CELLS = 1 << 13
+"""Steps in which time is counted here."""
+_SLIVER = 1e-6
+"""Of such a step: what may be lost to the last bits of sums. Whoever asks simulates."""
+_BEHIND, _AHEAD = 2, 3
+"""What is exchanged moves at most so many of the commonest step below, or above, what the chain has to give away."""
+_MOST = 4
+"""Instructions of one table that leave their best option, besides those that take the commonest step."""
+_TRACED, _PROPOSALS = 64, 8
+"""Mixtures that seem the best, and those of them that are and fit."""
+_ORDERS = 12
+"""Orders in which the best mixture is proposed at random, besides: the last bit of a sum depends on it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mixture:
+    """Most instructions of each table at ``base``, and ``common`` of one table, if any, a step slower."""
+
+    price_j: float  # of a tick
+    base: Index
+    table: int
+    step: int
+    gain: float  # ticks of that step
+    common: int
+    left: float  # ticks that remain
+
+
+def longest_path(graph: Graph, duration: Floats) -> tuple[Index, float]:
+    """Rows of a longest path of one plan, in order, and the ticks of delay on it."""
+    finish = graph.finish(duration[:, None])[:, 0]
+    begins = np.array([level.begin for level in graph.levels])
+    row, path, delays = int(finish[:-1].argmax()), [], 0.0
+    while row < graph.n:
+        path.append(row)
+        level = graph.levels[int(begins.searchsorted(row, side="right")) - 1]
+        at, latest, delay = graph.n, 0.0, 0.0
+        for index, wait, _ in level.before:
+            before = int(index[row - level.begin])
+            pause = 0.0 if wait is None else float(wait[row - level.begin, 0])
+            if before < graph.n and finish[before] + pause >= latest:
+                at, latest, delay = before, finish[before] + pause, pause
+        row, delays = at, delays + delay
+    return np.array(path[::-1], dtype=np.intp), delays
+
+
+def exchanged(
+    rounder: Rounder, choice: Index, deadline: float, *, most_j: float | None = None, within: float = math.inf
+) -> Index:
+    """Plans like this one (a column) with other mixtures of options on its longest path, columns, the best first.
+
+    ``deadline`` in ticks, not rounded. ``most_j``: what a proposal may take, left out: what this plan takes. If that is
+    more than ``within`` of the commonest steps above the relaxed optimum of the chain, which mixtures miss by less than
+    one, nothing is proposed: a plan that is any good lies so high only because other paths hold it too. O(cells ·
+    options) work.
+    """
+    tables = rounder.tables
+    path, delays = longest_path(rounder.graph, rounder.ticks(choice[:, None])[:, 0])
+    table_of = rounder.table_of[path]
+    count = np.bincount(table_of, minlength=len(tables.size))
+    time = tables.time_s / tables.tick_s
+    mixture = _mixture(tables, time, count, deadline - delays)
+    if mixture is None:
+        return np.zeros((len(choice), 0), dtype=np.intp)
+    now = choice[path]
+    value = tables.energy_j + mixture.price_j * time
+    spare = deadline - delays - float(time[table_of, now].sum())
+    excess = float((value[table_of, now] - value[table_of, mixture.base[table_of]]).sum()) + mixture.price_j * spare
+    if most_j is not None:
+        excess += most_j - float(rounder.energy_j(choice[:, None])[0])
+    if excess > within * mixture.price_j * mixture.gain:
+        return np.zeros((len(choice), 0), dtype=np.intp)
+    plans, random = [choice], np.random.default_rng(0)
+    for place, moved in enumerate(_fill(tables, time, count, mixture, excess)):
+        one, other, *shuffled = (choice.copy() for _ in range(2 if place else 2 + _ORDERS))
+        for k in np.flatnonzero(count).tolist():
+            options = np.full(count[k], mixture.base[k])
+            if k == mixture.table:
+                options[: mixture.common] = mixture.step
+            own = moved.get(k, [])
+            options[count[k] - len(own) :] = own
+            rows = path[table_of == k]
+            # Whoever was slow stays slow: other paths notice least. Or slow ones come last: the last bit of a sum
+            # depends on its order.
+            one[rows[np.argsort(choice[rows], kind="stable")]] = other[rows] = np.sort(options)
+            for plan in shuffled:
+                plan[rows] = random.permutation(options)
+        plans += [one, other, *shuffled]
+    return np.stack(plans[1:], axis=1) if len(plans) > 1 else np.zeros((len(choice), 0), dtype=np.intp)
+
+
+def _mixture(tables: Tables, time: Floats, count: Index, budget: float) -> _Mixture | None:
+    """The relaxed optimum of the chain, rounded down; none where the chain has nothing to decide."""
+    used = np.flatnonzero(count)
+    prices = np.unique(tables.hull_price[used])[::-1]
+    corner = np.stack([(tables.hull_price[used] >= price).sum(axis=1) for price in prices])
+    # The corner that is best just above a price; below it, the next.
+    above = np.stack([(tables.hull_price[used] > price).sum(axis=1) for price in prices])
+    last = tables.hull_size[used] - 1
+    above, corner = np.minimum(above, last), np.minimum(corner, last)
+    length = (tables.hull_ticks[used, above] * count[used]).sum(axis=1)
+    at = int((length <= budget).sum()) - 1
+    if at < 0 or (above[at] == corner[at]).all():
+        return None
+    base = np.zeros(len(count), dtype=np.intp)
+    for k, first in zip(used.tolist(), above[at].tolist(), strict=True):
+        base[k] = int(tables.ticks[k].searchsorted(tables.hull_ticks[k, first]))
+    steps = np.flatnonzero(above[at] != corner[at])
+    j = int(steps[count[used[steps]].argmax()])
+    table = int(used[j])
+    step = int(tables.ticks[table].searchsorted(tables.hull_ticks[table, above[at, j] + 1]))
+    gain = float(time[table, step] - time[table, base[table]])
+    left = budget - float((time[used, base[used]] * count[used]).sum())
+    common = min(max(int(left / gain) - _BEHIND, 0), int(count[table]))
+    price_j = float(prices[at]) * tables.unit_w * tables.tick_s
+    return _Mixture(price_j, base, table, step, gain, common, left - common * gain)
+
+
+def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_j: float) -> list[dict[int, list[int]]]:
+    """For each proposal, the options that few instructions take instead of the base, by table; ``excess_j`` is what the
+    plan to beat takes more than the relaxed optimum.
+    """
+    span = min(mixture.left, _AHEAD * mixture.gain) + _BEHIND * mixture.gain
+    if span <= 0:
+        return []
+    # Whole cells in the commonest step: many of it may fill a deadline to the last bit. Others are rounded, and so a
+    # mixture may take a few cells more, or less, than it seems to.
+    step = max(int(_CELLS * mixture.gain / span), 1)
+    cell, zero = mixture.gain / step, _BEHIND * step
+    full = int(span / cell + _SLIVER)
+    if full < zero:
+        return []
+    cells = full + _MOST
+    cost = np.full(cells + 1, np.inf)  # of what is exchanged, by the time it takes, from the first cell on
+    cost[zero] = 0.0
+    trail: list[tuple[int, Index, list[tuple[list[int], Index, Index]]]] = []
+    for k in np.flatnonzero(count).tolist():
+        free = int(count[k]) - (mixture.common if k == mixture.table else 0)
+        options = np.delete(np.arange(int(tables.size[k])), mixture.base[k])
+        value = tables.energy_j[k] + mixture.price_j * time[k]
+        dearer = np.maximum(value[options] - value[mixture.base[k]], 0.0)
+        shift = np.rint((time[k, options] - time[k, mixture.base[k]]) / cell)
+        near = (np.abs(shift) <= cells) & (dearer <= excess_j)
+        options, dearer, shift = options[near], dearer[near], shift[near].astype(np.intp)
+        layers, current, best, taken = [], cost, cost.copy(), np.zeros(cells + 1, dtype=np.intp)
+        for depth in range(1, min(free, _MOST) + 1):
+            following, which = np.full(cells + 1, np.inf), np.full(cells + 1, -1, dtype=np.intp)
+            for i, (move, price) in enumerate(zip(shift.tolist(), dearer.tolist(), strict=True)):
+                to, source = (
+                    slice(max(move, 0), cells + 1 + min(move, 0)),
+                    slice(max(-move, 0), cells + 1 - max(move, 0)),
+                )
+                cheaper = current[source] + price < following[to]
+                following[to][cheaper] = (current[source] + price)[cheaper]
+                which[to][cheaper] = i
+            layers.append((options.tolist(), shift, which))
+            taken[following < best] = depth
+            best = np.minimum(best, following)
+            current = following
+        trail.append((k, taken, layers))
+        cost = best
+    wasted = cost + mixture.price_j * cell * np.maximum(full - np.arange(cells + 1), 0)
+    found: list[tuple[float, int, dict[int, list[int]]]] = []
+    for at in np.argsort(wasted, kind="stable")[:_TRACED].tolist():
+        if np.isfinite(cost[at]):
+            moved = _traced(trail, at)
+            takes = sum(float(time[k, option] - time[k, mixture.base[k]]) for k, own in moved.items() for option in own)
+            if takes <= mixture.left + _SLIVER * cell:
+                found.append((float(cost[at]) + mixture.price_j * (mixture.left - takes), at, moved))
+    return [moved for _, _, moved in sorted(found)[:_PROPOSALS]]
+
+
+def _traced(trail: list[tuple[int, Index, list[tuple[list[int], Index, Index]]]], at: int) -> dict[int, list[int]]:
+    moved: dict[int, list[int]] = {}
+    for k, taken, layers in reversed(trail):
+        own = []
+        for depth in range(int(taken[at]), 0, -1):
+            options, shift, which = layers[depth - 1]
+            i = int(which[at])
+            own.append(options[i])
+            at -= int(shift[i])
+        moved[k] = own
+    return moved

@@ -1,0 +1,142 @@
+"""Plans with few clocks: whole runs of a stage's instructions at one clock each. Called by ``switches``.
+
+A stage's order falls into the lead (its first instructions of one kind), the steady state and the tail. A run at one
+clock takes no longer than the same instructions in the plan it is made from, times a ratio: a timetable stretched by a
+ratio is a timetable. Within the run, time moves between instructions, so a plan may still end later than meant;
+whoever asks must simulate. Nothing here decides which plan is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem
+
+Index = npt.NDArray[np.intp]
+
+CUTS = ((1, 0), (16, 0), (16, 8))
+"""Ways to cut: lead and tail into so many runs each, as on critical ways their instructions want clocks of their own;
+and so many instructions left alone at both ends of the steady state, where time moved within it would be missed."""
+
+
+class Clocks:
+    """A problem's options, laid out by clock. A plan is a row of positions in ``mhz``, one an instruction.
+
+    Attributes:
+        mhz: all clocks, rising; 0 for constant-time instructions comes first, if any.
+        time_s, energy_j: [table, clock], infinite where not measured; the energy is effective: less blocking power.
+        rows: the instructions that set a clock; ``rows_of_stage``: the same for each stage.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.option_of = problem, problem.option_of
+        self.mhz = np.unique(np.concatenate([options.frequency_mhz for options in problem.options]))
+        self.time_s = np.full((len(problem.options), len(self.mhz)), np.inf)
+        self.energy_j = np.full_like(self.time_s, np.inf)
+        for k, options in enumerate(problem.options):
+            at = np.searchsorted(self.mhz, options.frequency_mhz)
+            self.time_s[k, at] = options.time_s
+            self.energy_j[k, at] = options.energy_j - problem.blocking_power_w * options.time_s
+        sets = np.array([bool((options.frequency_mhz > 0).any()) for options in problem.options])[self.option_of]
+        self.rows = np.flatnonzero(sets)
+        ends = np.searchsorted(self.rows, problem.stage_offset)
+        self.rows_of_stage = [self.rows[a:b] for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+
+    def duration_s(self, plans: Index) -> Floats:
+        """Time of each instruction."""
+        duration: Floats = self.time_s[self.option_of, plans]
+        return duration
+
+    def changed(self, plans: Index) -> npt.NDArray[np.bool_]:
+        """Whether an instruction's clock differs from the one before it on its stage (the first's: from the last)."""
+        changed = np.zeros(plans.shape, dtype=np.bool_)
+        for rows in self.rows_of_stage:
+            own = plans[:, rows]
+            changed[:, rows] = own != np.roll(own, 1, axis=1)
+        return changed
+
+
+class Runs:
+    """One way to cut all stages into runs, and the best single clock for each."""
+
+    def __init__(self, clocks: Clocks, parts: int, alone: int) -> None:
+        self._clocks = clocks
+        kind = np.array([int(options.kind) for options in clocks.problem.options])[clocks.option_of]
+        begins, first = [], 0
+        for rows in clocks.rows_of_stage:
+            begins += [first + cut for cut in _cuts(kind[rows], parts, alone)]
+            first += len(rows)
+        self._begin = np.array(begins, dtype=np.intp)
+        length = np.diff(np.append(self._begin, first))
+        self._run_of = np.repeat(np.arange(len(begins)), length)
+        self._time_s = np.zeros((len(begins), len(clocks.mhz)))
+        self._energy_j = np.zeros_like(self._time_s)
+        table = clocks.option_of[clocks.rows]
+        for k in np.unique(table).tolist():
+            count = np.bincount(self._run_of[table == k], minlength=len(begins))
+            own = count > 0
+            self._time_s[own] += count[own, None] * clocks.time_s[k]
+            self._energy_j[own] += count[own, None] * clocks.energy_j[k]
+
+    def _sum(self, values: npt.NDArray[np.float64]) -> Floats:
+        """Over each run, of values [plans, instructions]."""
+        total: Floats = np.add.reduceat(values[:, self._clocks.rows], self._begin, axis=1)
+        return total
+
+    def _best(self, time_s: Floats) -> tuple[Index, Floats]:
+        """For each run, the clock of least energy that takes no longer, or the fastest; and its energy, infinite where
+        no clock was measured for all its instructions. [plans, runs]
+        """
+        energy = np.where(self._time_s <= time_s[:, :, None], self._energy_j, np.inf)
+        best = energy.argmin(axis=2)
+        none = np.isinf(energy.min(axis=2))
+        best = np.where(none, self._time_s.argmin(axis=1), best)
+        return best, self._energy_j[np.arange(len(self._begin)), best]
+
+    def stretched(self, plan: Index, ratio: Floats) -> Index:
+        """Each run at one clock, in at most its time in this plan times each ratio."""
+        planned = self._sum(self._clocks.duration_s(plan[None]))
+        best, energy = self._best(planned * ratio[:, None])
+        rows = self._clocks.rows
+        merged = np.repeat(plan[None], len(ratio), axis=0)
+        merged[:, rows] = np.where(np.isfinite(energy)[:, self._run_of], best[:, self._run_of], plan[rows])
+        return merged
+
+    def merged(self, plans: Index, shares: Floats) -> Iterator[Index]:
+        """The plans with some runs at one clock, those first that give up least for a change; as many as hold each of
+        these shares of the changes inside runs.
+        """
+        clocks = self._clocks
+        best, energy = self._best(self._sum(clocks.duration_s(plans)))
+        dearer = energy - self._sum(clocks.energy_j[clocks.option_of, plans])
+        inside = clocks.changed(plans)
+        inside[:, clocks.rows[self._begin]] = False
+        changes = self._sum(inside.astype(np.float64))
+        order = np.where(changes > 0, dearer / np.maximum(changes, 1.0), np.inf).argsort(axis=1, kind="stable")
+        saved = np.empty_like(changes)  # with this run and all before it
+        np.put_along_axis(saved, order, np.take_along_axis(changes, order, axis=1).cumsum(axis=1), axis=1)
+        for share in shares.tolist():
+            least = saved - changes < share * changes.sum(axis=1, keepdims=True)
+            taken = (least & (changes > 0) & np.isfinite(dearer))[:, self._run_of]
+            merged = plans.copy()
+            merged[:, clocks.rows] = np.where(taken, best[:, self._run_of], plans[:, clocks.rows])
+            yield merged
+
+
+def _cuts(kind: npt.NDArray[np.integer], parts: int, alone: int) -> list[int]:
+    """Where the runs of a stage begin; see `CUTS`."""
+    n = len(kind)
+    if n == 0:
+        return []
+    lead = int((kind != kind[0]).argmax()) or n
+    tail = max(n - (int((kind[::-1] != kind[-1]).argmax()) or n), lead)
+    if tail - lead <= 2 * alone:
+        alone = 0
+    ends = [np.linspace(a, b, parts, endpoint=False).astype(int) for a, b in ((0, lead), (tail, n)) if a < b]
+    single = [np.arange(lead, lead + alone + 1) % n, np.arange(tail - alone, tail)]
+    begins: list[int] = np.unique(np.concatenate(ends + single)).tolist()
+    return begins

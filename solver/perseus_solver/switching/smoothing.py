@@ -1,0 +1,69 @@
+"""The cheapest clock sequences when a change of clock has a price: Viterbi over all stages and plans at once.
+
+Only speeds instructions up, so precedence needs no look: what a plan left idle, a smoothed plan leaves idle as well.
+Called by ``switches``, as the last step; knows nothing of schedules.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perseus_solver.kinds import Floats
+from perseus_solver.switching.runs import Clocks, Index
+
+_CELLS = 100_000_000
+"""Positions × stages × clocks × plans walked at once, a byte each."""
+
+
+class Smoother:
+    """Arrays are [position, points, stages, clocks]; a plan is a row of positions in ``clocks.mhz``."""
+
+    def __init__(self, clocks: Clocks, plans: Index) -> None:
+        self._clocks, self._plans = clocks, plans
+        # Only instructions that set a clock take part; stages are padded to the longest.
+        self._seat = np.full((max(map(len, clocks.rows_of_stage)), len(clocks.rows_of_stage)), -1, dtype=np.intp)
+        for stage, rows in enumerate(clocks.rows_of_stage):
+            self._seat[: len(rows), stage] = rows
+
+    def plan(self, price_j: Floats) -> Index:
+        """The cheapest plans in which no instruction is slower than planned, for a price of a change (one a plan)."""
+        size = max(_CELLS // (self._seat.size * len(self._clocks.mhz)), 1)
+        parts = [slice(begin, begin + size) for begin in range(0, len(self._plans), size)]
+        return np.concatenate([self._plan(self._plans[part], price_j[part]) for part in parts])
+
+    def _plan(self, plans: Index, price_j: Floats) -> Index:
+        # The ring is cut at the first instruction. Where an open sequence ends is where the closed one should begin.
+        open_end = self._walk(plans, price_j, None)[0]
+        _, chosen = self._walk(plans, price_j, open_end)
+        smooth = plans.copy()
+        at = self._seat >= 0
+        smooth[:, self._seat[at]] = chosen[at].T
+        return smooth
+
+    def _walk(self, plans: Index, price_j: Floats, before: Index | None) -> tuple[Index, Index]:
+        """(last clock [points, stages], clock [position, stages, points])."""
+        clocks = self._clocks
+        positions, stages = self._seat.shape
+        points, width = len(plans), len(clocks.mhz)
+        price = price_j[:, None, None]
+        stays = np.empty((positions, points, stages, width), dtype=np.bool_)
+        source = np.empty((positions, points, stages), dtype=np.intp)
+        value = np.zeros((points, stages, width))
+        if before is not None:
+            value += np.where(np.arange(width) == before[:, :, None], 0.0, price)
+        for i, rows in enumerate(self._seat):
+            source[i] = value.argmin(axis=2)
+            other = np.take_along_axis(value, source[i][:, :, None], axis=2) + price
+            stays[i] = value <= other
+            option = clocks.option_of[rows]
+            within = clocks.time_s[option] <= clocks.time_s[option, plans[:, rows]][:, :, None]
+            cost = np.where(within, clocks.energy_j[option], np.inf)
+            value = np.minimum(value, other) + np.where((rows >= 0)[:, None], cost, 0.0)
+        here = value.argmin(axis=2)
+        last = here
+        chosen = np.empty((positions, stages, points), dtype=np.intp)
+        for i in range(positions - 1, -1, -1):
+            chosen[i] = here.T
+            stay = np.take_along_axis(stays[i], here[:, :, None], axis=2)[:, :, 0]
+            here = np.where(stay, here, source[i])
+        return last, chosen

@@ -1,0 +1,213 @@
+"""One node made of doubles around a real agent process: what tests and benchmarks of the agent stand on.
+
+Real: the agent (a process), its gRPC and Unix sockets, trainers (processes with the real client), kill -9. Doubles:
+GPUs (``recording``), the kubelet and /proc (``kubelet``).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tests.doubles import recording_gpu
+from tests.doubles.recording_trainer import schedule_of
+
+from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
+from perseus_proto.v1alpha1 import agent_pb2 as messages
+from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
+from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
+
+JOB = "job-uid"
+_REPOSITORY = Path(__file__).resolve().parents[2]
+"""The processes import ``tests.doubles`` from there."""
+PATIENCE_S = 60.0
+"""What a broken program reaches and a busy machine does not."""
+
+
+def gpu_uuid(number: int) -> str:
+    """A UUID as the driver writes it."""
+    return f"GPU-00000000-0000-0000-0000-{number:012d}"
+
+
+def pod_uid(number: int) -> str:
+    """A UID as Kubernetes writes it."""
+    return f"11111111-2222-3333-4444-{number:012d}"
+
+
+def plan_set_of(
+    clocks_mhz: Sequence[Sequence[Sequence[int]]],
+    *,
+    first_stage: int = 0,
+    schedule: Sequence[tuple[str, int, int]] = (),
+) -> Any:
+    """A plan set of ``[stage][point][instruction]`` clocks for ``schedule_of``."""
+    order = schedule or schedule_of(len(clocks_mhz[0][0]))
+    kinds = tuple({"forward": 1, "backward": 2}[kind] for kind, _, _ in order)
+    stages = [
+        StageSchedule(first_stage + place, kinds, tuple(i[1] for i in order), tuple(i[2] for i in order))
+        for place in range(len(clocks_mhz))
+    ]
+    points = [PlanPoint(1_000_000 + place, 1_000_000 - place) for place in range(len(clocks_mhz[0]))]
+    return encode_plan_set(stages, points, clocks_mhz)
+
+
+@dataclass
+class RecordingNode:
+    """The node. ``with RecordingNode.open(folder) as node``."""
+
+    folder: Path
+    gpus: int
+    kubelet: KubeletDouble
+    agent: subprocess.Popen[bytes] | None = None
+    addresses: dict[str, str] = field(default_factory=dict)
+    _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path, gpus: int = 2) -> Iterator[RecordingNode]:
+        """Make the folders and the kubelet; at the end kill what is left."""
+        for name in ("gpu", "run"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        node = cls(folder, gpus, KubeletDouble(folder / "run"))
+        (folder / "gpu" / "gpus").write_text(" ".join(map(gpu_uuid, range(gpus))))
+        node.kubelet.start()
+        try:
+            yield node
+        finally:
+            for child in node._children:
+                if child.poll() is None:
+                    child.kill()
+                child.wait()
+                if child.stdin:
+                    child.stdin.close()
+            node.kubelet.stop()
+
+    # ------------------------------------------------------------------------------------------- agent
+
+    def start_agent(
+        self,
+        *flags: str,
+        secure: bool = False,
+        wait: bool = True,
+        opener: str = "open_devices",
+        prefix: Sequence[str] = (),
+    ) -> subprocess.Popen[bytes]:
+        """A new agent process on this node; ``opener`` is a function of ``recording``, ``prefix`` a command that starts
+        another."""
+        ready = self.folder / "run" / "ready"
+        ready.unlink(missing_ok=True)
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "perseus_agent",
+            f"--devices=tests.doubles.recording_gpu:{opener}:{self.folder / 'gpu'}",
+            f"--socket={self.socket}",
+            "--grpc-address=127.0.0.1:0",
+            "--metrics-address=127.0.0.1:0",
+            f"--journal={self.folder / 'journal.json'}",
+            f"--proc-root={self.kubelet.proc_root}",
+            f"--pod-resources-socket={self.kubelet.socket}",
+            f"--ready-file={ready}",
+            "--node-name=node-under-test",
+            *([] if secure else ["--insecure"]),
+            *flags,
+        ]
+        with (self.folder / "agent.log").open("ab") as log:
+            self.agent = subprocess.Popen(command, stderr=log, cwd=_REPOSITORY)
+        self._children.append(self.agent)
+        if wait:
+            process = self.agent
+            wait_for(lambda: ready.exists() or process.poll() is not None, "the agent serves")
+            if not ready.exists():
+                raise AssertionError(self.log())
+            self.addresses = json.loads(ready.read_text())
+        return self.agent
+
+    @property
+    def socket(self) -> str:
+        """Where trainers connect."""
+        return str(self.folder / "run" / "agent.sock")
+
+    @contextmanager
+    def stub(self) -> Iterator[stubs.AgentStub]:
+        """An operator's connection."""
+        with grpc.insecure_channel(self.addresses["grpc"]) as channel:
+            yield stubs.AgentStub(channel)
+
+    def log(self) -> str:
+        """What the agents of this node have said."""
+        return (self.folder / "agent.log").read_text()
+
+    # ------------------------------------------------------------------------------------------- pods and trainers
+
+    def add_pod(self, number: int, gpus: Sequence[int]) -> messages.Pod:
+        """A pod that holds GPUs."""
+        pod = messages.Pod(uid=pod_uid(number), namespace="training", name=f"pod-{number}")
+        self.kubelet.admit(AdmittedPod(pod.uid, pod.namespace, pod.name, tuple(map(gpu_uuid, gpus))))
+        return pod
+
+    def start_trainer(
+        self,
+        pod: messages.Pod,
+        *,
+        pipeline: int = 0,
+        stage: int = 0,
+        instructions: int = 4,
+        instruction_s: float = 0.005,
+        iterations: int = 1_000_000,
+        gpu: str = "",
+    ) -> subprocess.Popen[bytes]:
+        """A training process in a pod."""
+        arguments = {
+            "socket": self.socket,
+            "pipeline": pipeline,
+            "stage": stage,
+            "instructions": instructions,
+            "instruction_s": instruction_s,
+            "iterations": iterations,
+            "gpu": gpu,
+        }
+        command = [sys.executable, "-m", "tests.doubles.recording_trainer", json.dumps(arguments)]
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=_REPOSITORY)
+        self._children.append(trainer)
+        self.kubelet.place([trainer.pid], pod.uid)
+        assert trainer.stdin
+        trainer.stdin.write(b"go\n")
+        trainer.stdin.flush()
+        return trainer
+
+    # ------------------------------------------------------------------------------------------- GPUs
+
+    def locked(self) -> dict[str, int | None]:
+        """What every GPU is locked to."""
+        return {gpu_uuid(gpu): recording_gpu.read_lock(self.folder / "gpu", gpu_uuid(gpu)) for gpu in range(self.gpus)}
+
+    def calls(self) -> list[recording_gpu.Call]:
+        """Every write to a GPU so far."""
+        return recording_gpu.read_calls(self.folder / "gpu")
+
+    def all_default(self) -> bool:
+        """Whether no GPU is locked."""
+        return not any(self.locked().values())
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
+    """Poll until the condition holds.
+
+    Raises:
+        AssertionError: it does not in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not in {timeout_s:g} s: {what}")
+        time.sleep(0.005)

@@ -1,0 +1,42 @@
+"""A training process for tests of the agent: the real client, instructions that sleep, and quick to start.
+
+Run by ``recording_node`` as ``python -m tests.doubles.recording_trainer '<json>'``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import perseus_client
+
+
+def schedule_of(instructions: int) -> list[tuple[str, int, int]]:
+    """Forward and backward in turn."""
+    return [(("forward", "backward")[place % 2], place // 2, 0) for place in range(instructions)]
+
+
+def main() -> None:
+    """Train until told otherwise."""
+    sys.stdin.readline()  # until /proc says who we are
+    arguments = json.loads(sys.argv[1])
+    schedule = schedule_of(arguments["instructions"])
+    session = perseus_client.connect(
+        arguments["pipeline"],
+        arguments["stage"],
+        schedule=schedule,
+        socket_path=arguments["socket"],
+        gpu_uuid=arguments["gpu"] or None,
+    )
+    session.wait_connected(60)
+    for _ in range(arguments["iterations"]):
+        with session.step():
+            for kind, microbatch, chunk in schedule:
+                with session.instruction(kind, microbatch, chunk):
+                    if arguments["instruction_s"]:
+                        time.sleep(arguments["instruction_s"])
+
+
+if __name__ == "__main__":
+    main()
