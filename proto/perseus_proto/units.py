@@ -16,6 +16,7 @@ Milliwatts = NewType("Milliwatts", int)
 
 _MICRO = 1_000_000
 _MILLI = 1_000
+_NANO = 1_000_000_000
 
 
 def us_from_s(seconds: float) -> Microseconds:
@@ -48,6 +49,31 @@ def w_from_mw(milliwatts: int) -> float:
     return milliwatts / _MILLI
 
 
+def ms_from_s(seconds: float) -> int:
+    """Seconds to the nearest millisecond."""
+    return round(seconds * _MILLI)
+
+
+def s_from_ms(milliseconds: int) -> float:
+    """Milliseconds to seconds."""
+    return milliseconds / _MILLI
+
+
+def s_from_ns(nanoseconds: int) -> float:
+    """Nanoseconds to seconds."""
+    return nanoseconds / _NANO
+
+
+def us_from_ns(nanoseconds: int) -> Microseconds:
+    """Nanoseconds to whole microseconds, rounded down: a timestamp must not lie in the future."""
+    return Microseconds(nanoseconds // _MILLI)
+
+
+def mean_power_w(energy_mj: float, time_us: float) -> float:
+    """Mean power in watts of an energy in millijoules spent in a time in microseconds: 1 mJ / 1 µs is 1 kW."""
+    return _MILLI * energy_mj / time_us
+
+
 def hz_from_mhz(megahertz: int) -> int:
     """Megahertz to hertz: Prometheus series use base units."""
     return megahertz * _MICRO
@@ -66,3 +92,13 @@ def ratio_from_percent(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a percentage such as 3% or 2.5%")
     return float(match["number"]) / 100
+
+
+def ppm_from_ratio(ratio: float) -> int:
+    """A ratio such as 0.0003 to the nearest part per million: 300."""
+    return round(ratio * _MICRO)
+
+
+def ratio_from_ppm(parts: int) -> float:
+    """Parts per million to a ratio."""
+    return parts / _MICRO
