@@ -135,7 +135,7 @@ async def _rpc_server(
     if not settings.rpc_address or credentials is None:
         return None
     try:
-        service = OperatorService(operator.tell, epoch, settings.rpc_allowed_sans)
+        service = OperatorService(operator.declare_straggler, epoch, settings.rpc_allowed_sans)
         credentials = replace(credentials, ca=settings.rpc_ca or credentials.ca)
         return await RpcServer.start(settings.rpc_address, credentials, service)
     except OSError as error:

@@ -4,7 +4,7 @@ OperatorError
 ├── InvalidSpec          a manifest that the schema let through: names the field and the rule; waits for an edit
 ├── InvalidInput         what a spec names or processes tell is of no use; carries the condition's reason
 │   ├── InvalidProfile   … a ConfigMap that holds no usable profile: waits for an edit
-│   └── InvalidOrder     … a schedule without a name that is none: waits for an edit, or for other processes
+│   └── InvalidSchedule     … a schedule without a name that is none: waits for an edit, or for other processes
 ├── SolveFailed          the solver refused or broke: waits for an edit
 │   └── SolveTimeout     … or took longer than allowed
 ├── CannotAnswer         kubectl perseus has nothing to show: one line for who asked
@@ -45,7 +45,7 @@ class InvalidProfile(InvalidInput):
     """The profile cannot be used."""
 
 
-class InvalidOrder(InvalidInput):
+class InvalidSchedule(InvalidInput):
     """The order of instructions cannot be used."""
 
 

@@ -1,7 +1,7 @@
-"""The door to kopf: what it calls, and how it is set up. Nothing is decided here, and no other module knows kopf.
+"""kopf: its handlers and its settings. Apart from ``servers.webhook``, no other module imports kopf.
 
-kopf watches and retries; a daemon per PerseusJob keeps it, and its finalizer holds a deleted one until clocks are given
-back. kopf's own bookkeeping stays out of the objects: no progress annotations, no events of its own.
+kopf watches and retries. A daemon for each PerseusJob reconciles it, and its finalizer holds a deleted one until its
+GPUs are back at default clocks. kopf's own bookkeeping stays out of the objects: no progress annotations, no events.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ def register(
         return replace(in_cluster, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
 
     @kopf.on.event(*_JOBS, registry=registry)
-    async def job_seen(body: kopf.Body, event: Any, **_: Any) -> None:
+    async def job_observed(body: kopf.Body, event: Any, **_: Any) -> None:
         if event["type"] == "DELETED":
-            running[0].job_gone(body)
+            running[0].job_deleted(body)
         else:
             running[0].observe_job(body)
 
     @kopf.daemon(
         *_JOBS, registry=registry, cancellation_backoff=own.release_timeout_s, cancellation_timeout=_EXIT_MARGIN_S
     )
-    async def job_kept(body: kopf.Body, stopped: kopf.DaemonStopped, **_: Any) -> None:
+    async def job_daemon(body: kopf.Body, stopped: kopf.DaemonStopped, **_: Any) -> None:
         def is_deleted() -> bool:
             reason = stopped.reason
             return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason
 
-        await running[0].keep(body, _until(stopped), is_deleted)
+        await running[0].run_job(body, _until(stopped), is_deleted)
 
     if not own.namespace_list:  # cluster-wide objects are seen by who serves all namespaces
 
         @kopf.on.event(*_BUDGETS, registry=registry)
-        async def budget_seen(body: kopf.Body, event: Any, **_: Any) -> None:
+        async def budget_observed(body: kopf.Body, event: Any, **_: Any) -> None:
             if event["type"] == "DELETED":
-                running[0].budgets.gone(body)
+                running[0].budgets.deleted(body)
             else:
                 running[0].budgets.observe(body)
 
     # Not filtered here by label: a pod that loses it must be heard of; the API server does the filtering.
     @kopf.on.event("v1", "pods", registry=registry)
-    async def pod_seen(body: kopf.Body, event: Any, **_: Any) -> None:
+    async def pod_observed(body: kopf.Body, event: Any, **_: Any) -> None:
         running[0].observe_pod(body, deleted=event["type"] == "DELETED")
 
     if own.webhook_address:

@@ -1,15 +1,57 @@
-"""What is stored in the cluster, as values: for everybody who handles it without asking an API server for it.
+"""Kubernetes objects as plain values: which PerseusJob, a training pod, the data of a ConfigMap.
 
-Apart from ``kube``, whose client takes a second to import: the kubectl plugin has one of its own.
+They live apart from ``clients.kube``, whose library takes a second to import: the kubectl plugin has a lighter client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
+"""An object as the API server sends it, parsed from JSON."""
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """Which PerseusJob."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def frontier_config_map(self) -> str:
+        """Name of the ConfigMap that stores the frontier."""
+        return f"{self.name}-frontier"
+
+    @property
+    def profiling_config_map(self) -> str:
+        """Name of the ConfigMap that stores an unfinished measurement of the profile."""
+        return f"{self.name}-profiling"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A training pod that is bound to a node and has not ended."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    job: str
+    """Name of the PerseusJob that the pod opted in to."""
+    labels: Mapping[str, str] = field(hash=False)
+    owner_uid: str = ""
+    """UID of the controller that made the pod; empty: none."""
+    created: str = ""
+    asks_for_gpu: bool = False
+    containers: frozenset[tuple[str, str]] = frozenset()
+    """Identifier and name of each container of a pod with several: agents let only those with a GPU drive it."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +62,8 @@ class ConfigMap:
     data: Mapping[str, str]
     binary: Mapping[str, bytes]
     uid: str = ""
-    """Of the object that was read."""
+    """UID of the object that was read; empty: it was not read."""
     ours: bool = False
-    """It was written by an operator."""
+    """An operator wrote it."""
     owners: frozenset[str] = frozenset()
-    """UIDs of those with whom it goes."""
+    """UIDs of the owners: the object is garbage-collected with them."""

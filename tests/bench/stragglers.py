@@ -16,7 +16,7 @@ from typing import Any
 from perseus_operator.api.job import Straggler
 from perseus_operator.api.schema import parse
 from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.stragglers.detector import Detector
+from perseus_operator.planning.stragglers.detector import StragglerDetector
 
 PROMISED_US = 1_000_000
 STAGES = 4
@@ -136,7 +136,7 @@ class Score:
         return self.right / max(1, self.right + self.wrong)
 
     @property
-    def recall(self) -> float:
+    def restore(self) -> float:
         """Share of stragglers that were found."""
         return (len(self.reactions)) / max(1, len(self.reactions) + self.missed)
 
@@ -148,13 +148,13 @@ class Score:
 def judge(run: Run, score: Score, *, stages: bool = True) -> None:
     """Let the detector watch a run, with its default thresholds, and count."""
     spec = parse(Straggler, {}, "straggler")
-    detector, promises = Detector(), _Paces(run) if stages else None
+    detector, planned_times = StragglerDetector(), _Paces(run) if stages else None
     alarmed: dict[int, int] = {}
     alarms: list[tuple[int, int, int]] = []
     for i, row in enumerate(run.spans):
         spans_us = {p: round(PROMISED_US * ratio) for p, ratio in enumerate(row)}
         iteration = JobIteration(i, spans_us, max(spans_us.values()), None, dict.fromkeys(spans_us, 0), False)
-        detector.observe(iteration, dict.fromkeys(spans_us, PROMISED_US), spec, promises=promises)
+        detector.observe(iteration, dict.fromkeys(spans_us, PROMISED_US), spec, planned_times=planned_times)
         for p in set(alarmed) - set(detector.slowdowns):
             alarms.append((p, alarmed.pop(p), i))
         for p in detector.slowdowns:

@@ -205,7 +205,7 @@ def test_a_straggler_is_told(journey: Journey) -> None:
     words = f"{keys.ANNOTATION_STRAGGLER}=1:0:1.3"
     journey.say(f"$ kubectl annotate pj {GPT3.name} {words}")
     journey.kubectl("-n", TRAINING, "annotate", keys.PLURAL, GPT3.name, words)
-    journey.slowed_for(GPT3, "Pipeline 1 is told to be 30.00% slower")
+    journey.slowed_for(GPT3, "Pipeline 1 is declared 30.00% slower")
     journey.say(f"$ kubectl annotate pj {GPT3.name} {keys.ANNOTATION_STRAGGLER}-")
     journey.kubectl("-n", TRAINING, "annotate", keys.PLURAL, GPT3.name, f"{keys.ANNOTATION_STRAGGLER}-")
     journey.fast_again(GPT3)

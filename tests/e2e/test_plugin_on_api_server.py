@@ -87,8 +87,8 @@ def test_a_straggler_is_told_and_taken_back(world: Any, perseus: Run) -> None:
     world.create(**PAIR)
     world.until_condition("Ready", "True", "Ready")
     assert perseus("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "1.2").returncode == 0
-    message = world.until_condition("StragglerDetected", "True", "StragglerTold")
-    assert "Pipeline 1 is told to be 20.00% slower" in message
+    message = world.until_condition("StragglerDetected", "True", "StragglerDeclared")
+    assert "Pipeline 1 is declared 20.00% slower" in message
     told = document(perseus("straggler", "set", "gpt3", "--pipeline", "0", "--slowdown", "1.5", "-o", "json"))
     assert told["annotation"] == "1:0:1.2,0:0:1.5"
     assert perseus("straggler", "clear", "gpt3", "--pipeline", "0").returncode == 0

@@ -14,9 +14,9 @@ import pytest
 from tests.doubles.recording_node import JOB, RecordingNode
 
 from perseus_agent.servers.grpc_service import ERROR_METADATA
-from perseus_operator.clients.agents import AgentPool, Credentials, Opened
+from perseus_operator.clients.agents import AgentPool, Credentials, StreamOpened
 from perseus_operator.errors import AgentUnavailable
-from perseus_operator.planning.state import Pod
+from perseus_operator.objects import Pod
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim.cluster.pki import Authority, KeyPair
@@ -129,7 +129,7 @@ def test_the_operator_takes_up_renewed_certificates_while_it_listens(
         lease = {"job_uid": JOB, "job_name": "a/b", "ttl_s": 60.0, "pods": [pod]}
         await pool.acquire(address, epoch=1, **lease)
         stream = pool.watch(address, JOB)
-        assert isinstance(await anext(stream), Opened)
+        assert isinstance(await anext(stream), StreamOpened)
         successor = Authority("cluster, renewed")
         secret.write(successor, successor.issue("perseus-agent", hosts=HOSTS))
         own.write(successor, operator(successor))

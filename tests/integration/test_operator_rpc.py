@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from perseus_operator.clients.agents import Credentials
-from perseus_operator.controller.set_straggler import Request
+from perseus_operator.controller.set_straggler import StragglerRequest
 from perseus_operator.errors import (
     InvalidSpec,
     KubeConflict,
@@ -23,7 +23,7 @@ from perseus_operator.errors import (
     StaleEpoch,
     UnknownJob,
 )
-from perseus_operator.planning.state import JobRef
+from perseus_operator.objects import JobRef
 from perseus_operator.servers.grpc_service import STATUS, OperatorService, RpcServer
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
@@ -45,14 +45,14 @@ class Operator:
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[Request] = []
+        self.told: list[StragglerRequest] = []
         self.error: OperatorError | None = None
 
-    async def tell(self, request: Request) -> tuple[JobRef, str]:
+    async def tell(self, request: StragglerRequest) -> tuple[JobRef, str]:
         if self.error is not None:
             raise self.error
         self.told.append(request)
-        return JobRef("team", "gpt3", "uid"), f"{request.id}:{request.delay_s:g}:{request.degree:g}"
+        return JobRef("team", "gpt3", "uid"), f"{request.id}:{request.delay_s:g}:{request.slowdown:g}"
 
 
 class Service:
@@ -93,8 +93,8 @@ async def test_who_carries_an_allowed_name_is_served(service: Service) -> None:
     request = messages.SetStragglerRequest(id="1", delay_iterations=4, degree=2, namespace="team", job="gpt3", epoch=6)
     await service.call(request, ALLOWED)
     assert service.operator.told == [
-        Request("GPU-a", 1.2, delay_s=2.5),
-        Request("1", 2.0, delay_iterations=4, job=("team", "gpt3"), epoch=6),
+        StragglerRequest("GPU-a", 1.2, delay_s=2.5),
+        StragglerRequest("1", 2.0, delay_iterations=4, job=("team", "gpt3"), epoch=6),
     ]
 
 

@@ -21,7 +21,7 @@ from perseus_operator.planning.power_allocation import (
     claim,
     power_w,
     steady,
-    within,
+    within_share,
 )
 
 EXACT = 1e-9
@@ -101,7 +101,7 @@ def test_no_exchange_between_equals_improves(claims: list[Claim], share: float, 
 @settings(max_examples=24, deadline=None)
 @given(groups(), st.floats(0, 1))
 def test_it_is_the_optimum_of_the_linear_programme(claims: list[Claim], share: float) -> None:
-    """The same question put to another solver: mixtures of plans, watts within the budget, most throughput."""
+    """The same question put to another solver: mixtures of plans, watts within_share the budget, most throughput."""
     budget_w = budget_of(claims, share)
     solver = pywraplp.Solver.CreateSolver("GLOP")
     power, speed = [], []
@@ -165,7 +165,7 @@ def test_a_job_runs_the_fastest_plan_of_its_share_but_no_faster_than_it_wants(
     wanted = min(wanted, last)
     asked = Target(frontier.times_us[wanted])
     watts = power_w(frontier, last, copies) + share * (power_w(frontier, 0, copies) - power_w(frontier, last, copies))
-    found, limited = within(asked, Share("b", watts), frontier, copies)
+    found, limited = within_share(asked, Share("b", watts), frontier, copies)
     assert isinstance(found, Target)
     point = frontier.lookup(found.time_us)
     assert power_w(frontier, point, copies) <= watts + 1e-3
@@ -178,10 +178,10 @@ def test_a_job_runs_the_fastest_plan_of_its_share_but_no_faster_than_it_wants(
 def test_what_no_share_limits_stays_as_asked() -> None:
     frontier = frontier_of([(100_000, 100_000)], 1_000_000)
     asked, infeasible = Target(1_000_000.0, "note"), Infeasible("no")
-    assert within(asked, None, frontier, 1) == (asked, False)
-    assert within(infeasible, Share("b", 1.0), frontier, 1) == (infeasible, False)
-    assert within(None, Share("b", 1.0), None, 1) == (None, False)
-    starved, limited = within(asked, Share("b", 1.0, feasible=False), frontier, 1)
+    assert within_share(asked, None, frontier, 1) == (asked, False)
+    assert within_share(infeasible, Share("b", 1.0), frontier, 1) == (infeasible, False)
+    assert within_share(None, Share("b", 1.0), None, 1) == (None, False)
+    starved, limited = within_share(asked, Share("b", 1.0, feasible=False), frontier, 1)
     assert (starved, limited) == (Target(1_100_000, "note"), True), "the most frugal plan, whatever the share"
 
 

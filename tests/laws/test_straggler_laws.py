@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.bench.stragglers import ITERATIONS, STAGES, make_run, measure
 
-from perseus_operator.planning.stragglers.detector import Detector
+from perseus_operator.planning.stragglers.detector import StragglerDetector
 
 RUNS = 8
 
@@ -21,17 +21,17 @@ def test_nearly_every_straggler_is_found_within_two_iterations_and_nearly_no_ala
 
 
 def test_a_detector_that_believes_every_iteration_would_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Detector.observe
+    plain = StragglerDetector.observe
 
-    def hasty(self: Detector, iteration: object, *further: object, **named: object) -> None:
-        plain(self, iteration, *further, evident=range(64), **named)  # type: ignore[arg-type,call-arg]
+    def hasty(self: StragglerDetector, iteration: object, *further: object, **named: object) -> None:
+        plain(self, iteration, *further, slowed_pipelines=range(64), **named)  # type: ignore[arg-type,call-arg]
 
-    monkeypatch.setattr(Detector, "observe", hasty)
+    monkeypatch.setattr(StragglerDetector, "observe", hasty)
     assert measure(RUNS).precision < 0.9
 
 
 def test_a_detector_that_is_deaf_would_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Detector, "observe", lambda *_, **__: None)
+    monkeypatch.setattr(StragglerDetector, "observe", lambda *_, **__: None)
     score = measure(2)
     assert score.recall == 0
     assert score.missed > 0

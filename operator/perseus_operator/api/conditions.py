@@ -78,7 +78,7 @@ class Reason(StrEnum):
     # StragglerDetected
     NO_STRAGGLER = "NoStraggler"
     STRAGGLER_DETECTED = "StragglerDetected"
-    STRAGGLER_TOLD = "StragglerTold"
+    STRAGGLER_DECLARED = "StragglerDeclared"
     STRAGGLERS_IGNORED = "StragglersIgnored"
     # ModelExplains
     MODEL_EXPLAINS = "ModelExplains"
@@ -98,6 +98,15 @@ class Reason(StrEnum):
     PLAN_CHANGED = "PlanChanged"
     BASELINE_MEASURED = "BaselineMeasured"
     CLOCKS_RELEASED = "ClocksReleased"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A reason and a sentence: why something failed, or what the operator waits for. It becomes a condition's reason
+    and message."""
+
+    reason: Reason
+    message: str
 
 
 @dataclass(frozen=True)

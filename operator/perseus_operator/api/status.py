@@ -107,7 +107,7 @@ class Savings:
 class CalibrationStatus:
     """How well predicted iteration times come true, judged on iterations that nothing was fitted to."""
 
-    verdict: str = text("Explains or DoesNotExplain.", rule="Explains or DoesNotExplain", max_length=16)
+    quality: str = text("Explains or DoesNotExplain.", rule="Explains or DoesNotExplain", max_length=16)
     held_out_error: str | None = text(
         "Mean error of predicted iteration times, on iterations not used for fitting.",
         rule=PERCENT_RULE,

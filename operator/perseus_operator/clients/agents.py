@@ -18,10 +18,11 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from perseus_operator.clients.validation import MAX_ITERATION, rank_can_be, report_can_be
+from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank, is_valid_report
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
+from perseus_operator.objects import Pod
 from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.state import Pod, Rank
+from perseus_operator.planning.node import DeclaredSchedule, Rank
 from perseus_proto.tls import CallerCredentials
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 
@@ -74,31 +75,31 @@ class NodeInfo:
     uncontrollable: dict[str, str]
     clocks_mhz: dict[str, tuple[int, ...]]
     """GPU UUID → supported clocks."""
-    told: dict[tuple[str, int], tuple[tuple[int, int, int], ...]]
+    schedules: dict[tuple[str, int], DeclaredSchedule]
     """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless asked for."""
 
 
 @dataclass(frozen=True)
-class Opened:
+class StreamOpened:
     """The stream stands: from here on nothing is missed."""
 
 
 @dataclass(frozen=True)
-class Joined:
+class RankJoined:
     """A rank has said hello."""
 
     rank: Rank
 
 
 @dataclass(frozen=True)
-class Left:
+class RankLeft:
     """A rank has gone."""
 
     rank: Rank
 
 
 @dataclass(frozen=True)
-class GpuTrouble:
+class GpuSlowdown:
     """A GPU reports that something slows it, or that it has gone."""
 
     gpu_uuid: str
@@ -108,13 +109,13 @@ class GpuTrouble:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class EventsDropped:
     """Events that this reader was too slow for, since the stream began."""
 
     count: int
 
 
-Event = Opened | Joined | Left | Report | GpuTrouble | Dropped
+TelemetryEvent = StreamOpened | RankJoined | RankLeft | Report | GpuSlowdown | EventsDropped
 
 
 @dataclass(frozen=True)
@@ -160,14 +161,14 @@ class AgentPool:
         answer = await self._ask(address, lambda stub: stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
-            ranks=tuple(filter(rank_can_be, map(_rank, answer.ranks))),
+            ranks=tuple(filter(is_valid_rank, map(_rank, answer.ranks))),
             uncontrollable={
                 gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
                 for gpu in answer.gpus
                 if gpu.controllability not in fine
             },
             clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz) for gpu in answer.gpus},
-            told={(r.pod_uid, r.pid): _told(r.schedule) for r in answer.ranks if r.HasField("schedule")},
+            schedules={(r.pod_uid, r.pid): _schedule(r.schedule) for r in answer.ranks if r.HasField("schedule")},
         )
 
     async def acquire(
@@ -222,7 +223,7 @@ class AgentPool:
             raise AgentRefused(f"furthest_iteration: {answer.furthest_iteration} cannot be")
         return int(answer.furthest_iteration)
 
-    async def watch(self, address: str, job_uid: str) -> AsyncIterator[Event]:
+    async def watch(self, address: str, job_uid: str) -> AsyncIterator[TelemetryEvent]:
         """Telemetry of one job on one node, until the stream breaks.
 
         Raises:
@@ -235,15 +236,15 @@ class AgentPool:
                 async for batch in call:
                     if not opened:
                         opened = True
-                        yield Opened()
+                        yield StreamOpened()
                     if batch.dropped > dropped:
                         dropped = batch.dropped
-                        yield Dropped(dropped)
+                        yield EventsDropped(dropped)
                     for event in batch.events:
                         translated = _event(event)
                         if translated is None:
                             continue
-                        if _can_be(translated):
+                        if _is_valid(translated):
                             yield translated
                         elif not lied:
                             lied = True
@@ -287,7 +288,7 @@ class AgentPool:
             for other in self._lines:
                 if coming := self._coming.get(other):
                     coming.cancel()
-                self._coming[other] = asyncio.create_task(self._go_over(other))
+                self._coming[other] = asyncio.create_task(self._switch_line(other))
         line = self._lines.get(address)
         if line is None:
             line = self._lines[address] = _Line(self._open(address))
@@ -298,7 +299,7 @@ class AgentPool:
             line.uses -= 1
             await self._close_unused(address, line)
 
-    async def _go_over(self, address: str) -> None:
+    async def _switch_line(self, address: str) -> None:
         """To a connection with the certificates as they are now, once the agent takes them: it may be renewed later."""
         channel = self._open(address)
         try:
@@ -359,40 +360,40 @@ def _rank(message: agent_pb2.Rank) -> Rank:
     return Rank(
         pod_uid=message.pod_uid,
         gpu_uuid=message.gpu_uuid,
-        pipeline=message.data_parallel_rank,
+        dp=message.data_parallel_rank,
         stage=message.stage,
-        tensor=message.tensor_parallel_rank,
+        tp=message.tensor_parallel_rank,
         pid=message.pid,
         iteration=message.iteration,
     )
 
 
-def _told(schedule: agent_pb2.StageSchedule) -> tuple[tuple[int, int, int], ...]:
+def _schedule(schedule: agent_pb2.StageSchedule) -> tuple[tuple[int, int, int], ...]:
     return tuple(zip(schedule.kinds, schedule.microbatches, schedule.chunks, strict=False))
 
 
-def _can_be(event: Event) -> bool:
+def _is_valid(event: TelemetryEvent) -> bool:
     if isinstance(event, Report):
-        return report_can_be(event)
-    return rank_can_be(event.rank) if isinstance(event, Joined) else True
+        return is_valid_report(event)
+    return is_valid_rank(event.rank) if isinstance(event, RankJoined) else True
 
 
-def _event(event: agent_pb2.TelemetryEvent) -> Event | None:
+def _event(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
     """None: a kind of event from a newer agent."""
     kind = event.WhichOneof("event")
     if kind == "rank_joined":
-        return Joined(_rank(event.rank_joined))
+        return RankJoined(_rank(event.rank_joined))
     if kind == "rank_left":
-        return Left(_rank(event.rank_left))
+        return RankLeft(_rank(event.rank_left))
     if kind == "gpu":
         name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
-        return GpuTrouble(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message)
+        return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message)
     if kind == "iteration":
         report = event.iteration
         return Report(
-            pipeline=report.data_parallel_rank,
+            dp=report.data_parallel_rank,
             stage=report.stage,
-            tensor=report.tensor_parallel_rank,
+            tp=report.tensor_parallel_rank,
             iteration=report.iteration,
             iteration_time_us=report.iteration_time_us,
             compute_span_us=report.compute_span_us,

@@ -27,8 +27,7 @@ from perseus_operator.errors import (
     KubeUnavailable,
 )
 from perseus_operator.formatting import stamp
-from perseus_operator.objects import ConfigMap, Json
-from perseus_operator.planning.state import JobRef, Pod
+from perseus_operator.objects import ConfigMap, JobRef, Json, Pod
 from perseus_operator.planning.workloads import asks_for_gpu, containers_of
 from perseus_proto import keys
 

@@ -1,4 +1,4 @@
-"""Keys of ConfigMaps that a spec names. Called by ``profiles`` and ``orders``: what a value means is theirs."""
+"""Reads the key of a ConfigMap that a field of a spec names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from perseus_operator.objects import ConfigMap
 async def resolve(
     kube: Kube, namespace: str, reference: ConfigMapRef | ScheduleRef, *, field: str, refusal: type[InvalidInput]
 ) -> tuple[ConfigMap, bytes]:
-    """The ConfigMap that ``field`` of a spec names, and what is under the key.
+    """Read the ConfigMap that ``field`` of a spec names; the ConfigMap and the value of the key.
 
     Raises:
-        InvalidInput: either is not there; of the class ``refusal``.
-        KubeError: it is not known whether they are there.
+        InvalidInput: either does not exist; of the class ``refusal``.
+        KubeError: it is not known whether they exist.
     """
     name, key = reference.name, reference.key
     try:
@@ -29,5 +29,5 @@ async def resolve(
         return found, found.data[key].encode()
     if key in found.binary:
         return found, found.binary[key]
-    there = ", ".join(sorted([*found.data, *found.binary])[:10]) or "none"
-    raise refusal(Reason.KEY_NOT_FOUND, f"{field}.key: ConfigMap {name} has no key {key}; its keys: {there}.")
+    existing = ", ".join(sorted([*found.data, *found.binary])[:10]) or "none"
+    raise refusal(Reason.KEY_NOT_FOUND, f"{field}.key: ConfigMap {name} has no key {key}; its keys: {existing}.")

@@ -1,7 +1,6 @@
-"""The whole operator, without the framework: jobs, pods and agents as the cluster shows them, one runner for each job.
+"""The operator without kopf: jobs, pods and agents as the cluster shows them, and one runner for each job.
 
-``handlers`` (kopf) calls ``observe_job``, ``observe_pod`` and ``keep``; ``__main__`` makes one and closes it. Agents
-and pods are also listed now and then, since a watch can miss the end of an object.
+Agents and pods are also listed now and then, since a watch can miss the end of an object.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from perseus_operator.clients.kube import KubeClient, pod_of
-from perseus_operator.controller import set_straggler
 from perseus_operator.controller.job_runner import JobRunner
-from perseus_operator.controller.power_budgets import Budgets
+from perseus_operator.controller.power_budgets import PowerBudgets
 from perseus_operator.controller.services import Services
+from perseus_operator.controller.set_straggler import StragglerRequest, set_straggler
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
+from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.planner import Now
-from perseus_operator.planning.state import JobRef, Pod
 from perseus_operator.settings import Settings
 
 JobKey = tuple[str, str]
@@ -31,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 _POD_RESYNC_S: Final = 60.0
 _STUCK_S: Final = 30.0
-"""A runner this late, or an event loop this silent, makes the liveness probe fail."""
+"""A reconciliation this late, or an event loop this silent, makes the liveness probe fail."""
 _HEARTBEAT_S: Final = 1.0
 _SHARING_S: Final = 1.0
-"""How often PowerBudgets are shared anew."""
+"""How often the shares of PowerBudgets are decided."""
 
 
 class Operator:
-    """Routes what is seen to the runners."""
+    """Routes what is observed to the runners."""
 
     def __init__(self, settings: Settings, kube: KubeClient, services: Services) -> None:
         self._settings = settings
@@ -47,20 +46,20 @@ class Operator:
         self._runners: dict[str, JobRunner] = {}
         self._pods: dict[str, Pod] = {}
         self._pods_of: dict[JobKey, dict[str, Pod]] = {}
-        """The same pods by the job that they opted in to: a pod's event costs what its own job costs."""
-        self._heard_of: set[str] = set()
-        """Pods that the watch has told of since they were listed last."""
+        """The same pods by the job that they opted in to, so that a pod's event concerns its own job only."""
+        self._observed_since_list: set[str] = set()
+        """Pods that the watch has delivered since the latest list."""
         self._agents: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._beat_s = time.monotonic()
-        self.budgets = Budgets(kube, self._runners.values, services.metrics, grace_s=settings.lease_ttl_s)
+        self.budgets = PowerBudgets(kube, self._runners.values, services.metrics, grace_s=settings.lease_ttl_s)
 
     async def start(self) -> None:
         """List agents, pods and budgets once, then go on listing in the background."""
-        # A budget is the site's: who serves some namespaces alone may not see it.
-        recall = () if self._settings.namespace_list else (self.budgets.recall,)
-        for poll in (self._poll_agents, self._poll_pods, *recall):
-            with contextlib.suppress(KubeError):  # said in the log; the polls go on
+        # Budgets are cluster-wide: an operator that serves some namespaces only may not read them.
+        restore = () if self._settings.namespace_list else (self.budgets.restore,)
+        for poll in (self._poll_agents, self._poll_pods, *restore):
+            with contextlib.suppress(KubeError):  # the polls go on, and log it
                 await poll()
         self._tasks = [
             asyncio.create_task(self._every(self._settings.agent_poll_s, self._poll_agents)),
@@ -78,25 +77,25 @@ class Operator:
         await self._kube.close()
 
     def observe_job(self, body: Mapping[str, Any]) -> None:
-        """A PerseusJob as it is now."""
+        """Take in a PerseusJob as it is now."""
         ref = _ref(body)
         if body["metadata"].get("deletionTimestamp") and ref.uid not in self._runners:
             return
         runner = self._runner(ref)
         if runner.observe(body):
-            self.budgets.place(runner)
-            self._place(runner)
+            self.budgets.grant_share(runner)
+            self._pass_pods(runner)
 
-    def job_gone(self, body: Mapping[str, Any]) -> None:
-        """A PerseusJob that exists no more; perhaps somebody took its finalizer away."""
+    def job_deleted(self, body: Mapping[str, Any]) -> None:
+        """Take in that a PerseusJob does not exist any more; its finalizer may have been removed by hand."""
         runner = self._runners.get(_ref(body).uid)
         if runner is not None:
             runner.gone.set()
 
-    async def keep(
+    async def run_job(
         self, body: Mapping[str, Any], stopped: Coroutine[Any, Any, None], is_deleted: Callable[[], bool]
     ) -> None:
-        """Keep a job as it says until ``stopped``; then, if it was deleted, give its clocks back."""
+        """Reconcile a job until ``stopped``; if it was deleted, return its GPUs to their default clocks."""
         ref = _ref(body)
         runner = self._runner(ref)
         tasks: list[asyncio.Task[Any]] = [
@@ -115,9 +114,9 @@ class Operator:
             await runner.release()
 
     def observe_pod(self, body: Mapping[str, Any], *, deleted: bool) -> None:
-        """A pod that carries the opt-in label."""
+        """Take in a pod that carries, or carried, the opt-in label."""
         uid = body["metadata"]["uid"]
-        self._heard_of.add(uid)
+        self._observed_since_list.add(uid)
         before, now = self._pods.get(uid), None if deleted else pod_of(body)
         if before == now:
             return
@@ -130,23 +129,23 @@ class Operator:
         affected = {_key(pod) for pod in (before, now) if pod is not None}
         for runner in self._runners.values():
             if (runner.ref.namespace, runner.ref.name) in affected:
-                self._place(runner)
+                self._pass_pods(runner)
 
     async def views(self) -> list[JobView]:
-        """Every job as the web page may see it; a coroutine, so that threads must ask on the event loop."""
+        """Every job as the web page may show it; a coroutine, so that threads must ask on the event loop."""
         return [runner.view() for runner in self._runners.values()]
 
-    async def tell(self, request: set_straggler.Request) -> tuple[JobRef, str]:
-        """Somebody says that a pipeline is slow. Raises like ``telling.set_straggler``."""
-        return await set_straggler.set_straggler(request, self._runners.values(), self._kube, self._services.epoch)
+    async def declare_straggler(self, request: StragglerRequest) -> tuple[JobRef, str]:
+        """Declare a straggler. Raises like ``set_straggler``."""
+        return await set_straggler(request, self._runners.values(), self._kube, self._services.epoch)
 
     def unhealthy(self) -> str | None:
-        """What does not make progress; None: all well."""
+        """What makes no progress, for the liveness probe; None: everything does."""
         now_s = time.monotonic()
         if now_s - self._beat_s > _STUCK_S:
             return f"the event loop has been silent for {now_s - self._beat_s:.0f} s"
-        late = [str(r.ref) for r in list(self._runners.values()) if now_s - r.next_thought_s > _STUCK_S]
-        return f"{len(late)} jobs wait for a thought, first {late[0]}" if late else None
+        late = [str(r.ref) for r in list(self._runners.values()) if now_s - r.next_reconcile_s > _STUCK_S]
+        return f"{len(late)} jobs are not reconciled, first {late[0]}" if late else None
 
     def _runner(self, ref: JobRef) -> JobRunner:
         runner = self._runners.get(ref.uid)
@@ -154,32 +153,32 @@ class Operator:
             runner = self._runners[ref.uid] = JobRunner(ref, self._services)
         return runner
 
-    def _place(self, runner: JobRunner) -> None:
+    def _pass_pods(self, runner: JobRunner) -> None:
         own = self._pods_of.get((runner.ref.namespace, runner.ref.name), {})
-        runner.place(own.values(), self._agents)
+        runner.observe_pods(own.values(), self._agents)
 
-    def _place_all(self) -> None:
+    def _pass_pods_to_all(self) -> None:
         for runner in self._runners.values():
-            self._place(runner)
+            self._pass_pods(runner)
 
     async def _poll_agents(self) -> None:
         agents = await self._kube.agent_addresses(self._settings.agent_namespace)
         if agents != self._agents:
             await self._services.agents.forget(set(self._agents.values()) - set(agents.values()))
             self._agents = agents
-            self._place_all()
+            self._pass_pods_to_all()
 
     async def _poll_pods(self) -> None:
-        self._heard_of.clear()
+        self._observed_since_list.clear()
         listed = await self._kube.training_pods(self._settings.namespace_list)
-        pods = {pod.uid: pod for pod in listed if pod.uid not in self._heard_of}
-        # What the watch has told meanwhile is newer than the list.
-        pods |= {uid: pod for uid, pod in self._pods.items() if uid in self._heard_of}
+        pods = {pod.uid: pod for pod in listed if pod.uid not in self._observed_since_list}
+        # What the watch has delivered meanwhile is newer than the list.
+        pods |= {uid: pod for uid, pod in self._pods.items() if uid in self._observed_since_list}
         if pods != self._pods:
             self._pods, self._pods_of = pods, {}
             for pod in pods.values():
                 self._pods_of.setdefault(_key(pod), {})[pod.uid] = pod
-            self._place_all()
+            self._pass_pods_to_all()
 
     async def _share(self) -> None:
         await self.budgets.tick(Now(self._services.monotonic_s(), self._services.wall_s()))
@@ -193,7 +192,7 @@ class Operator:
             try:
                 await work()
             except KubeError as error:
-                # Unknown is not empty: what was seen last stays.
+                # Unknown is not empty: what was observed last stays.
                 logger.warning("%s: %s", work.__name__.strip("_"), error)
 
 

@@ -1,7 +1,7 @@
-"""Keeps PowerBudgets: knows those that exist, grants every selected job its share, and says what came of it.
+"""PowerBudgets of the cluster: observes them, grants every selected job its share, and writes their status.
 
-``Operator`` owns one and tells it of jobs and budgets; ``tick`` is called about once a second. What the shares are is
-``budgeting``'s; what a share means to a job, its planner's. Nothing here waits but writes of status.
+``planning.power_budget`` decides the shares; a job's planner decides what its share means. Nothing here waits except
+for writes of status.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Final, Protocol
 from perseus_operator.api.budget import BudgetCondition, BudgetReason, BudgetSpec, parse_budget
 from perseus_operator.api.conditions import merge_conditions
 from perseus_operator.api.schema import dump
-from perseus_operator.controller.versioned import Stored
+from perseus_operator.controller.versioned import Versioned
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
 from perseus_operator.formatting import stamp
+from perseus_operator.objects import JobRef, Json
 from perseus_operator.planning import power_budget
 from perseus_operator.planning.planner import Now
 from perseus_operator.planning.power_allocation import Share
-from perseus_operator.planning.power_budget import Decision, Member, Said
-from perseus_operator.planning.state import JobRef, JobState
+from perseus_operator.planning.power_budget import BudgetDecision, BudgetStatement, Member
+from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-Json = dict[str, Any]
 _RETRY_S: Final = 5.0
 
 
-class Runner(Protocol):
-    """The keeper of one job."""
+class SharingJob(Protocol):
+    """A job that may share a budget."""
 
     ref: JobRef
     state: JobState
@@ -42,8 +42,8 @@ class Runner(Protocol):
         ...
 
 
-class Writer(Protocol):
-    """The door to the API server."""
+class BudgetStore(Protocol):
+    """What is needed of the API server."""
 
     async def power_budgets(self) -> list[Json]:
         """All of them."""
@@ -62,28 +62,28 @@ class _Budget:
     spec: BudgetSpec | None = None
     """The last accepted one."""
     fault: str = ""
-    decision: Decision = field(default_factory=Decision)
-    stored: Stored[Json] = field(default_factory=lambda: Stored({}))
+    decision: BudgetDecision = field(default_factory=BudgetDecision)
+    stored: Versioned[Json] = field(default_factory=lambda: Versioned({}))
     retry_at_s: float = 0.0
 
 
-class Budgets:
+class PowerBudgets:
     """All PowerBudgets of the cluster."""
 
     def __init__(
-        self, kube: Writer, runners: Callable[[], Iterable[Runner]], metrics: Metrics, *, grace_s: float
+        self, kube: BudgetStore, runners: Callable[[], Iterable[SharingJob]], metrics: Metrics, *, grace_s: float
     ) -> None:
-        """``grace_s``: how long after a start shares are kept for jobs that have not been seen yet."""
+        """``grace_s``: how long after a start the shares of jobs that have not been observed yet stay reserved."""
         self._kube = kube
         self._metrics = metrics
         self._runners = runners
         self._grace_s = grace_s
         self._settled_s: float | None = None
-        """When every job must have been seen."""
+        """When every job must have been observed (monotonic)."""
         self._budgets: dict[str, _Budget] = {}
 
-    async def recall(self) -> None:
-        """List what is there, before any job is looked at: its shares hold from the first thought on.
+    async def restore(self) -> None:
+        """List all budgets before any job is observed: their shares hold from the first reconciliation on.
 
         Raises:
             KubeError: no answer.
@@ -92,33 +92,33 @@ class Budgets:
             self.observe(body)
 
     def observe(self, body: Mapping[str, Any]) -> None:
-        """A PowerBudget as it is now."""
+        """Take in a PowerBudget as it is now."""
         metadata = body["metadata"]
         name, uid = str(metadata["name"]), str(metadata["uid"])
         known = self._budgets.get(name)
         if known is None or known.uid != uid:
             known = self._budgets[name] = _Budget(name, uid)
-            known.decision = power_budget.recalled(body.get("status") or {})
-        known.stored.heard(dict(body.get("status") or {}), str(metadata.get("resourceVersion", "")))
+            known.decision = power_budget.decision_from_status(body.get("status") or {})
+        known.stored.observed(dict(body.get("status") or {}), str(metadata.get("resourceVersion", "")))
         known.generation = int(metadata.get("generation", 1))
         try:
             known.spec, known.fault = parse_budget(body.get("spec")), ""
         except InvalidSpec as error:
             known.fault = str(error)
         for runner in self._runners():
-            self.place(runner)
+            self.grant_share(runner)
 
-    def gone(self, body: Mapping[str, Any]) -> None:
-        """A PowerBudget that exists no more."""
+    def deleted(self, body: Mapping[str, Any]) -> None:
+        """Take in that a PowerBudget does not exist any more."""
         known = self._budgets.get(str(body["metadata"]["name"]))
         if known is not None and known.uid == body["metadata"]["uid"]:
             del self._budgets[known.name]
             self._metrics.forget_budget(known.name)
             for runner in self._runners():
-                self.place(runner)
+                self.grant_share(runner)
 
-    def place(self, runner: Runner) -> None:
-        """The strictest share of a job; one that is not known yet is stricter than any."""
+    def grant_share(self, runner: SharingJob) -> None:
+        """Grant a job its strictest share; a share that is not known yet is stricter than any other."""
         shares = [
             budget.decision.share(budget.name, str(runner.ref))
             for budget in self._budgets.values()
@@ -127,13 +127,13 @@ class Budgets:
         runner.grant(min(shares, key=lambda share: -1.0 if share.watts is None else share.watts, default=None))
 
     async def tick(self, now: Now) -> None:
-        """Share every budget anew, and write what has changed."""
+        """Decide the shares of every budget, grant them, and write what has changed. Call it about once a second."""
         runners = list(self._runners())
         if not self._budgets or any(runner.state.fenced is not None for runner in runners):
             return  # a newer operator shares them
         if self._settled_s is None:
             self._settled_s = now.monotonic_s + self._grace_s
-        seen = {str(runner.ref) for runner in runners}
+        observed = {str(runner.ref) for runner in runners}
         members: dict[str, Member | None] = {}
         for budget in self._budgets.values():
             spec = budget.spec
@@ -145,48 +145,51 @@ class Budgets:
                     members[str(runner.ref)] = power_budget.member_of(runner.state, now)
             found = [member for r in selected if (member := members[str(r.ref)]) is not None]
             if now.monotonic_s < self._settled_s:
-                found += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in seen]
-            budget.decision = power_budget.decide(spec, found, budget.decision)
+                found += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
+            budget.decision = power_budget.decide_shares(spec, found, budget.decision)
         for runner in runners:
-            self.place(runner)
+            self.grant_share(runner)
         for budget in list(self._budgets.values()):
-            # A restart is no news: what the operator before has said stands until every job has been seen again.
+            # A restart changes nothing: the status of the earlier operator stands until every job has been observed.
             if not (budget.decision.unknown and now.monotonic_s < self._settled_s):
                 await self._write(budget, now)
 
     async def _write(self, budget: _Budget, now: Now) -> None:
-        """Say what is so: metrics every time, the status if it has changed."""
-        said = [_accepted(budget)]
-        shown: Json = {}
+        """Update the metrics, and write the status if it has changed."""
+        conditions = [_accepted(budget)]
+        fields: Json = {}
         if budget.spec is not None:
-            figures, kept = power_budget.figures(budget.decision), power_budget.said(budget.spec, budget.decision)
-            self._metrics.set_budget(budget.name, budget.spec.watts, figures, kept=kept.status)
-            said.append(kept)
-            shown = dump(figures)
+            figures = power_budget.figures(budget.decision)
+            within = power_budget.within_budget(budget.spec, budget.decision)
+            self._metrics.set_budget(budget.name, budget.spec.watts, figures, kept=within.status)
+            conditions.append(within)
+            fields = dump(figures)
         written = budget.stored.value
         old = written.get("conditions", ())
         wanted = {
             "observedGeneration": budget.generation,
-            "conditions": merge_conditions(old, said, generation=budget.generation, now_rfc3339=stamp(now.wall_s)),
-            **shown,
+            "conditions": merge_conditions(
+                old, conditions, generation=budget.generation, now_rfc3339=stamp(now.wall_s)
+            ),
+            **fields,
         }
         if wanted == written or now.monotonic_s < budget.retry_at_s:
             return
-        budget.stored.write(wanted)
+        budget.stored.write_started(wanted)
         try:
             version = await self._kube.write_budget_status(budget.name, budget.uid, wanted)
         except KubeNotFound:
-            logger.info("PowerBudget %s: has gone", budget.name)
+            logger.info("PowerBudget %s: it was deleted", budget.name)
         except KubeError as error:
             budget.retry_at_s = now.monotonic_s + _RETRY_S
             logger.warning("PowerBudget %s: status not written: %s", budget.name, error)
         else:
-            budget.stored.wrote(version)
+            budget.stored.write_succeeded(version)
 
 
-def _accepted(budget: _Budget) -> Said:
+def _accepted(budget: _Budget) -> BudgetStatement:
     if not budget.fault:
-        message = "The manifest is understood."
-        return Said(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)
-    kept = " What was accepted before stays in force." if budget.spec is not None else ""
-    return Said(BudgetCondition.ACCEPTED, False, BudgetReason.SPEC_INVALID, budget.fault + kept)
+        message = "The manifest is valid."
+        return BudgetStatement(BudgetCondition.ACCEPTED, True, BudgetReason.ACCEPTED, message)
+    note = " The spec accepted before stays in force." if budget.spec is not None else ""
+    return BudgetStatement(BudgetCondition.ACCEPTED, False, BudgetReason.SPEC_INVALID, budget.fault + note)

@@ -1,7 +1,7 @@
-"""Profiles in ConfigMaps: found and checked for one job, or made of a sweep for this job and later ones.
+"""Profiles in ConfigMaps: read and checked for one job, or made from a sweep for this job and later ones.
 
-Called by the job's runner and its profiler. Beside the CSV an operator keeps the blocking power that was measured with
-it, and the shape of the pipeline it was measured on: a profile of other stages would be used without a word otherwise.
+Beside the CSV an operator stores the blocking power that was measured with it, and the shape of the pipeline on which
+it was measured: without the shape, a profile of other stages would be used without notice.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _SHAPE: Final = "measuredOn"
 
 
 @dataclass(frozen=True)
-class Found:
-    """A profile as it is kept. ``power_mw`` None: none is kept with it."""
+class StoredProfile:
+    """A profile as it is stored. ``power_mw``: blocking power; None: none is stored with it."""
 
     config_map: ConfigMap
     csv: bytes
     power_mw: int | None
 
 
-async def find(kube: Kube, namespace: str, spec: JobSpec) -> Found:
-    """The profile that a spec names; whether the CSV is one is not looked at.
+async def read_profile(kube: Kube, namespace: str, spec: JobSpec) -> StoredProfile:
+    """Read the profile that a spec names; the CSV itself is not checked.
 
     Raises:
-        InvalidProfile: it is not there, or is none for this job.
-        KubeError: it is not known whether it is there.
+        InvalidProfile: it does not exist, or was not measured on this job's shape.
+        KubeError: it is not known whether it exists.
     """
     reference = spec.profile.config_map_ref
     found, csv = await resolve(kube, namespace, reference, field="spec.profile.configMapRef", refusal=InvalidProfile)
-    return Found(found, csv, _check(found, spec))
+    return StoredProfile(found, csv, _check(found, spec))
 
 
 def _check(found: ConfigMap, spec: JobSpec) -> int | None:
@@ -61,8 +61,8 @@ def _check(found: ConfigMap, spec: JobSpec) -> int | None:
     return int(text)
 
 
-def made_of(sweep: Sweep, spec: JobSpec) -> ConfigMap:
-    """What is kept of a finished sweep."""
+def profile_from_sweep(sweep: Sweep, spec: JobSpec) -> ConfigMap:
+    """The ConfigMap that stores the profile of a finished sweep."""
     reference = spec.profile.config_map_ref
     power_mw = min(MAX_BLOCKING_POWER_MW, mw_from_w(blocking_power(sweep.readings).watts))
     return ConfigMap(

@@ -1,8 +1,8 @@
-"""Measures the profile of one job: keeps its sweep, feeds its meter, stores what has been measured.
+"""Measures the profile of one job: aggregates telemetry of its sweep, and stores what has been measured.
 
-Owned by the job's runner, which says when. Each outcome is noted in ``JobState.profiling``; what to do next is the
-business of ``profiling_plan``. Progress is kept in a ConfigMap of the job's own after every clock, so that an operator
-started anew goes on where this one was; the profile itself belongs to nobody and outlives the job.
+Each outcome is an event of ``JobState.profiling``; ``planning.profile_planner`` decides the next step. After every
+clock the sweep is stored in a ConfigMap that belongs to the job, so that a restarted operator goes on with it. The
+finished profile is stored without an owner and outlives the job.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from perseus_operator.api.conditions import Reason
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.controller import profile_source
-from perseus_operator.controller.profile_aggregator import Meter, Shape
-from perseus_operator.controller.services import BACKOFF_S, Services
+from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
+from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeError, KubeNotFound
 from perseus_operator.objects import ConfigMap
 from perseus_operator.planning.iterations import JobIteration, Report
-from perseus_operator.planning.profile_planner import KeepProfile, SaveSweep
-from perseus_operator.planning.profiling.drift import DRIFT_REST, Drift
+from perseus_operator.planning.node import Node
+from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
+from perseus_operator.planning.profiling.progress import ProfilingProgress
 from perseus_operator.planning.profiling.sweep import Sweep, blocking_power, from_json, to_json
-from perseus_operator.planning.state import Fault, JobState, Node, Profiling
-from perseus_operator.solving.frontier import Solved, encode_uniform_plans
+from perseus_operator.planning.state import JobState
+from perseus_operator.solving.frontier import SolvedFrontier, encode_uniform_plans
 from perseus_operator.solving.request import SolveRequest, check_profile, schedule_of
+from perseus_proto.units import s_from_us
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.schedules import Schedule
 
 logger = logging.getLogger(__name__)
 
 _KEY: Final = "sweep"
-_MOST_BYTES: Final = 700_000
-"""Of one sweep in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
+_MAX_BYTES: Final = 700_000
+"""Largest sweep in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
 
 
 class Profiler:
@@ -43,176 +45,177 @@ class Profiler:
     def __init__(self, state: JobState, services: Services) -> None:
         self._state = state
         self._services = services
-        self._recalled = False
-        self._meter: Meter | None = None
-        self._before_us = 0
-        """Training time spent before this meter."""
-        self._order: tuple[str, Schedule] | None = None
+        self._restored = False
+        self._aggregator: ProfileAggregator | None = None
+        self._spent_before_us = 0
+        """Training time spent on the sweep before this aggregator was made."""
+        self._schedule_cache: tuple[str, Schedule] | None = None
 
     @property
-    def _own(self) -> Profiling:
+    def _progress(self) -> ProfilingProgress:
         return self._state.profiling
 
-    def edited(self) -> None:
-        """The spec's profile is another one: what could not be done before may be tried again."""
-        own = self._own
-        own.fault, own.kept, own.retry_at_s = None, False, 0.0
-
     def begin(self, sweep: Sweep) -> None:
-        """Measure this from now on."""
-        own = self._own
-        own.sweep, own.saved, own.kept = sweep, 0, False
-        self._meter = None
+        """Measure this sweep from now on."""
+        self._progress.sweep_begun(sweep)
+        self._aggregator = None
 
-    def take(self, node: Node, report: Report, request: Callable[[], SolveRequest]) -> None:
-        """A rank's report, if it ran a clock of the sweep.
+    def observe(self, node: Node, report: Report, request: Callable[[], SolveRequest]) -> None:
+        """Take in a rank's report, if it ran a clock of the sweep.
 
         Args:
-            node: that it runs on.
+            node: where the rank runs.
             report: of one iteration.
-            request: says what the ranks execute.
+            request: returns the inputs of the frontier, with the schedule that the ranks execute.
         """
-        own, state = self._own, self._state
-        sweep = own.sweep
+        progress, state = self._progress, self._state
+        sweep = progress.sweep
         if sweep is None or sweep.finished or state.spec is None or node.pushed is None:
             return
         if node.pushed[0] != sweep.digest:
             return
-        meter = self._meter
-        if meter is None:
+        aggregator = self._aggregator
+        if aggregator is None:
             shape = state.spec.pipeline
-            ranks = Shape(shape.data_parallel, shape.stages, shape.tensor_parallel)
-            meter = self._meter = Meter(self._schedule(sweep, request()), ranks, sweep.recipe.iterations)
-            self._before_us = sweep.spent_us
-        meter.begin(len(sweep.readings))
-        if state.evident():
-            meter.interrupt()  # a GPU says that it is slowed: true of today, not of the profile
+            ranks = JobShape(shape.data_parallel, shape.stages, shape.tensor_parallel)
+            aggregator = ProfileAggregator(self._schedule(sweep, request()), ranks, sweep.recipe.iterations)
+            self._aggregator, self._spent_before_us = aggregator, sweep.spent_us
+        aggregator.begin(len(sweep.readings))
+        if state.slowed_pipelines():
+            aggregator.interrupt()  # something slows a GPU now, which says nothing about the profile
             return
-        reading = meter.take(report, sweep.clocks_mhz[len(sweep.readings)])
-        sweep = replace(sweep, spent_us=self._before_us + round(meter.spent_us))
-        own.sweep = sweep if reading is None else sweep.add(reading)
-        own.counted, own.trouble = 0 if reading else meter.counted, meter.trouble
+        reading = aggregator.observe(report, sweep.clocks_mhz[len(sweep.readings)])
+        sweep = replace(sweep, spent_us=self._spent_before_us + round(aggregator.spent_us))
+        progress.iteration_measured(
+            sweep if reading is None else sweep.add(reading),
+            counted=0 if reading else aggregator.counted,
+            rejection=aggregator.rejection,
+        )
 
     def plan_set(self, stages: Iterable[int], request: SolveRequest) -> agent_pb2.PlanSet:
-        """The sweep's clocks, as the agent wants them."""
-        sweep = self._own.sweep
+        """The sweep's clocks as a plan set for agents."""
+        sweep = self._progress.sweep
         assert sweep is not None
         return encode_uniform_plans(self._schedule(sweep, request), stages, sweep.clocks_mhz)
 
-    def watch(self, iteration: JobIteration, solved: Solved | None, profile: ConfigMap | None) -> None:
-        """Whether a job's iteration still takes what its profile says. Only profiles of our own are measured anew."""
-        own, state = self._own, self._state
+    def observe_drift(self, iteration: JobIteration, solved: SolvedFrontier | None, profile: ConfigMap | None) -> None:
+        """Compare an iteration with the profile. Only profiles that an operator measured are measured again."""
+        progress, state = self._progress, self._state
         if solved is None or profile is None or not profile.ours or not state.is_typical(iteration):
             return
-        if own.stale or own.fault or state.evident() or state.spec is None or state.spec.profile.online is None:
+        if (
+            progress.stale_profile
+            or progress.fault
+            or state.slowed_pipelines()
+            or state.spec is None
+            or state.spec.profile.online is None
+        ):
             return
-        own.drift = own.drift.observe(solved.promises.paces(iteration))
-        if own.drift.persistent:
-            stage, off = own.drift.stage, own.drift.pace - 1
-            own.why = f"Stage {stage} takes {abs(off):.0%} {'more' if off > 0 else 'less'} time than profiled. "
-            own.stale = state.profile_digest or ""
-            own.drift = Drift()
+        if progress.iteration_compared(solved.planned_times.paces(iteration)):
+            progress.profile_outdated(state.profile_digest or "")
 
-    async def recall(self) -> None:
-        """What an operator before this one has measured.
+    async def restore(self) -> None:
+        """Go on with the sweep that an earlier operator stored, if there is one.
 
         Raises:
-            KubeError: it is not known whether there is something.
+            KubeError: it is not known whether there is one.
         """
-        if self._recalled:
+        if self._restored:
             return
-        ref, own = self._state.ref, self._own
+        ref, progress = self._state.ref, self._progress
         try:
-            kept = await self._services.kube.read_config_map(ref.namespace, ref.profiling_config_map)
+            stored = await self._services.kube.read_config_map(ref.namespace, ref.profiling_config_map)
         except KubeNotFound:
-            kept = None
-        data = kept.binary.get(_KEY) if kept is not None else None
-        if data and own.sweep is None:
-            sweep = await asyncio.to_thread(_opened, data)
+            stored = None
+        data = stored.binary.get(_KEY) if stored is not None else None
+        if data and progress.sweep is None:
+            sweep = await asyncio.to_thread(_parse_sweep, data)
             if sweep is not None:
-                own.sweep, own.saved, own.stale = sweep, len(sweep.readings), sweep.replaces
-                logger.info("%s: %d clocks were measured before", ref, own.saved)
-        self._recalled = True
+                progress.sweep_restored(sweep)
+                logger.info("%s: restored a sweep with %d measured clocks", ref, len(sweep.readings))
+        self._restored = True
 
-    async def write(self, action: SaveSweep | KeepProfile) -> None:
-        """What the planner wants to be written."""
+    async def write(self, action: SaveSweep | StoreProfile) -> None:
+        """Store the sweep or the profile, as the planner decided."""
         try:
-            await (self._save() if isinstance(action, SaveSweep) else self._keep())
+            await (self._save_sweep() if isinstance(action, SaveSweep) else self._store_profile())
         finally:
-            self._own.busy = False
+            self._progress.write_ended()
 
-    async def _save(self) -> None:
-        own, sweep = self._own, self._own.sweep
-        if sweep is not None and await self._store(sweep):
-            own.saved = len(sweep.readings)
+    async def _save_sweep(self) -> None:
+        sweep = self._progress.sweep
+        if sweep is not None and await self._store_sweep(sweep):
+            self._progress.readings_written(len(sweep.readings))
 
-    async def _keep(self) -> None:
-        own, spec, ref = self._own, self._state.spec, self._state.ref
-        sweep = own.sweep
+    async def _store_profile(self) -> None:
+        progress, spec, ref = self._progress, self._state.spec, self._state.ref
+        sweep = progress.sweep
         assert sweep is not None
         assert spec is not None
-        profile = profile_source.made_of(sweep, spec)
+        profile = profile_source.profile_from_sweep(sweep, spec)
         csv = profile.data[spec.profile.config_map_ref.key].encode()
         try:
             await asyncio.to_thread(check_profile, csv, spec.pipeline.stages)
             await self._services.kube.write_beside(ref.namespace, None, profile)
         except InvalidProfile as error:
-            own.fault = Fault(Reason.PROFILING_FAILED, f"What was measured is no profile: {error}")
+            progress.failed(Explanation(Reason.PROFILING_FAILED, f"The measurements make no valid profile: {error}"))
         except KubeConflict as error:
-            self._later(f"profile not kept, another has come before: {error}")
-            self._state.profile_read_at_s = None
+            self._retry_later(f"profile not stored, another job stored one first: {error}")
+            self._state.read_requested()
         except KubeError as error:
-            self._later(f"profile not kept: {error}")
+            self._retry_later(f"profile not stored: {error}")
         else:
-            own.kept, own.failures = True, 0
-            self._state.profile_read_at_s = None
+            progress.profile_written()
+            self._state.read_requested()
 
-    async def settled(self, digest: str) -> bool:
-        """A profile was read; True if it ends a sweep: it is the sweep's own, or another job's that came before."""
-        own = self._own
-        if own.sweep is None or own.sweep.replaces == digest:
+    async def end_sweep(self, digest: str) -> bool:
+        """End the sweep if the profile that was read, of this digest, makes it unnecessary.
+
+        Returns:
+            Whether it does: the profile is the sweep's own, or one that another job stored first.
+        """
+        progress = self._progress
+        sweep = progress.sweep
+        if sweep is None or sweep.replaces == digest:
             return False
-        if own.kept:
-            spent_s = own.sweep.spent_us / 1e6
-            took = f"Measured at {len(own.sweep.readings)} clocks in {spent_s:.0f} s of training"
-            own.remark = f"{took}: {own.sweep.finished}. {blocking_power(own.sweep.readings)}"
-        again = own.remeasured + bool(own.stale)
-        own.sweep, own.kept, own.stale, own.why, self._meter = None, False, "", "", None
-        own.remeasured, own.drift = again, Drift(rest=DRIFT_REST * 2**again if again else 0)
-        if own.saved:
-            own.saved = 0
-            await self._store(None)
+        summary = ""
+        if progress.profile_stored:
+            measured = f"Measured at {len(sweep.readings)} clocks in {s_from_us(sweep.spent_us):.0f} s of training"
+            summary = f"{measured}: {sweep.finished}. {blocking_power(sweep.readings)}"
+        stored = progress.readings_stored
+        progress.sweep_ended(summary)
+        self._aggregator = None
+        if stored:
+            await self._store_sweep(None)
         return True
 
-    async def _store(self, sweep: Sweep | None) -> bool:
-        ref, own = self._state.ref, self._own
+    async def _store_sweep(self, sweep: Sweep | None) -> bool:
+        ref = self._state.ref
         data = b"" if sweep is None else await asyncio.to_thread(lambda: zlib.compress(to_json(sweep).encode()))
-        if len(data) > _MOST_BYTES:
-            logger.warning("%s: a sweep of %d bytes is too large to keep", ref, len(data))
+        if len(data) > _MAX_BYTES:
+            logger.warning("%s: a sweep of %d bytes is too large to store", ref, len(data))
             return True
         try:
             await self._services.kube.write_owned_config_map(
                 ref, ConfigMap(ref.profiling_config_map, {}, {_KEY: data} if data else {})
             )
         except KubeError as error:
-            self._later(f"sweep not kept, a restart would measure again: {error}")
+            self._retry_later(f"sweep not stored, a restarted operator would measure again: {error}")
             return False
-        own.failures = 0
         return True
 
-    def _later(self, why: str) -> None:
-        own = self._own
-        own.retry_at_s = self._services.monotonic_s() + BACKOFF_S[min(own.failures, len(BACKOFF_S) - 1)]
-        own.failures += 1
+    def _retry_later(self, why: str) -> None:
+        retry_at_s = self._services.monotonic_s() + backoff_s(self._progress.failures)
+        self._progress.write_failed(retry_at_s=retry_at_s)
         logger.warning("%s: %s", self._state.ref, why)
 
     def _schedule(self, sweep: Sweep, request: SolveRequest) -> Schedule:
-        if self._order is None or self._order[0] != sweep.schedule:
-            self._order = sweep.schedule, schedule_of(request)
-        return self._order[1]
+        if self._schedule_cache is None or self._schedule_cache[0] != sweep.schedule:
+            self._schedule_cache = sweep.schedule, schedule_of(request)
+        return self._schedule_cache[1]
 
 
-def _opened(data: bytes) -> Sweep | None:
+def _parse_sweep(data: bytes) -> Sweep | None:
     try:
         return from_json(zlib.decompress(data).decode())
     except (zlib.error, UnicodeDecodeError):

@@ -1,7 +1,4 @@
-"""How a job ends: every GPU goes back to its default clocks, as far as agents answer in time.
-
-Called by the job's runner when its PerseusJob is being deleted; nothing else is asked of the agents any more.
-"""
+"""How a job ends: every GPU returns to its default clocks, as far as the agents answer in time."""
 
 from __future__ import annotations
 
@@ -9,16 +6,20 @@ import asyncio
 import logging
 
 from perseus_operator.api.conditions import Reason
-from perseus_operator.controller.services import BACKOFF_S, Services
+from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import AgentError, AgentUnavailable, KubeError
-from perseus_operator.planning.state import JobRef, JobState, Node
+from perseus_operator.objects import JobRef
+from perseus_operator.planning.node import Node
+from perseus_operator.planning.state import JobState
 
 logger = logging.getLogger(__name__)
 
 
-async def release(state: JobState, services: Services) -> None:
-    """Give every GPU of the job back to its default clocks: the PerseusJob is being deleted. Bounded in time; an
-    agent that does not answer lets its lease run out."""
+async def release_job(state: JobState, services: Services) -> None:
+    """Return every GPU of a job to its default clocks, and report it as an event of the PerseusJob.
+
+    The time is bounded by ``services.release_timeout_s``. An agent that does not answer does it when its lease expires.
+    """
     deadline_s = services.monotonic_s() + services.release_timeout_s
     if state.fenced is not None:
         return
@@ -29,7 +30,7 @@ async def release(state: JobState, services: Services) -> None:
     message = f"{sum(filter(None, released))} GPUs on {len(nodes) - len(late)} nodes are back at default clocks."
     if late:
         ttl_s = services.limits.lease_ttl_s
-        message += f" {len(late)} agents did not answer, first {late[0]}: leases there run out within {ttl_s:g} s."
+        message += f" {len(late)} agents did not answer, first {late[0]}: their leases expire within {ttl_s:g} s."
     logger.info("%s: %s", state.ref, message)
     try:
         await services.kube.post_event(state.ref, kind="Normal", reason=Reason.CLOCKS_RELEASED.value, message=message)
@@ -38,14 +39,14 @@ async def release(state: JobState, services: Services) -> None:
 
 
 async def _release(ref: JobRef, services: Services, node: Node, deadline_s: float) -> int | None:
-    """GPUs given back on a node; None: no answer in time."""
+    """Number of GPUs that a node returned to default clocks; None: no answer in time."""
     failures = 0
     assert node.address is not None
     while True:
         try:
             return await services.agents.release(node.address, job_uid=ref.uid, epoch=services.epoch)
         except AgentUnavailable:
-            pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            pause_s = backoff_s(failures)
             failures += 1
             if services.monotonic_s() + pause_s >= deadline_s:
                 return None

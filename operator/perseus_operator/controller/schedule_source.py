@@ -1,8 +1,8 @@
-"""Schedules that have no name: the order of instructions, out of a ConfigMap or as the training processes tell it.
+"""Custom schedules: read from a ConfigMap, or assembled from what the training processes report that they execute.
 
-Called by ``inputs``. What comes out is the CSV of ``torch.distributed.pipelining``, whoever wrote it, checked by the
-solver's reader; a schedule by name has none. Which stage a process is, and how many instructions it runs, is its own
-word: the agents hold every process to what it has said.
+Either way the result is the CSV of ``torch.distributed.pipelining``, checked by the solver's reader; a named schedule
+has none. Which stage a process is and how many instructions it runs is its own claim: the agents hold every process to
+what it has reported.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from perseus_operator.api.conditions import Reason
 from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.clients.kube import Kube
 from perseus_operator.controller.config_map_ref import resolve
-from perseus_operator.errors import InvalidOrder
+from perseus_operator.errors import InvalidSchedule
+from perseus_operator.planning.node import DeclaredSchedule
 from perseus_operator.planning.state import JobState
+from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2
-from perseus_solver.errors import InvalidSchedule
+from perseus_solver import errors as solver_errors
 from perseus_solver.schedules import read_order
-
-Told = tuple[tuple[int, int, int], ...]
-"""What one process says that it executes: (kind, microbatch, chunk) in order."""
 
 _LETTERS: dict[int, str] = {
     agent_pb2.INSTRUCTION_KIND_FORWARD: "F",
@@ -31,80 +30,88 @@ _LETTERS: dict[int, str] = {
 }
 
 
-async def find(kube: Kube, namespace: str, pipeline: Pipeline) -> str:
-    """The order that ``spec.pipeline.scheduleRef`` names; whether it is one is not looked at.
+async def read_schedule_csv(kube: Kube, namespace: str, pipeline: Pipeline) -> str:
+    """Read the schedule that ``spec.pipeline.scheduleRef`` names; its content is not checked.
 
     Raises:
-        InvalidOrder: it is not there.
-        KubeError: it is not known whether it is there.
+        InvalidSchedule: it does not exist.
+        KubeError: it is not known whether it exists.
     """
     reference = pipeline.schedule_ref
     assert reference is not None
     field = "spec.pipeline.scheduleRef"
-    _, order = await resolve(kube, namespace, reference, field=field, refusal=InvalidOrder)
-    return order.decode(errors="replace")
+    _, schedule_csv = await resolve(kube, namespace, reference, field=field, refusal=InvalidSchedule)
+    return schedule_csv.decode(errors="replace")
 
 
-def check(order: str, pipeline: Pipeline) -> None:
-    """Whether the solver can read an order, and it is one of this pipeline.
+def check_schedule(schedule_csv: str, pipeline: Pipeline) -> None:
+    """Check that the solver can read a schedule, and that it has the shape of this pipeline.
 
     Raises:
-        InvalidOrder: one line with the rule, and the row and cell where there is one.
+        InvalidSchedule: one line with the rule, and the row and cell where there is one.
     """
     try:
-        schedule = read_order(order)
-    except InvalidSchedule as error:
-        raise InvalidOrder(Reason.SCHEDULE_INVALID, f"spec.pipeline: {error}.") from error
-    for name, own, wanted in (
+        schedule = read_order(schedule_csv)
+    except solver_errors.InvalidSchedule as error:
+        raise InvalidSchedule(Reason.SCHEDULE_INVALID, f"spec.pipeline: {error}.") from error
+    for name, actual, wanted in (
         ("stages", schedule.stages, pipeline.stages),
         ("microbatches", schedule.microbatches, pipeline.microbatches),
     ):
-        if wanted is not None and own != wanted:
-            message = f"spec.pipeline.{name}: is {wanted}, but the order has {own} {name}."
-            raise InvalidOrder(Reason.SCHEDULE_INVALID, message)
+        if wanted is not None and actual != wanted:
+            message = f"spec.pipeline.{name}: is {wanted}, but the schedule has {actual} {name}."
+            raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
 
 
-def wanted_from_ranks(state: JobState) -> bool:
+def needs_schedule_from_ranks(state: JobState) -> bool:
     """Whether the training processes must still be asked what they execute."""
-    return state.spec is not None and state.spec.pipeline.schedule is ScheduleName.FROM_RANKS and state.order is None
+    spec = state.spec
+    return spec is not None and spec.pipeline.schedule is ScheduleName.FROM_RANKS and state.schedule_csv is None
 
 
-def collect(state: JobState, told: Mapping[tuple[int, int, int], Told]) -> str | None:
-    """The order that all processes tell together; None: some have not told yet.
+def collect_schedule(state: JobState, reported: Mapping[RankId, DeclaredSchedule]) -> str | None:
+    """Assemble the schedule that all processes report together.
 
     Args:
-        state: of the job; says which processes there must be.
-        told: by pipeline, stage and tensor rank.
+        state: of the job; says which ranks there must be.
+        reported: what each rank says that it executes.
+
+    Returns:
+        The schedule's CSV; None: some ranks have not reported yet.
 
     Raises:
-        InvalidOrder: processes of one stage do not agree, or the stages do not fit together.
+        InvalidSchedule: processes of one stage do not agree, or the stages do not fit together.
     """
     assert state.spec is not None
     shape = state.spec.pipeline
-    places = [
-        (p, s, t) for s in range(shape.stages) for p in range(shape.data_parallel) for t in range(shape.tensor_parallel)
+    rank_ids = [
+        RankId(dp, stage, tp)
+        for stage in range(shape.stages)
+        for dp in range(shape.data_parallel)
+        for tp in range(shape.tensor_parallel)
     ]
-    if any(not told.get(place) for place in places):
+    if any(not reported.get(rank_id) for rank_id in rank_ids):
         return None
-    stages: list[Told] = []
-    for stage, same in groupby(places, key=lambda place: place[1]):
-        first, *others = same
+    stages: list[DeclaredSchedule] = []
+    for _, same_stage in groupby(rank_ids, key=lambda rank_id: rank_id.stage):
+        first, *others = same_stage
         for other in others:
-            if told[other] != told[first]:
-                message = f"Stage {stage}: {_name(other)} runs another order than {_name(first)}."
-                raise InvalidOrder(Reason.SCHEDULE_INVALID, message)
-        stages.append(told[first])
-    return assembled(stages)
+            if reported[other] != reported[first]:
+                message = f"The processes of a stage must run the same schedule: {other} differs from {first}."
+                raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
+        stages.append(reported[first])
+    return assemble_schedule(stages)
 
 
-def assembled(stages: Sequence[Told]) -> str:
+def assemble_schedule(stages: Sequence[DeclaredSchedule]) -> str:
     """The CSV of what each stage runs.
 
-    A process knows its chunks by number, not by their place in the model. Chunks go round the stages, or down and back
-    up in a V: whichever does not deadlock. If neither does, round: of torch's schedules that is so for LoopedBFS alone.
+    A process knows its chunks by number, not by their position in the model. Chunks are placed round the stages, or
+    down and back up in a V: whichever does not deadlock. If neither does, round: among torch's schedules only
+    LoopedBFS is ambiguous.
 
     Raises:
-        InvalidOrder: no placement makes a schedule of it.
+        InvalidSchedule: no placement makes a schedule of it.
     """
     count = len(stages)
     placements: tuple[Callable[[int, int], int], ...] = (
@@ -112,28 +119,24 @@ def assembled(stages: Sequence[Told]) -> str:
         lambda stage, chunk: chunk * count + (count - 1 - stage if chunk % 2 else stage),
     )
     refusals = []
-    for place in placements:
-        order = "".join(_row(own, stage, place) for stage, own in enumerate(stages))
+    for position in placements:
+        schedule_csv = "".join(_row(own, stage, position) for stage, own in enumerate(stages))
         try:
-            read_order(order)
-        except InvalidSchedule as error:
+            read_order(schedule_csv)
+        except solver_errors.InvalidSchedule as error:
             refusals.append(str(error))
         else:
-            return order
-    message = f"What the training processes say they run is no schedule: {refusals[0]}."
-    raise InvalidOrder(Reason.SCHEDULE_INVALID, message)
+            return schedule_csv
+    message = f"What the training processes report that they run is not a valid schedule: {refusals[0]}."
+    raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
 
 
-def _row(own: Iterable[tuple[int, int, int]], stage: int, place: Callable[[int, int], int]) -> str:
+def _row(instructions: Iterable[tuple[int, int, int]], stage: int, position: Callable[[int, int], int]) -> str:
     cells = []
-    for kind, microbatch, chunk in own:
+    for kind, microbatch, chunk in instructions:
         letter = _LETTERS.get(kind)
         if letter is None:
-            message = f"Stage {stage} runs constant-time instructions, for which an order has no cell."
-            raise InvalidOrder(Reason.SCHEDULE_INVALID, message)
-        cells.append(f"{place(stage, chunk)}{letter}{microbatch}")
+            message = f"Stage {stage} runs constant-time instructions, which a custom schedule cannot contain."
+            raise InvalidSchedule(Reason.SCHEDULE_INVALID, message)
+        cells.append(f"{position(stage, chunk)}{letter}{microbatch}")
     return ",".join(cells) + "\n"
-
-
-def _name(place: tuple[int, int, int]) -> str:
-    return f"pipeline {place[0]}" + (f", tensor rank {place[2]}" if place[2] else "")

@@ -1,7 +1,7 @@
-"""``set_straggler`` told to this operator: finds the job, and rewrites its annotation as ``told`` says.
+"""``SetStraggler``: find the job, and rewrite its annotation with the new declaration.
 
-Called by ``rpc``. What is told is kept by the API server and comes back to the job's runner by the watch, like an
-annotation that a user writes: there is one way only in which a straggler takes effect.
+The declaration is stored by the API server and reaches the job's runner by the watch, like an annotation that a user
+writes. So a straggler takes effect in one way only.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from perseus_operator.errors import InvalidSpec, KubeConflict, StaleEpoch, UnknownJob
-from perseus_operator.planning.state import JobRef, JobState
-from perseus_operator.planning.stragglers.annotation import Told, seconds_of, tell
+from perseus_operator.objects import JobRef
+from perseus_operator.planning.state import JobState
+from perseus_operator.planning.stragglers.annotation import Declaration, declare, duration_of_iterations_s
 from perseus_proto import keys
 
 _ATTEMPTS: Final = 5
-_NEWS_S: Final = 2.0
-"""How long to wait for the watch to bring what somebody else has just written."""
+_WATCH_WAIT_S: Final = 2.0
+"""How long to wait for the watch to deliver what another writer has just written."""
 _POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True)
-class Request:
-    """What was asked. ``job`` None: the one that trains on the GPU ``id``."""
+class StragglerRequest:
+    """What a client requests. ``job``: namespace and name; None: the job that trains on the GPU ``id``."""
 
     id: str
-    degree: float
+    slowdown: float
     delay_s: float = 0.0
     delay_iterations: int = 0
     job: tuple[str, str] | None = None
@@ -35,102 +36,113 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A PerseusJob as the watch has brought it last."""
+class ObservedJob:
+    """The version and straggler annotation of a PerseusJob as the watch delivered it last."""
 
     version: str
     annotation: str
 
 
-class Runner(Protocol):
-    """The keeper of one job."""
+class ServedJob(Protocol):
+    """A job that this operator serves."""
 
     ref: JobRef
     state: JobState
 
     @property
-    def seen(self) -> Seen:
-        """The job as it was seen last."""
+    def observed(self) -> ObservedJob:
+        """The job as it was observed last."""
         ...
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """As stored, as far as is known."""
+        """The status as stored, as far as is known."""
         ...
 
 
-class Writer(Protocol):
-    """The door to the API server."""
+class AnnotationWriter(Protocol):
+    """What is needed of the API server."""
 
     async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
         """Raises KubeConflict if the object is no longer at ``version``."""
         ...
 
 
-async def set_straggler(request: Request, runners: Iterable[Runner], kube: Writer, epoch: int) -> tuple[JobRef, str]:
-    """Tell; the job and its annotation afterwards.
+async def set_straggler(
+    request: StragglerRequest, jobs: Iterable[ServedJob], kube: AnnotationWriter, epoch: int
+) -> tuple[JobRef, str]:
+    """Declare a straggler.
+
+    Args:
+        request: from the client.
+        jobs: that this operator serves.
+        kube: where the annotation is written.
+        epoch: of this operator.
+
+    Returns:
+        The job and its annotation afterwards.
 
     Raises:
         StaleEpoch: a newer operator is in command.
-        UnknownJob: there is no such job, or none trains on that GPU.
+        UnknownJob: there is no such job, or no job trains on that GPU.
         InvalidSpec: a field breaks a rule.
-        KubeError: it could not be stored; KubeConflict if others were faster every time. Nothing was changed.
+        KubeError: it could not be stored; KubeConflict if others wrote first every time. Nothing was changed.
     """
     if request.epoch > epoch:
-        raise StaleEpoch(f"epoch: this operator's is {epoch}; one with {request.epoch} has been seen")
-    runner = _find(request, list(runners))
-    if runner.state.fenced is not None:
-        raise StaleEpoch(runner.state.fenced.message)
-    entry = Told(request.id, _delay_s(request, runner), request.degree)
-    _check_pipeline(entry, runner)
+        raise StaleEpoch(f"epoch: this operator has epoch {epoch}, the request requires {request.epoch} or later")
+    job = _find(request, list(jobs))
+    if job.state.fenced is not None:
+        raise StaleEpoch(job.state.fenced.message)
+    entry = Declaration(request.id, _delay_s(request, job), request.slowdown)
+    _check_pipeline(entry, job)
     for attempt in range(_ATTEMPTS):
-        seen = runner.seen
-        wanted = tell(seen.annotation, entry)
-        if wanted == seen.annotation:
-            return runner.ref, wanted
+        observed = job.observed
+        wanted = declare(observed.annotation, entry)
+        if wanted == observed.annotation:
+            return job.ref, wanted
         try:
-            await kube.annotate(runner.ref, {keys.ANNOTATION_STRAGGLER: wanted or None}, version=seen.version)
+            await kube.annotate(job.ref, {keys.ANNOTATION_STRAGGLER: wanted or None}, version=observed.version)
         except KubeConflict:
             if attempt + 1 == _ATTEMPTS:
                 raise
-            await _news(runner, seen)
+            await _next_version(job, observed)
         else:
-            return runner.ref, wanted
+            return job.ref, wanted
     raise AssertionError("the last attempt returns or raises")
 
 
-def _find(request: Request, runners: list[Runner]) -> Runner:
+def _find(request: StragglerRequest, jobs: list[ServedJob]) -> ServedJob:
     if request.job is not None:
-        for runner in runners:
-            if (runner.ref.namespace, runner.ref.name) == request.job:
-                return runner
+        for job in jobs:
+            if (job.ref.namespace, job.ref.name) == request.job:
+                return job
         raise UnknownJob(f"job: this operator serves no PerseusJob {'/'.join(request.job)}")
     if request.id.isdigit():
         raise InvalidSpec("job: must be named if id is a data-parallel rank")
-    for runner in runners:
-        if any(rank.gpu_uuid == request.id for rank in runner.state.ranks):
-            return runner
+    for job in jobs:
+        if any(rank.gpu_uuid == request.id for rank in job.state.ranks):
+            return job
     raise UnknownJob(f"id: no job that this operator serves trains on {request.id[:60]!r}")
 
 
-def _delay_s(request: Request, runner: Runner) -> float:
+def _delay_s(request: StragglerRequest, job: ServedJob) -> float:
     if not request.delay_iterations:
         return request.delay_s
-    delay_s = seconds_of(request.delay_iterations, runner.status)
+    delay_s = duration_of_iterations_s(request.delay_iterations, job.status)
     if delay_s is None:
-        raise InvalidSpec("delay_iterations: nobody knows yet what an iteration takes; give delay_ms")
+        raise InvalidSpec("delay_iterations: the time of an iteration is not known yet; use delay_ms")
     return delay_s
 
 
-def _check_pipeline(entry: Told, runner: Runner) -> None:
-    spec = runner.state.spec
+def _check_pipeline(entry: Declaration, job: ServedJob) -> None:
+    spec = job.state.spec
     if entry.id.isdigit() and spec is not None and int(entry.id) >= spec.pipeline.data_parallel:
-        raise InvalidSpec(f"id: the job has pipelines 0 to {spec.pipeline.data_parallel - 1}, not {entry.id}")
+        raise InvalidSpec(f"id: the job has data-parallel ranks 0 to {spec.pipeline.data_parallel - 1}, not {entry.id}")
 
 
-async def _news(runner: Runner, seen: Seen) -> None:
-    """Until the watch has brought another version, but not for long."""
-    for _ in range(round(_NEWS_S / _POLL_S)):
-        if runner.seen.version != seen.version:
+async def _next_version(job: ServedJob, observed: ObservedJob) -> None:
+    """Wait until the watch has delivered another version, but not for long."""
+    for _ in range(round(_WATCH_WAIT_S / _POLL_S)):
+        if job.observed.version != observed.version:
             return
         await asyncio.sleep(_POLL_S)

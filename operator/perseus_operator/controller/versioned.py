@@ -1,8 +1,7 @@
-"""What is stored of an object, as far as is known: what we wrote last, or what the watch has brought since.
+"""A value that the operator writes to an object, as it is stored: from the latest write or the latest watch event.
 
-Whoever writes only what has changed must hear of what others write: an operator that slept and believes itself in
-command, somebody by hand. But a watch is late: it also brings what was so before our own last write. Used by
-``reporter`` and ``budgets``. No I/O.
+The operator writes only what has changed, so it must notice what other writers do: an operator that slept and believes
+that it is in command, or a user. A watch is late: it also delivers what was stored before our own latest write.
 """
 
 from __future__ import annotations
@@ -12,25 +11,29 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Stored(Generic[T]):
-    """One object's part that is ours to write."""
+class Versioned(Generic[T]):
+    """One part of an object that the operator owns."""
 
     def __init__(self, empty: T) -> None:
         self.value = empty
         self._version = ""
         self._writing = empty
 
-    def write(self, wanted: T) -> None:
-        """This is on its way; whether it arrives, ``wrote`` or the watch will tell."""
+    def write_started(self, wanted: T) -> None:
+        """A write of this value has been sent; ``write_succeeded`` or the watch shows whether it arrived."""
         self._writing = wanted
 
-    def wrote(self, version: str) -> None:
-        """What was on its way has been stored, as this version of the object."""
+    def write_succeeded(self, version: str) -> None:
+        """The value that was sent is stored in this version of the object."""
         if is_newer(version, self._version):
             self.value, self._version = self._writing, version
 
-    def heard(self, value: T, version: str) -> bool:
-        """What the watch has brought; whether it is news, which somebody else must have written."""
+    def observed(self, value: T, version: str) -> bool:
+        """The watch delivered this value.
+
+        Returns:
+            Whether another writer has written it.
+        """
         if not is_newer(version, self._version):
             return False
         foreign = value not in (self.value, self._writing)
@@ -39,8 +42,11 @@ class Stored(Generic[T]):
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Resource versions compare as whole numbers: Kubernetes promises it since 1.35, and etcd made them so before. Of
-    others, what is told later is taken for the newer."""
+    """Whether a resource version is newer than another.
+
+    They compare as whole numbers: Kubernetes promises it since 1.35, and etcd made them so before. If one is not a
+    number, any other version counts as newer.
+    """
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return version != than

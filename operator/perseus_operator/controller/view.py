@@ -1,4 +1,4 @@
-"""What the page may see of one job: values only, copied on the operator's event loop."""
+"""What the web page may show of one job: values only, copied on the operator's event loop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perseus_operator.api.job import JobSpec
-from perseus_operator.planning.state import JobRef
-from perseus_operator.solving.frontier import Solved
+from perseus_operator.objects import JobRef
+from perseus_operator.solving.frontier import SolvedFrontier
 
 
 @dataclass(frozen=True)
@@ -20,4 +20,4 @@ class JobView:
     """The last accepted one."""
     status: Mapping[str, Any]
     """As ``kubectl get perseusjob -o yaml`` shows it."""
-    solved: Solved | None
+    solved: SolvedFrontier | None

@@ -1,9 +1,8 @@
-"""Whether measured iterations keep the bound of the objective, and what the job is held at after they did not.
+"""Whether measured iterations keep the objective's bound, and what the job is held at after they did not.
 
-Pure; asked by the planner at every thought. A prediction may be wrong: then the plan goes, first to the fastest plan,
-then to default clocks, whatever it would save; and it is tried again after a pause that doubles each time. At default
-clocks it shows whether the job itself has become slower, which is no fault of the plan: the bound then counts from
-there.
+A prediction may be wrong. Then the plan is withdrawn, whatever it would save: the job runs the fastest plan, and
+default clocks if that is not enough. The plan is tried again after a pause that doubles each time. At default clocks
+it shows whether the job itself has become slower, which is not the plan's fault: the bound then counts from there.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from perseus_operator.formatting import stamp
 from perseus_operator.planning.iterations import JobIteration
 
 TOLERANCE: Final = 0.01
-"""Beyond the bound before an iteration counts: a job's iterations differ by some tenths of a per cent by themselves."""
+"""An iteration counts if it exceeds the bound by this share: iterations differ by some tenths of a per cent anyway."""
 CONFIRM: Final = 5
-"""Consecutive iterations that must be beyond: more than a straggler needs to be told, or one checkpoint lasts."""
+"""Consecutive iterations that must exceed it: more than detecting a straggler needs, or a checkpoint lasts."""
 FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 3600.0
 
@@ -41,18 +40,18 @@ class Hold(IntEnum):
 
 @dataclass(frozen=True)
 class Guard:
-    """What is known of a bound: nothing, at first.
+    """What is known about keeping a bound; at first nothing.
 
     Attributes:
-        about: digest of frontier and objective; with others, everything begins anew.
-        hold: at what, until ``until_s`` (monotonic), which is ``until_wall_s`` for an operator that comes after.
-        since: iterations before this one are no evidence.
-        trips: how often in a row the plan had to go.
+        subject: digest of frontier and objective; another subject starts with a new guard.
+        hold: what the job is held at, until ``until_s`` (monotonic) or, for a later operator, ``until_wall_s``.
+        since: iterations before this one do not count.
+        trips: how often in a row the plan was withdrawn.
         reference_us: an iteration at default clocks, as measured during the last hold.
-        measured_us, bound_us: what was seen when it had to go, and what was allowed.
+        measured_us, bound_us: what was measured when the plan was withdrawn, and what was allowed.
     """
 
-    about: str = ""
+    subject: str = ""
     hold: Hold = Hold.NOTHING
     since: int = 0
     until_s: float = 0.0
@@ -64,12 +63,12 @@ class Guard:
 
     @property
     def pause_s(self) -> float:
-        """How long the plan stays away after the last trip."""
+        """How long the plan stays withdrawn after the last trip."""
         return float(min(FIRST_PAUSE_S * 2 ** max(0, self.trips - 1), LONGEST_PAUSE_S))
 
 
-def about(frontier_digest: str, objective: Objective) -> str:
-    """What a guard is about."""
+def subject_of(frontier_digest: str, objective: Objective) -> str:
+    """The subject of a guard: a digest of frontier and objective."""
     return hashlib.sha256(f"{frontier_digest}\n{objective!r}".encode()).hexdigest()
 
 
@@ -83,13 +82,13 @@ def judge(
     now_s: float,
     wall_s: float,
 ) -> Guard:
-    """The guard after these iterations, which may have been seen before.
+    """The guard after these iterations; counting an iteration twice changes nothing.
 
     Args:
         guard: as it was.
         iterations: the latest, oldest first.
-        bound_us: what an iteration may take now, stragglers allowed for; None: there is no bound.
-        confirm: consecutive iterations that must be beyond it.
+        bound_us: what an iteration may take now, with an allowance for stragglers; None: there is no bound.
+        confirm: consecutive iterations that must exceed it.
         furthest: the furthest iteration that any rank has begun.
         now_s: monotonic.
         wall_s: the same moment by the wall clock.
@@ -100,7 +99,7 @@ def judge(
         reference_us = round(median(at_default)) if len(at_default) >= CONFIRM else guard.reference_us
         return replace(guard, hold=Hold.NOTHING, since=furthest + 1, reference_us=reference_us)
     if guard.hold is Hold.NOTHING and guard.trips and now_s >= guard.until_s + guard.pause_s:
-        return replace(guard, trips=0)  # it held for as long as it was away
+        return replace(guard, trips=0)  # the plan has kept the bound for as long as it was withdrawn
 
     last = seen[-confirm:]
     planned = [point for i in last for point in i.points.values() if point is not None]
@@ -120,13 +119,13 @@ def judge(
     return replace(tripped, until_s=now_s + tripped.pause_s, until_wall_s=wall_s + tripped.pause_s)
 
 
-def remembered(guard: Guard) -> GuardStatus | None:
-    """What an operator that comes after must know; None: nothing."""
+def guard_to_status(guard: Guard) -> GuardStatus | None:
+    """What a later operator must know of a guard; None: nothing."""
     if guard.hold is Hold.NOTHING and not guard.trips and guard.reference_us is None:
         return None
     return GuardStatus(
-        hold=_WORDS[guard.hold],
-        about=guard.about,
+        hold=_HOLD_NAMES[guard.hold],
+        about=guard.subject,
         trips=guard.trips,
         until=stamp(guard.until_wall_s),
         since_iteration=guard.since,
@@ -136,17 +135,19 @@ def remembered(guard: Guard) -> GuardStatus | None:
     )
 
 
-def recalled(written: Mapping[str, Any], *, now_s: float, wall_s: float) -> Guard:
-    """What an operator before this one knew. A pause goes on, but for no longer than it was made for, whatever the
-    clocks say; what cannot be read is nothing."""
+def guard_from_status(status: Mapping[str, Any], *, now_s: float, wall_s: float) -> Guard:
+    """The guard that an earlier operator stored; a new one if it cannot be read.
+
+    A pause goes on, but never for longer than it was made for, whatever the two machines' clocks show.
+    """
     try:
-        known = parse(GuardStatus, written, "status.guard")
+        known = parse(GuardStatus, status, "status.guard")
     except InvalidSpec:
         return Guard()
-    hold = next((hold for hold, word in _WORDS.items() if word == known.hold), Hold.NOTHING)
+    hold = next((hold for hold, name in _HOLD_NAMES.items() if name == known.hold), Hold.NOTHING)
     until_wall_s = datetime.fromisoformat(known.until).timestamp()
     guard = Guard(
-        about=known.about,
+        subject=known.about,
         hold=hold,
         since=known.since_iteration,
         until_wall_s=until_wall_s,
@@ -155,9 +156,9 @@ def recalled(written: Mapping[str, Any], *, now_s: float, wall_s: float) -> Guar
         measured_us=known.measured_time_microseconds,
         bound_us=known.allowed_time_microseconds,
     )
-    # A hold that is over, but whose pause of watching is not, lies in the past by less than that.
+    # A hold may be over while its time of observation is not: it then ended less than one pause ago.
     left_s = min(until_wall_s - wall_s, guard.pause_s)
     return replace(guard, until_s=now_s + max(left_s, -guard.pause_s))
 
 
-_WORDS: Final = {Hold.NOTHING: "Nothing", Hold.FASTEST_PLAN: "FastestPlan", Hold.DEFAULT_CLOCKS: "DefaultClocks"}
+_HOLD_NAMES: Final = {Hold.NOTHING: "Nothing", Hold.FASTEST_PLAN: "FastestPlan", Hold.DEFAULT_CLOCKS: "DefaultClocks"}

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from perseus_proto.rank import RankId
+
 _OPEN_ITERATIONS = 32
 _WINDOW = 15
 _UNPLANNED = 1000
@@ -23,9 +25,9 @@ _UNPLANNED = 1000
 class Report:
     """What one rank did in one iteration. ``point`` None: at default clocks. ``energy_mj`` None: no counter."""
 
-    pipeline: int
+    dp: int
     stage: int
-    tensor: int
+    tp: int
     iteration: int
     iteration_time_us: int
     compute_span_us: int
@@ -40,6 +42,11 @@ class Report:
     quiet_us: int = 0
     """Of its waits, what the counter showed by itself; and its energy."""
     quiet_mj: int = 0
+
+    @property
+    def rank_id(self) -> RankId:
+        """The reporting rank."""
+        return RankId(self.dp, self.stage, self.tp)
 
 
 @dataclass(frozen=True)
@@ -97,18 +104,18 @@ class History:
 
     def add(self, report: Report) -> JobIteration | None:
         """Take a report in; the job's iteration if this completed it."""
-        if report.iteration <= self._last.get(report.pipeline, -1) or report.compute_span_us <= 0:
+        if report.iteration <= self._last.get(report.dp, -1) or report.compute_span_us <= 0:
             return None
-        key = (report.pipeline, report.iteration)
+        key = (report.dp, report.iteration)
         ranks = self._reports.setdefault(key, {})
-        ranks[report.stage, report.tensor] = report
+        ranks[report.stage, report.tp] = report
         self._forget_before(report.iteration - _OPEN_ITERATIONS)
         if len(ranks) < self.ranks_per_pipeline:
             return None
         self._reports.pop(key)
-        self._last[report.pipeline] = report.iteration
+        self._last[report.dp] = report.iteration
         parts = self._complete.setdefault(report.iteration, {})
-        parts[report.pipeline] = _combine(ranks.values())
+        parts[report.dp] = _combine(ranks.values())
         if len(parts) == self.pipelines:
             return self._finish(report.iteration)
         return None

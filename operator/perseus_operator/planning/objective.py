@@ -75,7 +75,7 @@ class Infeasible:
     message: str
 
 
-def target(
+def target_of(
     objective: Objective,
     frontier: FrontierView,
     *,
@@ -155,7 +155,7 @@ def _deadline(
     return Target(t_min_us * _GRID ** math.floor(math.log(allowed_us / t_min_us, _GRID)))
 
 
-def selections(
+def select_points(
     frontier: FrontierView, target_us: float, pipelines: int, slowdowns: Mapping[int, float]
 ) -> dict[int, int]:
     """A point for every pipeline.

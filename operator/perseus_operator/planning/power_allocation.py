@@ -128,7 +128,7 @@ def claim(job: str, frontier: FrontierView, *, copies: int, gpus: int, priority:
     return Claim(job, priority, gpus, tuple(curve), frontier.digest)
 
 
-def copies_of(spec: JobSpec) -> int:
+def replicas_of(spec: JobSpec) -> int:
     """How often the energy of a frontier is spent: it is that of one pipeline."""
     return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
 
@@ -183,7 +183,7 @@ def steady(before: Mapping[str, float], fresh: Allocation, claims: Sequence[Clai
     return held
 
 
-def within(
+def within_share(
     asked: Target | Infeasible | None, share: Share | None, frontier: FrontierView | None, copies: int
 ) -> tuple[Target | Infeasible | None, bool]:
     """What a job may have of what its own objective asks for, and whether the share is what limits it."""

@@ -21,15 +21,15 @@ from perseus_operator.api.budget import (
 from perseus_operator.api.job import Mode
 from perseus_operator.formatting import percent
 from perseus_operator.planning.objective import FrontierView, Target
-from perseus_operator.planning.planner import Now, goal
+from perseus_operator.planning.planner import Now, current_target
 from perseus_operator.planning.power_allocation import (
     Allocation,
     Claim,
     Share,
     allocate,
     claim,
-    copies_of,
     power_w,
+    replicas_of,
     steady,
 )
 from perseus_operator.planning.state import JobState
@@ -48,7 +48,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Decision:
+class BudgetDecision:
     """What was decided, and about what: with the same about, shares are steady."""
 
     about: tuple[Any, ...] = ()
@@ -68,7 +68,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Said:
+class BudgetStatement:
     """A condition of a PowerBudget."""
 
     type: BudgetCondition
@@ -92,12 +92,12 @@ def member_of(state: JobState, now: Now) -> Member | None:
         return None
     if spec.mode is Mode.RECOMMEND or spec.suspend:
         return Member(job, spec.priority, drawn_w=_default_w(state))
-    asked = goal(state, spec, now)
+    asked = current_target(state, spec, now)
     if state.frontier is None or asked is None:
         return Member(job, spec.priority)
     if not isinstance(asked, Target):  # what was in force stays, whatever that was
         return Member(job, spec.priority, drawn_w=_default_w(state))
-    copies = copies_of(spec)
+    copies = replicas_of(spec)
     wanted = state.frontier.lookup(asked.time_us)
     gpus = copies * spec.pipeline.stages
     found = claim(job, state.frontier, copies=copies, gpus=gpus, priority=spec.priority, wanted=wanted)
@@ -111,10 +111,10 @@ def _default_w(state: JobState) -> float | None:
         return 1000 * measured.energy_mj / measured.time_us
     if state.frontier is None or state.spec is None:
         return None
-    return power_w(state.frontier, 0, copies_of(state.spec))
+    return power_w(state.frontier, 0, replicas_of(state.spec))
 
 
-def decide(spec: BudgetSpec, members: Iterable[Member], before: Decision) -> Decision:
+def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDecision) -> BudgetDecision:
     """Share the budget. A job whose frontier is not known, after a restart for instance, keeps what it had."""
     known = tuple(sorted(members, key=lambda member: member.job))
     claims = [member.claim for member in known if member.claim is not None]
@@ -130,20 +130,20 @@ def decide(spec: BudgetSpec, members: Iterable[Member], before: Decision) -> Dec
     if about == before.about and before.allocation.feasible:
         fresh = steady(before.allocation.shares_w, fresh, claims, left_w)
     shares_w = {**fresh.shares_w, **kept_w}
-    return Decision(about, Allocation(shares_w, fresh.feasible, fresh.price), known, reserved_w)
+    return BudgetDecision(about, Allocation(shares_w, fresh.feasible, fresh.price), known, reserved_w)
 
 
-def said(spec: BudgetSpec, decision: Decision) -> Said:
+def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement:
     """Whether the budget is kept."""
     members, allocation = decision.members, decision.allocation
     unknown = decision.unknown
     if not members:
-        return Said(BudgetCondition.KEPT, True, BudgetReason.NO_JOBS, "No running job shares this budget.")
+        return BudgetStatement(BudgetCondition.KEPT, True, BudgetReason.NO_JOBS, "No running job shares this budget.")
     least_w = math.fsum(m.claim.least_w for m in members if m.claim is not None) + decision.reserved_w
     if not allocation.feasible:
         message = f"{spec.watts} W are less than the {math.ceil(least_w)} W that {len(members)} jobs draw at least"
         unsteered = f", {decision.reserved_w:.0f} W of it at clocks that are not set" if decision.reserved_w else ""
-        return Said(
+        return BudgetStatement(
             BudgetCondition.KEPT,
             False,
             BudgetReason.TOO_SMALL,
@@ -151,14 +151,14 @@ def said(spec: BudgetSpec, decision: Decision) -> Said:
         )
     if unknown:
         message = f"{len(unknown)} of {len(members)} jobs have no frontier yet, first {unknown[0]}."
-        return Said(BudgetCondition.KEPT, None, BudgetReason.POWER_UNKNOWN, message)
+        return BudgetStatement(BudgetCondition.KEPT, None, BudgetReason.POWER_UNKNOWN, message)
     total_w = allocation.total_w + decision.reserved_w
     worth = f"one more kilowatt is worth {1000 * allocation.price:.3g} GPUs" if allocation.price else "all have enough"
     message = f"{len(members)} jobs are granted {total_w:.0f} of {spec.watts} W; {worth}."
-    return Said(BudgetCondition.KEPT, True, BudgetReason.SHARED, message)
+    return BudgetStatement(BudgetCondition.KEPT, True, BudgetReason.SHARED, message)
 
 
-def figures(decision: Decision) -> BudgetFigures:
+def figures(decision: BudgetDecision) -> BudgetFigures:
     """The figures of the status. Watts are rounded down, so that shares never add up to more than there is."""
     claims = [member.claim for member in decision.members if member.claim is not None]
     shares_w = decision.allocation.shares_w
@@ -190,10 +190,10 @@ def _share(member: Member, watts: float) -> JobShare:
     )
 
 
-def recalled(written: Mapping[str, Any]) -> Decision:
+def decision_from_status(written: Mapping[str, Any]) -> BudgetDecision:
     """The shares that an operator before this one granted, as its status has them."""
     shares_w = {}
     for share in written.get("shares") or ():
         if isinstance(share, Mapping):
             shares_w[f"{share.get('namespace')}/{share.get('name')}"] = float(share.get("watts") or 0)
-    return Decision(allocation=Allocation(shares_w))
+    return BudgetDecision(allocation=Allocation(shares_w))

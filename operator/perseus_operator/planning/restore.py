@@ -1,6 +1,6 @@
-"""What an operator that comes after takes from a PerseusJob's status: what was measured, and what was held back.
+"""What an earlier operator left in a PerseusJob's status: the baseline, and plans that are on hold.
 
-Called by the job's runner at its first sight of the job. Pure.
+Both outlive a restart: a plan that broke its bound is not tried again at once.
 """
 
 from __future__ import annotations
@@ -13,15 +13,24 @@ from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.state import JobState
 
 
-def recall(state: JobState, written: Mapping[str, Any], *, now_s: float, wall_s: float) -> None:
-    """Baseline and guard outlive a restart: a plan that broke its bound is not tried again at once."""
-    baseline = written.get("baseline")
+def restore_from_status(state: JobState, status: Mapping[str, Any], *, now_s: float, wall_s: float) -> None:
+    """Take baseline and guard from a stored status.
+
+    Args:
+        state: of the job; changed.
+        status: as stored in the cluster.
+        now_s: monotonic.
+        wall_s: the same moment by the wall clock, in seconds since 1970.
+    """
+    baseline, guard = status.get("baseline"), status.get("guard")
+    measured = None
     if isinstance(baseline, Mapping):
-        state.baseline = Measured(
+        measured = Measured(
             int(baseline["iterationTimeMicroseconds"]),
             baseline.get("energyMillijoules"),
             int(baseline.get("iterations", 1)),
         )
-    held = written.get("guard")
-    if isinstance(held, Mapping):
-        state.guard = bound_guard.recalled(held, now_s=now_s, wall_s=wall_s)
+    restored_guard = (
+        bound_guard.guard_from_status(guard, now_s=now_s, wall_s=wall_s) if isinstance(guard, Mapping) else None
+    )
+    state.restored(baseline=measured, guard=restored_guard)

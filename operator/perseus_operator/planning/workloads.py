@@ -1,9 +1,8 @@
-"""Presets: which pods are the workers of a workload, by kind, from what its controllers write on the pods. Pure.
+"""Which pods are the workers of a workload, by its kind, from the labels that its controller writes on the pods.
 
-One row a kind in ``PRESETS``. ``runner`` asks ``select``; ``planner`` and ``status`` ask what to say of pods that are
-not there. The workload itself is never read: pods say all that is needed, and the operator needs no right to anybody's
-API. What a process trains (pipeline, stage, tensor rank) is not told from here: a pod's index is not its rank, and the
-process says its own.
+``PRESETS`` has one row for each kind. The workload itself is never read: its pods carry all that is needed, so the
+operator needs no access to other APIs. Which rank a process is does not follow from its pod: a pod's index is not a
+rank, and each process reports its own.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perseus_operator.api.conditions import Reason
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.workload import WorkloadKind
-from perseus_operator.planning.state import Fault, JobState, Pod
+from perseus_operator.objects import Pod
+from perseus_operator.planning.state import JobState
 
 
 @dataclass(frozen=True)
 class Preset:
-    """How the pods of one kind of workload are told.
+    """How to recognise the pods of one kind of workload.
 
     Attributes:
         group: API group and version of the workload.
@@ -116,13 +116,13 @@ class Selection:
 
     Attributes:
         pods: those chosen.
-        attempt: which attempt of the workload they are; empty where that cannot be told.
-        left_out: why pods that opted in are not among them, and how many.
+        attempt: which attempt of the workload they belong to; empty where that is not known.
+        excluded: why pods that opted in are not among them, and how many.
     """
 
     pods: tuple[Pod, ...]
     attempt: str = ""
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    excluded: Mapping[str, int] = field(default_factory=dict)
 
 
 _OTHER_WORKLOAD: Final = "belong to another workload"
@@ -143,7 +143,7 @@ def select(spec: JobSpec | None, pods: Iterable[Pod]) -> Selection:
     wanted = workload.selector.match_labels if workload.selector else {}
     there = list(pods)
     chosen = tuple(pod for pod in there if all(pod.labels.get(name) == value for name, value in wanted.items()))
-    return Selection(chosen, left_out=_counted({_OTHER_WORKLOAD: len(there) - len(chosen)}))
+    return Selection(chosen, excluded=_counted({_OTHER_WORKLOAD: len(there) - len(chosen)}))
 
 
 def _of_workload(pods: Iterable[Pod], kind: WorkloadKind, name: str) -> Selection:
@@ -151,28 +151,28 @@ def _of_workload(pods: Iterable[Pod], kind: WorkloadKind, name: str) -> Selectio
     preset = PRESETS[kind]
     pattern = re.compile(preset.name_pattern.format(re.escape(name)))
     role_label, roles = preset.not_workers
-    left = {_OTHER_WORKLOAD: 0, _NOT_WORKERS: 0, _OLDER_ATTEMPT: 0}
+    excluded = {_OTHER_WORKLOAD: 0, _NOT_WORKERS: 0, _OLDER_ATTEMPT: 0}
     attempts: dict[tuple[int, str], list[Pod]] = {}
     for pod in pods:
         if not pattern.fullmatch(pod.labels.get(preset.name_label, "")):
-            left[_OTHER_WORKLOAD] += 1
+            excluded[_OTHER_WORKLOAD] += 1
         elif pod.labels.get(role_label) in roles and not pod.asks_for_gpu:
-            left[_NOT_WORKERS] += 1
+            excluded[_NOT_WORKERS] += 1
         else:
             restarts = pod.labels.get(preset.restart_label, "")
             owner = pod.owner_uid if preset.owner_is_attempt else ""
             attempts.setdefault((int(restarts) if restarts.isdecimal() else 0, owner), []).append(pod)
     if not attempts:
-        return Selection((), left_out=_counted(left))
+        return Selection((), excluded=_counted(excluded))
     # The count of restarts decides; of two owners the one whose pods were made last.
     latest = max(attempts, key=lambda attempt: (attempt[0], max(pod.created for pod in attempts[attempt]), attempt[1]))
-    left[_OLDER_ATTEMPT] = sum(len(made) for attempt, made in attempts.items() if attempt != latest)
-    told = bool(preset.restart_label or preset.owner_is_attempt)
-    return Selection(tuple(attempts[latest]), f"{latest[1]}/{latest[0]}" if told else "", _counted(left))
+    excluded[_OLDER_ATTEMPT] = sum(len(made) for attempt, made in attempts.items() if attempt != latest)
+    known = bool(preset.restart_label or preset.owner_is_attempt)
+    return Selection(tuple(attempts[latest]), f"{latest[1]}/{latest[0]}" if known else "", _counted(excluded))
 
 
-def _counted(left: Mapping[str, int]) -> dict[str, int]:
-    return {why: number for why, number in left.items() if number}
+def _counted(excluded: Mapping[str, int]) -> dict[str, int]:
+    return {why: number for why, number in excluded.items() if number}
 
 
 def asks_for_gpu(spec: Mapping[str, Any]) -> bool:
@@ -185,31 +185,33 @@ def asks_for_gpu(spec: Mapping[str, Any]) -> bool:
 def containers_of(status: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     """Identifier and name of the containers of a pod that has several; none of one alone, which is the pod."""
     kinds = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
-    told = [each for kind in kinds for each in status.get(kind) or ()]
-    named = ((each.get("containerID", "").rpartition("//")[2], each["name"]) for each in told)
-    return frozenset((identifier, name) for identifier, name in named if identifier) if len(told) > 1 else frozenset()
+    statuses = [each for kind in kinds for each in status.get(kind) or ()]
+    named = ((each.get("containerID", "").rpartition("//")[2], each["name"]) for each in statuses)
+    return (
+        frozenset((identifier, name) for identifier, name in named if identifier) if len(statuses) > 1 else frozenset()
+    )
 
 
-def absence(state: JobState) -> Fault:
+def absence(state: JobState) -> Explanation:
     """Why no pod of the job runs."""
     spec = state.spec
     if spec is not None and spec.suspend:
-        return Fault(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
+        return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
     reference = spec.workload.reference if spec and spec.workload else None
     if reference is None:
-        said = "No pod of the job is running."
+        message = "No pod of the job is running."
     else:
-        said = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
+        message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
         if suspended_by := PRESETS[reference.kind].suspended_by:
-            said += f" None does while {suspended_by} is true."
-    left = "; ".join(f"{number} {why}" for why, number in state.left_out.items())
-    return Fault(Reason.NO_PODS, f"{said} Of the pods that opted in, {left}." if left else said)
+            message += f" None runs while {suspended_by} is true."
+    excluded = "; ".join(f"{number} {why}" for why, number in state.excluded_pods.items())
+    return Explanation(Reason.NO_PODS, f"{message} Of the pods that opted in, {excluded}." if excluded else message)
 
 
-def silent(state: JobState) -> str:
-    """The pods from which no process has connected, as the end of a sentence."""
-    heard = {rank.pod_uid for rank in state.ranks}
-    names = sorted(pod.name for node in state.nodes.values() for pod in node.pods if pod.uid not in heard)
+def silent_pods(state: JobState) -> str:
+    """The pods from which no process has connected, as the end of a sentence; empty: each has one."""
+    connected = {rank.pod_uid for rank in state.ranks}
+    names = sorted(pod.name for node in state.nodes.values() for pod in node.pods if pod.uid not in connected)
     if not names:
         return ""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -20,7 +20,12 @@ import yaml
 from perseus_operator.api.job import StragglerMode, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeUnavailable
 from perseus_operator.objects import Json
-from perseus_operator.planning.stragglers.annotation import Told, parse_annotation, seconds_of, tell
+from perseus_operator.planning.stragglers.annotation import (
+    Declaration,
+    declare,
+    duration_of_iterations_s,
+    parse_annotation,
+)
 from perseus_operator.plugin.job import gather, job_of
 from perseus_operator.plugin.kube_client import Cluster
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
@@ -84,15 +89,15 @@ def _set(cluster: Cluster, namespace: str, options: Any, _: Terminal) -> Answer:
     said: list[str] = []
 
     def edit(job: Json, before: str) -> str:
-        entry = Told(_who(job, options), _delay_s(job, options.delay), options.slowdown)
+        entry = Declaration(_who(job, options), _delay_s(job, options.delay), options.slowdown)
         spec = parse_spec(job.get("spec"))
         when = f" in {entry.delay_s:g} s" if entry.delay_s else ""
-        said[:] = [f"{_named(options)} of {namespace}/{options.job} is {entry.degree:g} times slower{when}"]
-        if entry.degree == 1.0:
+        said[:] = [f"{_named(options)} of {namespace}/{options.job} is {entry.slowdown:g} times slower{when}"]
+        if entry.slowdown == 1.0:
             said[:] = [f"{_named(options)} of {namespace}/{options.job} is back to normal"]
         if spec.straggler.mode is StragglerMode.OFF:
             said.append("spec.straggler.mode is Off: the operator ignores it")
-        return tell(before, entry)
+        return declare(before, entry)
 
     return _edit(cluster, namespace, options, edit, said)
 
@@ -102,12 +107,13 @@ def _clear(cluster: Cluster, namespace: str, options: Any, _: Terminal) -> Answe
 
     def edit(job: Json, before: str) -> str:
         if options.pipeline is None and options.gpu is None:
-            said[:] = [f"no pipeline of {namespace}/{options.job} is told to be slow any more"]
+            said[:] = [f"no pipeline of {namespace}/{options.job} is declared slow any more"]
             return ""  # whatever stands there, readable or not
         who = _who(job, options)
-        known = any(told.id == who for told in parse_annotation(before))
-        said[:] = [f"{_named(options)} of {namespace}/{options.job} {'is back to normal' if known else 'was not told'}"]
-        return tell(before, Told(who, 0.0, 1.0))
+        known = any(entry.id == who for entry in parse_annotation(before))
+        outcome = "is back to normal" if known else "was not declared slow"
+        said[:] = [f"{_named(options)} of {namespace}/{options.job} {outcome}"]
+        return declare(before, Declaration(who, 0.0, 1.0))
 
     return _edit(cluster, namespace, options, edit, said)
 
@@ -119,7 +125,8 @@ def _edit(cluster: Cluster, namespace: str, options: Any, edit: Any, said: list[
         "job": f"{namespace}/{options.job}",
         "annotation": written,
         "stragglers": [
-            {"id": told.id, "delaySeconds": told.delay_s, "degree": told.degree} for told in parse_annotation(written)
+            {"id": entry.id, "delaySeconds": entry.delay_s, "slowdown": entry.slowdown}
+            for entry in parse_annotation(written)
         ],
     }
     return document, "\n".join(said)
@@ -144,7 +151,7 @@ def _delay_s(job: Json, text: str) -> float:
     match = _DELAY.fullmatch(text)
     assert match is not None, "argparse has checked it"
     number = float(match["number"])
-    delay_s = number if match["unit"] == "s" else seconds_of(number, job.get("status") or {})
+    delay_s = number if match["unit"] == "s" else duration_of_iterations_s(number, job.get("status") or {})
     if delay_s is not None:
         return delay_s
     raise CannotAnswer("--delay: nobody knows yet what an iteration takes; give seconds, such as 30s")
@@ -183,12 +190,16 @@ def _parser() -> argparse.ArgumentParser:
 
     straggler = commands.add_parser("straggler", help="say that a pipeline is slow, or that it is no more")
     actions = straggler.add_subparsers(metavar="ACTION", required=True)
-    told = actions.add_parser("set", parents=[job], help="a pipeline is slower than the others, or will be")
-    who = told.add_mutually_exclusive_group(required=True)
+    declare_parser = actions.add_parser("set", parents=[job], help="a pipeline is slower than the others, or will be")
+    who = declare_parser.add_mutually_exclusive_group(required=True)
     _name_who(who)
-    told.add_argument("--slowdown", type=_slowdown, required=True, metavar="FACTOR", help="1.2, say; 1: back to normal")
-    told.add_argument("--delay", type=_delay, default="0s", metavar="30s|20it", help="from when: seconds or iterations")
-    told.set_defaults(command=_set)
+    declare_parser.add_argument(
+        "--slowdown", type=_slowdown, required=True, metavar="FACTOR", help="1.2, say; 1: back to normal"
+    )
+    declare_parser.add_argument(
+        "--delay", type=_delay, default="0s", metavar="30s|20it", help="from when: seconds or iterations"
+    )
+    declare_parser.set_defaults(command=_set)
     cleared = actions.add_parser("clear", parents=[job], help="it is over; without --pipeline or --gpu: for all")
     _name_who(cleared.add_mutually_exclusive_group())
     cleared.set_defaults(command=_clear)

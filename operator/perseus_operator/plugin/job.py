@@ -14,7 +14,7 @@ from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.objects import ConfigMap, Json
-from perseus_operator.solving.calibration import kept_key, kept_name, simulator_of
+from perseus_operator.solving.calibration import calibration_key, calibration_map_name, simulator_of
 from perseus_operator.solving.frontier import BYTES_KEY, DIGEST_KEY
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.units import mw_from_w, us_from_s
@@ -161,6 +161,6 @@ def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier
 
 def _calibration(reader: Reader, namespace: str, profile: str, request: SolveRequest) -> str:
     try:
-        return reader.config_map(namespace, kept_name(profile)).data.get(kept_key(request), "")
+        return reader.config_map(namespace, calibration_map_name(profile)).data.get(calibration_key(request), "")
     except KubeError:
         return ""

@@ -17,7 +17,7 @@ from perseus_operator.api.job import Mode, ObjectiveType
 from perseus_operator.errors import CannotAnswer
 from perseus_operator.formatting import percent, seconds
 from perseus_operator.objects import Json
-from perseus_operator.planning.power_allocation import copies_of
+from perseus_operator.planning.power_allocation import replicas_of
 from perseus_operator.plugin.job import Facts
 from perseus_proto.units import mj_from_j, us_from_s
 from perseus_solver.comparison.baselines import all_maximum
@@ -30,7 +30,7 @@ def frontier_document(facts: Facts) -> Json:
     frontier, highest = facts.frontier, _all_at_maximum(facts, {})
     points = []
     for index, point in enumerate(frontier):
-        figures = _figures(point.iteration_time_s, copies_of(facts.spec) * point.energy_j)
+        figures = _figures(point.iteration_time_s, replicas_of(facts.spec) * point.energy_j)
         points.append(
             {
                 "point": index,
@@ -86,7 +86,7 @@ def plan_document(facts: Facts, point: int | None) -> Json:
         "job": f"{facts.namespace}/{facts.name}",
         "point": point,
         "inForce": point == facts.point,
-        **_figures(plan.iteration_time_s, copies_of(facts.spec) * plan.energy_j),
+        **_figures(plan.iteration_time_s, replicas_of(facts.spec) * plan.energy_j),
         "clockChanges": plan.clock_changes,
         "stages": stages,
         "stragglers": list(facts.status.get("stragglers", ())),

@@ -16,8 +16,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
+from perseus_operator.objects import JobRef
+from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.state import JobRef, Verdict
 from perseus_proto.http_server import HttpServer
 from perseus_proto.units import j_from_mj, s_from_us
 
@@ -113,7 +114,7 @@ class Metrics:
         planned_slowdown: float,
         stragglers: int,
         ready: bool,
-        verdict: Verdict | None = None,
+        quality: CalibrationQuality | None = None,
     ) -> None:
         """The series of one job; what is not known is not shown."""
         labels = (job.namespace, job.name)
@@ -129,8 +130,8 @@ class Metrics:
             "measured_iteration_seconds": s_from_us(measured.time_us) if measured else None,
             "measured_iteration_joules": j_from_mj(measured.energy_mj) if measured and measured.energy_mj else None,
             "prediction_error_ratio": _prediction_error(predicted, measured),
-            "model_explains": float(verdict.explains) if verdict else None,
-            "calibration_error_ratio": verdict.heldout_error if verdict else None,
+            "model_explains": float(quality.explains) if quality else None,
+            "calibration_error_ratio": quality.heldout_error if quality else None,
             "frontier_points": float(frontier.points) if frontier else None,
             "solve_seconds": frontier.solve_milliseconds / 1000 if frontier else None,
             "gap_ratio": frontier.median_gap_parts_per_million / 1e6 if frontier else None,

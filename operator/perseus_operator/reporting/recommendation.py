@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from perseus_operator.api.status import AdviceStatus, ShareStatus
 from perseus_operator.formatting import joules, percent, seconds
-from perseus_operator.planning.planner import Plan
-from perseus_operator.planning.power_allocation import Share, copies_of, power_w
+from perseus_operator.planning.planner import Decision
+from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
 from perseus_operator.planning.state import JobState
 
 
-def advised(state: JobState, plan: Plan) -> AdviceStatus | None:
+def advised(state: JobState, decision: Decision) -> AdviceStatus | None:
     """The point that the objective asks for; None: no frontier, or no point of it will do."""
-    view, spec, point = state.frontier, state.spec, plan.advised_point
+    view, spec, point = state.frontier, state.spec, decision.advised_point
     if view is None or spec is None or point is None:
         return None
-    energy_mj = copies_of(spec) * view.energies_mj[point]
+    energy_mj = replicas_of(spec) * view.energies_mj[point]
     before = state.baseline.energy_mj if state.baseline is not None else None
     return AdviceStatus(
         point=point,
@@ -27,9 +27,9 @@ def advised(state: JobState, plan: Plan) -> AdviceStatus | None:
     )
 
 
-def recommendation(state: JobState, plan: Plan) -> str:
+def recommendation(state: JobState, decision: Decision) -> str:
     """What would run, and what that should save."""
-    found = advised(state, plan)
+    found = advised(state, decision)
     if found is None or state.frontier is None:
         return ""
     figures = f"{seconds(found.iteration_time_microseconds)} and {joules(found.energy_millijoules)} an iteration"
@@ -47,14 +47,15 @@ def share_status(share: Share | None) -> ShareStatus | None:
     return ShareStatus(name=share.budget, watts=int(share.watts))
 
 
-def limited(state: JobState, plan: Plan, point: int) -> str:
+def limited(state: JobState, decision: Decision, point: int) -> str:
     """That watts are short, and how many there are."""
-    assert plan.limited is not None
-    assert plan.limited.watts is not None
+    share = decision.limiting_share
+    assert share is not None
+    assert share.watts is not None
     assert state.frontier is not None
     assert state.spec is not None
-    drawn_w = power_w(state.frontier, point, copies_of(state.spec))
-    said = f"PowerBudget {plan.limited.budget} grants {plan.limited.watts:.0f} W; this plan draws {drawn_w:.0f} W."
-    if plan.limited.feasible:
-        return said
-    return f"{said} The budget is less than its jobs draw at their most frugal plans."
+    drawn_w = power_w(state.frontier, point, replicas_of(state.spec))
+    message = f"PowerBudget {share.budget} grants {share.watts:.0f} W; this plan draws {drawn_w:.0f} W."
+    if share.feasible:
+        return message
+    return f"{message} The budget is less than its jobs draw at their most frugal plans."

@@ -23,11 +23,13 @@ from perseus_operator.api.status import (
     StragglerStatus,
 )
 from perseus_operator.formatting import joules, percent, seconds, small_percent, stamp
-from perseus_operator.planning.bound_guard import Hold, remembered
+from perseus_operator.planning.bound_guard import Hold, guard_to_status
+from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.objective import bound_us, predict
-from perseus_operator.planning.planner import Plan, common_point, fastest, first_fault
-from perseus_operator.planning.state import JobState, Verdict
+from perseus_operator.planning.planner import Decision, common_point, fastest_iteration_us
+from perseus_operator.planning.readiness import first_node_fault
+from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import absence
 from perseus_operator.reporting import recommendation
 from perseus_operator.reporting.straggler_cause import cause
@@ -58,7 +60,7 @@ WARNINGS = frozenset(
         Reason.OBJECTIVE_INFEASIBLE,
         Reason.DEADLINE_OUT_OF_REACH,
         Reason.STRAGGLER_DETECTED,
-        Reason.STRAGGLER_TOLD,
+        Reason.STRAGGLER_DECLARED,
         Reason.BOUND_EXCEEDED,
         Reason.MODEL_DOES_NOT_EXPLAIN,
         Reason.CALIBRATION_INVALID,
@@ -69,8 +71,8 @@ WARNINGS = frozenset(
 
 
 @dataclass(frozen=True)
-class Event:
-    """Something that has just become so."""
+class JobEvent:
+    """A Kubernetes event about a PerseusJob."""
 
     reason: Reason
     message: str
@@ -81,42 +83,42 @@ class Event:
         return "Warning" if self.reason in WARNINGS else "Normal"
 
 
-def conditions(state: JobState, plan: Plan) -> list[Condition]:
+def conditions(state: JobState, decision: Decision) -> list[Condition]:
     """One for every type, ``Ready`` last."""
     said = [_accepted(state)]
     spec = state.spec
     if spec is not None:
-        applied = _plan_applied(state, plan, spec)
-        said += [_profile(state, plan), _frontier(state), _agents(state), applied]
-        said += [_straggler(state, plan, spec), _model(state), _bound(state, plan, spec)]
+        applied = _plan_applied(state, decision, spec)
+        said += [_profile(state, decision), _frontier(state), _agents(state), applied]
+        said += [_straggler(state, decision, spec), _model(state), _bound(state, decision, spec)]
     return [*said, _ready(said, spec)]
 
 
 def _accepted(state: JobState) -> Condition:
-    fault = state.spec_fault or state.told_fault
+    fault = state.spec_fault or state.declaration_fault
     if fault is None:
         return Condition(ConditionType.ACCEPTED, True, Reason.ACCEPTED, "The manifest is understood.")
     kept = " What was accepted before stays in force." if state.spec is not None else ""
     return Condition(ConditionType.ACCEPTED, False, fault.reason, fault.message + kept)
 
 
-def _profile(state: JobState, plan: Plan) -> Condition:
-    if plan.profiling is not None:
-        return Condition(ConditionType.PROFILE_READY, False, plan.profiling.reason, plan.profiling.message)
+def _profile(state: JobState, decision: Decision) -> Condition:
+    if decision.profiling is not None:
+        return Condition(ConditionType.PROFILE_READY, False, decision.profiling.reason, decision.profiling.message)
     if state.profile_fault is not None:
         kept = " The profile read before stays in use." if state.profile_digest is not None else ""
         message = state.profile_fault.message + kept
         return Condition(ConditionType.PROFILE_READY, False, state.profile_fault.reason, message)
     if state.profile_digest is None:
         return Condition(ConditionType.PROFILE_READY, None, Reason.PROFILE_UNREADABLE, "The profile is being read.")
-    said = f"The profile is valid. {state.profiling.remark}".strip()
+    said = f"The profile is valid. {state.profiling.summary}".strip()
     return Condition(ConditionType.PROFILE_READY, True, Reason.PROFILE_READ, said)
 
 
 def _frontier(state: JobState) -> Condition:
     kind = ConditionType.FRONTIER_READY
-    if state.order_fault is not None and state.frontier is None:
-        return Condition(kind, False, state.order_fault.reason, state.order_fault.message)
+    if state.schedule_fault is not None and state.frontier is None:
+        return Condition(kind, False, state.schedule_fault.reason, state.schedule_fault.message)
     if state.solving is not None:
         return Condition(kind, False, Reason.SOLVING, "The time-energy frontier is being computed.")
     if state.solve_fault is not None and state.frontier is None:
@@ -143,7 +145,7 @@ def _agents(state: JobState) -> Condition:
     if not nodes:
         absent = absence(state)
         return Condition(kind, False, absent.reason, absent.message)
-    fault = first_fault(state)
+    fault = first_node_fault(state)
     if fault is not None:
         return Condition(kind, False, fault.reason, fault.message)
     pending = sorted(node.name for node in nodes if node.leased_pods is None)
@@ -157,41 +159,41 @@ def _agents(state: JobState) -> Condition:
     return Condition(kind, True, Reason.LEASED, f"Leases are held on {len(nodes)} nodes.")
 
 
-def _plan_applied(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
+def _plan_applied(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
     kind = ConditionType.PLAN_APPLIED
-    if not plan.applied:
-        waiting = plan.waiting
+    if not decision.applied:
+        waiting = decision.waiting
         if waiting is None:
-            return Condition(kind, False, Reason.APPLYING, "Agents are being told.")
+            return Condition(kind, False, Reason.APPLYING, "The plans are being sent to the agents.")
         if waiting.reason is Reason.RECOMMEND_ONLY and state.frontier is not None:
-            said = f"{waiting.message} {recommendation.recommendation(state, plan)}".strip()
+            said = f"{waiting.message} {recommendation.recommendation(state, decision)}".strip()
             return Condition(kind, False, waiting.reason, said)
-        stays = not plan.wanted and in_force(state) and waiting.reason is not Reason.SUSPENDED
+        stays = not decision.wanted and in_force(state) and waiting.reason is not Reason.SUSPENDED
         kept = " The plan in force before stays." if stays else ""
         return Condition(kind, False, waiting.reason, waiting.message + kept)
     assert state.frontier is not None
-    point = common_point(plan.wanted, plan.slowdowns)
+    point = common_point(decision.wanted, decision.slowdowns)
     message = f"Point {point} of {len(state.frontier.times_us)} for objective {spec.objective.type.value}."
-    if plan.limited is not None:
+    if decision.limiting_share is not None:
         return Condition(
-            kind, True, Reason.LIMITED_BY_BUDGET, f"{message} {recommendation.limited(state, plan, point)}"
+            kind, True, Reason.LIMITED_BY_BUDGET, f"{message} {recommendation.limited(state, decision, point)}"
         )
-    if plan.note:
-        return Condition(kind, True, Reason.DEADLINE_OUT_OF_REACH, f"{message} {plan.note}.")
+    if decision.note:
+        return Condition(kind, True, Reason.DEADLINE_OUT_OF_REACH, f"{message} {decision.note}.")
     return Condition(kind, True, Reason.PLAN_IN_FORCE, message)
 
 
-def _straggler(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
+def _straggler(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
     kind = ConditionType.STRAGGLER_DETECTED
     if spec.straggler.mode is StragglerMode.OFF:
         return Condition(kind, False, Reason.STRAGGLERS_IGNORED, "spec.straggler.mode is Off.")
-    if not plan.slowdowns:
+    if not decision.slowdowns:
         return Condition(kind, False, Reason.NO_STRAGGLER, "No pipeline is slower than the others.")
-    pipeline, slowdown = max(plan.slowdowns.items(), key=lambda item: item[1])
-    more = f", and {len(plan.slowdowns) - 1} more" if len(plan.slowdowns) > 1 else ""
-    if pipeline in plan.told:
-        said = f"Pipeline {pipeline} is told to be {percent(slowdown - 1)} slower than planned{more}."
-        return Condition(kind, True, Reason.STRAGGLER_TOLD, said)
+    pipeline, slowdown = max(decision.slowdowns.items(), key=lambda item: item[1])
+    more = f", and {len(decision.slowdowns) - 1} more" if len(decision.slowdowns) > 1 else ""
+    if pipeline in decision.declared:
+        said = f"Pipeline {pipeline} is declared {percent(slowdown - 1)} slower than planned{more}."
+        return Condition(kind, True, Reason.STRAGGLER_DECLARED, said)
     stage = _slowest_stage(state, pipeline)
     where = "" if stage is None else f", its stage {stage} first of all"
     said = f"Pipeline {pipeline} is {percent(slowdown - 1)} slower than planned{where}{more}."
@@ -208,30 +210,30 @@ def _evidence(state: JobState, pipeline: int) -> str:
 
 
 def _model(state: JobState) -> Condition:
-    kind, learning = ConditionType.MODEL_EXPLAINS, state.learning
-    if learning.fault is not None:
-        return Condition(kind, False, learning.fault.reason, learning.fault.message)
-    verdict = learning.verdict
-    if verdict is None:
-        said = f"{learning.kept} iterations seen so far."
+    kind, progress = ConditionType.MODEL_EXPLAINS, state.calibration
+    if progress.fault is not None:
+        return Condition(kind, False, progress.fault.reason, progress.fault.message)
+    quality = progress.quality
+    if quality is None:
+        said = f"{progress.recorded} iterations seen so far."
         return Condition(kind, None, Reason.CALIBRATING, f"The model is not calibrated yet; {said}")
-    if not verdict.explains:
-        kept = "The calibration used before stays." if learning.in_use else "Plans count computations alone."
-        return Condition(kind, False, Reason.MODEL_DOES_NOT_EXPLAIN, f"{verdict.reason}. {kept}")
-    error = verdict.heldout_error
+    if not quality.explains:
+        kept = "The calibration used before stays." if progress.digest_in_use else "Plans count computations alone."
+        return Condition(kind, False, Reason.MODEL_DOES_NOT_EXPLAIN, f"{quality.reason}. {kept}")
+    error = quality.heldout_error
     judged = "Iterations" if error is None else f"With a mean error of {_fine(error)}, iterations"
     return Condition(
         kind,
         True,
         Reason.MODEL_EXPLAINS,
-        f"{judged} take as long as predicted; {_fine(verdict.uncalibrated_error)} without calibration.",
+        f"{judged} take as long as predicted; {_fine(quality.uncalibrated_error)} without calibration.",
     )
 
 
-def _bound(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
-    kind, guard = ConditionType.BOUND_KEPT, plan.guard
-    if plan.limited is not None:
-        said = f"PowerBudget {plan.limited.budget} decides how fast the job runs: no bound on time is kept."
+def _bound(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
+    kind, guard = ConditionType.BOUND_KEPT, decision.guard
+    if decision.limiting_share is not None:
+        said = f"PowerBudget {decision.limiting_share.budget} decides how fast the job runs: no bound on time is kept."
         return Condition(kind, True, Reason.NO_BOUND, said)
     if guard.hold is not Hold.NOTHING:
         at = "T_min" if guard.hold is Hold.FASTEST_PLAN else "default clocks"
@@ -242,7 +244,7 @@ def _bound(state: JobState, plan: Plan, spec: JobSpec) -> Condition:
             f"Iterations took {seconds(guard.measured_us)} where {spec.objective.type.value} allows"
             f" {seconds(guard.bound_us)}: held at {at}, to be tried again after {guard.pause_s:.0f} s.",
         )
-    bound = bound_us(spec.objective, fastest(state, guard))
+    bound = bound_us(spec.objective, fastest_iteration_us(state, guard))
     if bound is None:
         return Condition(kind, True, Reason.NO_BOUND, "No bound on iteration time is asked for, or known yet.")
     return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}.")
@@ -265,24 +267,24 @@ def _ready(said: Iterable[Condition], spec: JobSpec | None) -> Condition:
     return Condition(ConditionType.READY, True, Reason.READY, "Everything asked for is in force.")
 
 
-def figures(state: JobState, plan: Plan) -> StatusFigures:
+def figures(state: JobState, decision: Decision) -> StatusFigures:
     """The figures of the status."""
     view, spec = state.frontier, state.spec
     if view is None or spec is None:
-        return StatusFigures(baseline=_figures(state.baseline), calibration=_calibration(state.learning.verdict))
-    measured = current(state, plan)
+        return StatusFigures(baseline=_figures(state.baseline), calibration=_calibration(state.calibration.quality))
+    measured = current(state, decision)
     predicted, following = None, None
-    if plan.applied:
-        time_us, energy_mj = predict(view, plan.wanted, plan.slowdowns, spec.pipeline.tensor_parallel)
+    if decision.applied:
+        time_us, energy_mj = predict(view, decision.wanted, decision.slowdowns, spec.pipeline.tensor_parallel)
         predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
-        point = common_point(plan.wanted, plan.slowdowns)
+        point = common_point(decision.wanted, decision.slowdowns)
         following = PlanStatus(
             point=point,
             from_iteration=state.plan_since,
-            planned_slowdown=percent(planned_slowdown(state, plan) - 1),
+            planned_slowdown=percent(planned_slowdown(state, decision) - 1),
             clock_changes=view.clock_changes[point] if view.clock_changes else None,
         )
-    slowest = sorted(plan.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
+    slowest = sorted(decision.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
     return StatusFigures(
         frontier=FrontierStatus(
             config_map_name=state.ref.frontier_config_map,
@@ -298,31 +300,31 @@ def figures(state: JobState, plan: Plan) -> StatusFigures:
         plan=following,
         predicted=predicted,
         measured=_figures(measured),
-        calibration=_calibration(state.learning.verdict),
+        calibration=_calibration(state.calibration.quality),
         baseline=_figures(state.baseline),
-        advised=recommendation.advised(state, plan),
+        advised=recommendation.advised(state, decision),
         power_budget=recommendation.share_status(state.share),
-        guard=remembered(plan.guard),
+        guard=guard_to_status(decision.guard),
         savings=savings(state.baseline, measured),
         stragglers=tuple(
             StragglerStatus(
                 data_parallel_rank=pipeline,
                 slowdown=percent(slowdown - 1),
                 stage=_slowest_stage(state, pipeline),
-                source="Told" if pipeline in plan.told else "Detected",
+                source="Declared" if pipeline in decision.declared else "Detected",
                 cause=cause(state, pipeline).value,
-                point=plan.wanted.get(pipeline, 0),
+                point=decision.wanted.get(pipeline, 0),
             )
             for pipeline, slowdown in sorted(slowest)
         ),
     )
 
 
-def current(state: JobState, plan: Plan) -> Measured | None:
+def current(state: JobState, decision: Decision) -> Measured | None:
     """What iterations under the plan in force take; None: not measured yet."""
-    if not plan.applied or state.history is None:
+    if not decision.applied or state.history is None:
         return None
-    return state.history.measured(plan.wanted, since=state.plan_since)
+    return state.history.measured(decision.wanted, since=state.plan_since)
 
 
 def curve(state: JobState) -> list[tuple[int, int]]:
@@ -339,15 +341,15 @@ def in_force(state: JobState) -> bool:
     return any(node.driven for node in state.nodes.values())
 
 
-def planned_slowdown(state: JobState, plan: Plan) -> float:
+def planned_slowdown(state: JobState, decision: Decision) -> float:
     """By how much pipelines are slowed on purpose: the largest ratio of a plan's time to T_min; while a profile is
     being measured at most that of the clocks."""
     sweep = state.profiling.sweep
-    if plan.profiling is not None and plan.wanted and sweep is not None:
+    if decision.profiling is not None and decision.wanted and sweep is not None:
         return sweep.clocks_mhz[0] / sweep.clocks_mhz[sweep.point]
-    if not plan.applied or state.frontier is None:
+    if not decision.applied or state.frontier is None:
         return 1.0
-    return max(state.frontier.times_us[point] for point in plan.wanted.values()) / state.frontier.t_min_us
+    return max(state.frontier.times_us[point] for point in decision.wanted.values()) / state.frontier.t_min_us
 
 
 def savings(baseline: Measured | None, measured: Measured | None) -> Savings | None:
@@ -366,19 +368,19 @@ def _fine(share: float) -> str:
 
 
 def _slowest_stage(state: JobState, pipeline: int) -> int | None:
-    degrees = state.detector.stages.get(pipeline)
-    return max(degrees, key=degrees.__getitem__) if degrees else None
+    slowdowns = state.detector.stages.get(pipeline)
+    return max(slowdowns, key=slowdowns.__getitem__) if slowdowns else None
 
 
-def _calibration(verdict: Verdict | None) -> CalibrationStatus | None:
-    if verdict is None:
+def _calibration(quality: CalibrationQuality | None) -> CalibrationStatus | None:
+    if quality is None:
         return None
     return CalibrationStatus(
-        verdict="Explains" if verdict.explains else "DoesNotExplain",
-        held_out_error=None if verdict.heldout_error is None else _fine(verdict.heldout_error),
-        uncalibrated_error=_fine(verdict.uncalibrated_error),
-        allowance=_fine(verdict.allowance),
-        iterations=verdict.iterations,
+        quality="Explains" if quality.explains else "DoesNotExplain",
+        held_out_error=None if quality.heldout_error is None else _fine(quality.heldout_error),
+        uncalibrated_error=_fine(quality.uncalibrated_error),
+        allowance=_fine(quality.allowance),
+        iterations=quality.iterations,
     )
 
 
@@ -421,7 +423,7 @@ def was_ready(written: Mapping[str, Any]) -> bool:
     return bool(essence(written)["conditions"].get(ConditionType.READY.value, ("", ""))[0] == "True")
 
 
-def events(written: Mapping[str, Any], after: Iterable[Condition]) -> list[Event]:
+def events(written: Mapping[str, Any], after: Iterable[Condition]) -> list[JobEvent]:
     """What has become so: a condition whose status or reason is not the stored one. ``Ready`` only repeats others."""
     was = essence(written)["conditions"]
     told = []
@@ -432,33 +434,33 @@ def events(written: Mapping[str, Any], after: Iterable[Condition]) -> list[Event
             continue
         if condition.reason is Reason.NO_STRAGGLER:
             if before[0] == "True":
-                told.append(Event(Reason.STRAGGLER_RECOVERED, condition.message))
+                told.append(JobEvent(Reason.STRAGGLER_RECOVERED, condition.message))
         elif condition.reason is Reason.BOUND_KEPT:
             if before[0] == "False":
-                told.append(Event(Reason.PLAN_RETRIED, condition.message))
+                told.append(JobEvent(Reason.PLAN_RETRIED, condition.message))
         elif condition.reason not in _UNEVENTFUL:
-            told.append(Event(condition.reason, condition.message))
+            told.append(JobEvent(condition.reason, condition.message))
     return told
 
 
-def baseline_event(baseline: Measured) -> Event:
+def baseline_event(baseline: Measured) -> JobEvent:
     """The baseline is known."""
     energy = "no energy counter" if baseline.energy_mj is None else joules(baseline.energy_mj)
-    return Event(
+    return JobEvent(
         Reason.BASELINE_MEASURED,
         f"At default clocks an iteration takes {seconds(baseline.time_us)} and {energy}"
         f" (median of {baseline.iterations}).",
     )
 
 
-def plan_event(state: JobState, plan: Plan) -> Event:
+def plan_event(state: JobState, decision: Decision) -> JobEvent:
     """Which plans are in force now, and from when."""
     assert state.frontier is not None
-    times, counts = state.frontier.times_us, Counter(plan.wanted.values())
+    times, counts = state.frontier.times_us, Counter(decision.wanted.values())
     parts = [f"point {point} ({seconds(times[point])}) on {n} pipelines" for point, n in counts.most_common(4)]
-    slower = planned_slowdown(state, plan) - 1
+    slower = planned_slowdown(state, decision) - 1
     intent = f"; up to {percent(slower)} slower than T_min on purpose" if slower > 0 else ""
-    return Event(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}{intent}.")
+    return JobEvent(Reason.PLAN_CHANGED, f"{', '.join(parts)}, from iteration {state.plan_since}{intent}.")
 
 
 _UNEVENTFUL = frozenset(

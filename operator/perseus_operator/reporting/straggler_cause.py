@@ -8,7 +8,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from perseus_operator.planning.state import JobState, Rank
+from perseus_operator.planning.node import Rank
+from perseus_operator.planning.state import JobState
 
 
 class Cause(StrEnum):
@@ -57,10 +58,10 @@ def events(state: JobState, pipeline: int) -> list[tuple[Rank, str, str]]:
         for rank in node.ranks.values()
         if rank.gpu_uuid == gpu
     ]
-    capped = {(rank.pipeline, rank.stage) for rank, kind, _ in active if kind == "POWER_CAP"}
+    capped = {(rank.dp, rank.stage) for rank, kind, _ in active if kind == "POWER_CAP"}
     return [
         (rank, kind, node)
         for rank, kind, node in active
-        if rank.pipeline == pipeline
+        if rank.dp == pipeline
         and not (kind == "POWER_CAP" and any(s == rank.stage and p != pipeline for p, s in capped))
     ]

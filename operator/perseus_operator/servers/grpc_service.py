@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from perseus_operator.clients.agents import Credentials
-from perseus_operator.controller.set_straggler import Request
+from perseus_operator.controller.set_straggler import StragglerRequest
 from perseus_operator.errors import (
     InvalidSpec,
     KubeConflict,
@@ -25,7 +25,7 @@ from perseus_operator.errors import (
     StaleEpoch,
     UnknownJob,
 )
-from perseus_operator.planning.state import JobRef
+from perseus_operator.objects import JobRef
 from perseus_proto.tls import CONNECTION_AGE, server_credentials
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
@@ -51,14 +51,14 @@ _OPTIONS: Final = (
     CONNECTION_AGE,
 )
 
-Tell = Callable[[Request], Awaitable[tuple[JobRef, str]]]
+DeclareStraggler = Callable[[StragglerRequest], Awaitable[tuple[JobRef, str]]]
 
 
 class OperatorService(stubs.OperatorServicer):
     """``perseus.v1alpha1.Operator``."""
 
-    def __init__(self, tell: Tell, epoch: int, allowed_sans: frozenset[str]) -> None:
-        self._tell = tell
+    def __init__(self, declare: DeclareStraggler, epoch: int, allowed_sans: frozenset[str]) -> None:
+        self._declare = declare
         self._epoch = epoch
         self._allowed_sans = allowed_sans
 
@@ -67,12 +67,12 @@ class OperatorService(stubs.OperatorServicer):
     ) -> messages.SetStragglerResponse:
         try:
             self._authorise(context)
-            ref, annotation = await self._tell(_asked(request))
+            ref, annotation = await self._declare(_parse(request))
         except OperatorError as error:
             code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
             await context.abort(code, str(error), trailing_metadata=((_ERROR_METADATA, type(error).__name__),))
             raise
-        logger.info("%s: told by %s: straggler %s", ref, context.peer(), annotation or "none")
+        logger.info("%s: %s declared stragglers: %s", ref, context.peer(), annotation or "none")
         return messages.SetStragglerResponse(
             namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=self._epoch
         )
@@ -80,15 +80,15 @@ class OperatorService(stubs.OperatorServicer):
     def _authorise(self, context: Any) -> None:
         names = {name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())}
         if not names & self._allowed_sans:
-            raise NotAllowed(f"certificate: none of its names {sorted(names)} may tell this operator anything")
+            raise NotAllowed(f"certificate: none of its names {sorted(names)} is allowed to call this service")
 
 
-def _asked(request: messages.SetStragglerRequest) -> Request:
+def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
     if bool(request.namespace) != bool(request.job):
         raise InvalidSpec("namespace and job: must be given together")
-    return Request(
+    return StragglerRequest(
         id=request.id,
-        degree=request.degree,
+        slowdown=request.degree,
         delay_s=request.delay_ms / 1000,
         delay_iterations=request.delay_iterations,
         job=(request.namespace, request.job) if request.job else None,

@@ -1,8 +1,8 @@
-"""Learning from telemetry how long iterations really take: what to keep of a running job, and what came of it.
+"""Calibration of predicted iteration times from telemetry: the recorded iterations, the request to the worker, its
+result.
 
-Used by ``learner`` and ``frontiers``, and by the worker process. ``Promises`` says what plans promise of single
-instructions; ``Record`` keeps iterations until there are enough; ``CalibrateRequest`` takes them to the worker. Fitting
-is the solver's, when to fit the planner's. Nothing here waits or asks the cluster.
+``FrontierTimes`` knows the planned time of every instruction; ``IterationRecord`` keeps measured iterations beside it;
+``CalibrateRequest`` takes them to the worker process. The solver fits the model, the planner decides when.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_operator.errors import SolveFailed
+from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.state import Verdict
 from perseus_operator.solving.request import SolveRequest, problem_of, schedule_of
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s
 from perseus_solver.calibration.estimate import replay_s
@@ -32,19 +32,19 @@ from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import Schedule
 from perseus_solver.stragglers import stage_pace, straggling_time_s
 
-_MOST_NUMBERS: Final = 4_000_000
-"""Durations kept of one job, 32 MB: of very large pipelines fewer iterations, or too few to calibrate."""
+_MAX_NUMBERS: Final = 4_000_000
+"""Durations recorded of one job, 32 MB: for very large pipelines fewer iterations, or too few to calibrate."""
 MAX_STORED_BYTES: Final = 500_000
 """Of one calibration in a ConfigMap, which must stay below 1 MiB."""
 MIN_CHANGE: Final = 0.005
 """Predictions that differ by less are not worth new plans."""
 _SUFFIX: Final = "-calibration"
-_MOST_ROWS: Final = 32
-"""Plans of which the promises are kept at hand."""
+_MAX_CACHED_PLANS: Final = 32
+"""Plans whose instruction times are cached."""
 
 
-class Promises:
-    """What the plans of a frontier promise of single instructions; see ``stragglers.Promises``."""
+class FrontierTimes:
+    """Planned times of single instructions under the plans of a frontier; a ``detector.PlannedTimes``."""
 
     def __init__(self, simulator: Simulator, frontier: Frontier) -> None:
         self._simulator = simulator
@@ -67,34 +67,34 @@ class Promises:
             else:
                 last = self._frontier.frequencies_mhz.shape[0] - 1
                 choice = self._simulator.choice_of(self._frontier.frequencies_mhz[min(point, last)])
-            if len(self._rows) >= _MOST_ROWS:
+            if len(self._rows) >= _MAX_CACHED_PLANS:
                 self._rows.clear()
             row = self._rows[point] = self._simulator.duration_s(choice)
         return row
 
     def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
-        """See ``stragglers.Promises``."""
+        """See ``detector.PlannedTimes``."""
         wanted = np.diff(self.schedule.stage_offset).tolist()
         found = {}
         for pipeline, stages in iteration.stages_us.items():
             if [len(own) for own in stages] == wanted:
                 measured_s = np.concatenate([np.asarray(own, dtype=np.float64) for own in stages]) / 1e6
-                promised_s = self.durations_s(iteration.points[pipeline])
-                found[pipeline] = stage_pace(measured_s, promised_s, self.schedule.stage_offset).tolist()
+                planned_s = self.durations_s(iteration.points[pipeline])
+                found[pipeline] = stage_pace(measured_s, planned_s, self.schedule.stage_offset).tolist()
         return found
 
-    def slowdown(self, degrees: Mapping[int, float]) -> float:
-        """See ``stragglers.Promises``."""
-        return straggling_time_s(self._simulator, self._fastest, degrees) / self._t_min_s
+    def slowdown(self, stage_slowdowns: Mapping[int, float]) -> float:
+        """See ``detector.PlannedTimes``."""
+        return straggling_time_s(self._simulator, self._fastest, stage_slowdowns) / self._t_min_s
 
 
-class Record:
-    """The latest iterations of one job, each with what its plan promised."""
+class IterationRecord:
+    """The latest iterations of one job, each with the planned time of every instruction."""
 
     def __init__(self, schedule: Schedule) -> None:
-        most = min(MOST_ITERATIONS, _MOST_NUMBERS // max(1, schedule.instructions))
+        most = min(MOST_ITERATIONS, _MAX_NUMBERS // max(1, schedule.instructions))
         self._recorder = Recorder(schedule, most)
-        self._promised: deque[Floats] = deque(maxlen=most)
+        self._planned: deque[Floats] = deque(maxlen=most)
 
     @property
     def schedule(self) -> Schedule:
@@ -104,8 +104,8 @@ class Record:
     def __len__(self) -> int:
         return len(self._recorder)
 
-    def add(self, iteration: JobIteration, promises: Promises) -> bool:
-        """Take in an iteration; False: its instructions were not told, or not those of the schedule."""
+    def add(self, iteration: JobIteration, planned_times: FrontierTimes) -> bool:
+        """Record an iteration; False: its instructions were not measured, or do not match the schedule."""
         pipeline = iteration.slowest
         point = iteration.points[pipeline]
         try:
@@ -116,13 +116,13 @@ class Record:
             )
         except InvalidTrace:
             return False
-        self._promised.append(promises.durations_s(point))
+        self._planned.append(planned_times.durations_s(point))
         return True
 
     def request(self, inputs: SolveRequest) -> CalibrateRequest:
-        """Everything kept so far, for a job with these inputs."""
+        """Everything recorded so far, for a job with these inputs."""
         trace = self._recorder.trace()
-        return CalibrateRequest(inputs, trace.plan, trace.duration_s, trace.iteration_time_s, np.stack(self._promised))
+        return CalibrateRequest(inputs, trace.plan, trace.duration_s, trace.iteration_time_s, np.stack(self._planned))
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,8 +155,8 @@ class CalibrateRequest:
         return cls(SolveRequest(**json.loads(line)), **{name: found[name] for name in found.files})
 
 
-def calibrate_here(request: CalibrateRequest) -> bytes:
-    """The worker's part: a calibration, and by how much its predictions differ from those made until now.
+def calibrate_in_process(request: CalibrateRequest) -> bytes:
+    """Calibrate, in the worker process; the result also says by how much predictions change.
 
     Raises:
         SolverError: the iterations say too little.
@@ -172,33 +172,33 @@ def calibrate_here(request: CalibrateRequest) -> bytes:
 
 
 @dataclass(frozen=True)
-class Learnt:
-    """A calibration, as it is kept, and what is shown of it."""
+class CalibrationResult:
+    """A calibration as JSON, and its quality."""
 
     text: str
-    verdict: Verdict
+    quality: CalibrationQuality
     change: float | None = None
-    """Median share by which predictions differ from those made until now; None: it predicts nothing, or not known."""
+    """Median share by which predictions change; None: the calibration predicts nothing, or it is not known."""
 
     def is_worth_using(self, in_use: str) -> bool:
-        """Whether to plan with it from now on. The first one always is: bounds need its allowance."""
-        return self.verdict.explains and (not in_use or (self.change is not None and self.change > MIN_CHANGE))
+        """Whether to plan with it from now on. The first one is always used: bounds need its allowance."""
+        return self.quality.explains and (not in_use or (self.change is not None and self.change > MIN_CHANGE))
 
 
-def open_learnt(data: bytes) -> Learnt:
-    """What the worker has answered."""
+def parse_calibration_result(data: bytes) -> CalibrationResult:
+    """Parse the worker's answer."""
     answer = json.loads(data)
     return open_calibration(answer["calibration"], change=answer["change"])
 
 
-def open_calibration(text: str, *, change: float | None = None) -> Learnt:
+def open_calibration(text: str, *, change: float | None = None) -> CalibrationResult:
     """A calibration from its JSON.
 
     Raises:
         InvalidCalibration: naming the field and the rule.
     """
     found = Calibration.from_json(text)
-    verdict = Verdict(
+    quality = CalibrationQuality(
         digest=hashlib.sha256(text.encode()).hexdigest(),
         explains=found.explains,
         reason=found.reason,
@@ -208,36 +208,36 @@ def open_calibration(text: str, *, change: float | None = None) -> Learnt:
         allowance=found.allowance,
         stage_noise=found.stage_noise,
     )
-    return Learnt(text, verdict, change)
+    return CalibrationResult(text, quality, change)
 
 
 def _share(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
-def check_calibration(text: str, inputs: SolveRequest) -> Learnt:
-    """A kept calibration, if it can be used for these inputs.
+def check_calibration(text: str, inputs: SolveRequest) -> CalibrationResult:
+    """Parse a stored calibration and check that it can be used for these inputs.
 
     Raises:
         SolveFailed: it cannot; one line that says why.
     """
     try:
-        learnt = open_calibration(text)
+        result = open_calibration(text)
         Calibration.from_json(text).delays_for(schedule_of(inputs))
     except SolverError as error:
         raise SolveFailed(str(error)) from error
-    return learnt
+    return result
 
 
-def kept_name(profile: str) -> str:
-    """Of the ConfigMap that keeps calibrations beside that of a profile."""
+def calibration_map_name(profile: str) -> str:
+    """Name of the ConfigMap that stores calibrations beside the profile of this name."""
     return f"{profile[: 253 - len(_SUFFIX)]}{_SUFFIX}"
 
 
-def kept_key(inputs: SolveRequest) -> str:
-    """Where a pipeline's calibration is kept: for another one it would be wrong."""
-    if inputs.order:
-        return f"calibration-custom-{hashlib.sha256(inputs.order.encode()).hexdigest()[:16]}.json"
+def calibration_key(inputs: SolveRequest) -> str:
+    """Key of a calibration in that ConfigMap: it is valid for one schedule only."""
+    if inputs.schedule_csv:
+        return f"calibration-custom-{hashlib.sha256(inputs.schedule_csv.encode()).hexdigest()[:16]}.json"
     chunks = "" if inputs.chunks is None else f"x{inputs.chunks}"
     return f"calibration-{inputs.schedule}-{inputs.stages}x{inputs.microbatches}{chunks}.json"
 

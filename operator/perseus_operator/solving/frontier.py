@@ -1,7 +1,7 @@
-"""Frontiers on their way: from the solver's bytes to what the planner sees, what a ConfigMap keeps, what an agent gets.
+"""A solved frontier in all its forms: the solver's bytes, the planner's view, a ConfigMap, plan sets for agents.
 
-Called by the job's runner, in a thread where arrays are large. The only module of the operator that looks into a
-``Frontier``.
+The only module of the operator that looks into a ``Frontier``. Functions here work on large arrays: run them in a
+thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from perseus_operator.objects import ConfigMap
 from perseus_operator.planning.objective import FrontierView
-from perseus_operator.solving.calibration import Promises, open_calibration, simulator_of
+from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.units import mj_from_j, mw_from_w, us_from_s
@@ -24,25 +24,25 @@ from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import Schedule
 
 MAX_STORED_BYTES: Final = 700_000
-"""Of one frontier in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
+"""Largest frontier in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
 BYTES_KEY: Final = "frontier"
 DIGEST_KEY: Final = "digest"
 _SOLVE_KEY: Final = "solveMilliseconds"
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedFrontier:
     """A frontier, its view for the planner, and the request and schedule that it was solved for."""
 
     view: FrontierView
     request: SolveRequest
     schedule: Schedule
     frontier: Frontier
-    promises: Promises
+    planned_times: FrontierTimes
     data: bytes
 
 
-def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: int, restored: bool) -> Solved:
+def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: int, restored: bool) -> SolvedFrontier:
     """The frontier of these bytes, solved from this request.
 
     Raises:
@@ -60,31 +60,31 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         maximum_gap_ppm=round(float(gaps_ppm.max())),
         solve_ms=solve_ms,
         restored=restored,
-        allowance=open_calibration(request.calibration).verdict.allowance if request.calibration else 0.0,
+        allowance=open_calibration(request.calibration).quality.allowance if request.calibration else 0.0,
         clock_changes=tuple(frontier.clock_changes.tolist()),
     )
-    promises = Promises(simulator_of(request), frontier)
-    return Solved(view, request, promises.schedule, frontier, promises, data)
+    planned_times = FrontierTimes(simulator_of(request), frontier)
+    return SolvedFrontier(view, request, planned_times.schedule, frontier, planned_times, data)
 
 
-def frontier_to_config_map(name: str, solved: Solved) -> ConfigMap | None:
-    """What is kept; None: too large to keep, so it is solved again after a restart."""
+def frontier_to_config_map(name: str, solved: SolvedFrontier) -> ConfigMap | None:
+    """The ConfigMap that stores a frontier; None: it is too large, and is solved again after a restart."""
     if len(solved.data) > MAX_STORED_BYTES:
         return None
     data = {DIGEST_KEY: solved.view.digest, _SOLVE_KEY: str(solved.view.solve_ms)}
     return ConfigMap(name, data, {BYTES_KEY: solved.data})
 
 
-def holds_frontier(kept: ConfigMap, digest: str) -> bool:
-    """Whether a ConfigMap says that it keeps the frontier of these inputs."""
-    return kept.data.get(DIGEST_KEY) == digest
+def holds_frontier(stored: ConfigMap, digest: str) -> bool:
+    """Whether a ConfigMap claims to store the frontier of these inputs."""
+    return stored.data.get(DIGEST_KEY) == digest
 
 
-def frontier_from_config_map(kept: ConfigMap, request: SolveRequest, *, digest: str) -> Solved | None:
-    """The kept frontier; None: it is of other inputs, of another release, or damaged, and must be solved again."""
-    data = kept.binary.get(BYTES_KEY)
-    solve_ms = kept.data.get(_SOLVE_KEY, "")
-    if data is None or not holds_frontier(kept, digest) or not solve_ms.isdigit():
+def frontier_from_config_map(stored: ConfigMap, request: SolveRequest, *, digest: str) -> SolvedFrontier | None:
+    """The stored frontier; None: other inputs, another release's format, or damaged, so it must be solved again."""
+    data = stored.binary.get(BYTES_KEY)
+    solve_ms = stored.data.get(_SOLVE_KEY, "")
+    if data is None or not holds_frontier(stored, digest) or not solve_ms.isdigit():
         return None
     try:
         return open_frontier(data, request, digest=digest, solve_ms=int(solve_ms), restored=True)
@@ -92,31 +92,33 @@ def frontier_from_config_map(kept: ConfigMap, request: SolveRequest, *, digest: 
         return None
 
 
-def encode_plans(solved: Solved, stages: Iterable[int]) -> agent_pb2.PlanSet:
-    """The plans of some stages, as the agent wants them."""
+def encode_plans(solved: SolvedFrontier, stages: Iterable[int]) -> agent_pb2.PlanSet:
+    """The plans of some stages as a plan set for agents."""
     view = solved.view
     points = [PlanPoint(t, e) for t, e in zip(view.times_us, view.energies_mj, strict=True)]
     return _encoded(solved.schedule, stages, points, solved.frontier.frequencies_mhz)
 
 
 def encode_uniform_plans(schedule: Schedule, stages: Iterable[int], clocks_mhz: Sequence[int]) -> agent_pb2.PlanSet:
-    """One point for each clock, at which every instruction runs at it: how profiles are measured."""
+    """A plan set with one point for each clock, at which every instruction runs: how profiles are measured."""
     points = [PlanPoint(1 + number, 0) for number in range(len(clocks_mhz))]  # what they take is not known yet
     clocks = np.asarray(clocks_mhz, dtype=np.uint16)[:, None]
     return _encoded(schedule, stages, points, np.broadcast_to(clocks, (len(points), schedule.instructions)))
 
 
 def _encoded(
-    order: Schedule, stages: Iterable[int], points: list[PlanPoint], frequencies_mhz: np.ndarray
+    schedule: Schedule, stages: Iterable[int], points: list[PlanPoint], frequencies_mhz: np.ndarray
 ) -> agent_pb2.PlanSet:
     wanted = sorted(stages)
-    schedules = [StageSchedule(stage, *order.columns(stage)) for stage in wanted]
-    clocks = [_fill(frequencies_mhz[:, order.span(stage)]).tolist() for stage in wanted]
+    schedules = [StageSchedule(stage, *schedule.columns(stage)) for stage in wanted]
+    clocks = [_fill(frequencies_mhz[:, schedule.span(stage)]).tolist() for stage in wanted]
     return encode_plan_set(schedules, points, clocks)
 
 
 def _fill(clocks_mhz: np.ndarray) -> np.ndarray:
-    """Constant-time instructions ask for no clock (0): they keep the one before them, the first that of the last."""
+    """Constant-time instructions have no clock (0): they run at the clock of the instruction before; the first one at
+    that
+    of the last."""
     if clocks_mhz.all():
         return clocks_mhz
     doubled = np.concatenate([clocks_mhz, clocks_mhz], axis=1)

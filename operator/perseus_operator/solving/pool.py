@@ -36,7 +36,7 @@ class SolverPool:
         return await self._work("solve", json.dumps(asdict(request)).encode())
 
     async def calibrate(self, request: bytes) -> bytes:
-        """What ``calibrating.calibrate_here`` makes of a request. Raises like ``solve``."""
+        """The answer of ``calibration.calibrate_in_process`` to a request. Raises like ``solve``."""
         return (await self._work("calibrate", request))[0]
 
     async def _work(self, task: str, request: bytes) -> tuple[bytes, float]:

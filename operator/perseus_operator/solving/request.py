@@ -24,20 +24,20 @@ class SolveRequest:
     schedule: str
     stages: int
     microbatches: int
-    """Of a schedule by name; otherwise its order tells."""
+    """Of a named schedule; a custom schedule contains it."""
     chunks: int | None
     blocking_power_mw: int
     points: int
     calibration: str = ""
     """JSON of the calibration to plan with; empty: none."""
-    order: str = ""
-    """CSV of a schedule that has no name."""
+    schedule_csv: str = ""
+    """A custom schedule; empty: ``schedule`` names one."""
     switch_loss: float | None = None
     """Share of the energy that may be given up for fewer changes of clock; None: least energy."""
 
 
 def check_profile(csv: bytes, stages: int) -> None:
-    """Whether the CSV is a usable profile; quick next to a solve, but not for the event loop.
+    """Check that a CSV is a usable profile. Quick compared with a solve, but too slow for the event loop.
 
     Raises:
         InvalidProfile: one line with the line of the file, the column and the rule.
@@ -52,16 +52,20 @@ def check_profile(csv: bytes, stages: int) -> None:
 
 
 def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedule:
-    """The order of instructions, with the profile's constant-time ones; ``profile``: if it has been read already. A
-    request without a profile has none of them."""
+    """The schedule of a request, with the constant-time instructions of its profile.
+
+    Args:
+        request: what to solve.
+        profile: of the request, if it has been parsed already. A request without one has no constant-time instructions.
+    """
     from perseus_solver.model.profile import read_profile
     from perseus_solver.schedules import build_schedule, read_order, with_constants
 
     if profile is None and request.profile_csv:
         profile = read_profile(request.profile_csv.encode(), stages=request.stages)
     constants = profile.constant_stages if profile else ()
-    if request.order:
-        return with_constants(read_order(request.order), constants)
+    if request.schedule_csv:
+        return with_constants(read_order(request.schedule_csv), constants)
     return build_schedule(
         request.schedule,
         stages=request.stages,
@@ -72,7 +76,7 @@ def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedu
 
 
 def problem_of(request: SolveRequest) -> Problem:
-    """What is solved."""
+    """The solver's problem of a request."""
     from perseus_solver.calibration import Calibration
     from perseus_solver.model.problem import build_problem
     from perseus_solver.model.profile import read_profile

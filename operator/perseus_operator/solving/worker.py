@@ -19,8 +19,8 @@ INVALID_PROFILE: Final = 3
 OUT_OF_MEMORY: Final = 4
 
 
-def solve_here(request: SolveRequest) -> bytes:
-    """The solve itself, in this process."""
+def solve_in_process(request: SolveRequest) -> bytes:
+    """Solve in this process; the frontier's bytes."""
     from perseus_solver.frontier import solve_frontier
     from perseus_solver.switching.switches import calm
 
@@ -32,7 +32,7 @@ def solve_here(request: SolveRequest) -> bytes:
 
 
 def main() -> int:
-    """The worker process."""
+    """Entry point of the worker process; its exit code."""
     from perseus_solver.errors import InvalidProfile as BadProfile
     from perseus_solver.errors import SolverError
 
@@ -41,11 +41,11 @@ def main() -> int:
     task, data = sys.argv[2], sys.stdin.buffer.read()
     try:
         if task == "calibrate":
-            from perseus_operator.solving.calibration import CalibrateRequest, calibrate_here
+            from perseus_operator.solving.calibration import CalibrateRequest, calibrate_in_process
 
-            answer = calibrate_here(CalibrateRequest.from_bytes(data))
+            answer = calibrate_in_process(CalibrateRequest.from_bytes(data))
         else:
-            answer = solve_here(SolveRequest(**json.loads(data)))
+            answer = solve_in_process(SolveRequest(**json.loads(data)))
     except MemoryError:
         return OUT_OF_MEMORY
     except SolverError as error:

@@ -112,7 +112,7 @@ async def test_bad_input_is_named_and_changes_nothing(world: World) -> None:
 
     await world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "1:0:0.5"}}})
     message = await world.until_condition("Accepted", "False", "AnnotationInvalid")
-    assert "degree must be from 1 (back to normal) to 100, not 0.5" in message
+    assert "slowdown must be from 1 (back to normal) to 100, not 0.5" in message
 
     async def said() -> bool:
         named = {"KeyNotFound", "ProfileInvalid", "ObjectiveInfeasible", "AnnotationInvalid"}
@@ -145,7 +145,7 @@ async def test_a_running_job_is_calibrated_and_the_next_one_begins_with_it(world
 
     await world.until("measured under the new plans", measured)
     status = (await world.job())["status"]
-    assert status["calibration"]["verdict"] == "Explains"
+    assert status["calibration"]["quality"] == "Explains"
     assert float(status["calibration"]["heldOutError"].rstrip("%")) < 0.1
     assert float(status["calibration"]["uncalibratedError"].rstrip("%")) > 1
     times = [status[name]["iterationTimeMicroseconds"] for name in ("predicted", "measured")]
@@ -209,7 +209,7 @@ async def test_a_straggler_that_is_told_and_a_mode_that_only_recommends(world: W
     await world.apply(straggler={"mode": "External"}, baselineIterations=0)
     await world.until_condition("PlanApplied", "True", "PlanInForce")
     await world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "1:0:1.2"}}})
-    await world.until_condition("StragglerDetected", "True", "StragglerTold")
+    await world.until_condition("StragglerDetected", "True", "StragglerDeclared")
 
     async def reacted() -> bool:
         return bool(world.agents[0].point) and world.agents[1].point == 0

@@ -11,24 +11,15 @@ import pytest
 
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.controller.services import Pace, Services
-from perseus_operator.controller.status_writer import Reporter
+from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
+from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.node import Node, Rank
+from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.objective import FrontierView
-from perseus_operator.planning.planner import (
-    Acquire,
-    Limits,
-    Now,
-    Plan,
-    Push,
-    ReadProfile,
-    Release,
-    Renew,
-    Select,
-    inputs_digest,
-    plan,
-)
-from perseus_operator.planning.state import JobRef, JobState, Node, Pod, Rank
+from perseus_operator.planning.planner import Decision, Limits, Now, ReadInputs, decide, inputs_digest
+from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
 
 LIMITS = Limits(lease_ttl_s=30.0)
@@ -67,70 +58,74 @@ class Job:
         self.now_s = 100.0
         self.wall_s = 1_900_000_000.0
         self.state = JobState(JobRef("ns", "job", "uid"), generation=1)
-        self.state.accept(spec_of(**changes))
+        self.state.spec_accepted(spec_of(**changes))
 
     @property
     def spec(self) -> JobSpec:
         assert self.state.spec is not None
         return self.state.spec
 
-    def plan(self) -> Plan:
-        return plan(self.state, Now(self.now_s, self.wall_s), LIMITS)
+    def decide(self) -> Decision:
+        return decide(self.state, Now(self.now_s, self.wall_s), LIMITS)
 
     def solve(self) -> None:
-        self.state.profile_digest, self.state.profile_read_at_s = "csv", self.now_s
+        self.state.profile_accepted("csv", None)
+        self.state.read_ended(at_s=self.now_s)
         self.state.frontier = frontier_of(self.spec)
 
     def start_pods(self) -> None:
         """One node and one pod per pipeline."""
         names = range(self.spec.pipeline.data_parallel)
         pods = [Pod(f"pod-{p}", "ns", f"t-{p}", f"node-{p}", "job", {}) for p in names]
-        self.state.place(pods, {f"node-{p}": f"10.0.0.{p}:1" for p in names})
+        self.state.pods_observed(pods, {f"node-{p}": f"10.0.0.{p}:1" for p in names})
 
     def connect_ranks(self, pid: int = 1) -> None:
         for p, node in enumerate(self.nodes):
             for stage in range(self.spec.pipeline.stages):
-                self.state.joined(node, Rank(f"pod-{p}", f"GPU-{p}-{stage}", p, stage, 0, pid, 0))
+                self.state.rank_joined(node, Rank(f"pod-{p}", f"GPU-{p}-{stage}", p, stage, 0, pid, 0))
 
     @property
     def nodes(self) -> list[Node]:
         return [self.state.nodes[name] for name in sorted(self.state.nodes)]
 
-    def act(self) -> Plan:
-        """Plan once and let every agent do as it is told."""
-        made = self.plan()
-        self.state.guard = made.guard
+    def act(self) -> Decision:
+        """Decide once and let every agent do what it is asked."""
+        made = self.decide()
+        self.state.guard_updated(made.guard)
         for action in made.actions:
-            if isinstance(action, ReadProfile):
-                self.state.profile_read_at_s = self.now_s
+            if isinstance(action, ReadInputs):
+                self.state.read_ended(at_s=self.now_s)
                 continue
             if not isinstance(action, Acquire | Renew | Release | Push | Select):
                 continue
             node = self.state.nodes[action.node]
-            if isinstance(action, Acquire | Renew):
-                node.leased_pods = node.pods
-                node.renew_at_s, node.expires_at_s = self.now_s + 10, self.now_s + 30
+            if isinstance(action, Acquire):
+                following = node.driven
+                node.lease_acquired(
+                    node.pods, plan_id=node.plan_id, following=following, started_s=self.now_s, ttl_s=LIMITS.lease_ttl_s
+                )
+            elif isinstance(action, Renew):
+                node.lease_renewed(started_s=self.now_s, ttl_s=LIMITS.lease_ttl_s)
             elif isinstance(action, Release):
-                node.lost()
+                node.lease_lost()
                 if not node.pods:
-                    del self.state.nodes[node.name]
+                    self.state.node_forgotten(node)
             elif isinstance(action, Push):
-                node.plan_id, node.selected = action.plans, {}
-                node.pushed = action.plans, action.stages
+                node.plan_set_stored(action.plans, digest=action.plans, stages=action.stages)
             else:
-                node.selected, node.driven = {**node.selected, **dict(action.points)}, True
-                node.from_iteration = action.from_iteration
+                node.selection_sent()
+                node.selection_accepted(dict(action.points), plan_id=node.plan_id, from_iteration=action.from_iteration)
         return made
 
-    def settle(self) -> Plan:
+    def settle(self) -> Decision:
         """Act until there is nothing more to do; what is wanted must be reached in a few steps."""
         for _ in range(8):
             made = self.act()
-            if not [a for a in made.actions if not isinstance(a, ReadProfile)]:
+            if not [a for a in made.actions if not isinstance(a, ReadInputs)]:
                 return made
         raise AssertionError(f"still acting: {made.actions}")
 
-    def run(self) -> Plan:
+    def run(self) -> Decision:
         """From nothing to a plan in force."""
         self.solve()
         self.start_pods()
@@ -145,7 +140,9 @@ class Job:
         for p, node in enumerate(self.nodes):
             for stage in range(self.spec.pipeline.stages):
                 point = node.selected.get(p)
-                self.state.reported(node, Report(p, stage, 0, iteration, max(spans), spans[p], energy_mj, point))
+                self.state.iteration_reported(
+                    node, Report(p, stage, 0, iteration, max(spans), spans[p], energy_mj, point)
+                )
 
 
 class Desk:
@@ -168,13 +165,13 @@ class Desk:
             metrics=Metrics(),
             limits=LIMITS,
             status_interval_s=status_interval_s,
-            figures=pace or Pace(10.0),
+            figures_pace=pace or Pace(10.0),
             monotonic_s=lambda: self.job.now_s,
             epoch=EPOCH,
             newest_epoch=self._newest_epoch,
         )
-        self.reporter = Reporter(self.job.state.ref, cast(Services, services), self.spawned.append)
-        self.reporter.recall({}, {}, "0")
+        self.reporter = StatusWriter(self.job.state.ref, cast(Services, services), self.spawned.append)
+        self.reporter.restore({}, {}, "0")
 
     @property
     def status(self) -> dict[str, Any]:
@@ -193,10 +190,10 @@ class Desk:
             raise KubeUnavailable("timed out")
         return str(len(self.versions) - 1)
 
-    async def tell(self, made: Plan | None = None) -> float:
-        """Say what is so under a plan, or after one more thought, and write it; seconds until it must be looked at."""
+    async def report(self, made: Decision | None = None) -> float:
+        """Report a decision, or one more, and write the status; seconds until the next report is due."""
         made = made or self.job.act()
-        wait_s = self.reporter.tell(self.job.state, made, Now(self.job.now_s, self.job.wall_s))
+        wait_s = self.reporter.report(self.job.state, made, Now(self.job.now_s, self.job.wall_s))
         while self.spawned:
             await self.spawned.pop()
         return wait_s

@@ -8,7 +8,7 @@ import pytest
 
 from perseus_agent.devices.base import Controllability
 from perseus_agent.servers.metrics import SERIES
-from perseus_operator.planning.state import JobRef
+from perseus_operator.objects import JobRef
 from perseus_operator.reporting.metrics import MAX_FRONTIER_POINTS, Metrics
 
 OF_THE_TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "service"}

@@ -7,41 +7,42 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api.conditions import Reason
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
-from perseus_operator.planning.planner import Acquire, Push, ReadProfile, Release, Renew, Select, Solve, inputs_digest
-from perseus_operator.planning.state import Fault
-from perseus_operator.planning.stragglers.annotation import noticed, parse_annotation
+from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
+from perseus_operator.planning.planner import ReadInputs, Solve, inputs_digest
+from perseus_operator.planning.stragglers.annotation import observe_declarations, parse_annotation
+from perseus_proto.rank import RankId
 
 
 def test_nothing_accepted_means_nothing_done(job: Any) -> None:
     job.state.spec = None
-    job.state.spec_fault = Fault(Reason.SPEC_INVALID, "spec: is required")
-    made = job.plan()
+    job.state.spec_fault = Explanation(Reason.SPEC_INVALID, "spec: is required")
+    made = job.decide()
     assert made.actions == ()
     assert made.waiting == job.state.spec_fault
 
 
 def test_a_profile_is_read_then_solved_then_looked_at_again(job: Any) -> None:
-    assert job.plan().actions == (ReadProfile(),)
-    job.state.profile_read_at_s, job.state.profile_digest = job.now_s, "csv"
+    assert job.decide().actions == (ReadInputs(),)
+    job.state.read_at_s, job.state.profile_digest = job.now_s, "csv"
     digest = inputs_digest(job.spec, "csv")
-    assert job.plan().actions == (Solve(digest),)
+    assert job.decide().actions == (Solve(digest),)
     job.state.solving = digest
-    assert job.plan().actions == (), "one solve at a time"
+    assert job.decide().actions == (), "one solve at a time"
     job.state.solving = None
-    job.state.solve_fault = digest, Fault(Reason.SOLVE_FAILED, "no")
-    assert job.plan().actions == (), "the same inputs fail the same way"
+    job.state.solve_fault = digest, Explanation(Reason.SOLVE_FAILED, "no")
+    assert job.decide().actions == (), "the same inputs fail the same way"
     job.state.profile_digest = "edited"
-    assert job.plan().actions == (Solve(inputs_digest(job.spec, "edited")),)
+    assert job.decide().actions == (Solve(inputs_digest(job.spec, "edited")),)
     job.now_s += 60
-    assert ReadProfile() in job.plan().actions
+    assert ReadInputs() in job.decide().actions
 
 
 def test_a_missing_profile_is_looked_for_sooner(job: Any) -> None:
-    job.state.profile_read_at_s = job.now_s
-    job.state.profile_fault = Fault(Reason.CONFIG_MAP_NOT_FOUND, "gone")
-    made = job.plan()
+    job.state.read_at_s = job.now_s
+    job.state.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "gone")
+    made = job.decide()
     assert made.actions == ()
     assert made.wake_at_s == pytest.approx(job.now_s + 5)
 
@@ -76,14 +77,14 @@ def test_lease_push_select_in_this_order_and_then_peace(job: Any) -> None:
     made = job.act()
     assert made.actions == ()
     assert made.applied
-    assert job.plan() == made, "asked twice, the same answer"
+    assert job.decide() == made, "asked twice, the same answer"
 
 
 def test_a_busy_node_is_left_alone_and_holds_up_nobody(job: Any) -> None:
     job.solve()
     job.start_pods()
     job.state.nodes["node-0"].busy = True
-    assert job.plan().actions == (Acquire("node-1"),)
+    assert job.decide().actions == (Acquire("node-1"),)
 
 
 def test_nothing_is_selected_before_every_node_holds_the_plans(job: Any) -> None:
@@ -105,19 +106,19 @@ def test_nothing_is_selected_before_every_node_holds_the_plans(job: Any) -> None
 def test_leases_are_renewed_at_a_third_and_acquired_anew_when_run_out(job: Any) -> None:
     job.run()
     job.now_s += 9.9
-    assert job.plan().actions == ()
+    assert job.decide().actions == ()
     job.now_s += 0.2
-    assert set(job.plan().actions) == {Renew("node-0"), Renew("node-1")}
+    assert set(job.decide().actions) == {Renew("node-0"), Renew("node-1")}
     job.now_s += 20
-    assert set(job.plan().actions) == {Acquire("node-0"), Acquire("node-1")}
+    assert set(job.decide().actions) == {Acquire("node-0"), Acquire("node-1")}
 
 
 def test_an_agent_that_failed_is_asked_again_only_when_its_pause_is_over(job: Any) -> None:
     job.start_pods()
-    job.state.profile_read_at_s = job.now_s
+    job.state.read_at_s = job.now_s
     for node in job.nodes:
         node.retry_at_s = job.now_s + 2
-    made = job.plan()
+    made = job.decide()
     assert made.actions == ()
     assert made.wake_at_s == pytest.approx(job.now_s + 2)
 
@@ -125,8 +126,10 @@ def test_an_agent_that_failed_is_asked_again_only_when_its_pause_is_over(job: An
 def test_changed_pods_mean_a_new_list_and_no_pods_mean_release(job: Any) -> None:
     job.run()
     pod = next(iter(job.state.nodes["node-0"].pods))
-    job.state.place([pod, replace(pod, uid="pod-x", name="t-x")], {"node-0": "10.0.0.0:1", "node-1": "10.0.0.1:1"})
-    assert set(job.plan().actions) == {Acquire("node-0"), Release("node-1")}
+    job.state.pods_observed(
+        [pod, replace(pod, uid="pod-x", name="t-x")], {"node-0": "10.0.0.0:1", "node-1": "10.0.0.1:1"}
+    )
+    assert set(job.decide().actions) == {Acquire("node-0"), Release("node-1")}
     job.settle()
     assert sorted(job.state.nodes) == ["node-0"]
 
@@ -153,9 +156,9 @@ def test_a_deadline_by_date_follows_what_is_left(make_job: Any) -> None:
     job.wall_s -= 1_200
     assert job.run().wanted == {0: 3, 1: 3}, "1.2 s each; on the grid of 1 % just below"
     job.wall_s += 200
-    assert job.plan().wanted == {0: 0, 1: 0}
+    assert job.decide().wanted == {0: 0, 1: 0}
     job.wall_s += 100
-    made = job.plan()
+    made = job.decide()
     assert made.wanted == {0: 0, 1: 0}, "too late: as fast as possible"
     assert "take at least 1000 s, T_min = 1 s each" in made.note
 
@@ -173,8 +176,8 @@ def test_a_deadline_by_date_follows_what_is_left(make_job: Any) -> None:
 def test_an_infeasible_objective_changes_nothing(make_job: Any, objective: dict[str, Any], said: str) -> None:
     job = make_job()
     job.run()
-    job.state.accept(make_job(objective=objective).spec)
-    made = job.plan()
+    job.state.spec_accepted(make_job(objective=objective).spec)
+    made = job.decide()
     assert made.actions == ()
     assert made.waiting is not None
     assert made.waiting.reason is Reason.OBJECTIVE_INFEASIBLE
@@ -184,7 +187,7 @@ def test_an_infeasible_objective_changes_nothing(make_job: Any, objective: dict[
 def test_recommend_selects_nothing_and_gives_back_what_was_selected(make_job: Any) -> None:
     job = make_job(objective={"type": "MinEnergy"})
     job.run()
-    job.state.accept(make_job(objective={"type": "MinEnergy"}, mode="Recommend").spec)
+    job.state.spec_accepted(make_job(objective={"type": "MinEnergy"}, mode="Recommend").spec)
     assert set(job.act().actions) == {Release("node-0"), Release("node-1")}
     assert set(job.act().actions) == {Acquire("node-0"), Acquire("node-1")}
     made = job.act()
@@ -205,24 +208,24 @@ def test_recommend_selects_nothing_and_gives_back_what_was_selected(make_job: An
 )
 def test_told_stragglers(job: Any, annotation: str, wanted: dict[int, int]) -> None:
     job.run()
-    job.state.told = noticed((), parse_annotation(annotation), job.now_s)
+    job.state.declared_stragglers = observe_declarations((), parse_annotation(annotation), job.now_s)
     assert job.settle().wanted == wanted
 
 
 def test_a_told_straggler_waits_for_its_delay(job: Any) -> None:
     job.run()
-    job.state.told = noticed((), parse_annotation("1:5:1.2"), job.now_s)
-    made = job.plan()
+    job.state.declared_stragglers = observe_declarations((), parse_annotation("1:5:1.2"), job.now_s)
+    made = job.decide()
     assert made.slowdowns == {}
     assert made.wake_at_s == pytest.approx(job.now_s + 5)
     job.now_s += 5
-    assert job.plan().slowdowns == {1: 1.2}
+    assert job.decide().slowdowns == {1: 1.2}
 
 
 def test_within_an_objective_that_is_slower_a_small_straggler_changes_the_straggler_only(make_job: Any) -> None:
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
     job.run()
-    job.state.told = noticed((), parse_annotation("1:0:1.1"), job.now_s)
+    job.state.declared_stragglers = observe_declarations((), parse_annotation("1:0:1.1"), job.now_s)
     # Everybody may take 1.3 s; the slow one needs a plan of 1.3 / 1.1 = 1.18 s for that.
     assert job.settle().wanted == {0: 6, 1: 3}
 
@@ -233,7 +236,7 @@ def test_detected_only_where_asked_for(make_job: Any) -> None:
         job.run()
         for iteration in range(4):
             job.train(iteration, (1.0, 1.2) if iteration >= 2 else (1.0, 1.0))
-        assert bool(job.plan().slowdowns) is seen, mode
+        assert bool(job.decide().slowdowns) is seen, mode
 
 
 @pytest.mark.parametrize(("kind", "seen"), [("THERMAL_SLOWDOWN", True), ("POWER_CAP", False), ("DRIFT", False)])
@@ -242,8 +245,8 @@ def test_a_gpu_that_says_it_is_slowed_is_believed_after_one_iteration(job: Any, 
     job.train(0)
     job.nodes[1].gpu_events["GPU-1-1", kind] = "active"
     job.train(1, (1.0, 1.2))
-    assert bool(job.plan().slowdowns) is seen
-    selects = [action for action in job.plan().actions if isinstance(action, Select)]
+    assert bool(job.decide().slowdowns) is seen
+    selects = [action for action in job.decide().actions if isinstance(action, Select)]
     assert {action.from_iteration for action in selects} == ({3} if seen else set()), "exactly one more iteration"
 
 
@@ -254,7 +257,7 @@ def test_the_baseline_comes_first_unless_a_plan_is_in_force_already(make_job: An
     assert made.waiting.reason is Reason.MEASURING_BASELINE
     for iteration in range(3):
         job.train(iteration)
-    job.state.measure_baseline()
+    job.state.baseline_measured()
     assert job.settle().applied
 
     restarted = make_job(baselineIterations=2)
@@ -274,20 +277,20 @@ def test_whatever_a_gpu_may_follow_is_given_back_when_clocks_may_not_be_set(make
     if told_again:
         job.connect_ranks(pid=2)
         assert not any(node.selected for node in job.nodes)
-    job.state.accept(make_job(mode="Recommend").spec)
-    released = {action.node for action in job.plan().actions if isinstance(action, Release)}
+    job.state.spec_accepted(make_job(mode="Recommend").spec)
+    released = {action.node for action in job.decide().actions if isinstance(action, Release)}
     assert released == {node.name for node in job.nodes}
     job.settle()
     assert not any(node.driven for node in job.nodes)
-    assert not [action for action in job.plan().actions if isinstance(action, Release)], "once"
+    assert not [action for action in job.decide().actions if isinstance(action, Release)], "once"
 
 
 @pytest.mark.parametrize(
     ("rank", "reason"),
     [
         ({"stage": 7}, Reason.RANKS_MISMATCH),
-        ({"pipeline": 2}, Reason.RANKS_MISMATCH),
-        ({"tensor": 1}, Reason.RANKS_MISMATCH),
+        ({"dp": 2}, Reason.RANKS_MISMATCH),
+        ({"tp": 1}, Reason.RANKS_MISMATCH),
     ],
 )
 def test_ranks_that_do_not_fit_are_never_driven(job: Any, rank: dict[str, int], reason: Reason) -> None:
@@ -295,8 +298,8 @@ def test_ranks_that_do_not_fit_are_never_driven(job: Any, rank: dict[str, int], 
     job.start_pods()
     job.connect_ranks()
     node = job.state.nodes["node-0"]
-    odd = replace(node.ranks.pop((0, 0, 0)), **rank)
-    node.ranks[odd.place] = odd
+    odd = replace(node.ranks.pop(RankId(0, 0, 0)), **rank)
+    node.ranks[odd.id] = odd
     made = job.settle()
     assert made.waiting.reason is reason
     assert not any(node.selected for node in job.nodes)
@@ -307,8 +310,8 @@ def test_a_place_taken_twice_is_a_mismatch(job: Any) -> None:
     job.solve()
     job.start_pods()
     job.connect_ranks()
-    first = job.state.nodes["node-0"].ranks[0, 0, 0]
-    job.state.nodes["node-1"].ranks[0, 0, 0] = replace(first, pod_uid="pod-1")
+    first = job.state.nodes["node-0"].ranks[RankId(0, 0, 0)]
+    job.state.nodes["node-1"].ranks[RankId(0, 0, 0)] = replace(first, pod_uid="pod-1")
     assert job.settle().waiting.reason is Reason.RANKS_MISMATCH
 
 
@@ -317,8 +320,8 @@ def test_new_processes_are_told_again(job: Any) -> None:
     for iteration in range(20):
         job.train(iteration)
     job.connect_ranks(pid=2)
-    assert {type(a) for a in job.plan().actions} == {Select}
-    assert {a.from_iteration for a in job.plan().actions} == {1}
+    assert {type(a) for a in job.decide().actions} == {Select}
+    assert {a.from_iteration for a in job.decide().actions} == {1}
     assert job.settle().applied
     assert job.state.history is not None
     assert job.state.history.latest == -1, "they count from zero again"
@@ -327,8 +330,8 @@ def test_new_processes_are_told_again(job: Any) -> None:
 def test_a_new_frontier_replaces_the_old_plans_together(make_job: Any) -> None:
     job = make_job()
     job.run()
-    job.state.accept(make_job(points=50).spec)
-    made = job.plan()
+    job.state.spec_accepted(make_job(points=50).spec)
+    made = job.decide()
     assert [type(a) for a in made.actions] == [Solve]
     assert made.applied, "the old plan stays in force while the new frontier is solved"
     job.solve()
@@ -341,14 +344,14 @@ def test_a_new_frontier_replaces_the_old_plans_together(make_job: Any) -> None:
 
 def test_a_fenced_operator_keeps_its_hands_off(job: Any) -> None:
     job.run()
-    job.state.fenced = Fault(Reason.FENCED, "newer")
+    job.state.fenced = Explanation(Reason.FENCED, "newer")
     job.now_s += 1000
-    assert job.plan().actions == ()
+    assert job.decide().actions == ()
 
 
 def test_an_unreachable_node_does_not_keep_others_from_a_straggler(job: Any) -> None:
     job.run()
-    job.state.nodes["node-1"].fault = Fault(Reason.AGENT_UNAVAILABLE, "dark")
+    job.state.nodes["node-1"].fault = Explanation(Reason.AGENT_UNAVAILABLE, "dark")
     job.state.nodes["node-1"].busy = True
-    job.state.told = noticed((), parse_annotation("1:0:1.2"), job.now_s)
-    assert job.plan().actions == (Select("node-0", ((0, 4),), 1),)
+    job.state.declared_stragglers = observe_declarations((), parse_annotation("1:0:1.2"), job.now_s)
+    assert job.decide().actions == (Select("node-0", ((0, 4),), 1),)

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.api.conditions import Reason
-from perseus_operator.planning.planner import Plan, Select
-from perseus_operator.planning.state import Fault
-from perseus_operator.planning.stragglers.annotation import noticed, parse_annotation
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.planning.node_actions import Select
+from perseus_operator.planning.planner import Decision
+from perseus_operator.planning.stragglers.annotation import observe_declarations, parse_annotation
 
 OBJECTIVES = (
     {"type": "MaxThroughput"},
@@ -34,7 +34,7 @@ event = st.one_of(
 )
 
 
-def check(job: Any, made: Plan) -> None:
+def check(job: Any, made: Decision) -> None:
     """The laws."""
     frontier, spec = job.state.frontier, job.spec
     last = len(frontier.times_us) - 1
@@ -81,30 +81,30 @@ def test_laws_hold_in_every_sequence(make_job: Any, events: list[tuple[str, Any]
             job.train(iteration, value)
             iteration += 1
         elif kind == "tell":
-            job.state.told = noticed((), parse_annotation(value), job.now_s)
+            job.state.declared_stragglers = observe_declarations((), parse_annotation(value), job.now_s)
         elif kind == "edit":
-            job.state.accept(make_job(objective=value[0], mode=value[1]).spec)
+            job.state.spec_accepted(make_job(objective=value[0], mode=value[1]).spec)
             job.solve()
         elif kind == "wait":
             job.now_s += value
         elif kind == "fail":
             node = job.state.nodes[value]
-            node.fault, node.retry_at_s = Fault(Reason.AGENT_UNAVAILABLE, "dark"), job.now_s + 5
+            node.fault, node.retry_at_s = Explanation(Reason.AGENT_UNAVAILABLE, "dark"), job.now_s + 5
         elif kind == "restart":
             pid, iteration = pid + 1, 0
             if value == "agent":
-                job.nodes[0].lost()
+                job.nodes[0].lease_lost()
             else:
                 if value == "pods":
-                    job.state.place([], {n.name: n.address for n in job.nodes})
+                    job.state.pods_observed([], {n.name: n.address for n in job.nodes})
                     job.start_pods()
                 job.connect_ranks(pid)
         else:
             for _ in range(value):
                 job.act()
-        made = job.plan()
+        made = job.decide()
         check(job, made)
-        assert job.plan() == made, "the planner has no memory of its own"
+        assert job.decide() == made, "the planner has no memory of its own"
     # Left alone, it comes to rest, and at rest what is wanted is in force.
     job.now_s += 6
     for node in job.nodes:

@@ -26,7 +26,7 @@ from perseus_operator.plugin.reports import explanation, frontier_document, plan
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
 from perseus_operator.solving.frontier import frontier_to_config_map, open_frontier
 from perseus_operator.solving.request import SolveRequest
-from perseus_operator.solving.worker import solve_here
+from perseus_operator.solving.worker import solve_in_process
 from perseus_proto import keys
 from perseus_sim.gpus.model import profile_csv
 
@@ -45,7 +45,7 @@ DIGEST = hashlib.sha256(b"inputs").hexdigest()
 
 @pytest.fixture(scope="module")
 def kept() -> ConfigMap:
-    solved = open_frontier(solve_here(REQUEST), REQUEST, digest=DIGEST, solve_ms=1, restored=False)
+    solved = open_frontier(solve_in_process(REQUEST), REQUEST, digest=DIGEST, solve_ms=1, restored=False)
     found = frontier_to_config_map("gpt3-frontier", solved)
     assert found is not None
     return found
@@ -140,7 +140,7 @@ def test_a_plan_names_every_instruction_and_counts_its_changes(stored: Stored) -
 
 def test_a_straggler_is_waited_for_in_what_a_plan_is_compared_with(stored: Stored) -> None:
     alone = explanation(gather(stored, "team", "gpt3"))
-    slow = {"dataParallelRank": 1, "slowdown": "20.00%", "source": "Told", "point": 0}
+    slow = {"dataParallelRank": 1, "slowdown": "20.00%", "source": "Declared", "point": 0}
     stored.body["status"]["stragglers"] = [slow]
     with_it = explanation(gather(stored, "team", "gpt3"))
     before, after = (d["figures"]["all at maximum clocks"] for d in (alone, with_it))
@@ -149,7 +149,7 @@ def test_a_straggler_is_waited_for_in_what_a_plan_is_compared_with(stored: Store
     waiting_mj = 2 * TENSOR * STAGES * 83.640 * 0.2 * before["iterationTimeMicroseconds"] / 1e3
     assert after["energyMillijoules"] - before["energyMillijoules"] == pytest.approx(waiting_mj, rel=1e-6)
     said = {row["what"]: row["says"] for row in with_it["why"]}
-    assert "pipeline 1 is 20.00% slower (told)" in said["straggler"]
+    assert "pipeline 1 is 20.00% slower (declared)" in said["straggler"]
     assert "have until then" in said["straggler"]
     slow["slowdown"] = "900.00%"
     assert "slower saves nothing" in str(explanation(gather(stored, "team", "gpt3"))["why"])
@@ -286,7 +286,7 @@ def test_stragglers_are_told_and_taken_back(stored: Stored) -> None:
     command(*tell, "--pipeline", "2", "--delay", "10it")
     assert annotation(stored).endswith(",2:6.1:1.2"), "ten iterations as they are measured"
     assert "back to normal" in command("straggler", "clear", "gpt3", "--pipeline", "1")[1]
-    assert "was not told" in command("straggler", "clear", "gpt3", "--pipeline", "1")[1]
+    assert "was not declared slow" in command("straggler", "clear", "gpt3", "--pipeline", "1")[1]
     assert annotation(stored) == "GPU-ab:30:1.2,2:6.1:1.2"
     assert json.loads(command("straggler", "clear", "gpt3", "-o", "json")[1])["stragglers"] == []
     assert annotation(stored) == ""

@@ -13,12 +13,12 @@ from perseus_operator.api.conditions import Reason
 from perseus_operator.controller import profile_source
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeNotFound, KubeUnavailable
-from perseus_operator.objects import ConfigMap
+from perseus_operator.objects import ConfigMap, JobRef
 from perseus_operator.planning.iterations import JobIteration, Report
-from perseus_operator.planning.profile_planner import KeepProfile, SaveSweep
+from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
 from perseus_operator.planning.profiling.sweep import Mean, Reading, Recipe, StageReading, Sweep
-from perseus_operator.planning.state import JobRef, JobState
+from perseus_operator.planning.state import JobState
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import decode_plan_set
 
@@ -78,13 +78,13 @@ async def test_an_operator_started_anew_goes_on_where_the_one_before_was(make_jo
     first, state = profiler(kube, make_job)
     first.begin(sweep(1400))
     await first.write(SaveSweep())
-    assert state.profiling.saved == 1
+    assert state.profiling.readings_stored == 1
     second, after = profiler(kube, make_job)
-    await second.recall()
+    await second.restore()
     assert after.profiling.sweep == sweep(1400)
     kube.kept["job-profiling"] = ConfigMap("job-profiling", {}, {"sweep": b"damaged"})
     third, damaged = profiler(kube, make_job)
-    await third.recall()
+    await third.restore()
     assert damaged.profiling.sweep is None
 
 
@@ -93,14 +93,14 @@ async def test_what_is_not_known_is_not_taken_for_nothing(make_job: Any) -> None
     kube.away = True
     own, state = profiler(kube, make_job)
     with pytest.raises(KubeUnavailable):
-        await own.recall()
+        await own.restore()
     own.begin(sweep(1400))
     await own.write(SaveSweep())
-    assert (state.profiling.saved, state.profiling.busy) == (0, False)
+    assert (state.profiling.readings_stored, state.profiling.writing) == (0, False)
     assert state.profiling.retry_at_s > 100.0
     kube.away = False
     await own.write(SaveSweep())
-    assert (state.profiling.saved, state.profiling.failures) == (1, 0)
+    assert (state.profiling.readings_stored, state.profiling.failures) == (1, 0)
 
 
 async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_job: Any) -> None:
@@ -108,24 +108,24 @@ async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_j
     own, state = profiler(kube, make_job)
     own.begin(sweep(*CLOCKS))
     await own.write(SaveSweep())
-    await own.write(KeepProfile())
-    assert state.profiling.kept
-    assert state.profile_read_at_s is None, "to be read back at once"
+    await own.write(StoreProfile())
+    assert state.profiling.profile_stored
+    assert state.read_at_s is None, "to be read back at once"
     spec = state.spec
     assert spec is not None
-    found = await profile_source.find(kube, "ns", spec)  # type: ignore[arg-type]
+    found = await profile_source.read_profile(kube, "ns", spec)  # type: ignore[arg-type]
     assert found.csv.startswith(b"stage,instruction,frequency,time,energy\n")
     assert found.power_mw is not None
     assert found.power_mw > 0
-    assert await own.settled("digest of it")
+    assert await own.end_sweep("digest of it")
     assert state.profiling.sweep is None
-    assert "Measured at 2 clocks in 5 s of training: all clocks are measured." in state.profiling.remark
+    assert "Measured at 2 clocks in 5 s of training: all clocks are measured." in state.profiling.summary
     assert kube.kept["job-profiling"].binary == {}, "nothing is left to go on with"
-    assert not await own.settled("digest of it")
+    assert not await own.end_sweep("digest of it")
     # A later job without a figure of its own takes the one that was measured; one of another shape is refused.
     other = make_job(profile=ONLINE, pipeline={"schedule": "1F1B", "stages": 3, "microbatches": 4}).spec
     with pytest.raises(InvalidProfile, match=r"ConfigMap p was measured on 2 stages, spec\.pipeline has 3 stages"):
-        await profile_source.find(kube, "ns", other)  # type: ignore[arg-type]
+        await profile_source.read_profile(kube, "ns", other)  # type: ignore[arg-type]
 
 
 async def test_somebody_elses_profile_is_never_written_over(make_job: Any) -> None:
@@ -133,11 +133,11 @@ async def test_somebody_elses_profile_is_never_written_over(make_job: Any) -> No
     own, state = profiler(kube, make_job)
     own.begin(sweep(*CLOCKS))
     kube.kept["p"] = ConfigMap("p", {"profile.csv": "theirs"}, {})
-    await own.write(KeepProfile())
+    await own.write(StoreProfile())
     assert kube.kept["p"].data == {"profile.csv": "theirs"}
-    assert not state.profiling.kept
-    assert state.profile_read_at_s is None, "and what is there is looked at"
-    assert await own.settled("digest of theirs"), "and ends the sweep"
+    assert not state.profiling.profile_stored
+    assert state.read_at_s is None, "and what is there is looked at"
+    assert await own.end_sweep("digest of theirs"), "and ends the sweep"
 
 
 async def test_measurements_that_are_no_profile_are_said_to_be(make_job: Any) -> None:
@@ -145,11 +145,11 @@ async def test_measurements_that_are_no_profile_are_said_to_be(make_job: Any) ->
     bad = reading(1400)
     nothing = replace(bad, stages=tuple(replace(s, means={("forward", 0): Mean(4, 1.0, 1.0)}) for s in bad.stages))
     own.begin(replace(sweep(), clocks_mhz=(1400,), readings=(nothing,)))
-    await own.write(KeepProfile())
+    await own.write(StoreProfile())
     assert state.profiling.fault is not None
     assert state.profiling.fault.reason is Reason.PROFILING_FAILED
     assert "no 'backward' rows" in state.profiling.fault.message
-    own.edited()
+    state.profiling.spec_changed()
     assert state.profiling.fault is None, "an edit is another chance"
 
 
@@ -165,7 +165,7 @@ async def test_a_kept_power_must_be_there_and_a_number(make_job: Any, data: Mapp
     kube: Any = Kube()
     kube.kept["p"] = ConfigMap("p", data, {})
     with pytest.raises(InvalidProfile, match=why):
-        await profile_source.find(kube, "ns", make_job(profile=ONLINE).spec)
+        await profile_source.read_profile(kube, "ns", make_job(profile=ONLINE).spec)
 
 
 def reports(iteration: int, point: int | None = 0) -> Iterable[Report]:
@@ -189,7 +189,7 @@ def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_g
 
     def train(iteration: int) -> None:
         for report in reports(iteration):
-            own.take(nodes[report.pipeline], report, lambda: REQUEST)
+            own.observe(nodes[report.dp], report, lambda: REQUEST)
 
     train(0)
     assert state.profiling.sweep is not None
@@ -201,20 +201,20 @@ def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_g
     train(1)  # its energy alone cannot be told: the agent's mean holds one that nobody has heard of
     train(2)
     train(3)
-    assert state.profiling.counted == 1
+    assert state.profiling.iterations_counted == 1
     nodes[0].gpu_events["GPU-0-0", "THERMAL_SLOWDOWN"] = "hot"
     train(4)
     nodes[0].gpu_events.clear()
     train(5)
     train(6)
-    assert state.profiling.counted == 1, "neither the hot one nor those that have no good neighbour"
+    assert state.profiling.iterations_counted == 1, "neither the hot one nor those that have no good neighbour"
     train(7)
     assert [found.clock_mhz for found in state.profiling.sweep.readings] == [1400]
-    assert state.profiling.counted == 0
+    assert state.profiling.iterations_counted == 0
 
 
 class Paces:
-    """Promises that are kept, or are not."""
+    """PlannedTimes that are kept, or are not."""
 
     def __init__(self, pace: float) -> None:
         self._pace = pace
@@ -227,19 +227,19 @@ async def test_drift_of_a_profile_of_our_own_asks_for_another_and_then_rests(mak
     own, state = profiler(Kube(), make_job)
     state.profile_digest = "old"
     iteration = JobIteration(5, {0: 1, 1: 1}, 1, None, {0: 0, 1: 0}, mixed=False)
-    solved: Any = SimpleNamespace(promises=Paces(1.2))
+    solved: Any = SimpleNamespace(planned_times=Paces(1.2))
     ours, theirs = ConfigMap("p", {}, {}, ours=True), ConfigMap("p", {}, {})
     for _ in range(2 * DRIFT_ITERATIONS):
-        own.watch(iteration, solved, theirs)
-    assert state.profiling.stale == "", "a profile that somebody has stored is theirs"
+        own.observe_drift(iteration, solved, theirs)
+    assert state.profiling.stale_profile == "", "a profile that somebody has stored is theirs"
     for _ in range(DRIFT_ITERATIONS):
-        own.watch(iteration, solved, ours)
-    assert state.profiling.stale == "old"
-    assert state.profiling.why == "Stage 1 takes 20% more time than profiled. "
+        own.observe_drift(iteration, solved, ours)
+    assert state.profiling.stale_profile == "old"
+    assert state.profiling.stale_reason == "Stage 1 takes 20% more time than profiled. "
     own.begin(sweep(*CLOCKS, replaces="old"))
-    assert not await own.settled("old"), "until there is another one"
-    assert await own.settled("new")
+    assert not await own.end_sweep("old"), "until there is another one"
+    assert await own.end_sweep("new")
     assert state.profiling.drift.rest == 2 * DRIFT_REST
     for _ in range(2 * DRIFT_REST):
-        own.watch(iteration, solved, ours)
-    assert state.profiling.stale == ""
+        own.observe_drift(iteration, solved, ours)
+    assert state.profiling.stale_profile == ""

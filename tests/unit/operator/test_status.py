@@ -7,27 +7,26 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api.conditions import Condition, ConditionType, Reason, merge_conditions
+from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason, merge_conditions
 from perseus_operator.formatting import seconds
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.state import Fault
 from perseus_operator.reporting import status
 
 
 def said(job: Any) -> dict[str, Condition]:
-    return {condition.type.value: condition for condition in status.conditions(job.state, job.plan())}
+    return {condition.type.value: condition for condition in status.conditions(job.state, job.decide())}
 
 
 def test_ready_is_the_first_thing_that_is_missing(job: Any) -> None:
     assert said(job)["Ready"].reason is Reason.PROFILE_UNREADABLE
-    job.state.profile_fault = Fault(Reason.CONFIG_MAP_NOT_FOUND, "not there")
+    job.state.profile_fault = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "not there")
     assert said(job)["Ready"].reason is Reason.CONFIG_MAP_NOT_FOUND
     job.state.profile_fault = None
     job.solve()
     assert said(job)["Ready"].reason is Reason.NO_PODS
     job.run()
     assert said(job)["Ready"] == Condition(ConditionType.READY, True, Reason.READY, "Everything asked for is in force.")
-    job.state.spec_fault = Fault(Reason.SPEC_INVALID, "spec.points: must be ...")
+    job.state.spec_fault = Explanation(Reason.SPEC_INVALID, "spec.points: must be ...")
     ready = said(job)["Ready"]
     assert ready.reason is Reason.SPEC_INVALID
     assert "stays in force" in ready.message

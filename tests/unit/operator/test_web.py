@@ -13,13 +13,13 @@ import pytest
 
 from perseus_operator.api.job import parse_spec
 from perseus_operator.controller.view import JobView
-from perseus_operator.planning.state import JobRef
+from perseus_operator.objects import JobRef
 from perseus_operator.servers.web import responses
 from perseus_operator.servers.web.responses import MAX_DRAWN, NotThere, job_document, overview, plan_document
 from perseus_operator.servers.web.server import WebServer
-from perseus_operator.solving.frontier import Solved, open_frontier
+from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
-from perseus_operator.solving.worker import solve_here
+from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.gpus.model import profile_csv
 
 STAGES, MICROBATCHES = 2, 4
@@ -37,17 +37,17 @@ SPEC = parse_spec(
 )  # fmt: skip
 STATUS = {
     "conditions": [{"type": "Ready", "status": "False", "reason": "NoPods", "message": "<script>alert(1)</script>"}],
-    "stragglers": [{"dataParallelRank": 1, "slowdown": "9.00%", "source": "Told", "point": 0}],
+    "stragglers": [{"dataParallelRank": 1, "slowdown": "9.00%", "source": "Declared", "point": 0}],
 }
 
 
 @pytest.fixture(scope="module")
-def solved() -> Solved:
-    return open_frontier(solve_here(REQUEST), REQUEST, digest="d", solve_ms=1, restored=False)
+def solved() -> SolvedFrontier:
+    return open_frontier(solve_in_process(REQUEST), REQUEST, digest="d", solve_ms=1, restored=False)
 
 
 @pytest.fixture(scope="module")
-def view(solved: Solved) -> JobView:
+def view(solved: SolvedFrontier) -> JobView:
     return JobView(JobRef("ns", "job", "uid"), SPEC, STATUS, solved)
 
 
@@ -61,7 +61,7 @@ def test_the_list_says_what_is_wrong() -> None:
     assert lines[0]["stragglerCount"] == 1
 
 
-def test_a_frontier_is_that_of_the_whole_job(view: JobView, solved: Solved) -> None:
+def test_a_frontier_is_that_of_the_whole_job(view: JobView, solved: SolvedFrontier) -> None:
     shown = job_document(view)["frontier"]
     assert shown["seconds"] == solved.frontier.time_s.tolist()
     assert shown["joules"] == pytest.approx(6 * solved.frontier.energy_j)
@@ -71,7 +71,7 @@ def test_a_frontier_is_that_of_the_whole_job(view: JobView, solved: Solved) -> N
     assert shown["highestClocks"]["joules"] >= shown["joules"][0]
 
 
-def test_a_timetable_is_feasible_and_adds_up(view: JobView, solved: Solved) -> None:
+def test_a_timetable_is_feasible_and_adds_up(view: JobView, solved: SolvedFrontier) -> None:
     for point in range(len(solved.frontier)):
         plan = plan_document(view, point)
         assert plan["iterationSeconds"] == pytest.approx(solved.frontier.time_s[point])

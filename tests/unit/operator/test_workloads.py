@@ -13,8 +13,18 @@ from perseus_operator.api.job import parse_spec
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.clients.kube import pod_of
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.planning.state import JobRef, JobState, Pod, Rank
-from perseus_operator.planning.workloads import PRESETS, Selection, absence, asks_for_gpu, containers_of, select, silent
+from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.node import Rank
+from perseus_operator.planning.state import JobState
+from perseus_operator.planning.workloads import (
+    PRESETS,
+    Selection,
+    absence,
+    asks_for_gpu,
+    containers_of,
+    select,
+    silent_pods,
+)
 from perseus_proto import keys
 
 NAME = "train"
@@ -113,7 +123,7 @@ def test_the_workers_of_each_kind(kind: str) -> None:
     others = [pod(f"other{n}", renamed(labels, f"{NAME}-2")) for n, labels in enumerate(WORKERS[kind])]
     chosen = select(refer(kind), [*workers, *others, pod("bare", {"app": NAME})])
     assert names(chosen) == {worker.name for worker in workers}
-    assert chosen.left_out == {"belong to another workload": len(others) + 1}
+    assert chosen.excluded == {"belong to another workload": len(others) + 1}
 
 
 @pytest.mark.parametrize("kind", sorted(NOT_WORKERS))
@@ -122,7 +132,7 @@ def test_a_launcher_or_head_is_a_worker_if_it_asks_for_a_gpu(kind: str) -> None:
     idle, training = (pod(f"head-{gpu}", NOT_WORKERS[kind], owner="o", gpu=gpu) for gpu in (False, True))
     chosen = select(refer(kind), [worker, idle, training])
     assert names(chosen) == {"w", "head-True"}
-    assert chosen.left_out == {"are no workers": 1}
+    assert chosen.excluded == {"are no workers": 1}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +164,7 @@ def test_the_highest_restart_counts_whichever_is_older() -> None:
     pods = [pod("new", new, created="2030-01-01T00:00:00Z"), pod("old", old, created="2030-01-02T00:00:00Z")]
     chosen = select(refer("JobSet"), pods)
     assert names(chosen) == {"new"}
-    assert chosen.left_out == {"are of an earlier attempt": 1}
+    assert chosen.excluded == {"are of an earlier attempt": 1}
     assert chosen.attempt != select(refer("JobSet"), pods[1:]).attempt
 
 
@@ -191,7 +201,7 @@ def test_no_pod_is_lost_or_made_up(drawn: list[tuple[str, int, str, bool]]) -> N
         pods.append(pod(f"p{number}", labels, owner=owner, gpu=gpu))
     for kind in KINDS:
         chosen = select(refer(kind), pods)
-        assert len(chosen.pods) + sum(chosen.left_out.values()) == len(pods)
+        assert len(chosen.pods) + sum(chosen.excluded.values()) == len(pods)
         assert set(chosen.pods) <= set(pods)
 
 
@@ -201,7 +211,7 @@ def test_no_pod_is_lost_or_made_up(drawn: list[tuple[str, int, str, bool]]) -> N
 def test_labels_or_nothing() -> None:
     pods = [pod("a", {"team": "x", "app": "t"}), pod("b", {"team": "y"})]
     chosen = select(spec_of({"selector": {"matchLabels": {"team": "x"}}}), pods)
-    assert (names(chosen), chosen.left_out) == ({"a"}, {"belong to another workload": 1})
+    assert (names(chosen), chosen.excluded) == ({"a"}, {"belong to another workload": 1})
     assert names(select(spec_of(), pods)) == {"a", "b"}
     assert names(select(None, pods)) == {"a", "b"}
     assert select(spec_of(suspend=True), pods).pods == ()
@@ -284,9 +294,9 @@ def test_a_pod_that_is_being_deleted_is_none_any_more() -> None:
 
 def state_of(spec: Any, pods: list[Pod]) -> JobState:
     state = JobState(JobRef("ns", "gpt3", "uid"), generation=1)
-    state.accept(spec)
+    state.spec_accepted(spec)
     chosen = select(spec, pods)
-    state.place(chosen.pods, {"node": "1.2.3.4:5"}, attempt=chosen.attempt, left_out=chosen.left_out)
+    state.pods_observed(chosen.pods, {"node": "1.2.3.4:5"}, attempt=chosen.attempt, excluded=chosen.excluded)
     return state
 
 
@@ -297,7 +307,7 @@ def test_why_no_pod_runs_is_said() -> None:
     stranger = pod("w", {"app": "other"})
     said = absence(state_of(refer("PyTorchJob"), [stranger])).message
     assert said == (
-        "No worker of PyTorchJob train with the label of the job is running. None does while spec.runPolicy.suspend is"
+        "No worker of PyTorchJob train with the label of the job is running. None runs while spec.runPolicy.suspend is"
         " true. Of the pods that opted in, 1 belong to another workload."
     )
     assert "suspend" not in absence(state_of(refer("VolcanoJob"), [])).message, "it has no such field"
@@ -306,22 +316,22 @@ def test_why_no_pod_runs_is_said() -> None:
 def test_pods_without_a_rank_are_named() -> None:
     pods = [pod(f"w{n}", WORKERS["Job"][0], owner="o") for n in range(5)]
     state = state_of(refer("Job"), pods)
-    assert silent(state) == "; none from pod w0, w1, w2 and 2 more"
+    assert silent_pods(state) == "; none from pod w0, w1, w2 and 2 more"
     node = state.nodes["node"]
     for stage, each in enumerate(pods):
-        state.joined(node, Rank(each.uid, f"GPU-{stage}", 0, stage, 0, 1, 0))
-    assert silent(state) == ""
+        state.rank_joined(node, Rank(each.uid, f"GPU-{stage}", 0, stage, 0, 1, 0))
+    assert silent_pods(state) == ""
 
 
 def test_another_attempt_begins_with_an_empty_history() -> None:
     first = [pod("a", WORKERS["Job"][0], owner="one")]
     state = state_of(refer("Job"), first)
     history, attempt = state.history, state.attempt
-    state.place(first, {}, attempt=attempt)
+    state.pods_observed(first, {}, attempt=attempt)
     assert state.history is history, "the same attempt seen again changes nothing"
-    state.place((), {}, attempt="")
+    state.pods_observed((), {}, attempt="")
     assert (state.history, state.attempt) == (history, attempt), "pods gone, perhaps suspended: nothing is known anew"
     second = select(refer("Job"), [pod("b", WORKERS["Job"][0], owner="two")])
-    state.place(second.pods, {}, attempt=second.attempt)
+    state.pods_observed(second.pods, {}, attempt=second.attempt)
     assert state.history is not history
     assert state.attempt == second.attempt

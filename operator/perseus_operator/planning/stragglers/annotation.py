@@ -1,8 +1,8 @@
-"""Stragglers that somebody tells: the paper's ``set_straggler(id, delay, degree)``, kept as an annotation.
+"""Declared stragglers: the paper's ``set_straggler(id, delay, degree)``, stored as an annotation of the PerseusJob.
 
-Three ways lead here: the annotation itself, the command ``kubectl perseus straggler``, and the RPC. The latter two only
-rewrite the annotation, by ``tell``; so a notice outlives the operator, and everybody sees it. Read by the planner.
-Pure: what is detected is in ``stragglers``.
+A user may write the annotation, ``kubectl perseus straggler`` and the RPC ``SetStraggler`` rewrite it with
+``declare``. So a declaration outlives the operator, every reader of the object sees it, and it takes effect in one way
+only. The paper's *degree* is called slowdown here.
 """
 
 from __future__ import annotations
@@ -14,102 +14,134 @@ from typing import Any, Final
 
 from perseus_operator.errors import InvalidSpec
 from perseus_proto import keys
+from perseus_proto.units import s_from_us
 
 _ENTRY = re.compile(
-    r"(?P<id>\d{1,5}|GPU-[0-9a-zA-Z-]{1,60}):(?P<delay>\d{1,7}(?:\.\d{1,6})?):(?P<degree>\d{1,3}(?:\.\d{1,6})?)"
+    r"(?P<id>\d{1,5}|GPU-[0-9a-zA-Z-]{1,60}):(?P<delay>\d{1,7}(?:\.\d{1,6})?):(?P<slowdown>\d{1,3}(?:\.\d{1,6})?)"
 )
-_MOST: Final = 256
-"""Entries of one annotation: all of an object's annotations together must stay below 256 KiB."""
+_MAX_ENTRIES: Final = 256
+"""All annotations of an object together must stay below 256 KiB."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """One entry of the annotation. ``id``: a data-parallel rank or a GPU's UUID."""
+class Declaration:
+    """One entry of the annotation.
+
+    Attributes:
+        id: the pipeline's data-parallel rank in decimals, or the UUID of one of its GPUs.
+        delay_s: seconds from now until it takes effect.
+        slowdown: how many times longer an iteration takes; 1: back to normal.
+    """
 
     id: str
     delay_s: float
-    degree: float
+    slowdown: float
 
     def __str__(self) -> str:
-        return f"{self.id}:{_decimal(self.delay_s)}:{_decimal(self.degree)}"
+        return f"{self.id}:{_decimal(self.delay_s)}:{_decimal(self.slowdown)}"
 
 
 @dataclass(frozen=True)
-class Notice:
-    """An entry and when it was first seen (monotonic): from then on its delay counts."""
+class DeclaredStraggler:
+    """A declaration and when it was first observed (monotonic): its delay counts from then."""
 
-    told: Told
-    seen_s: float
+    declaration: Declaration
+    observed_s: float
 
     @property
     def from_s(self) -> float:
-        """When it takes effect."""
-        return self.seen_s + self.told.delay_s
+        """When it takes effect (monotonic)."""
+        return self.observed_s + self.declaration.delay_s
 
 
-def parse_annotation(text: str) -> tuple[Told, ...]:
-    """``"<id>:<delay seconds>:<degree>"``, several separated by commas; id is a data-parallel rank or a GPU's UUID.
+def parse_annotation(text: str) -> tuple[Declaration, ...]:
+    """Parse ``"<id>:<delay seconds>:<slowdown>"``, several entries separated by commas.
+
+    Args:
+        text: the annotation's value; empty: no declarations.
+
+    Returns:
+        The declarations in the order of the text.
 
     Raises:
-        InvalidSpec: one line naming the annotation and the rule.
+        InvalidSpec: the text breaks a rule; one line that names the annotation and the rule.
     """
-    told = []
+    declarations = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _ENTRY.fullmatch(part)
         if match is None:
-            raise _wrong(
-                f"must be <data-parallel rank or GPU UUID>:<delay seconds>:<degree>, such as 1:0:1.2, not {part[:60]!r}"
+            raise _invalid(
+                "must be <data-parallel rank or GPU UUID>:<delay seconds>:<slowdown>, such as 1:0:1.2,"
+                f" not {part[:60]!r}"
             )
-        entry = Told(match["id"], float(match["delay"]), float(match["degree"]))
-        if not 1.0 <= entry.degree <= 100.0:
-            raise _wrong(f"degree must be from 1 (back to normal) to 100, not {match['degree']}")
-        told.append(entry)
-    if len(told) > _MOST:
-        raise _wrong(f"must have at most {_MOST} entries, not {len(told)}")
-    return tuple(told)
+        entry = Declaration(match["id"], float(match["delay"]), float(match["slowdown"]))
+        if not 1.0 <= entry.slowdown <= 100.0:
+            raise _invalid(f"slowdown must be from 1 (back to normal) to 100, not {match['slowdown']}")
+        declarations.append(entry)
+    if len(declarations) > _MAX_ENTRIES:
+        raise _invalid(f"must have at most {_MAX_ENTRIES} entries, not {len(declarations)}")
+    return tuple(declarations)
 
 
-def tell(text: str, entry: Told) -> str:
-    """The annotation after one more ``set_straggler``: replaces what was said of the same id; degree 1 removes it.
+def declare(text: str, entry: Declaration) -> str:
+    """Add a declaration to the annotation: it replaces the one with the same id; slowdown 1 only removes that one.
+
+    Args:
+        text: the annotation's present value.
+        entry: the new declaration.
+
+    Returns:
+        The annotation's new value; empty: no declaration is left.
 
     Raises:
-        InvalidSpec: the entry or what stands there already breaks a rule; one line that names it.
+        InvalidSpec: the entry or the present value breaks a rule; one line that names it.
     """
     try:
         (checked,) = parse_annotation(str(entry))
     except ValueError:
-        raise _wrong(f"must be one entry, not {str(entry)[:60]!r}") from None
-    others = tuple(told for told in parse_annotation(text) if told.id != checked.id)
-    wanted = others if checked.degree == 1.0 else (*others, checked)
+        raise _invalid(f"must be one entry, not {str(entry)[:60]!r}") from None
+    others = tuple(declaration for declaration in parse_annotation(text) if declaration.id != checked.id)
+    wanted = others if checked.slowdown == 1.0 else (*others, checked)
     written = ",".join(map(str, wanted))
     parse_annotation(written)
     return written
 
 
-def seconds_of(iterations: float, status: Mapping[str, Any]) -> float | None:
-    """How long some iterations take, by the figures in a PerseusJob's status; None: none is known yet."""
+def duration_of_iterations_s(iterations: float, status: Mapping[str, Any]) -> float | None:
+    """How many seconds some iterations take, by the figures of a PerseusJob's status; None: it has none yet."""
     for name in ("measured", "predicted", "baseline"):
         if status.get(name):
-            return float(round(iterations * int(status[name]["iterationTimeMicroseconds"]) / 1e6, 3))
+            return round(iterations * s_from_us(int(status[name]["iterationTimeMicroseconds"])), 3)
     return None
 
 
-def noticed(before: Iterable[Notice], told: Iterable[Told], now_s: float) -> tuple[Notice, ...]:
-    """The entries with the time each was first seen: editing one does not begin the others' delay anew."""
-    known = {notice.told: notice for notice in before}
-    return tuple(known.get(entry, Notice(entry, now_s)) for entry in told)
+def observe_declarations(
+    before: Iterable[DeclaredStraggler], declarations: Iterable[Declaration], now_s: float
+) -> tuple[DeclaredStraggler, ...]:
+    """The declarations with the time each was first observed: editing one does not restart the delay of another."""
+    known = {straggler.declaration: straggler for straggler in before}
+    return tuple(known.get(entry, DeclaredStraggler(entry, now_s)) for entry in declarations)
 
 
-def told_slowdowns(
-    notices: Iterable[Notice], *, now_s: float, pipeline_of_gpu: Mapping[str, int], pipelines: int
+def declared_slowdowns(
+    stragglers: Iterable[DeclaredStraggler], *, now_s: float, dp_of_gpu: Mapping[str, int], pipelines: int
 ) -> dict[int, float]:
-    """Degrees in force now. Of several entries for one pipeline the largest counts; unknown ids count for nothing."""
+    """The slowdowns in force now, by data-parallel rank.
+
+    Of several declarations for one pipeline the largest slowdown counts. Unknown ids are ignored.
+
+    Args:
+        stragglers: declared for the job.
+        now_s: monotonic.
+        dp_of_gpu: data-parallel rank of each GPU UUID of the job.
+        pipelines: how many the job has.
+    """
     slowdowns: dict[int, float] = {}
-    for notice in notices:
-        entry = notice.told
-        pipeline = int(entry.id) if entry.id.isdigit() else pipeline_of_gpu.get(entry.id, -1)
-        if 0 <= pipeline < pipelines and entry.degree > 1.0 and now_s >= notice.from_s:
-            slowdowns[pipeline] = max(entry.degree, slowdowns.get(pipeline, 1.0))
+    for straggler in stragglers:
+        entry = straggler.declaration
+        dp = int(entry.id) if entry.id.isdigit() else dp_of_gpu.get(entry.id, -1)
+        if 0 <= dp < pipelines and entry.slowdown > 1.0 and now_s >= straggler.from_s:
+            slowdowns[dp] = max(entry.slowdown, slowdowns.get(dp, 1.0))
     return slowdowns
 
 
@@ -118,5 +150,5 @@ def _decimal(value: float) -> str:
     return text.rstrip("0").rstrip(".")
 
 
-def _wrong(rule: str) -> InvalidSpec:
+def _invalid(rule: str) -> InvalidSpec:
     return InvalidSpec(f"annotation {keys.ANNOTATION_STRAGGLER}: {rule}")

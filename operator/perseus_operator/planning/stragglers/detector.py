@@ -1,9 +1,8 @@
-"""Which pipelines are slow, and by how much, as telemetry shows it; what is told is in ``told``.
+"""Which pipelines are slow, and by how much, as telemetry shows; declared stragglers are in ``annotation``.
 
-Fed by ``JobState`` with complete iterations; read by the planner. The statistics are the solver's; what is compared is
-chosen here. A pipeline is compared with what its own plan promises, and that with how the other pipelines keep their
-promises, so neither a planned slowdown nor a profile that is off by some per cent looks like a straggler. Decisions
-about plans do not belong here.
+The statistics are the solver's; this module chooses what is compared. A pipeline's time is divided by the time of its
+own plan, and this ratio is compared with that of the other pipelines. So neither a planned slowdown nor a profile that
+is off by some per cent looks like a straggler.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from perseus_solver.stragglers import SIGMAS, Thresholds
 from perseus_solver.stragglers import Detector as Statistics
 
 _WINDOW = 15
-_ENOUGH = 5
-"""Iterations of a pipeline before its spread says anything."""
+_MIN_SAMPLES = 5
+"""Iterations of a pipeline before its spread is used."""
 _RESOLUTION = 0.01
-"""A change of a known slowdown below this is not worth a new plan; a slowdown below it is none."""
+"""A smaller change of a known slowdown is not worth a new plan, and a smaller slowdown does not count."""
 _SIGMA_PER_MAD = 1.4826
-MOST_DEGREE = 100.0
-"""Of a slowdown, told or seen. More is a hang or a lie, and no frontier reaches as far."""
-_LEAST = 1e-4
-"""Of a threshold: the statistics want a number above 1, though the user may ask for 0%."""
+MAX_SLOWDOWN = 100.0
+"""Of a detected slowdown. More is a hang or a false report, and no frontier reaches as far."""
+_MIN_THRESHOLD = 1e-4
+"""The statistics need a threshold above 1, though the user may ask for 0%."""
 
 
-class Promises(Protocol):
-    """What the plans in force promise of single instructions."""
+class PlannedTimes(Protocol):
+    """What the plans in force say about single instructions."""
 
     def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
-        """How many times slower than promised each stage of each pipeline was, where it is known."""
+        """Measured divided by planned time of each stage, by pipeline (dp), where every instruction was measured."""
         ...
 
-    def slowdown(self, degrees: Mapping[int, float]) -> float:
-        """How many times slower an iteration is whose stages are slower by these degrees."""
+    def slowdown(self, stage_slowdowns: Mapping[int, float]) -> float:
+        """Slowdown of an iteration whose stages have these slowdowns."""
         ...
 
 
-class Detector:
+class StragglerDetector:
     """Detection with hysteresis: a threshold to enter, a lower one to leave, and a number of iterations that must
     agree; a single one if the GPU itself says that something slows it.
 
@@ -54,27 +53,27 @@ class Detector:
 
     def __init__(self) -> None:
         self.slowdowns: dict[int, float] = {}
-        """Slow pipelines and how many times slower than the others they are."""
+        """Slowdown of each slow pipeline, compared with the others, by dp."""
         self.stages: dict[int, dict[int, float]] = {}
-        """Their slow stages, where single ones can be told."""
+        """Slowdown of their slow stages, where single stages are measured: dp → stage → slowdown."""
         self.paced: frozenset[int] = frozenset()
         """Pipelines whose single stages were measured in the latest iteration."""
         self._spans: Statistics | None = None
         self._paces: Statistics | None = None
         self._healthy: dict[int, deque[float]] = {}
-        """How many times slower than the reference each pipeline was while it was no straggler."""
+        """Latest ratios of each pipeline to the reference while it was no straggler."""
 
     def observe(
         self,
         iteration: JobIteration,
-        promised_us: Mapping[int, int],
+        planned_us: Mapping[int, int],
         spec: Straggler,
         *,
-        promises: Promises | None = None,
+        planned_times: PlannedTimes | None = None,
         stage_noise: Sequence[float] | None = None,
-        evident: Collection[int] = (),
+        slowed_pipelines: Collection[int] = (),
     ) -> None:
-        """Take one complete iteration in. O(pipelines × instructions).
+        """Update ``slowdowns`` and ``stages`` with one complete iteration. O(pipelines × instructions).
 
         Args:
             iteration: of all pipelines.
@@ -86,9 +85,9 @@ class Detector:
         """
         if iteration.mixed:
             return
-        ratios = {p: span_us / promised_us[p] for p, span_us in iteration.spans_us.items()}
-        self._spans = _fed(self._spans, _thresholds(spec, [SIGMAS * self._noise()]))
-        self._spans.observe({p: (ratio,) for p, ratio in ratios.items()}, evident=evident)
+        ratios = {p: span_us / planned_us[p] for p, span_us in iteration.spans_us.items()}
+        self._spans = _with_thresholds(self._spans, _thresholds(spec, [SIGMAS * self._noise()]))
+        self._spans.observe({p: (ratio,) for p, ratio in ratios.items()}, evident=slowed_pipelines)
         slowdowns = {found.pipeline: found.degree for found in self._spans.stragglers}
         reference = median_low(ratios.values())
         for p, ratio in ratios.items():
@@ -96,44 +95,44 @@ class Detector:
                 self._healthy.setdefault(p, deque(maxlen=_WINDOW)).append(ratio / reference)
 
         self.stages = {}
-        paces = promises.paces(iteration) if promises else {}
+        paces = planned_times.paces(iteration) if planned_times else {}
         self.paced = frozenset(paces)
-        if promises is not None and paces:
+        if planned_times is not None and paces:
             stages = len(next(iter(paces.values())))
             margins = Thresholds.from_noise(stage_noise).enter if stage_noise else (1.0,) * stages
-            self._paces = _fed(self._paces, _thresholds(spec, [margin - 1 for margin in margins]))
-            self._paces.observe(paces, evident=evident)
+            self._paces = _with_thresholds(self._paces, _thresholds(spec, [margin - 1 for margin in margins]))
+            self._paces.observe(paces, evident=slowed_pipelines)
         for found in self._paces.stragglers if self._paces else ():
             self.stages.setdefault(found.pipeline, {})[found.stage] = found.degree
-        if promises is not None:
-            for p, degrees in self.stages.items():
-                slowdowns[p] = max(slowdowns.get(p, 1.0), promises.slowdown(degrees))
+        if planned_times is not None:
+            for p, stage_slowdowns in self.stages.items():
+                slowdowns[p] = max(slowdowns.get(p, 1.0), planned_times.slowdown(stage_slowdowns))
         self._publish(slowdowns)
 
     def _publish(self, slowdowns: Mapping[int, float]) -> None:
         known = self.slowdowns
         self.slowdowns = {
-            p: known[p] if p in known and abs(slowdown / known[p] - 1) <= _RESOLUTION else min(slowdown, MOST_DEGREE)
+            p: known[p] if p in known and abs(slowdown / known[p] - 1) <= _RESOLUTION else min(slowdown, MAX_SLOWDOWN)
             for p, slowdown in slowdowns.items()
             if slowdown > 1 + _RESOLUTION or p in known
         }
 
     def _noise(self) -> float:
         """Standard deviation of healthy pipelines' iterations."""
-        healthy = [own for p, own in self._healthy.items() if p not in self.slowdowns and len(own) >= _ENOUGH]
+        healthy = [own for p, own in self._healthy.items() if p not in self.slowdowns and len(own) >= _MIN_SAMPLES]
         spread = [abs(value / middle - 1) for own in healthy for middle in [median(own)] for value in own]
         return _SIGMA_PER_MAD * median(spread) if spread else 0.0
 
 
-def _fed(statistics: Statistics | None, thresholds: Thresholds) -> Statistics:
-    """The statistics so far, under thresholds that may have changed."""
+def _with_thresholds(statistics: Statistics | None, thresholds: Thresholds) -> Statistics:
+    """The statistics so far, with thresholds that may have changed."""
     statistics = statistics or Statistics(thresholds)
     statistics.thresholds = thresholds
     return statistics
 
 
 def _thresholds(spec: Straggler, margins: Sequence[float]) -> Thresholds:
-    """As the user wants, but never within the margins that noise needs, of which half is hysteresis."""
-    leave = [1 + max(spec.recovery_ratio, margin / 2, _LEAST) for margin in margins]
+    """As the user wants, but never within the margins that noise needs; half of a margin is hysteresis."""
+    leave = [1 + max(spec.recovery_ratio, margin / 2, _MIN_THRESHOLD) for margin in margins]
     enter = [max(low, 1 + spec.slowdown_ratio, 1 + margin) for low, margin in zip(leave, margins, strict=True)]
     return Thresholds(tuple(enter), tuple(leave), spec.confirm_iterations)

@@ -22,16 +22,18 @@ from tests.unit.operator.conftest import LIMITS, Desk, Job, spec_of
 from tests.waiting import eventually
 
 from perseus_operator.__main__ import _JsonFormatter
-from perseus_operator.api.conditions import Reason
+from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.job_runner import JobRunner
+from perseus_operator.controller.node_session import NodeSession
 from perseus_operator.controller.services import BACKOFF_S, Pace
 from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
 from perseus_operator.handlers import _configure
-from perseus_operator.planning.planner import Acquire, Now, Renew
-from perseus_operator.planning.state import Fault, JobRef
+from perseus_operator.objects import JobRef
+from perseus_operator.planning.node_actions import Acquire, Renew
+from perseus_operator.planning.planner import Now
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.settings import Settings
 from perseus_operator.solving import worker
@@ -58,7 +60,7 @@ async def test_our_own_status_coming_back_is_no_news_and_everything_a_user_may_e
     assert runner.observe(body)
     later = {**body, "metadata": {**body["metadata"], "resourceVersion": "2"}, "status": {"observedGeneration": 1}}
     assert not runner.observe(later)
-    assert runner.seen.version == "2", "whoever writes next must not be refused for it"
+    assert runner.observed.version == "2", "whoever writes next must not be refused for it"
     for edited in (
         {"annotations": {keys.ANNOTATION_STRAGGLER: "0:0:1.2"}},
         {"labels": {"team": "a"}},
@@ -103,13 +105,25 @@ async def test_an_operator_that_an_agent_refuses_for_a_newer_one_keeps_its_hands
     )
     job = Job()
     job.run()
-    runner = JobRunner(job.state.ref, cast(Any, services))
-    runner.state = job.state
-    await runner._command(job.nodes[0], Renew(job.nodes[0].name))
+    await session_of(job, services).command(job.nodes[0], Renew(job.nodes[0].name))
     assert job.state.fenced is not None
     assert job.state.fenced.reason is Reason.FENCED
     job.now_s += 1000
-    assert job.plan().actions == ()
+    assert job.decide().actions == ()
+
+
+def session_of(job: Job, services: SimpleNamespace) -> NodeSession:
+    """Commands to the agents of a job; nothing else of it is needed."""
+    rest: Any = None
+    return NodeSession(
+        job.state,
+        cast(Any, services),
+        inputs=rest,
+        frontier=rest,
+        calibrator=rest,
+        profiler=rest,
+        wake=lambda: None,
+    )
 
 
 async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away() -> None:
@@ -128,12 +142,11 @@ async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away(
         epoch=1,
         metrics=Metrics(),
     )
-    runner, node = JobRunner(job.state.ref, cast(Any, services)), job.nodes[0]
-    runner.state = job.state
+    session, node = session_of(job, services), job.nodes[0]
     node.expires_at_s = job.now_s + 1000  # so that it is not merely the lease that has run out
     pauses = []
     for action in [*[Renew(node.name)] * 7, *[Acquire(node.name)] * 3]:
-        await runner._command(node, action)
+        await session.command(node, action)
         pauses.append(round(node.retry_at_s - job.now_s, 3))
         job.now_s = node.retry_at_s
     assert pauses == [*BACKOFF_S, BACKOFF_S[0], *BACKOFF_S[1:4]]
@@ -240,9 +253,9 @@ def test_turns_come_in_order_and_no_oftener_than_allowed() -> None:
 
 async def settle(desk: Desk) -> None:
     """Until nothing is to be written."""
-    while await desk.tell() == NEVER_S:
+    while await desk.report() == NEVER_S:
         before = len(desk.written)
-        await desk.tell()
+        await desk.report()
         if len(desk.written) == before:
             return
 
@@ -251,18 +264,18 @@ async def test_an_agent_that_comes_and_goes_is_two_events_and_not_two_hundred() 
     desk = Desk()
     desk.job.run()
     await settle(desk)
-    node, fault = desk.job.nodes[0], Fault(Reason.AGENT_UNAVAILABLE, "Node node-0: no answer.")
+    node, fault = desk.job.nodes[0], Explanation(Reason.AGENT_UNAVAILABLE, "Node node-0: no answer.")
     desk.written.clear()
     for _ in range(100):
         for node.fault in (fault, None):
             desk.job.now_s += 1
-            await desk.tell()
+            await desk.report()
     assert desk.posted.count("AgentUnavailable") == 1
     assert desk.posted.count("Leased") == 1
     assert len(desk.written) >= 200, "the conditions tell every time"
     desk.job.now_s += SAME_EVENT_S
     node.fault = fault
-    await desk.tell()
+    await desk.report()
     assert desk.posted.count("AgentUnavailable") == 2
 
 
@@ -276,10 +289,10 @@ async def test_figures_wait_for_their_turn_and_what_matters_does_not() -> None:
     desk.job.now_s += 6  # longer than the interval of figures
     desk.job.train(1)
     desk.written.clear()
-    assert await desk.tell() == pytest.approx(30 - 6)
+    assert await desk.report() == pytest.approx(30 - 6)
     assert desk.written == []
-    desk.job.nodes[0].fault = Fault(Reason.AGENT_UNAVAILABLE, "no answer")
-    await desk.tell()
+    desk.job.nodes[0].fault = Explanation(Reason.AGENT_UNAVAILABLE, "no answer")
+    await desk.report()
     assert len(desk.written) == 1
 
 
@@ -290,25 +303,25 @@ async def test_a_job_that_changes_plans_at_once_is_written_once_and_one_that_doe
     for edit, told_in_time in (("MinEnergy", True), ("MaxThroughput", False)):
         desk.job.now_s += 20
         desk.job.state.generation += 1
-        desk.job.state.accept(spec_of(objective={"type": edit}))
+        desk.job.state.spec_accepted(spec_of(objective={"type": edit}))
         desk.written.clear()
-        plan, now = desk.job.plan(), Now(desk.job.now_s, desk.job.wall_s)
+        plan, now = desk.job.decide(), Now(desk.job.now_s, desk.job.wall_s)
         assert not plan.applied
-        wait_s = desk.reporter.tell(desk.job.state, plan, now)
+        wait_s = desk.reporter.report(desk.job.state, plan, now)
         if told_in_time:
             assert (wait_s, desk.spawned) == (pytest.approx(1.0), [])
         else:  # its agents are slow
             desk.job.now_s += wait_s
-            desk.reporter.tell(desk.job.state, plan, Now(desk.job.now_s, desk.job.wall_s))
+            desk.reporter.report(desk.job.state, plan, Now(desk.job.now_s, desk.job.wall_s))
             await desk.spawned.pop()
             (said,) = desk.written
             assert ("Ready", "Applying") in {(c["type"], c["reason"]) for c in said["conditions"]}
             desk.written.clear()
         desk.job.settle()
-        await desk.tell()
+        await desk.report()
         assert len(desk.written) == 1
-        assert desk.reporter.written["observedGeneration"] == desk.job.state.generation
-        assert desk.reporter.written["conditions"][-1]["status"] == "True"
+        assert desk.reporter.stored["observedGeneration"] == desk.job.state.generation
+        assert desk.reporter.stored["conditions"][-1]["status"] == "True"
 
 
 # ----------------------------------------------------------------------------------------------------------- solves
@@ -320,7 +333,7 @@ async def test_a_solve_beyond_its_memory_is_refused_by_the_setting_that_bounds_i
     def greedy(request: SolveRequest) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(worker, "solve_here", greedy)
+    monkeypatch.setattr(worker, "solve_in_process", greedy)
     monkeypatch.setattr(worker.resource, "setrlimit", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["solving", "700", "solve"])
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(json.dumps(asdict(REQUEST)).encode())))

@@ -1,4 +1,4 @@
-"""PowerBudgets: who shares one, what a share does to a job's plan, and what is said; over restarts and outages too."""
+"""PowerBudgets: which jobs share one, what a share does to a plan, and what is reported; over restarts and outages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from perseus_operator.api.budget import BudgetReason, parse_budget
-from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.controller.power_budgets import Budgets
+from perseus_operator.api.conditions import ConditionType, Explanation, Reason
+from perseus_operator.controller.power_budgets import PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
+from perseus_operator.objects import JobRef
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.planner import Now, Release
-from perseus_operator.planning.power_allocation import Share, copies_of, power_w
-from perseus_operator.planning.power_budget import Decision, decide, member_of, said, selects
-from perseus_operator.planning.state import Fault, JobRef, JobState
+from perseus_operator.planning.node_actions import Release
+from perseus_operator.planning.planner import Now
+from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
+from perseus_operator.planning.power_budget import BudgetDecision, decide_shares, member_of, selects, within_budget
+from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
 from perseus_operator.reporting.metrics import Metrics
 
@@ -51,7 +53,7 @@ class Site:
         self.jobs: dict[str, Any] = {}
         self.runners: list[Any] = []
         self.metrics = Metrics()
-        self.budgets = Budgets(self.api, lambda: self.runners, self.metrics, grace_s=GRACE_S)
+        self.budgets = PowerBudgets(self.api, lambda: self.runners, self.metrics, grace_s=GRACE_S)
         self.now_s = 0.0
 
     def job(self, name: str, *, labels: Mapping[str, str] | None = None, running: bool = True, **changes: Any) -> Any:
@@ -67,7 +69,7 @@ class Site:
         runner = SimpleNamespace(ref=job.state.ref, state=job.state, labels=labels or {})
         runner.grant = lambda share, state=job.state: setattr(state, "share", share)
         self.runners.append(runner)
-        self.budgets.place(runner)
+        self.budgets.grant_share(runner)
 
     def budget(self, watts: int, name: str = "hall", uid: str = "u", **selector: Any) -> None:
         spec = {"watts": watts, **({"selector": selector} if selector else {})}
@@ -88,7 +90,7 @@ class Site:
         assert state.frontier is not None
         assert state.spec is not None
         (point,) = self.points(name)
-        return power_w(state.frontier, point, copies_of(state.spec))
+        return power_w(state.frontier, point, replicas_of(state.spec))
 
     @property
     def written(self) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def site(make_job: Any) -> Site:
 
 
 def condition(job: Any, kind: ConditionType) -> tuple[bool | None, Reason, str]:
-    found = next(c for c in status.conditions(job.state, job.plan()) if c.type is kind)
+    found = next(c for c in status.conditions(job.state, job.decide()) if c.type is kind)
     return found.status, found.reason, found.message
 
 
@@ -140,7 +142,7 @@ async def test_a_budget_that_is_no_limit_changes_nothing_and_says_so(site: Site)
     assert condition(job, ConditionType.PLAN_APPLIED)[1] is Reason.PLAN_IN_FORCE
     assert site.written["milliGpusPerKilowatt"] == 0
     assert "all have enough" in site.kept()["message"]
-    assert status.figures(job.state, job.plan()).power_budget is not None
+    assert status.figures(job.state, job.decide()).power_budget is not None
 
 
 async def test_the_stricter_of_objective_and_budget_counts(site: Site) -> None:
@@ -190,12 +192,12 @@ async def test_jobs_come_and_go(site: Site) -> None:
     await site.tick()
     assert min(site.points("a") | site.points("b")) > 0
     assert site.drawn_w("a") + site.drawn_w("b") <= 1.4 * full_w
-    site.jobs["b"].state.place([], {})
+    site.jobs["b"].state.pods_observed([], {})
     await site.tick()
     assert site.points("a") == {0}
-    site.budgets.gone({"metadata": {"name": "hall", "uid": "another"}})
+    site.budgets.deleted({"metadata": {"name": "hall", "uid": "another"}})
     assert site.jobs["a"].state.share is not None
-    site.budgets.gone({"metadata": {"name": "hall", "uid": "u"}})
+    site.budgets.deleted({"metadata": {"name": "hall", "uid": "u"}})
     assert site.jobs["a"].state.share is None
 
 
@@ -258,7 +260,7 @@ async def test_a_small_change_of_a_wish_moves_nobody(site: Site) -> None:
     await site.tick()
     assert len(site.api.writes) == writes, "nothing new is not written"
     deadline = {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_100_001}}
-    changing.state.accept(site.make_job(objective=deadline).spec)
+    changing.state.spec_accepted(site.make_job(objective=deadline).spec)
     await site.tick()
     assert site.jobs["b"].state.share == share
 
@@ -282,7 +284,7 @@ async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
             "status": site.written,
         }
     ]
-    await after.budgets.recall()
+    await after.budgets.restore()
     await after.tick()
     assert after.api.writes == [], "a restart is no news"
     restarted = make_job()
@@ -302,7 +304,7 @@ async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
 async def test_a_replaced_operator_shares_nothing(site: Site) -> None:
     job = site.job("a")
     site.budget(10)
-    job.state.fenced = Fault(Reason.FENCED, "newer")
+    job.state.fenced = Explanation(Reason.FENCED, "newer")
     await site.tick()
     assert site.api.writes == []
 
@@ -368,14 +370,14 @@ async def test_a_job_without_a_frontier_is_not_taken_for_one_that_draws_nothing(
 
 def test_every_reason_is_said(make_job: Any) -> None:
     spec = parse_budget({"watts": 1000})
-    assert said(spec, Decision()).reason is BudgetReason.NO_JOBS
+    assert within_budget(spec, BudgetDecision()).reason is BudgetReason.NO_JOBS
     job = make_job()
     assert member_of(job.state, Now(0, 0)) is None, "no pod runs"
     job.run()
     member = member_of(job.state, Now(0, 0))
     assert member is not None
-    decision = decide(parse_budget({"watts": 10**6}), [member], Decision())
-    assert said(spec, decision).reason is BudgetReason.SHARED
+    decision = decide_shares(parse_budget({"watts": 10**6}), [member], BudgetDecision())
+    assert within_budget(spec, decision).reason is BudgetReason.SHARED
     named = {BudgetReason.ACCEPTED, BudgetReason.SPEC_INVALID, BudgetReason.TOO_SMALL, BudgetReason.POWER_UNKNOWN}
     assert named | {BudgetReason.NO_JOBS, BudgetReason.SHARED} == set(BudgetReason)
 
@@ -401,7 +403,7 @@ def test_a_wrong_budget_is_named(spec: Any, message: str) -> None:
 
 async def test_metrics_say_what_the_status_says_and_go_with_the_budget(site: Site) -> None:
     job = site.job("a")
-    most_w = power_w(job.state.frontier, 0, copies_of(job.spec))
+    most_w = power_w(job.state.frontier, 0, replicas_of(job.spec))
     site.budget(int(most_w) + 1)
     await site.tick()
 
@@ -421,5 +423,5 @@ async def test_metrics_say_what_the_status_says_and_go_with_the_budget(site: Sit
     site.jobs["new"].start_pods()
     await site.tick(GRACE_S + 1)
     assert "kept" not in shown()
-    site.budgets.gone({"metadata": {"name": "hall", "uid": "u"}})
+    site.budgets.deleted({"metadata": {"name": "hall", "uid": "u"}})
     assert shown() == {}

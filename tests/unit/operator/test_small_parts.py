@@ -11,12 +11,12 @@ import pytest
 
 from perseus_operator.api.status import Figures, StatusFigures
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
-from perseus_operator.planning.state import JobRef
+from perseus_operator.objects import JobRef
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.settings import InvalidSetting, Settings, parse_settings
 from perseus_operator.solving.frontier import (
     MAX_STORED_BYTES,
-    Solved,
+    SolvedFrontier,
     _fill,
     encode_plans,
     frontier_from_config_map,
@@ -25,7 +25,7 @@ from perseus_operator.solving.frontier import (
 )
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest, check_profile
-from perseus_operator.solving.worker import solve_here
+from perseus_operator.solving.worker import solve_in_process
 from perseus_proto.planset import decode_plan_set
 from perseus_sim.gpus.model import profile_csv
 from perseus_solver.schedules import build_schedule
@@ -35,7 +35,7 @@ REQUEST = SolveRequest(
 )
 
 
-def solved(data: bytes, digest: str = "d") -> Solved:
+def solved(data: bytes, digest: str = "d") -> SolvedFrontier:
     return open_frontier(data, REQUEST, digest=digest, solve_ms=7, restored=False)
 
 
@@ -158,7 +158,7 @@ def test_a_profile_is_checked_with_the_message_of_the_solver() -> None:
 
 @pytest.fixture(scope="module")
 def data() -> bytes:
-    return solve_here(REQUEST)
+    return solve_in_process(REQUEST)
 
 
 def test_a_kept_frontier_comes_back_only_for_the_same_inputs(data: bytes) -> None:
@@ -205,6 +205,6 @@ def test_constant_instructions_keep_the_clock_before_them() -> None:
 def test_other_schedules_reach_the_agents_too(schedule: str) -> None:
     chunks = 2 if schedule == "interleaved-1f1b" else None
     request = replace(REQUEST, schedule=schedule, chunks=chunks, microbatches=4, points=4)
-    opened = open_frontier(solve_here(request), request, digest="d", solve_ms=1, restored=False)
+    opened = open_frontier(solve_in_process(request), request, digest="d", solve_ms=1, restored=False)
     plans = decode_plan_set(encode_plans(opened, {0, 1}))
     assert sum(map(len, plans.schedules.values())) == opened.frontier.frequencies_mhz.shape[1]

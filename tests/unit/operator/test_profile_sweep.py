@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.controller.profile_aggregator import Meter, Shape
+from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, Drift
 from perseus_operator.planning.profiling.sweep import (
@@ -39,7 +39,7 @@ A100 = MODELS["a100"]
 slowdown, power_w = cache(A100.slowdown), cache(A100.power_w)
 STAGES, PIPELINES = 2, 2
 SCHEDULE = build_schedule("1f1b", stages=STAGES, microbatches=3)
-SHAPE = Shape(PIPELINES, STAGES, 1)
+SHAPE = JobShape(PIPELINES, STAGES, 1)
 RECIPE = Recipe(iterations=2, most_slowdown=1.0, most_us=10**12)
 CLOCKS = choose_clocks([A100.clocks_mhz], 12)
 FORWARD_US = 40_000
@@ -104,25 +104,25 @@ def fresh(recipe: Recipe = RECIPE) -> Sweep:
     return Sweep(CLOCKS, "1f1b/2/3", recipe)
 
 
-def feed(meter: Meter, sweep: Sweep, reports: Sequence[Report]) -> Sweep:
+def feed(meter: ProfileAggregator, sweep: Sweep, reports: Sequence[Report]) -> Sweep:
     """As the profiler does."""
     for report in reports:
         if sweep.finished:
             return sweep
         meter.begin(len(sweep.readings))
-        reading = meter.take(report, sweep.clocks_mhz[len(sweep.readings)])
+        reading = meter.observe(report, sweep.clocks_mhz[len(sweep.readings)])
         sweep = replace(sweep, spent_us=round(meter.spent_us))
         sweep = sweep.add(reading) if reading else sweep
     return sweep
 
 
 def run(job: Job, sweep: Sweep) -> Sweep:
-    meter = Meter(SCHEDULE, SHAPE, sweep.recipe.iterations)
+    meter = ProfileAggregator(SCHEDULE, SHAPE, sweep.recipe.iterations)
     for _ in range(1000):
         if sweep.finished:
             return sweep
         sweep = feed(meter, sweep, job.step(sweep))
-    raise AssertionError(f"it does not end: {meter.trouble}")
+    raise AssertionError(f"it does not end: {meter.rejection}")
 
 
 @cache
@@ -188,7 +188,7 @@ def test_waits_seen_by_themselves_are_believed_and_otherwise_an_upper_bound_is_t
 
 def test_what_is_seen_of_waits_adds_up_over_ranks_and_iterations() -> None:
     job, sweep = Job(), fresh()
-    meter = Meter(SCHEDULE, SHAPE, sweep.recipe.iterations)
+    meter = ProfileAggregator(SCHEDULE, SHAPE, sweep.recipe.iterations)
     while not sweep.readings:
         sweep = feed(meter, sweep, [replace(report, quiet_us=1000, quiet_mj=84) for report in job.step(sweep)])
     (reading,) = sweep.readings
@@ -226,7 +226,7 @@ def test_energy_adds_up_however_badly_it_was_split(data: Any) -> None:
 
 def test_chunks_are_measured_apart() -> None:
     schedule = build_schedule("interleaved-1f1b", stages=2, microbatches=2, chunks=2)
-    meter = Meter(schedule, Shape(1, 2, 1), 1)
+    meter = ProfileAggregator(schedule, JobShape(1, 2, 1), 1)
     meter.begin(0)
     reading = None
     for iteration in range(2):
@@ -234,7 +234,7 @@ def test_chunks_are_measured_apart() -> None:
             kinds = schedule.of_stage(stage)
             times = [1000 * (1 + chunk) for _, _, chunk in kinds]
             report = Report(0, stage, 0, iteration, 20_000, 20_000, 1_000, 0, times, [10] * len(kinds), iteration + 1)
-            reading = meter.take(report, 1000) or reading
+            reading = meter.observe(report, 1000) or reading
     assert reading is not None
     text = csv_of(replace(fresh(), clocks_mhz=(1000,), readings=(reading,)))
     assert text.startswith("stage,instruction,frequency,time,energy,chunk\n")
@@ -248,8 +248,8 @@ def test_chunks_are_measured_apart() -> None:
 def interleavings(reports: list[list[Report]], rng: random.Random) -> list[Report]:
     """Any order in which every rank's own reports keep theirs."""
     streams: dict[tuple[int, int], Iterator[Report]] = {}
-    for key in {(r.pipeline, r.stage) for step in reports for r in step}:
-        streams[key] = iter([r for step in reports for r in step if (r.pipeline, r.stage) == key])
+    for key in {(r.dp, r.stage) for step in reports for r in step}:
+        streams[key] = iter([r for step in reports for r in step if (r.dp, r.stage) == key])
     found = []
     while streams:
         key = rng.choice(sorted(streams))
@@ -266,7 +266,7 @@ def interleavings(reports: list[list[Report]], rng: random.Random) -> list[Repor
 def test_the_order_of_reports_among_ranks_does_not_matter(seed: int) -> None:
     rng, job, sweep = random.Random(seed), Job(noise=0.05), fresh()
     steps = [job.step(sweep) for _ in range(8)]
-    meters = [Meter(SCHEDULE, SHAPE, RECIPE.iterations) for _ in range(2)]
+    meters = [ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations) for _ in range(2)]
     told = [report for step in steps for report in step]
     plain, mixed = feed(meters[0], sweep, told), feed(meters[1], sweep, interleavings(steps, rng))
     assert plain.readings[:1] == mixed.readings[:1] != ()
@@ -279,14 +279,14 @@ event = st.sampled_from(["step", "step", "step", "step", "operator", "pods", "le
 @given(st.lists(event, max_size=60), st.integers(0, 2**32))
 def test_restarts_and_gaps_change_nothing(calm: str, events: list[str], seed: int) -> None:
     rng, job, sweep = random.Random(seed), Job(), fresh()
-    meter = Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+    meter = ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
     for happens in events:
         if sweep.finished:
             break
         if happens == "operator":  # what was kept is all that is left
             kept = from_json(to_json(sweep))
             assert kept == sweep
-            sweep, meter = kept, Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+            sweep, meter = kept, ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
         elif happens == "pods":
             job.restart()
         elif happens == "lease":  # at default clocks for a while
@@ -299,12 +299,12 @@ def test_restarts_and_gaps_change_nothing(calm: str, events: list[str], seed: in
         elif happens == "deviate":
             reports = [replace(r, durations_us=()) for r in job.step(sweep)]
             sweep = feed(meter, sweep, reports)
-            assert "does not follow its schedule" in meter.trouble
+            assert "does not follow its schedule" in meter.rejection
         elif happens == "counter":
             silent = {"energy_mj": None, "instruction_energies_mj": (), "energy_iterations": 0}
             reports = [replace(r, **silent) for r in job.step(sweep)]
             sweep = feed(meter, sweep, reports)
-            assert "tells no energy" in meter.trouble
+            assert "no energy counter" in meter.rejection
         else:
             sweep = feed(meter, sweep, job.step(sweep))
     done = run(job, sweep)
@@ -319,7 +319,7 @@ def test_restarts_and_gaps_change_nothing(calm: str, events: list[str], seed: in
 
 def test_the_first_iteration_of_a_clock_never_counts() -> None:
     job, sweep = Job(), fresh()
-    meter = Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+    meter = ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
     slow = [replace(r, durations_us=[10 * us for us in r.durations_us]) for r in job.step(sweep)]
     sweep = feed(meter, sweep, slow)
     for _ in range(RECIPE.iterations):
@@ -329,7 +329,7 @@ def test_the_first_iteration_of_a_clock_never_counts() -> None:
 
 
 def test_new_processes_whose_count_goes_on_by_chance_are_no_neighbours_of_the_old() -> None:
-    job, sweep, meter = Job(), fresh(), Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+    job, sweep, meter = Job(), fresh(), ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
     for _ in range(2):
         sweep = feed(meter, sweep, job.step(sweep))
     assert meter.counted == 1
@@ -344,15 +344,15 @@ def test_new_processes_whose_count_goes_on_by_chance_are_no_neighbours_of_the_ol
 
 
 def test_a_slow_pipeline_of_several_does_not_count() -> None:
-    shape = Shape(3, STAGES, 1)
-    meter, sweep = Meter(SCHEDULE, shape, 2), fresh()
+    shape = JobShape(3, STAGES, 1)
+    meter, sweep = ProfileAggregator(SCHEDULE, shape, 2), fresh()
     meter.begin(0)
     job, reading = Job(), None
     for _ in range(3):
         for report in job.step(sweep, [(p, s) for p in range(3) for s in range(STAGES)]):
-            slow = 3 if report.pipeline == 1 else 1
+            slow = 3 if report.dp == 1 else 1
             told = replace(report, durations_us=[slow * us for us in report.durations_us])
-            reading = meter.take(told, CLOCKS[0]) or reading
+            reading = meter.observe(told, CLOCKS[0]) or reading
     assert reading is not None
     assert reading.stages[0].means["forward", 0].time_us == pytest.approx(FORWARD_US, rel=1e-4)
 
@@ -401,7 +401,7 @@ def test_time_bounds_it_and_too_little_is_said_to_be() -> None:
 
 def test_time_passes_though_nothing_can_be_measured() -> None:
     job, sweep = Job(), fresh(replace(RECIPE, most_us=2_000_000))
-    meter = Meter(SCHEDULE, SHAPE, RECIPE.iterations)
+    meter = ProfileAggregator(SCHEDULE, SHAPE, RECIPE.iterations)
     for _ in range(100):
         sweep = feed(meter, sweep, [replace(r, durations_us=()) for r in job.step(sweep)])
     assert sweep.failed

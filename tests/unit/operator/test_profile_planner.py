@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from perseus_operator.api.conditions import Condition, ConditionType, Reason
+from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.planner import Plan, Push, Release, Select
-from perseus_operator.planning.profile_planner import BeginSweep, KeepProfile, SaveSweep
+from perseus_operator.planning.node_actions import Push, Release, Select
+from perseus_operator.planning.planner import Decision
+from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX, Mean, Reading, StageReading, Sweep
-from perseus_operator.planning.state import Fault
 from perseus_operator.reporting import status
 
 ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
 CLOCKS = tuple(range(600, 1001, 100))
-MISSING = Fault(Reason.CONFIG_MAP_NOT_FOUND, "ConfigMap p does not exist.")
+MISSING = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "ConfigMap p does not exist.")
 
 
 def profiled(make_job: Any, **changes: Any) -> Any:
     """A job whose profile does not exist, with all its processes there."""
     job = make_job(**{"profile": ONLINE, **changes})
-    job.state.profile_fault, job.state.profile_read_at_s = MISSING, job.now_s
+    job.state.profile_fault, job.state.read_at_s = MISSING, job.now_s
     job.start_pods()
     job.connect_ranks()
     for node in job.nodes:
@@ -31,21 +31,21 @@ def profiled(make_job: Any, **changes: Any) -> Any:
     return job
 
 
-def obey(job: Any) -> Plan:
+def obey(job: Any) -> Decision:
     """One thought, agents and profiler doing as they are told."""
-    made: Plan = job.act()
+    made: Decision = job.act()
     own = job.state.profiling
     for action in made.actions:
         if isinstance(action, BeginSweep):
-            own.sweep, own.saved = action.sweep, 0
+            own.sweep, own.readings_stored = action.sweep, 0
         elif isinstance(action, SaveSweep):
-            own.saved = len(own.sweep.readings)
-        elif isinstance(action, KeepProfile):
-            own.kept = True
+            own.readings_stored = len(own.sweep.readings)
+        elif isinstance(action, StoreProfile):
+            own.profile_stored = True
     return made
 
 
-def settle(job: Any) -> Plan:
+def settle(job: Any) -> Decision:
     for _ in range(8):
         made = obey(job)
     return made
@@ -59,7 +59,7 @@ def measure(job: Any, energy_mj: float) -> None:
     job.state.profiling.sweep = sweep.add(Reading(clock, 1e9 / clock, (stage, stage)))
 
 
-def said(job: Any, made: Plan, kind: ConditionType = ConditionType.PROFILE_READY) -> Condition:
+def said(job: Any, made: Decision, kind: ConditionType = ConditionType.PROFILE_READY) -> Condition:
     return next(c for c in status.conditions(job.state, made) if c.type is kind)
 
 
@@ -77,10 +77,10 @@ def test_a_sweep_from_the_first_clock_to_the_profile(make_job: Any) -> None:
         assert not made.applied
         measure(job, 1000 - point)
         made = settle(job)
-    assert job.state.profiling.saved == 2, "after every clock but the last, which is kept with the profile"
-    assert job.state.profiling.kept
+    assert job.state.profiling.readings_stored == 2, "after every clock but the last, which is kept with the profile"
+    assert job.state.profiling.profile_stored
     assert all(node.selected == {p: 0} for p, node in enumerate(job.nodes)), "the highest clock until there is a plan"
-    assert not [action for action in obey(job).actions if isinstance(action, KeepProfile)], "kept once"
+    assert not [action for action in obey(job).actions if isinstance(action, StoreProfile)], "kept once"
     job.state.profile_fault = None
     job.solve()
     job.state.profiling.sweep = None
@@ -97,9 +97,9 @@ def test_nothing_is_measured_where_there_is_a_profile_or_nobody_asked(make_job: 
     assert job.state.profiling.sweep is None
     bare = profiled(make_job, profile={"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 1})
     assert settle(bare).profiling is None
-    assert said(bare, bare.plan()).reason is Reason.CONFIG_MAP_NOT_FOUND
+    assert said(bare, bare.decide()).reason is Reason.CONFIG_MAP_NOT_FOUND
     other_key = profiled(make_job)
-    other_key.state.profile_fault = Fault(Reason.KEY_NOT_FOUND, "no such key")
+    other_key.state.profile_fault = Explanation(Reason.KEY_NOT_FOUND, "no such key")
     assert settle(other_key).profiling is None, "the ConfigMap is somebody's: nothing is written into it"
 
 
@@ -113,10 +113,10 @@ def test_recommend_changes_no_clock_and_says_what_it_needs(make_job: Any) -> Non
     settle(enforced)
     measure(enforced, 1000)
     settle(enforced)
-    enforced.state.accept(make_job(profile=ONLINE, mode="Recommend").spec)
-    assert any(isinstance(action, Release) for action in enforced.plan().actions)
+    enforced.state.spec_accepted(make_job(profile=ONLINE, mode="Recommend").spec)
+    assert any(isinstance(action, Release) for action in enforced.decide().actions)
     settle(enforced)
-    enforced.state.accept(make_job(profile=ONLINE).spec)
+    enforced.state.spec_accepted(make_job(profile=ONLINE).spec)
     settle(enforced)
     assert enforced.state.profiling.sweep.point == 1, "it goes on where it was"
     assert all(node.selected == {p: 1} for p, node in enumerate(enforced.nodes))
@@ -130,8 +130,8 @@ def test_the_baseline_comes_first(make_job: Any) -> None:
     for iteration in range(4):
         for p, node in enumerate(job.nodes):
             for stage in range(2):
-                job.state.reported(node, Report(p, stage, 0, iteration, 10, 10, 1000, None))
-    job.state.measure_baseline()
+                job.state.iteration_reported(node, Report(p, stage, 0, iteration, 10, 10, 1000, None))
+    job.state.baseline_measured()
     settle(job)
     assert all(node.selected for node in job.nodes)
 
@@ -141,12 +141,12 @@ def test_a_lost_lease_and_new_pods_go_on_where_it_was(make_job: Any) -> None:
     settle(job)
     measure(job, 1000)
     settle(job)
-    job.nodes[0].lost()
+    job.nodes[0].lease_lost()
     made = obey(job)
     made = settle(job)
     assert all(node.selected == {p: 1} for p, node in enumerate(job.nodes))
-    job.state.place([], {n.name: n.address for n in job.nodes})
-    assert "No pod of the job is running" in said(job, job.plan()).message
+    job.state.pods_observed([], {n.name: n.address for n in job.nodes})
+    assert "No pod of the job is running" in said(job, job.decide()).message
     job.start_pods()
     job.connect_ranks(pid=2)
     made = settle(job)
@@ -166,7 +166,7 @@ def test_other_gpus_or_another_number_of_clocks_begin_anew(make_job: Any) -> Non
     assert job.state.profiling.sweep.readings == ()
     measure(job, 1000)
     longer = {**ONLINE, "online": {**ONLINE["online"], "maxDurationSeconds": 10}}
-    job.state.accept(make_job(profile=longer).spec)
+    job.state.spec_accepted(make_job(profile=longer).spec)
     settle(job)
     assert len(job.state.profiling.sweep.readings) == 1, "other bounds do not undo what has been measured"
     assert job.state.profiling.sweep.recipe.most_us == 10_000_000
@@ -189,8 +189,8 @@ def test_what_cannot_be_measured_is_said_and_leaves_default_clocks(make_job: Any
     assert not any(node.selected for node in late.nodes)
     stuck = profiled(make_job)
     settle(stuck)
-    stuck.state.profiling.trouble = "pipeline 0, stage 1 does not follow its schedule"
-    assert "cannot be used: pipeline 0, stage 1 does not follow" in said(stuck, stuck.plan()).message
+    stuck.state.profiling.rejection = "dp 0, stage 1 does not follow its schedule"
+    assert "was rejected: dp 0, stage 1 does not follow" in said(stuck, stuck.decide()).message
 
 
 def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: Any) -> None:
@@ -199,7 +199,7 @@ def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: An
     job.run()
     for node in job.nodes:
         node.clocks_mhz = {rank.gpu_uuid: CLOCKS for rank in node.ranks.values()}
-    job.state.profiling.stale = "csv"
+    job.state.profiling.stale_profile = "csv"
     settle(job)
     measure(job, 1000)
     settle(job)
@@ -208,11 +208,11 @@ def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: An
         for p, node in enumerate(job.nodes):
             for stage in range(2):
                 span_us = 3_000_000 if p else 1_000_000
-                told = job.state.reported(node, Report(p, stage, 0, iteration, 3_000_000, span_us, 1000, 1))
+                told = job.state.iteration_reported(node, Report(p, stage, 0, iteration, 3_000_000, span_us, 1000, 1))
     assert told is not None
     assert not job.state.is_typical(told), "nothing is learnt from it either"
     assert job.state.detector.slowdowns == {}
-    made = job.plan()
+    made = job.decide()
     assert made.slowdowns == {}
     assert made.guard == job.state.guard
 
@@ -223,13 +223,16 @@ def test_a_profile_that_no_longer_fits_is_measured_anew(make_job: Any) -> None:
     for node in job.nodes:
         node.clocks_mhz = {rank.gpu_uuid: CLOCKS for rank in node.ranks.values()}
     assert settle(job).applied
-    job.state.profiling.stale, job.state.profiling.why = "csv", "Stage 1 takes 13% more time than profiled. "
+    job.state.profiling.stale_profile, job.state.profiling.stale_reason = (
+        "csv",
+        "Stage 1 takes 13% more time than profiled. ",
+    )
     made = settle(job)
     assert job.state.profiling.sweep.replaces == "csv"
     assert said(job, made).message.startswith("Stage 1 takes 13% more time than profiled. Measuring 1000 MHz")
     assert all(node.pushed[0].startswith(DIGEST_PREFIX) for node in job.nodes)
     # Too little could be measured: then the old profile must do.
-    job.state.profiling.fault = Fault(Reason.PROFILING_FAILED, "no")
+    job.state.profiling.fault = Explanation(Reason.PROFILING_FAILED, "no")
     assert settle(job).applied
 
 
@@ -238,10 +241,10 @@ def test_writes_that_fail_are_tried_again_later(make_job: Any) -> None:
     settle(job)
     measure(job, 1000)
     job.state.profiling.retry_at_s = job.now_s + 5
-    made = job.plan()
+    made = job.decide()
     assert not [action for action in made.actions if isinstance(action, SaveSweep)]
     assert made.wake_at_s <= job.now_s + 5
     job.now_s += 5
-    assert [action for action in job.plan().actions if isinstance(action, SaveSweep)]
-    job.state.profiling.busy = True
-    assert not [action for action in job.plan().actions if isinstance(action, SaveSweep)]
+    assert [action for action in job.decide().actions if isinstance(action, SaveSweep)]
+    job.state.profiling.writing = True
+    assert not [action for action in job.decide().actions if isinstance(action, SaveSweep)]

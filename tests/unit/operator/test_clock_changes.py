@@ -13,7 +13,7 @@ from perseus_operator.planning.planner import inputs_digest
 from perseus_operator.reporting.status import figures
 from perseus_operator.solving.frontier import open_frontier
 from perseus_operator.solving.request import SolveRequest
-from perseus_operator.solving.worker import solve_here
+from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.gpus.model import profile_csv
 
 REQUEST = SolveRequest(
@@ -45,7 +45,9 @@ def test_another_loss_is_another_frontier(make_job: Any) -> None:
 
 def test_plans_change_clocks_less_often_and_cost_no_more_than_allowed() -> None:
     least, calm = (
-        open_frontier(solve_here(replace(REQUEST, switch_loss=loss)), REQUEST, digest="d", solve_ms=1, restored=False)
+        open_frontier(
+            solve_in_process(replace(REQUEST, switch_loss=loss)), REQUEST, digest="d", solve_ms=1, restored=False
+        )
         for loss in (None, 0.01)
     )
     assert calm.view.times_us[0] <= least.view.times_us[0]

@@ -8,12 +8,19 @@ import pytest
 
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
-from perseus_operator.controller.schedule_source import assembled, check, collect, find, wanted_from_ranks
-from perseus_operator.errors import InvalidOrder, KubeNotFound
+from perseus_operator.controller.schedule_source import (
+    assemble_schedule,
+    check_schedule,
+    collect_schedule,
+    needs_schedule_from_ranks,
+    read_schedule_csv,
+)
+from perseus_operator.errors import InvalidSchedule, KubeNotFound
 from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.node import Rank
 from perseus_operator.planning.planner import Solve, inputs_digest
-from perseus_operator.planning.state import Rank
 from perseus_operator.solving.request import SolveRequest, schedule_of
+from perseus_proto.rank import RankId
 from perseus_solver.kinds import Kind
 from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
 
@@ -37,7 +44,7 @@ def pipeline(**changes: Any) -> Any:
 def test_what_processes_tell_is_the_schedule_they_were_given(name: str, stages: int) -> None:
     chunks = 2 if name == "interleaved-1f1b" else None
     schedule = build_schedule(name, stages=stages, microbatches=2 * stages, chunks=chunks)
-    order = assembled([told(schedule, stage) for stage in range(stages)])
+    order = assemble_schedule([told(schedule, stage) for stage in range(stages)])
     assert order == write_order(schedule)
     again = read_order(order)
     assert [again.of_stage(stage) for stage in range(stages)] == [schedule.of_stage(s) for s in range(stages)]
@@ -46,23 +53,27 @@ def test_what_processes_tell_is_the_schedule_they_were_given(name: str, stages: 
 
 def test_stages_that_do_not_fit_together_are_one_clear_error() -> None:
     three, four = (build_schedule("1f1b", stages=2, microbatches=m) for m in (3, 4))
-    with pytest.raises(InvalidOrder, match=r"processes say they run is no schedule: .*microbatch 3"):
-        assembled([told(three, 0), told(four, 1)])
-    with pytest.raises(InvalidOrder, match="Stage 1 runs constant-time instructions"):
-        assembled([told(three, 0), ((5, 0, 0), *told(three, 1))])
+    with pytest.raises(
+        InvalidSchedule, match=r"processes report that they run is not a valid schedule: .*microbatch 3"
+    ):
+        assemble_schedule([told(three, 0), told(four, 1)])
+    with pytest.raises(InvalidSchedule, match="Stage 1 runs constant-time instructions"):
+        assemble_schedule([told(three, 0), ((5, 0, 0), *told(three, 1))])
 
 
 def test_an_order_of_another_shape_is_refused_by_field() -> None:
     order = write_order(build_schedule("1f1b", stages=2, microbatches=3))
-    check(order, pipeline())
-    check(order, pipeline(microbatches=3))
-    with pytest.raises(InvalidOrder, match=r"^spec\.pipeline\.microbatches: is 4, but the order has 3 microbatches\.$"):
-        check(order, pipeline(microbatches=4))
-    with pytest.raises(InvalidOrder, match=r"^spec\.pipeline\.stages: is 3, but the order has 2 stages\.$"):
-        check(order, pipeline(stages=3))
+    check_schedule(order, pipeline())
+    check_schedule(order, pipeline(microbatches=3))
+    with pytest.raises(
+        InvalidSchedule, match=r"^spec\.pipeline\.microbatches: is 4, but the schedule has 3 microbatches\.$"
+    ):
+        check_schedule(order, pipeline(microbatches=4))
+    with pytest.raises(InvalidSchedule, match=r"^spec\.pipeline\.stages: is 3, but the schedule has 2 stages\.$"):
+        check_schedule(order, pipeline(stages=3))
     for damaged, why in (("", "order is empty"), ("0F0,0X0\n1F0\n", "row 1"), ("0F0\n1F0\n", "backward")):
-        with pytest.raises(InvalidOrder, match=f"^spec.pipeline: .*{why}") as refused:
-            check(damaged, pipeline())
+        with pytest.raises(InvalidSchedule, match=f"^spec.pipeline: .*{why}") as refused:
+            check_schedule(damaged, pipeline())
         assert refused.value.reason == Reason.SCHEDULE_INVALID
 
 
@@ -81,46 +92,50 @@ async def test_where_an_order_is_found_and_what_is_said_if_it_is_not() -> None:
     def at(name: str, **key: str) -> Any:
         return pipeline(schedule=None, scheduleRef={"name": name, **key})
 
-    assert await find(kube, "ns", at("order")) == "text"
-    assert await find(kube, "ns", at("order", key="other")) == "bytes"
-    with pytest.raises(InvalidOrder, match=r"^spec\.pipeline\.scheduleRef\.name: ConfigMap none does not exist"):
-        await find(kube, "ns", at("none"))
-    with pytest.raises(InvalidOrder, match=r"scheduleRef\.key: ConfigMap order has no key x; its keys: other"):
-        await find(kube, "ns", at("order", key="x"))
+    assert await read_schedule_csv(kube, "ns", at("order")) == "text"
+    assert await read_schedule_csv(kube, "ns", at("order", key="other")) == "bytes"
+    with pytest.raises(InvalidSchedule, match=r"^spec\.pipeline\.scheduleRef\.name: ConfigMap none does not exist"):
+        await read_schedule_csv(kube, "ns", at("none"))
+    with pytest.raises(InvalidSchedule, match=r"scheduleRef\.key: ConfigMap order has no key x; its keys: other"):
+        await read_schedule_csv(kube, "ns", at("order", key="x"))
 
 
 def test_processes_must_agree_and_all_must_have_told(make_job: Any) -> None:
     job = make_job(pipeline={"schedule": "FromRanks", "stages": 2, "dataParallel": 2})
     schedule = build_schedule("1f1b", stages=2, microbatches=4)
-    said = {(p, s, 0): told(schedule, s) for p in range(2) for s in range(2)}
-    assert wanted_from_ranks(job.state)
-    assert collect(job.state, {}) is None
-    assert collect(job.state, {place: said[place] for place in list(said)[:3]}) is None
-    assert collect(job.state, {**said, (1, 1, 0): ()}) is None
-    assert collect(job.state, said) == write_order(schedule)
+    said = {RankId(p, s, 0): told(schedule, s) for p in range(2) for s in range(2)}
+    assert needs_schedule_from_ranks(job.state)
+    assert collect_schedule(job.state, {}) is None
+    assert collect_schedule(job.state, {place: said[place] for place in list(said)[:3]}) is None
+    assert collect_schedule(job.state, {**said, RankId(1, 1, 0): ()}) is None
+    assert collect_schedule(job.state, said) == write_order(schedule)
     other = told(build_schedule("gpipe", stages=2, microbatches=4), 1)
-    with pytest.raises(InvalidOrder, match="Stage 1: pipeline 1 runs another order than pipeline 0"):
-        collect(job.state, {**said, (1, 1, 0): other})
+    with pytest.raises(InvalidSchedule, match="dp 1, stage 1, tp 0 differs from dp 0, stage 1, tp 0"):
+        collect_schedule(job.state, {**said, RankId(1, 1, 0): other})
 
 
 def test_nothing_is_solved_before_the_order_is_known_and_another_order_is_another_frontier(make_job: Any) -> None:
     job = make_job(pipeline={"schedule": "FromRanks", "stages": 2, "dataParallel": 2})
     job.start_pods()
-    job.state.profile_digest, job.state.profile_read_at_s = "csv", job.now_s
-    assert not [action for action in job.plan().actions if isinstance(action, Solve)]
-    assert "have told yet" in job.plan().waiting.message
+    job.state.profile_digest, job.state.read_at_s = "csv", job.now_s
+    assert not [action for action in job.decide().actions if isinstance(action, Solve)]
+    assert "have reported the schedule" in job.decide().waiting.message
     job.connect_ranks()
-    job.state.order = "one"
-    (one,) = [action for action in job.plan().actions if isinstance(action, Solve)]
-    assert one.digest == inputs_digest(job.spec, "csv", order="one") != inputs_digest(job.spec, "csv", order="two")
+    job.state.schedule_csv = "one"
+    (one,) = [action for action in job.decide().actions if isinstance(action, Solve)]
+    assert (
+        one.digest
+        == inputs_digest(job.spec, "csv", schedule_csv="one")
+        != inputs_digest(job.spec, "csv", schedule_csv="two")
+    )
     # Another process may run another order: it is asked anew.
     node = job.nodes[0]
-    job.state.joined(node, Rank("pod-0", "GPU-0-0", 0, 0, 0, 7, 0))
-    assert wanted_from_ranks(job.state)
+    job.state.rank_joined(node, Rank("pod-0", "GPU-0-0", 0, 0, 0, 7, 0))
+    assert needs_schedule_from_ranks(job.state)
 
 
 def test_a_request_with_an_order_is_solved_by_it() -> None:
     schedule = build_schedule("zb-h1", stages=2, microbatches=3)
-    request = SolveRequest("", "custom", 2, 0, None, 1, 4, order=write_order(schedule))
+    request = SolveRequest("", "custom", 2, 0, None, 1, 4, schedule_csv=write_order(schedule))
     again = schedule_of(request)
     assert [again.of_stage(stage) for stage in range(2)] == [schedule.of_stage(stage) for stage in range(2)]

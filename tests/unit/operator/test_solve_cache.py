@@ -11,16 +11,16 @@ import pytest
 
 from perseus_operator.errors import SolveTimeout
 from perseus_operator.solving import cache as module
-from perseus_operator.solving.cache import Library
-from perseus_operator.solving.frontier import Solved
+from perseus_operator.solving.cache import SolveCache
+from perseus_operator.solving.frontier import SolvedFrontier
 
 
 class Frontier(SimpleNamespace):
-    """Stands for ``Solved``, which only its digest tells from others here."""
+    """Stands for ``SolvedFrontier``, which only its digest tells from others here."""
 
 
-def frontier(digest: str) -> Solved:
-    return cast(Solved, Frontier(view=SimpleNamespace(digest=digest)))
+def frontier(digest: str) -> SolvedFrontier:
+    return cast(SolvedFrontier, Frontier(view=SimpleNamespace(digest=digest)))
 
 
 class Solver:
@@ -38,7 +38,7 @@ class Solver:
 
 
 async def test_of_many_jobs_with_the_same_inputs_one_solves() -> None:
-    library, solver = Library(), Solver(frontier("d"))
+    library, solver = SolveCache(), Solver(frontier("d"))
     jobs = [asyncio.create_task(library.solved("d", solver)) for _ in range(50)]
     await asyncio.sleep(0)
     solver.go.set()
@@ -47,7 +47,7 @@ async def test_of_many_jobs_with_the_same_inputs_one_solves() -> None:
 
 
 async def test_other_inputs_are_not_waited_for() -> None:
-    library, slow, quick = Library(), Solver(frontier("slow")), Solver(frontier("quick"))
+    library, slow, quick = SolveCache(), Solver(frontier("slow")), Solver(frontier("quick"))
     waiting = asyncio.create_task(library.solved("slow", slow))
     await asyncio.sleep(0)
     quick.go.set()
@@ -58,7 +58,7 @@ async def test_other_inputs_are_not_waited_for() -> None:
 
 
 async def test_if_the_first_brings_nothing_the_next_tries_itself() -> None:
-    library, first, second = Library(), Solver(None), Solver(frontier("d"))
+    library, first, second = SolveCache(), Solver(None), Solver(frontier("d"))
     jobs = [asyncio.create_task(library.solved("d", solver)) for solver in (first, second)]
     await asyncio.sleep(0)
     first.go.set()
@@ -67,7 +67,7 @@ async def test_if_the_first_brings_nothing_the_next_tries_itself() -> None:
 
 
 async def test_what_cannot_be_solved_is_refused_once_for_all_who_wait() -> None:
-    library, solver = Library(), Solver(SolveTimeout("stopped after 600 s"))
+    library, solver = SolveCache(), Solver(SolveTimeout("stopped after 600 s"))
     jobs = [asyncio.create_task(library.solved("d", solver)) for _ in range(20)]
     await asyncio.sleep(0)
     solver.go.set()
@@ -79,7 +79,7 @@ async def test_what_cannot_be_solved_is_refused_once_for_all_who_wait() -> None:
 
 
 async def test_a_job_that_is_deleted_while_it_solves_leaves_the_others_their_turn() -> None:
-    library, first, second = Library(), Solver(frontier("d")), Solver(frontier("d"))
+    library, first, second = SolveCache(), Solver(frontier("d")), Solver(frontier("d"))
     jobs = [asyncio.create_task(library.solved("d", solver)) for solver in (first, second)]
     await asyncio.sleep(0)
     jobs[0].cancel()
@@ -88,7 +88,7 @@ async def test_a_job_that_is_deleted_while_it_solves_leaves_the_others_their_tur
 
 
 async def test_one_that_waits_may_leave_without_disturbing_who_solves() -> None:
-    library, solver = Library(), Solver(frontier("d"))
+    library, solver = SolveCache(), Solver(frontier("d"))
     jobs = [asyncio.create_task(library.solved("d", solver)) for _ in range(3)]
     await asyncio.sleep(0)
     jobs[1].cancel()
@@ -99,7 +99,7 @@ async def test_one_that_waits_may_leave_without_disturbing_who_solves() -> None:
 
 
 async def test_a_frontier_goes_with_the_last_job_that_uses_it() -> None:
-    library, solver = Library(), Solver(frontier("d"))
+    library, solver = SolveCache(), Solver(frontier("d"))
     solver.go.set()
     held = await library.solved("d", solver)
     assert await library.solved("d", solver) is held
@@ -114,12 +114,12 @@ async def test_a_frontier_goes_with_the_last_job_that_uses_it() -> None:
 async def test_a_plan_set_is_encoded_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[frozenset[int]] = []
 
-    def encode(solved: Solved, stages: frozenset[int]) -> Any:
+    def encode(solved: SolvedFrontier, stages: frozenset[int]) -> Any:
         encoded.append(stages)
         return solved.view.digest, stages
 
     monkeypatch.setattr(module, "encode_plans", encode)
-    library, solved, wanted = Library(), frontier("d"), [frozenset({0, 1}), frozenset({2})]
+    library, solved, wanted = SolveCache(), frontier("d"), [frozenset({0, 1}), frozenset({2})]
     pushed = await asyncio.gather(*(library.plan_set(solved, wanted[n % 2]) for n in range(40)))
     assert [stages for _, stages in pushed] == wanted * 20
     assert sorted(encoded, key=len) == [frozenset({2}), frozenset({0, 1})]

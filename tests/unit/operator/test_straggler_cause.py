@@ -29,10 +29,10 @@ class Paces:
         return max(degrees.values())
 
 
-def slow_job(make_job: Any, promises: Paces | None = None, **changes: Any) -> Any:
+def slow_job(make_job: Any, planned_times: Paces | None = None, **changes: Any) -> Any:
     job = make_job(**changes)
     job.run()
-    job.state.promises = promises
+    job.state.planned_times = planned_times
     for iteration in range(4):
         job.train(iteration, SLOW)
     job.settle()
@@ -40,7 +40,7 @@ def slow_job(make_job: Any, promises: Paces | None = None, **changes: Any) -> An
 
 
 def said(job: Any) -> str:
-    found = status.conditions(job.state, job.plan())
+    found = status.conditions(job.state, job.decide())
     return next(c.message for c in found if c.type is ConditionType.STRAGGLER_DETECTED)
 
 
@@ -64,7 +64,7 @@ def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expecte
         job.nodes[1].gpu_events["GPU-1-1", kind] = "says the GPU"
     assert cause(job.state, 1) is expected
     assert f"Cause: {expected.value.lower()}." in said(job)
-    (shown,) = status.figures(job.state, job.plan()).stragglers
+    (shown,) = status.figures(job.state, job.decide()).stragglers
     assert shown.cause == expected.value
 
 
@@ -101,12 +101,12 @@ def test_thresholds_can_be_changed_while_the_job_runs(make_job: Any) -> None:
         job.train(iteration, (1.0, 1.04))
     assert job.state.detector.slowdowns == {}, "below 5 %"
     lower = make_job(straggler={"slowdownThreshold": "3%", "recoveryThreshold": "1%"}).spec
-    job.state.accept(lower)
+    job.state.spec_accepted(lower)
     for iteration in range(6, 8):
         assert job.state.detector.slowdowns == {}
         job.train(iteration, (1.0, 1.04))
     assert set(job.state.detector.slowdowns) == {1}, "two iterations under the new threshold"
-    job.state.accept(make_job(straggler={"slowdownThreshold": "20%", "recoveryThreshold": "10%"}).spec)
+    job.state.spec_accepted(make_job(straggler={"slowdownThreshold": "20%", "recoveryThreshold": "10%"}).spec)
     for iteration in range(8, 10):
         job.train(iteration, (1.0, 1.04))
     assert job.state.detector.slowdowns == {}, "1.04 is recovered now"
@@ -118,7 +118,7 @@ def test_the_number_of_iterations_that_must_agree_too(make_job: Any) -> None:
     for iteration in range(5):
         job.train(iteration, SLOW)
     assert job.state.detector.slowdowns == {}
-    job.state.accept(make_job(straggler={"confirmIterations": 1}).spec)
+    job.state.spec_accepted(make_job(straggler={"confirmIterations": 1}).spec)
     job.train(5, SLOW)
     assert set(job.state.detector.slowdowns) == {1}
 

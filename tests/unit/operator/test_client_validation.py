@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.conftest import spec_of
 
-from perseus_operator.clients.validation import MAX_ITERATION, MAX_TIME_US, rank_can_be, report_can_be
+from perseus_operator.clients.validation import MAX_ITERATION, MAX_TIME_US, is_valid_rank, is_valid_report
 from perseus_operator.planning.iterations import JobIteration, Report
-from perseus_operator.planning.state import Rank
-from perseus_operator.planning.stragglers.detector import MOST_DEGREE, Detector
+from perseus_operator.planning.node import Rank
+from perseus_operator.planning.stragglers.detector import MAX_SLOWDOWN, StragglerDetector
 
 REPORT = Report(
-    pipeline=0,
+    dp=0,
     stage=0,
-    tensor=0,
+    tp=0,
     iteration=7,
     iteration_time_us=500_000,
     compute_span_us=400_000,
@@ -42,8 +42,8 @@ def test_every_iteration_of_a_real_gpu_can_be(
     report = replace(
         REPORT, iteration=iteration, iteration_time_us=time_us, compute_span_us=span_us, energy_mj=energy_mj
     )
-    assert report_can_be(report)
-    assert rank_can_be(replace(RANK, iteration=iteration))
+    assert is_valid_report(report)
+    assert is_valid_rank(replace(RANK, iteration=iteration))
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,20 @@ def test_every_iteration_of_a_real_gpu_can_be(
     ids=str,
 )
 def test_what_cannot_be_is_told_apart(lie: dict[str, Any]) -> None:
-    assert report_can_be(REPORT)
-    assert not report_can_be(replace(REPORT, **lie))
+    assert is_valid_report(REPORT)
+    assert not is_valid_report(replace(REPORT, **lie))
 
 
 @pytest.mark.parametrize("lie", [{"iteration": 2**64 - 1}, {"gpu_uuid": "x" * 10_000}, {"pod_uid": "x" * 10_000}])
 def test_so_is_a_rank(lie: dict[str, Any]) -> None:
-    assert rank_can_be(RANK)
-    assert not rank_can_be(replace(RANK, **lie))
+    assert is_valid_rank(RANK)
+    assert not is_valid_rank(replace(RANK, **lie))
 
 
 def test_a_slowdown_has_an_end() -> None:
-    detector = Detector()
+    detector = StragglerDetector()
     for iteration in range(5):
         spans = {0: 500_000, 1: MAX_TIME_US}
         seen = JobIteration(iteration, spans, MAX_TIME_US, None, {0: None, 1: None}, mixed=False)
         detector.observe(seen, {0: 500_000, 1: 500_000}, spec_of().straggler)
-    assert detector.slowdowns == {1: MOST_DEGREE}
+    assert detector.slowdowns == {1: MAX_SLOWDOWN}

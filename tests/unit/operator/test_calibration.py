@@ -1,4 +1,4 @@
-"""Learning while a job runs: iterations that are made up with known delays must be predicted with them afterwards."""
+"""Calibration while a job runs: iterations made with known delays must be predicted with them afterwards."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import Objective
 from perseus_operator.api.schema import parse
-from perseus_operator.controller.calibrator import Learner
+from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound, KubeUnavailable, SolveFailed
-from perseus_operator.objects import ConfigMap
+from perseus_operator.objects import ConfigMap, JobRef
 from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.objective import Target, target
+from perseus_operator.planning.objective import Target, target_of
 from perseus_operator.planning.planner import Calibrate, Solve, inputs_digest
-from perseus_operator.planning.state import JobRef, JobState
+from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.status import conditions, figures
 from perseus_operator.solving import calibration, frontier
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
-from perseus_operator.solving.worker import solve_here
+from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.gpus.model import profile_csv
 
 INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
@@ -33,19 +33,19 @@ OVERHEAD_S, DELAY_S = 0.02, 0.003
 PROFILE = ConfigMap("profile", {}, {}, uid="u-1")
 
 
-def solved(inputs: SolveRequest = INPUTS) -> frontier.Solved:
-    return frontier.open_frontier(solve_here(inputs), inputs, digest="d", solve_ms=1, restored=False)
+def solved(inputs: SolveRequest = INPUTS) -> frontier.SolvedFrontier:
+    return frontier.open_frontier(solve_in_process(inputs), inputs, digest="d", solve_ms=1, restored=False)
 
 
 @pytest.fixture(scope="module")
-def plain() -> frontier.Solved:
+def plain() -> frontier.SolvedFrontier:
     return solved()
 
 
 class Truth:
     """A job whose messages take time and whose optimizer does: what the model does not know."""
 
-    def __init__(self, plain: frontier.Solved) -> None:
+    def __init__(self, plain: frontier.SolvedFrontier) -> None:
         problem = calibration.simulator_of(INPUTS).problem
         stage = problem.schedule.stage
         across = stage[problem.edge_from] != stage[problem.edge_to]
@@ -56,7 +56,7 @@ class Truth:
 
     def iteration(self, number: int, point: int, *, scatter: float = 0.003) -> JobIteration:
         """Two pipelines; the second is a little slower."""
-        promised_s = self._plain.promises.durations_s(point)
+        promised_s = self._plain.planned_times.durations_s(point)
         duration_s = promised_s * np.exp(self._random.normal(0, scatter, promised_s.size))
         span_s = float(self._simulator.end_s(duration_s).max())
         offsets = self._plain.schedule.stage_offset.tolist()
@@ -67,20 +67,20 @@ class Truth:
         return JobIteration(number, spans, time_us, None, {0: point, 1: point}, mixed=False, stages_us={1: stages})
 
 
-def record_of(plain: frontier.Solved, iterations: int = 40) -> calibration.Record:
-    truth, record = Truth(plain), calibration.Record(plain.schedule)
+def record_of(plain: frontier.SolvedFrontier, iterations: int = 40) -> calibration.IterationRecord:
+    truth, record = Truth(plain), calibration.IterationRecord(plain.schedule)
     for k in range(iterations):
-        assert record.add(truth.iteration(k, point=(k // 10) % 2), plain.promises)
+        assert record.add(truth.iteration(k, point=(k // 10) % 2), plain.planned_times)
     return record
 
 
-async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontier.Solved) -> None:
+async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontier.SolvedFrontier) -> None:
     pool = SolverPool(workers=1, timeout_s=120, memory_mib=8192)
     answer = await pool.calibrate(record_of(plain).request(INPUTS).to_bytes())
-    learnt = calibration.open_learnt(answer)
-    assert learnt.verdict.explains
-    assert learnt.verdict.heldout_error is not None
-    assert learnt.verdict.heldout_error < 0.003 < 0.03 < learnt.verdict.uncalibrated_error
+    learnt = calibration.parse_calibration_result(answer)
+    assert learnt.quality.explains
+    assert learnt.quality.heldout_error is not None
+    assert learnt.quality.heldout_error < 0.003 < 0.03 < learnt.quality.uncalibrated_error
     assert learnt.change is not None
     assert learnt.change > calibration.MIN_CHANGE
     assert learnt.is_worth_using("")
@@ -89,30 +89,30 @@ async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontie
     real_s = np.median([Truth(plain).iteration(k, 0).time_us for k in range(9)]) / 1e6
     assert calibrated.view.t_min_us / 1e6 == pytest.approx(real_s, rel=0.01)
     assert plain.view.t_min_us / 1e6 < 0.97 * real_s
-    assert calibrated.view.allowance == learnt.verdict.allowance > 0
+    assert calibrated.view.allowance == learnt.quality.allowance > 0
 
-    again = calibration.calibrate_here(record_of(plain).request(replace(INPUTS, calibration=learnt.text)))
-    repeated = calibration.open_learnt(again)
+    again = calibration.calibrate_in_process(record_of(plain).request(replace(INPUTS, calibration=learnt.text)))
+    repeated = calibration.parse_calibration_result(again)
     assert repeated.change == pytest.approx(0.0, abs=1e-9)
-    assert not repeated.is_worth_using(learnt.verdict.digest), "new plans for nothing"
+    assert not repeated.is_worth_using(learnt.quality.digest), "new plans for nothing"
 
 
-def test_iterations_that_do_not_fit_are_left_out(plain: frontier.Solved) -> None:
-    record, whole = calibration.Record(plain.schedule), Truth(plain).iteration(1, 0)
+def test_iterations_that_do_not_fit_are_left_out(plain: frontier.SolvedFrontier) -> None:
+    record, whole = calibration.IterationRecord(plain.schedule), Truth(plain).iteration(1, 0)
     stages = whole.stages_us[1]
     for broken in ({}, {0: stages}, {1: stages[:1]}, {1: (stages[0][:-1], stages[1])}, {1: ([0] * 8, [0] * 8)}):
-        assert not record.add(replace(whole, stages_us=broken), plain.promises)
+        assert not record.add(replace(whole, stages_us=broken), plain.planned_times)
     assert len(record) == 0
-    assert record.add(whole, plain.promises)
+    assert record.add(whole, plain.planned_times)
 
 
-def test_stage_paces_and_what_a_slow_stage_costs(plain: frontier.Solved) -> None:
+def test_stage_paces_and_what_a_slow_stage_costs(plain: frontier.SolvedFrontier) -> None:
     whole = Truth(plain).iteration(1, 0, scatter=0.0)
     slow = replace(whole, stages_us={1: (whole.stages_us[1][0], [round(1.3 * us) for us in whole.stages_us[1][1]])})
-    assert plain.promises.paces(slow)[1] == pytest.approx([1.0, 1.3], rel=1e-3)
-    assert 1.05 < plain.promises.slowdown({1: 1.3}) <= 1.3
-    assert plain.promises.slowdown({}) == pytest.approx(1.0)
-    assert plain.promises.paces(replace(whole, stages_us={1: ([1], [1])})) == {}
+    assert plain.planned_times.paces(slow)[1] == pytest.approx([1.0, 1.3], rel=1e-3)
+    assert 1.05 < plain.planned_times.slowdown({1: 1.3}) <= 1.3
+    assert plain.planned_times.slowdown({}) == pytest.approx(1.0)
+    assert plain.planned_times.paces(replace(whole, stages_us={1: ([1], [1])})) == {}
 
 
 # ------------------------------------------------------------------------------------------- when, and what follows
@@ -120,23 +120,23 @@ def test_stage_paces_and_what_a_slow_stage_costs(plain: frontier.Solved) -> None
 
 def test_the_planner_calibrates_after_enough_iterations_and_again_later(job: Any) -> None:
     job.run()
-    learning = job.state.learning
-    learning.kept = learning.since = 39
-    assert Calibrate() not in job.plan().actions
-    learning.kept = learning.since = 40
-    assert Calibrate() in job.plan().actions
+    learning = job.state.calibration
+    learning.recorded = learning.recorded_since_start = 39
+    assert Calibrate() not in job.decide().actions
+    learning.recorded = learning.recorded_since_start = 40
+    assert Calibrate() in job.decide().actions
     learning.running = True
-    assert Calibrate() not in job.plan().actions
-    learning.running, learning.begun, learning.since = False, True, 99
-    assert Calibrate() not in job.plan().actions
-    learning.since = 100
-    assert Calibrate() in job.plan().actions
+    assert Calibrate() not in job.decide().actions
+    learning.running, learning.started, learning.recorded_since_start = False, True, 99
+    assert Calibrate() not in job.decide().actions
+    learning.recorded_since_start = 100
+    assert Calibrate() in job.decide().actions
 
 
 def test_a_calibration_in_use_means_a_new_frontier(job: Any) -> None:
     job.run()
-    job.state.learning.in_use = "abc"
-    made = job.plan()
+    job.state.calibration.digest_in_use = "abc"
+    made = job.decide()
     assert Solve(inputs_digest(job.spec, "csv", "abc")) in made.actions
     assert made.applied, "the plan in force stays meanwhile"
 
@@ -153,7 +153,7 @@ def test_a_calibration_in_use_means_a_new_frontier(job: Any) -> None:
 def test_bounds_leave_room_for_noise(job: Any, objective: dict[str, Any], allowed_us: float) -> None:
     job.run()
     view = replace(job.state.frontier, allowance=0.02)
-    found = target(parse(Objective, objective, "o"), view, gpus_per_stage=2, iterations_done=0, remaining_s=None)
+    found = target_of(parse(Objective, objective, "o"), view, gpus_per_stage=2, iterations_done=0, remaining_s=None)
     assert found == Target(pytest.approx(allowed_us))
 
 
@@ -203,34 +203,37 @@ class Cluster:
         return (
             json.dumps(self.answer).encode()
             if self.answer
-            else calibration.calibrate_here(calibration.CalibrateRequest.from_bytes(request))
+            else calibration.calibrate_in_process(calibration.CalibrateRequest.from_bytes(request))
         )
 
 
-def learner_of(cluster: Any, plain: frontier.Solved) -> tuple[Learner, JobState]:
+def learner_of(cluster: Any, plain: frontier.SolvedFrontier) -> tuple[Calibrator, JobState]:
     state = JobState(JobRef("ns", "job", "uid"))
-    learner = Learner(state, cluster)
+    learner = Calibrator(state, cluster)
     truth = Truth(plain)
     for k in range(1, 41):
-        learner.take(truth.iteration(k, point=(k // 10) % 2), plain)
+        learner.record(truth.iteration(k, point=(k // 10) % 2), plain)
     return learner, state
 
 
-async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(plain: frontier.Solved) -> None:
+async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(plain: frontier.SolvedFrontier) -> None:
     cluster: Any = Cluster()
     learner, state = learner_of(cluster, plain)
-    assert state.learning.kept == 40
+    assert state.calibration.recorded == 40
     await learner.calibrate(INPUTS, PROFILE)
-    assert state.learning.in_use
+    assert state.calibration.digest_in_use
     assert set(cluster.maps) == {"profile-calibration"}, "not in the user's object"
 
     following = JobState(JobRef("ns", "next", "uid-2"))
-    heir = Learner(following, cluster)
-    await heir.recall(PROFILE, INPUTS)
-    assert (heir.calibration, following.learning.in_use) == (learner.calibration, state.learning.in_use)
+    heir = Calibrator(following, cluster)
+    await heir.restore(PROFILE, INPUTS)
+    assert (heir.calibration, following.calibration.digest_in_use) == (
+        learner.calibration,
+        state.calibration.digest_in_use,
+    )
 
-    stranger = Learner(JobState(JobRef("ns", "other", "uid-3")), cluster)
-    await stranger.recall(PROFILE, replace(INPUTS, microbatches=5))
+    stranger = Calibrator(JobState(JobRef("ns", "other", "uid-3")), cluster)
+    await stranger.restore(PROFILE, replace(INPUTS, microbatches=5))
     assert stranger.calibration == "", "another pipeline has other delays"
 
     kept = cluster.maps["profile-calibration"]
@@ -239,47 +242,49 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
         kept, data={key: kept.data[key].replace('"stages": 2', '"stages": 0')}
     )
     damaged = JobState(JobRef("ns", "late", "uid-4"))
-    await Learner(damaged, cluster).recall(PROFILE, INPUTS)
-    assert damaged.learning.fault is not None
-    assert damaged.learning.fault.reason is Reason.CALIBRATION_INVALID
-    assert "stages must be at least 1" in damaged.learning.fault.message
-    assert not damaged.learning.in_use
+    await Calibrator(damaged, cluster).restore(PROFILE, INPUTS)
+    assert damaged.calibration.fault is not None
+    assert damaged.calibration.fault.reason is Reason.CALIBRATION_INVALID
+    assert "stages must be at least 1" in damaged.calibration.fault.message
+    assert not damaged.calibration.digest_in_use
 
     cluster.failing = KubeUnavailable("dark")
     with pytest.raises(KubeUnavailable):  # unknown is not empty: the runner asks again
-        await Learner(following, cluster).recall(PROFILE, INPUTS)
+        await Calibrator(following, cluster).restore(PROFILE, INPUTS)
 
 
-async def test_what_cannot_be_kept_is_used_all_the_same(plain: frontier.Solved) -> None:
+async def test_what_cannot_be_kept_is_used_all_the_same(plain: frontier.SolvedFrontier) -> None:
     cluster: Any = Cluster()
     learner, state = learner_of(cluster, plain)
     cluster.failing = KubeConflict("not the operator's")
     await learner.calibrate(INPUTS, PROFILE)
-    assert state.learning.in_use
-    assert not state.learning.running
+    assert state.calibration.digest_in_use
+    assert not state.calibration.running
 
 
-async def test_a_worker_that_fails_is_said_and_changes_nothing(plain: frontier.Solved) -> None:
+async def test_a_worker_that_fails_is_said_and_changes_nothing(plain: frontier.SolvedFrontier) -> None:
     learner, state = learner_of(Cluster(SolveFailed("stopped")), plain)
     await learner.calibrate(INPUTS, PROFILE)
-    assert state.learning.fault is not None
-    assert state.learning.fault.reason is Reason.CALIBRATION_FAILED
-    assert (learner.calibration, state.learning.in_use) == ("", "")
+    assert state.calibration.fault is not None
+    assert state.calibration.fault.reason is Reason.CALIBRATION_FAILED
+    assert (learner.calibration, state.calibration.digest_in_use) == ("", "")
 
 
-async def test_a_model_that_does_not_explain_the_run_is_said_and_not_used(plain: frontier.Solved, job: Any) -> None:
+async def test_a_model_that_does_not_explain_the_run_is_said_and_not_used(
+    plain: frontier.SolvedFrontier, job: Any
+) -> None:
     truth, cluster = Truth(plain), Cluster()
     job.run()
-    learner: Any = Learner(job.state, cluster)  # type: ignore[arg-type]
+    learner: Any = Calibrator(job.state, cluster)  # type: ignore[arg-type]
     shakes = np.random.default_rng(1).uniform(1.0, 1.4, 40)
     for k in range(40):  # a network that others use, too
         one = truth.iteration(k + 1, point=0)
-        learner.take(replace(one, time_us=round(one.time_us * shakes[k])), plain)
+        learner.record(replace(one, time_us=round(one.time_us * shakes[k])), plain)
     await learner.calibrate(INPUTS, PROFILE)
-    said = {c.type: c for c in conditions(job.state, job.plan())}[ConditionType.MODEL_EXPLAINS]
+    said = {c.type: c for c in conditions(job.state, job.decide())}[ConditionType.MODEL_EXPLAINS]
     assert (said.status, said.reason) == (False, Reason.MODEL_DOES_NOT_EXPLAIN)
     assert "nine of ten iterations lie within" in said.message
-    assert job.state.learning.in_use == ""
-    shown = figures(job.state, job.plan()).calibration
+    assert job.state.calibration.digest_in_use == ""
+    shown = figures(job.state, job.decide()).calibration
     assert shown is not None
-    assert shown.verdict == "DoesNotExplain"
+    assert shown.quality == "DoesNotExplain"

@@ -9,8 +9,8 @@ import pytest
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.planning.bound_guard import CONFIRM, Hold
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.planner import Release
-from perseus_operator.planning.restore import recall
+from perseus_operator.planning.node_actions import Release
+from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.reporting import status
 
 FASTEST_US = 1_000_000
@@ -37,7 +37,7 @@ def points(job: Any) -> set[int]:
 
 
 def said(job: Any) -> tuple[bool | None, Reason, str]:
-    found = next(c for c in status.conditions(job.state, job.plan()) if c.type is ConditionType.BOUND_KEPT)
+    found = next(c for c in status.conditions(job.state, job.decide()) if c.type is ConditionType.BOUND_KEPT)
     return found.status, found.reason, found.message
 
 
@@ -55,7 +55,7 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
     assert points(job) == {0}, "1.06 s is within the bound"
     train(job, at, CONFIRM + 1, 1.2)
     assert points(job) == set(), "not even the fastest plan keeps it"
-    made = job.plan()
+    made = job.decide()
     assert made.waiting is not None
     assert made.waiting.reason is Reason.BOUND_EXCEEDED
     assert "default clocks" in said(job)[2]
@@ -74,7 +74,7 @@ def test_the_plan_is_tried_again_after_pauses_that_double_until_it_holds(make_jo
     for _ in range(4):
         at = train(job, at, CONFIRM, 1.06)
         assert points(job) == {0}
-        assert job.plan().wake_at_s <= job.state.guard.until_s
+        assert job.decide().wake_at_s <= job.state.guard.until_s
         pauses.append(job.state.guard.until_s - job.now_s)
         job.now_s = job.state.guard.until_s - 0.1
         job.settle()
@@ -146,22 +146,22 @@ def test_an_edited_objective_begins_anew(make_job: Any) -> None:
     job = settled(make_job)
     train(job, 1, CONFIRM, 1.06)
     assert points(job) == {0}
-    job.state.accept(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
+    job.state.spec_accepted(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
     job.settle()
     assert points(job) == {6}
-    job.state.accept(make_job(objective={"type": "MaxThroughput"}, mode="Recommend").spec)
-    assert {type(a) for a in job.plan().actions} == {Release}
+    job.state.spec_accepted(make_job(objective={"type": "MaxThroughput"}, mode="Recommend").spec)
+    assert {type(a) for a in job.decide().actions} == {Release}
 
 
 def test_it_comes_and_goes_as_events(make_job: Any) -> None:
     job = settled(make_job)
-    kept = status.conditions(job.state, job.plan())
-    stored = status.document(kept, status.figures(job.state, job.plan()), {}, generation=1, wall_s=0.0)
+    kept = status.conditions(job.state, job.decide())
+    stored = status.document(kept, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
     train(job, 1, CONFIRM, 1.06)
-    broken = status.conditions(job.state, job.plan())
+    broken = status.conditions(job.state, job.decide())
     (went,) = [e for e in status.events(stored, broken) if e.reason is Reason.BOUND_EXCEEDED]
     assert went.kind == "Warning"
-    stored = status.document(broken, status.figures(job.state, job.plan()), {}, generation=1, wall_s=0.0)
+    stored = status.document(broken, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
     (came,) = [e for e in status.events(stored, kept) if e.reason is Reason.PLAN_RETRIED]
     assert came.kind == "Normal"
     assert Reason.BOUND_KEPT not in {e.reason for e in status.events({}, kept)}
@@ -172,10 +172,10 @@ def test_it_comes_and_goes_as_events(make_job: Any) -> None:
 
 def restarted(job: Any, make_job: Any, *, after_s: float) -> Any:
     """Another operator, which has the status and nothing else; its monotonic clock is another one."""
-    stored = status.document([], status.figures(job.state, job.plan()), {}, generation=1, wall_s=job.wall_s)
+    stored = status.document([], status.figures(job.state, job.decide()), {}, generation=1, wall_s=job.wall_s)
     heir = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
     heir.now_s, heir.wall_s = 7.0, job.wall_s + after_s
-    recall(heir.state, stored, now_s=heir.now_s, wall_s=heir.wall_s)
+    restore_from_status(heir.state, stored, now_s=heir.now_s, wall_s=heir.wall_s)
     return heir
 
 
@@ -223,19 +223,19 @@ def test_what_was_held_for_another_objective_or_cannot_be_read_holds_nothing(mak
     job = settled(make_job)
     train(job, 1, CONFIRM, 1.06)
     heir = restarted(job, make_job, after_s=1)
-    heir.state.accept(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
+    heir.state.spec_accepted(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
     heir.run()
     assert points(heir) == {6}
     for broken in ({}, {"hold": "Nothing"}, {"hold": 3, "until": "soon"}):
         other = make_job()
-        recall(other.state, {"guard": broken}, now_s=0.0, wall_s=0.0)
+        restore_from_status(other.state, {"guard": broken}, now_s=0.0, wall_s=0.0)
         assert other.state.guard.hold is Hold.NOTHING
 
 
 def test_nothing_is_stored_of_a_guard_that_never_tripped(make_job: Any) -> None:
     job = settled(make_job)
     train(job, 1, 10, 1.0)
-    assert status.figures(job.state, job.plan()).guard is None
+    assert status.figures(job.state, job.decide()).guard is None
 
 
 def test_a_new_attempt_of_the_training_counts_its_iterations_from_its_own_start(make_job: Any) -> None:

@@ -13,7 +13,7 @@ from tests.unit.operator.conftest import EPOCH, Desk, spec_of
 
 from perseus_operator.api.conditions import Reason
 from perseus_operator.controller.services import Pace
-from perseus_operator.controller.versioned import Stored, is_newer
+from perseus_operator.controller.versioned import Versioned, is_newer
 from perseus_operator.errors import KubeUnavailable
 from perseus_proto import keys
 
@@ -32,24 +32,24 @@ class Watched(Desk):
     def bring(self, version: int) -> bool:
         """The watch: in order, but not every version."""
         self.brought = max(self.brought, version)
-        return self.reporter.hear(*self.versions[self.brought], str(self.brought))
+        return self.reporter.observe(*self.versions[self.brought], str(self.brought))
 
-    async def think(self) -> None:
+    async def reconcile(self) -> None:
         self.job.now_s += 60  # beyond every pause
-        await self.tell(self.job.settle())
+        await self.report(self.job.settle())
 
     async def settle(self) -> None:
         """Until the watch has nothing more to bring, and nothing more is written."""
         for _ in range(8):
             before = len(self.versions)
             self.bring(len(self.versions) - 1)
-            await self.think()
+            await self.reconcile()
             if len(self.versions) == before:
                 return
         raise AssertionError("still writing")
 
 
-MOVES = st.lists(st.sampled_from(["edit", "think", "lost", "bring", "skip", "stale", "more", "strip"]), max_size=14)
+MOVES = st.lists(st.sampled_from(["edit", "reconcile", "lost", "bring", "skip", "stale", "more", "strip"]), max_size=14)
 
 
 @settings(max_examples=60)
@@ -61,12 +61,14 @@ def test_whatever_others_write_and_however_late_we_hear_of_it_our_words_stay(mov
             match move:
                 case "edit":
                     server.job.state.generation += 1
-                    server.job.state.accept(spec_of(objective={"type": dice.choice(["MinEnergy", "MaxThroughput"])}))
-                case "think":
-                    await server.think()
+                    server.job.state.spec_accepted(
+                        spec_of(objective={"type": dice.choice(["MinEnergy", "MaxThroughput"])})
+                    )
+                case "reconcile":
+                    await server.reconcile()
                 case "lost":
                     server.answers = False
-                    await server.think()
+                    await server.reconcile()
                     server.answers = True
                 case "bring":
                     server.bring(min(server.brought + 1, len(server.versions) - 1))
@@ -82,7 +84,7 @@ def test_whatever_others_write_and_however_late_we_hear_of_it_our_words_stay(mov
         alone = Watched()
         alone.job.state.generation = server.job.state.generation
         assert server.job.state.spec is not None
-        alone.job.state.accept(server.job.state.spec)
+        alone.job.state.spec_accepted(server.job.state.spec)
         await alone.settle()
         assert plain(server.status) == plain(alone.status)
         assert server.annotations.keys() == {ANNOTATION}
@@ -102,12 +104,12 @@ async def test_our_own_words_coming_back_are_no_news_and_cost_no_write() -> None
     await server.settle()
     for edit in ("MinEnergy", "MaxThroughput"):
         server.job.state.generation += 1
-        server.job.state.accept(spec_of(objective={"type": edit}))
-        await server.think()
+        server.job.state.spec_accepted(spec_of(objective={"type": edit}))
+        await server.reconcile()
         written = len(server.versions)
         for version in range(written):
             assert not server.bring(version)
-            await server.think()
+            await server.reconcile()
         assert len(server.versions) == written
 
 
@@ -121,8 +123,8 @@ async def test_who_hears_others_speak_and_finds_a_newer_operator_is_silent() -> 
     assert server.status["observedGeneration"] == 7
     assert server.job.state.fenced is not None
     assert server.job.state.fenced.reason is Reason.FENCED
-    assert f"its epoch is {EPOCH + 1}, not {EPOCH}" in server.job.state.fenced.message
-    assert server.job.plan().actions == (), "hands off, too"
+    assert f"its epoch is {EPOCH + 1}, this operator's is {EPOCH}" in server.job.state.fenced.message
+    assert server.job.decide().actions == (), "hands off, too"
 
 
 async def test_who_cannot_ask_whether_a_newer_operator_has_begun_waits_until_it_can() -> None:
@@ -147,12 +149,12 @@ def test_versions_are_numbers_where_they_can_be(version: str, than: str, newer: 
 
 
 def test_an_answer_that_comes_after_newer_news_does_not_count() -> None:
-    stored = Stored("")
-    stored.write("ours")
-    assert stored.heard("theirs", "12")
-    stored.wrote("11")
+    stored = Versioned("")
+    stored.write_started("ours")
+    assert stored.observed("theirs", "12")
+    stored.write_succeeded("11")
     assert stored.value == "theirs"
-    stored.write("ours again")
-    assert not stored.heard("ours again", "13"), "our own, before its answer"
-    stored.wrote("13")
+    stored.write_started("ours again")
+    assert not stored.observed("ours again", "13"), "our own, before its answer"
+    stored.write_succeeded("13")
     assert stored.value == "ours again"

@@ -1,0 +1,103 @@
+"""Gets the frontier of one job: from the ConfigMap of an earlier solve with the same inputs, or from a solver process.
+
+A solved frontier is stored in a ConfigMap that is garbage-collected with its PerseusJob, so that a restarted operator
+need not solve again. Jobs with the same inputs share one solve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.controller.services import Services
+from perseus_operator.errors import InvalidProfile, KubeError, SolveFailed, SolveTimeout
+from perseus_operator.planning.state import JobState
+from perseus_operator.solving.frontier import (
+    SolvedFrontier,
+    frontier_from_config_map,
+    frontier_to_config_map,
+    holds_frontier,
+    open_frontier,
+)
+from perseus_operator.solving.request import SolveRequest
+from perseus_proto.units import ms_from_s
+
+logger = logging.getLogger(__name__)
+
+
+class FrontierLoader:
+    """The frontier of one job."""
+
+    def __init__(self, state: JobState, services: Services) -> None:
+        self.solved: SolvedFrontier | None = None
+        """The latest frontier with its plans; the planner's view of it is in the job's state."""
+        self._state = state
+        self._services = services
+
+    async def load(self, digest: str, request: SolveRequest) -> None:
+        """Restore or solve the frontier of these inputs, and note the outcome.
+
+        Args:
+            digest: of the inputs, see ``planner.inputs_digest``.
+            request: the inputs.
+        """
+        state, metrics = self._state, self._services.metrics
+        try:
+            solved = await self._restore(digest, request)
+            restored = solved is not None
+            if solved is None:
+                solved = await self._services.cache.solved(digest, lambda: self._solve(digest, request))
+                assert solved is not None
+                await self._store(solved)
+            else:
+                metrics.restores.inc()
+        except InvalidProfile as error:
+            state.solve_failed(digest, Explanation(Reason.PROFILE_INVALID, str(error)))
+        except SolveFailed as error:
+            metrics.solves.labels("failed").inc()
+            reason = Reason.SOLVE_TIMEOUT if isinstance(error, SolveTimeout) else Reason.SOLVE_FAILED
+            state.solve_failed(digest, Explanation(reason, str(error)))
+        else:
+            self.solved = solved
+            state.solve_succeeded(replace(solved.view, restored=restored), solved.planned_times)
+        finally:
+            state.solve_ended()
+
+    async def _restore(self, digest: str, request: SolveRequest) -> SolvedFrontier | None:
+        ref, kube = self._state.ref, self._services.kube
+        try:
+            stored = await kube.read_config_map(ref.namespace, ref.frontier_config_map)
+        except KubeError:
+            return None
+        if not holds_frontier(stored, digest):
+            return None
+
+        async def read_back() -> SolvedFrontier | None:
+            return await asyncio.to_thread(frontier_from_config_map, stored, request, digest=digest)
+
+        solved = await self._services.cache.solved(digest, read_back)
+        if solved is not None and ref.uid not in stored.owners:
+            # An earlier job of the same name owns the ConfigMap, and takes it along when it is deleted.
+            await self._store(solved)
+        return solved
+
+    async def _solve(self, digest: str, request: SolveRequest) -> SolvedFrontier:
+        data, seconds = await self._services.solver.solve(request)
+        logger.info("%s: frontier solved in %.3f s", self._state.ref, seconds)
+        self._services.metrics.solves.labels("solved").inc()
+        return await asyncio.to_thread(
+            open_frontier, data, request, digest=digest, solve_ms=ms_from_s(seconds), restored=False
+        )
+
+    async def _store(self, solved: SolvedFrontier) -> None:
+        ref = self._state.ref
+        config_map = frontier_to_config_map(ref.frontier_config_map, solved)
+        if config_map is None:
+            logger.warning("%s: frontier of %d bytes is too large to store", ref, len(solved.data))
+            return
+        try:
+            await self._services.kube.write_owned_config_map(ref, config_map)
+        except KubeError as error:
+            logger.warning("%s: frontier not stored, a restarted operator will solve again: %s", ref, error)

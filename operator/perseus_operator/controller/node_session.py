@@ -1,0 +1,234 @@
+"""Talks to the agents of one job's nodes: sends the planner's commands, and reads telemetry while a lease is held.
+
+Each command is one call to one agent. Its outcome becomes one event of the ``Node``; whether and when to try again is
+the planner's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.clients.agents import (
+    EventsDropped,
+    GpuSlowdown,
+    RankJoined,
+    RankLeft,
+    StreamOpened,
+    TelemetryEvent,
+)
+from perseus_operator.controller.calibrator import Calibrator
+from perseus_operator.controller.frontier_loader import FrontierLoader
+from perseus_operator.controller.profiler import Profiler
+from perseus_operator.controller.schedule_source import needs_schedule_from_ranks
+from perseus_operator.controller.services import Services, backoff_s
+from perseus_operator.controller.solve_inputs import SolveInputs
+from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
+from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.node import Node
+from perseus_operator.planning.node_actions import Acquire, NodeAction, Push, Release, Renew, Select
+from perseus_operator.planning.state import JobState
+
+logger = logging.getLogger(__name__)
+
+
+class NodeSession:
+    """The agents of one job. ``wake`` is called whenever the planner should look again."""
+
+    def __init__(
+        self,
+        state: JobState,
+        services: Services,
+        *,
+        inputs: SolveInputs,
+        frontier: FrontierLoader,
+        calibrator: Calibrator,
+        profiler: Profiler,
+        wake: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._services = services
+        self._inputs = inputs
+        self._frontier = frontier
+        self._calibrator = calibrator
+        self._profiler = profiler
+        self._wake = wake
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def streams(self) -> list[asyncio.Task[None]]:
+        """The tasks that read telemetry."""
+        return list(self._streams.values())
+
+    async def command(self, node: Node, action: NodeAction) -> None:
+        """Send one command to one agent, and note the outcome."""
+        name, result = type(action).__name__, "ok"
+        try:
+            await self._perform(node, action)
+            node.command_succeeded()
+        except AgentFenced as error:
+            result = "fenced"
+            message = f"A newer operator commands this job; node {node.name}: {error}"
+            self._state.fenced_by(Explanation(Reason.FENCED, message))
+            logger.warning("%s: %s: %s", self._state.ref, Reason.FENCED.value, message)
+        except AgentError as error:
+            refused = isinstance(error, AgentRefused)
+            result = "refused" if refused else "unavailable"
+            self._failed(node, action, error, refused=refused)
+        finally:
+            node.command_ended()
+            self._services.metrics.agent_calls.labels(name.lower(), result).inc()
+
+    def _failed(self, node: Node, action: NodeAction, error: AgentError, *, refused: bool) -> None:
+        now_s = self._services.monotonic_s()
+        # An agent that refuses anything but a lease does not know of ours: it has restarted, or the lease has expired.
+        without_lease = refused and not isinstance(action, Acquire)
+        if without_lease:
+            node.answered()
+        reason = Reason.AGENT_REFUSED if refused else Reason.AGENT_UNAVAILABLE
+        fault = Explanation(reason, f"Node {node.name}, {type(action).__name__}: {error}")
+        node.command_failed(fault, retry_at_s=now_s + backoff_s(node.failures))
+        if without_lease or node.expires_at_s <= now_s:
+            node.lease_lost()
+        if isinstance(action, Release) and not node.pods and node.expires_at_s <= now_s:
+            self._forget(node)
+
+    async def _perform(self, node: Node, action: NodeAction) -> None:
+        agents, metrics, address = self._services.agents, self._services.metrics, node.address
+        assert address is not None
+        command: dict[str, Any] = {"job_uid": self._state.ref.uid, "epoch": self._services.epoch}
+        started_s, ttl_s = self._services.monotonic_s(), self._services.limits.lease_ttl_s
+        if isinstance(action, Acquire):
+            pods = node.pods
+            lease = await agents.acquire(
+                address,
+                **command,
+                job_name=str(self._state.ref),
+                ttl_s=ttl_s,
+                pods=sorted(pods, key=lambda pod: pod.uid),
+            )
+            following = bool(lease.selected)
+            node.lease_acquired(pods, plan_id=lease.plan_id, following=following, started_s=started_s, ttl_s=ttl_s)
+            self._read(node)
+            await self._describe(node)
+        elif isinstance(action, Renew):
+            await agents.renew(address, **command, ttl_s=ttl_s)
+            node.lease_renewed(started_s=started_s, ttl_s=ttl_s)
+            await self._describe(node)
+        elif isinstance(action, Release):
+            await agents.release(address, **command)
+            node.lease_lost()
+            if not node.pods:
+                self._forget(node)
+        elif isinstance(action, Push):
+            await self._push(node, address, action)
+        else:
+            await self._select(node, address, action)
+            if node.from_iteration > action.from_iteration:
+                metrics.late_selections.inc()
+
+    async def _push(self, node: Node, address: str, action: Push) -> None:
+        solved = self._frontier.solved
+        if solved is not None and solved.view.digest == action.plans:
+            plan_set = await self._services.cache.plan_set(solved, action.stages)
+        else:
+            plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
+        if plan_set.plan_id != node.plan_id:
+            await self._services.agents.push(
+                address, job_uid=self._state.ref.uid, epoch=self._services.epoch, plan_set=plan_set
+            )
+        node.plan_set_stored(plan_set.plan_id, digest=action.plans, stages=action.stages)
+
+    async def _select(self, node: Node, address: str, action: Select) -> None:
+        plan_id = node.plan_id
+        node.selection_sent()
+        furthest = await self._services.agents.select(
+            address,
+            job_uid=self._state.ref.uid,
+            epoch=self._services.epoch,
+            plan_id=plan_id,
+            points=action.points,
+            from_iteration=action.from_iteration,
+        )
+        # A rank that has begun that iteration already runs the selection from the next one on.
+        from_iteration = max(action.from_iteration, furthest + 1)
+        node.selection_accepted(dict(action.points), plan_id=plan_id, from_iteration=from_iteration)
+
+    async def _describe(self, node: Node) -> None:
+        """Bring ranks and GPUs up to date with the agent's description; it makes good for missed telemetry."""
+        assert node.address is not None
+        with_schedules = needs_schedule_from_ranks(self._state)
+        info = await self._services.agents.describe(node.address, with_schedules=with_schedules)
+        uids = {pod.uid for pod in node.pods}
+        ranks = [rank for rank in info.ranks if rank.pod_uid in uids]
+        present = {rank.id for rank in ranks}
+        for gone in [rank for rank_id, rank in node.ranks.items() if rank_id not in present]:
+            self._state.rank_left(node, gone)
+        for rank in ranks:
+            self._state.rank_joined(node, rank)
+        if with_schedules:
+            node.schedules_declared({rank.id: info.schedules.get((rank.pod_uid, rank.pid), ()) for rank in ranks})
+            await self._inputs.collect_schedule()
+        gpus = {rank.gpu_uuid for rank in ranks}
+        node.gpus_described(
+            {gpu: clocks for gpu, clocks in info.clocks_mhz.items() if gpu in gpus},
+            {gpu: why for gpu, why in info.uncontrollable.items() if gpu in gpus},
+        )
+
+    def _forget(self, node: Node) -> None:
+        self._state.node_forgotten(node)
+        stream = self._streams.pop(node.name, None)
+        if stream is not None:
+            stream.cancel()
+
+    # ------------------------------------------------------------------------------------------------------ telemetry
+
+    def _read(self, node: Node) -> None:
+        """Read the node's telemetry for as long as its lease is held."""
+        stream = self._streams.get(node.name)
+        if stream is None or stream.done():
+            self._streams[node.name] = asyncio.create_task(self._read_telemetry(node))
+
+    async def _read_telemetry(self, node: Node) -> None:
+        failures = 0
+        while node.leased_pods is not None and node.address is not None:
+            try:
+                async for event in self._services.agents.watch(node.address, self._state.ref.uid):
+                    failures = 0
+                    self._observe(node, event)
+                    self._wake()
+            except AgentUnavailable:
+                # The agent may be gone, and the lease with it.
+                node.renewal_requested()
+            except AgentError as error:
+                logger.warning("%s: telemetry of node %s: %s", self._state.ref, node.name, error)
+            self._wake()
+            await asyncio.sleep(backoff_s(failures))
+            failures += 1
+
+    def _observe(self, node: Node, event: TelemetryEvent) -> None:
+        if isinstance(event, Report):
+            self._profiler.observe(node, event, self._inputs.request)
+            iteration = self._state.iteration_reported(node, event)
+            if iteration is not None:
+                self._calibrator.record(iteration, self._frontier.solved)
+                self._profiler.observe_drift(iteration, self._frontier.solved, self._inputs.profile_map)
+        elif isinstance(event, StreamOpened):
+            node.renewal_requested()  # a renewal also asks for the ranks: some may have joined before the stream stood
+        elif isinstance(event, RankJoined):
+            if event.rank.pod_uid in {pod.uid for pod in node.pods}:
+                self._state.rank_joined(node, event.rank)
+                if needs_schedule_from_ranks(self._state):
+                    node.renewal_requested()
+        elif isinstance(event, RankLeft):
+            self._state.rank_left(node, event.rank)
+        elif isinstance(event, GpuSlowdown):
+            if event.active:
+                node.gpu_slowed(event.gpu_uuid, event.kind, event.message)
+            else:
+                node.gpu_recovered(event.gpu_uuid, event.kind)
+        elif isinstance(event, EventsDropped):
+            self._services.metrics.telemetry_dropped.inc()

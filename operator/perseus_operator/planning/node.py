@@ -1,0 +1,221 @@
+"""One node that runs pods of a job: what its agent holds for the job, and the ranks and GPUs that it describes.
+
+Fields are read everywhere and changed only here, by one named method for each event:
+
+    pods and agent       pods_observed, address_observed
+    a command            command_started, command_ended, command_succeeded, command_failed, answered
+    the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested
+    plans                plan_set_stored, selection_sent, selection_accepted, selections_outdated
+    ranks                rank_joined, rank_left, rank_advanced, schedules_declared
+    GPUs                 gpus_described, gpu_slowed, gpu_recovered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from perseus_operator.api.conditions import Explanation
+from perseus_operator.objects import Pod
+from perseus_proto.rank import RankId
+
+DeclaredSchedule = tuple[tuple[int, int, int], ...]
+"""What one training process says that it executes: (kind, microbatch, chunk) in order."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A training process that is connected to its node's agent."""
+
+    pod_uid: str
+    gpu_uuid: str
+    dp: int
+    stage: int
+    tp: int
+    pid: int
+    iteration: int
+    """The furthest iteration that the process has begun."""
+
+    @property
+    def id(self) -> RankId:
+        """The rank's address in the job."""
+        return RankId(self.dp, self.stage, self.tp)
+
+    @property
+    def process(self) -> tuple[str, int, RankId]:
+        """Identifies the process: another process with the same rank id differs."""
+        return self.pod_uid, self.pid, self.id
+
+
+@dataclass
+class Node:
+    """A node and what is known of its agent. Times are monotonic seconds."""
+
+    name: str
+    address: str | None
+    """host:port of the agent; None: no agent runs on the node."""
+    pods: frozenset[Pod]
+    busy: bool = False
+    """A command to the agent is under way; the next one is planned when it has ended."""
+    fault: Explanation | None = None
+    """Why the latest command failed; None: it succeeded."""
+    retry_at_s: float = 0.0
+    failures: int = 0
+    """Commands that failed since one succeeded."""
+    leased_pods: frozenset[Pod] | None = None
+    """Pods that the lease names; None: no lease is held."""
+    renew_at_s: float = 0.0
+    expires_at_s: float = 0.0
+    plan_id: str = ""
+    """Plan set that the agent stores for the job; empty: none."""
+    pushed: tuple[str, frozenset[int]] | None = None
+    """Frontier digest and stages of that plan set, where this operator pushed it."""
+    selected: dict[int, int] = field(default_factory=dict)
+    """Point of each pipeline (by dp) that need not be selected again."""
+    driven: bool = False
+    """The agent may be following a plan of the job, selected by this operator or an earlier one."""
+    from_iteration: int = 0
+    """First iteration that runs the latest selection."""
+    ranks: dict[RankId, Rank] = field(default_factory=dict)
+    clocks_mhz: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Supported clocks by GPU UUID."""
+    declared_schedules: dict[RankId, DeclaredSchedule] = field(default_factory=dict)
+    """What ranks say that they execute, where the agent was asked for it."""
+    uncontrollable: dict[str, str] = field(default_factory=dict)
+    """GPU UUID → why its clocks cannot be set."""
+    gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Active slowdowns: (GPU UUID, kind) → the agent's message."""
+
+    @property
+    def stages(self) -> frozenset[int]:
+        """Stages whose ranks run on the node."""
+        return frozenset(rank.stage for rank in self.ranks)
+
+    @property
+    def pipelines(self) -> frozenset[int]:
+        """Pipelines (dp) that have a rank on the node."""
+        return frozenset(rank.dp for rank in self.ranks)
+
+    def pods_observed(self, pods: frozenset[Pod]) -> None:
+        """The node runs these pods of the job now; ranks of other pods have gone."""
+        self.pods = pods
+        uids = {pod.uid for pod in pods}
+        self.ranks = {rank_id: rank for rank_id, rank in self.ranks.items() if rank.pod_uid in uids}
+
+    def address_observed(self, address: str | None) -> None:
+        """An agent at another address is another process, which holds nothing for the job. None changes nothing: the
+        agent may be restarting, and its lease still counts."""
+        if address is None or address == self.address:
+            return
+        self.address = address
+        self.lease_lost()
+        self.retry_at_s = 0.0
+
+    def command_started(self) -> None:
+        """A command is on its way to the agent."""
+        self.busy = True
+
+    def command_ended(self) -> None:
+        """The command has an outcome."""
+        self.busy = False
+
+    def command_succeeded(self) -> None:
+        """The agent did what it was asked."""
+        self.fault, self.failures, self.retry_at_s = None, 0, 0.0
+
+    def command_failed(self, fault: Explanation, *, retry_at_s: float) -> None:
+        """The agent did not do it; no command is planned before ``retry_at_s``."""
+        self.fault, self.retry_at_s = fault, retry_at_s
+        self.failures += 1
+
+    def answered(self) -> None:
+        """The agent answers, though it refuses: how long it was away is no reason to wait longer."""
+        self.failures = 0
+
+    def lease_acquired(
+        self, pods: frozenset[Pod], *, plan_id: str, following: bool, started_s: float, ttl_s: float
+    ) -> None:
+        """The agent granted the lease. Selections are repeated: those that it holds may belong to an earlier plan set.
+
+        Args:
+            pods: that the lease names.
+            plan_id: of the plan set that the agent stores for the job; empty: none.
+            following: whether the agent already follows a selection.
+            started_s: when the request was sent: the agent cannot have begun to count earlier.
+            ttl_s: how long the lease lasts.
+        """
+        self.leased_pods, self.plan_id, self.selected, self.driven = pods, plan_id, {}, following
+        self.lease_renewed(started_s=started_s, ttl_s=ttl_s)
+
+    def lease_renewed(self, *, started_s: float, ttl_s: float) -> None:
+        """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it."""
+        self.renew_at_s, self.expires_at_s = started_s + ttl_s / 3, started_s + ttl_s
+
+    def lease_lost(self) -> None:
+        """The lease is over, given back or not: what the agent holds is no longer known."""
+        self.leased_pods = None
+        self.pushed = None
+        self.plan_id = ""
+        self.selected = {}
+        self.driven = False
+
+    def renewal_requested(self) -> None:
+        """Renew now: a renewal also asks for the ranks, of which some may have been missed."""
+        self.renew_at_s = 0.0
+
+    def plan_set_stored(self, plan_id: str, *, digest: str, stages: frozenset[int]) -> None:
+        """The agent stores these plans; what was selected in an earlier plan set no longer counts."""
+        if plan_id != self.plan_id:
+            self.plan_id, self.selected = plan_id, {}
+        self.pushed = digest, stages
+
+    def selection_sent(self) -> None:
+        """From now on the agent may follow a plan, even if its answer never comes."""
+        self.driven = True
+
+    def selection_accepted(self, points: Mapping[int, int], *, plan_id: str, from_iteration: int) -> None:
+        """The agent runs these points (by dp) from an iteration on, unless its plan set was replaced meanwhile."""
+        if self.plan_id == plan_id:
+            self.selected = {**self.selected, **points}
+        self.from_iteration = from_iteration
+
+    def selections_outdated(self) -> None:
+        """Select again: a selection names an iteration, and new processes count theirs from their own start."""
+        self.selected = {}
+
+    def rank_joined(self, rank: Rank) -> bool:
+        """A process has connected, or is seen again; whether it is another process than the one known so far."""
+        known = self.ranks.get(rank.id)
+        self.ranks[rank.id] = rank
+        if known is not None and known.process == rank.process:
+            return False
+        self.declared_schedules.pop(rank.id, None)
+        return True
+
+    def rank_left(self, rank: Rank) -> None:
+        """A process has gone; unless another one has taken its rank id already."""
+        known = self.ranks.get(rank.id)
+        if known is not None and known.process == rank.process:
+            del self.ranks[rank.id]
+
+    def rank_advanced(self, rank_id: RankId, iteration: int) -> None:
+        """A rank has begun an iteration; earlier ones change nothing."""
+        rank = self.ranks[rank_id]
+        if iteration > rank.iteration:
+            self.ranks[rank_id] = replace(rank, iteration=iteration)
+
+    def gpus_described(self, clocks_mhz: Mapping[str, tuple[int, ...]], uncontrollable: Mapping[str, str]) -> None:
+        """The agent described the GPUs of the job's ranks."""
+        self.clocks_mhz, self.uncontrollable = dict(clocks_mhz), dict(uncontrollable)
+
+    def schedules_declared(self, schedules: Mapping[RankId, DeclaredSchedule]) -> None:
+        """The ranks said what they execute."""
+        self.declared_schedules = dict(schedules)
+
+    def gpu_slowed(self, gpu_uuid: str, kind: str, message: str) -> None:
+        """A GPU reports that something slows it."""
+        self.gpu_events[gpu_uuid, kind] = message
+
+    def gpu_recovered(self, gpu_uuid: str, kind: str) -> None:
+        """What slowed a GPU has ended."""
+        self.gpu_events.pop((gpu_uuid, kind), None)

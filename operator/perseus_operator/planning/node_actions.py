@@ -1,0 +1,136 @@
+"""What to do next on each node, so that its agent holds the lease, the plans and the points that are wanted.
+
+At most one action for a node, and none while one is under way: a slow agent holds up no other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from perseus_operator.api.conditions import Explanation
+from perseus_operator.api.job import JobSpec
+from perseus_operator.planning.node import Node
+from perseus_operator.planning.state import JobState
+
+
+@dataclass(frozen=True)
+class Acquire:
+    """Take the lease on a node, for its pods as they are now."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Renew the lease."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Return the node's GPUs to their default clocks."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """Send the agent the plans of these stages, out of the plans of this digest."""
+
+    node: str
+    stages: frozenset[int]
+    plans: str
+
+
+@dataclass(frozen=True)
+class Select:
+    """Choose a point for some pipelines."""
+
+    node: str
+    points: tuple[tuple[int, int], ...]
+    """(dp, point)"""
+    from_iteration: int
+
+
+NodeAction = Acquire | Renew | Release | Push | Select
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What all agents of a job shall hold."""
+
+    plans: str | None
+    """Digest of the plans to store; None: there are none."""
+    wanted: Mapping[int, int]
+    """Point of each pipeline, by dp; empty: no plan is to be followed."""
+    drive: bool
+    """Whether clocks may be set at all."""
+    waiting: Explanation | None
+    """Why no plan is to be followed."""
+
+
+def next_actions(
+    state: JobState, spec: JobSpec, intent: Intent, *, now_s: float
+) -> Iterator[tuple[NodeAction | None, float]]:
+    """For every node that can be commanded: what to do now, if anything, and when to look at it again (monotonic)."""
+    # Points are selected only once every agent stores the plans; one that does not answer keeps its old selection.
+    may_select = bool(intent.wanted) and all(
+        holds_plans(node, intent.plans) or (node.fault is not None and node.selected)
+        for node in state.nodes.values()
+        if node.pods
+    )
+    wanted = intent.wanted if may_select else {}
+    from_iteration = state.furthest_iteration + 1
+    for node in state.nodes.values():
+        if node.busy or node.address is None:
+            continue
+        if node.retry_at_s > now_s:
+            yield None, node.retry_at_s
+            continue
+        # There are no plans for a stage that exists only in what a process says of itself.
+        plans = intent.plans if max(node.stages, default=0) < spec.pipeline.stages else None
+        action = _next_action(node, intent.drive, plans, wanted, from_iteration=from_iteration, now_s=now_s)
+        leased = action is None and node.leased_pods is not None
+        yield action, node.renew_at_s if leased else math.inf
+
+
+def is_applied(state: JobState, intent: Intent) -> bool:
+    """Whether the agent of every rank holds the plans and the selection that are wanted."""
+    nodes = [node for node in state.nodes.values() if node.ranks]
+    return all(holds_plans(node, intent.plans) and _is_selected(node, intent.wanted) for node in nodes)
+
+
+def holds_plans(node: Node, plans: str | None) -> bool:
+    """Whether the agent stores the plans of this digest for every stage of its ranks."""
+    return (
+        node.leased_pods is not None
+        and node.pushed is not None
+        and plans is not None
+        and node.pushed[0] == plans
+        and node.stages <= node.pushed[1]
+    )
+
+
+def _is_selected(node: Node, wanted: Mapping[int, int]) -> bool:
+    return all(node.selected.get(dp) == wanted.get(dp) for dp in node.pipelines)
+
+
+def _next_action(
+    node: Node, drive: bool, plans: str | None, wanted: Mapping[int, int], *, from_iteration: int, now_s: float
+) -> NodeAction | None:
+    """The lease goes first: without it nothing else lasts."""
+    if not node.pods or (not drive and node.driven):
+        return Release(node.name)
+    if node.leased_pods != node.pods or node.expires_at_s <= now_s:
+        return Acquire(node.name)
+    if node.renew_at_s <= now_s:
+        return Renew(node.name)
+    if drive and plans is not None and node.ranks and not holds_plans(node, plans):
+        return Push(node.name, node.stages, plans)
+    if wanted and node.ranks and not _is_selected(node, wanted):
+        points = tuple((dp, wanted[dp]) for dp in sorted(node.pipelines))
+        return Select(node.name, points, from_iteration)
+    return None

@@ -1,0 +1,84 @@
+"""What a job still lacks before plans can be enforced, each as an explanation that becomes a condition: schedule,
+frontier, ranks, baseline, agents."""
+
+from __future__ import annotations
+
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.job import JobSpec
+from perseus_operator.planning.state import JobState
+from perseus_operator.planning.workloads import absence, silent_pods
+
+
+def schedule_pending(state: JobState) -> Explanation | None:
+    """Why it is not known what the pipelines run; None: it is known."""
+    if state.schedule_known:
+        return None
+    waiting = Explanation(
+        Reason.WAITING_FOR_RANKS, "Not all training processes have reported the schedule that they run."
+    )
+    return state.schedule_fault or waiting
+
+
+def frontier_pending(state: JobState) -> Explanation:
+    """Why there is no frontier yet."""
+    schedule = schedule_pending(state)
+    if schedule is not None:
+        return Explanation(Reason.WAITING_FOR_FRONTIER, schedule.message)
+    if state.profile_fault is not None:
+        return Explanation(Reason.WAITING_FOR_FRONTIER, state.profile_fault.message)
+    if state.solve_fault is not None and state.solving is None:
+        return Explanation(Reason.WAITING_FOR_FRONTIER, state.solve_fault[1].message)
+    return Explanation(Reason.WAITING_FOR_FRONTIER, "The frontier is being solved.")
+
+
+def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
+    """Why not every rank of the job's shape is taken by exactly one process; None: each is."""
+    shape = spec.pipeline
+    if not any(node.pods for node in state.nodes.values()):
+        absent = absence(state)
+        return absent if absent.reason is Reason.SUSPENDED else Explanation(Reason.WAITING_FOR_AGENTS, absent.message)
+    ranks = state.ranks
+    for rank in ranks:
+        if rank.dp >= shape.data_parallel or rank.stage >= shape.stages or rank.tp >= shape.tensor_parallel:
+            return Explanation(
+                Reason.RANKS_MISMATCH,
+                f"A training process is {rank.id}; spec.pipeline has {shape.data_parallel} (dp) × {shape.stages}"
+                f" (stages) × {shape.tensor_parallel} (tp).",
+            )
+    expected = shape.data_parallel * shape.stages * shape.tensor_parallel
+    if len(ranks) > expected or len({rank.id for rank in ranks}) < len(ranks):
+        return Explanation(
+            Reason.RANKS_MISMATCH,
+            f"{len(ranks)} training processes are connected for {expected} ranks: two processes have the same rank.",
+        )
+    if len(ranks) < expected:
+        fault = first_node_fault(state)
+        if fault is not None:
+            return Explanation(Reason.WAITING_FOR_AGENTS, fault.message)
+        message = f"{len(ranks)} of {expected} training processes have connected{silent_pods(state)}."
+        return Explanation(Reason.WAITING_FOR_RANKS, message)
+    return None
+
+
+def baseline_pending(state: JobState, spec: JobSpec) -> Explanation | None:
+    """Why the baseline is not complete; None: it is, or none is wanted, or a plan is in force already because this
+    operator has restarted."""
+    if spec.baseline_iterations == 0 or state.baseline is not None or state.history is None:
+        return None
+    points = [point for iteration in state.history.recent for point in iteration.points.values()]
+    if any(node.driven for node in state.nodes.values()) or any(point is not None for point in points):
+        return None
+    return Explanation(
+        Reason.MEASURING_BASELINE,
+        f"{len(state.history.unplanned)} of {spec.baseline_iterations} iterations are measured at default clocks.",
+    )
+
+
+def first_node_fault(state: JobState) -> Explanation | None:
+    """Why some node that runs pods of the job cannot be commanded; None: all can."""
+    for node in state.nodes.values():
+        if node.pods and node.address is None:
+            return Explanation(Reason.NO_AGENT, f"Node {node.name} runs pods of the job but no Perseus agent.")
+        if node.pods and node.fault is not None:
+            return node.fault
+    return None
