@@ -54,12 +54,12 @@ def groups(draw: Any, priorities: tuple[int, ...] = (0,)) -> list[Claim]:
         wanted = draw(st.integers(0, len(frontier.times_us) - 1))
         priority = draw(st.sampled_from(priorities))
         job = f"ns/job-{number}"
-        found.append(claim(job, frontier, copies=gpus, gpus=gpus, priority=priority, wanted=wanted))
+        found.append(claim(job, frontier, replicas=gpus, gpus=gpus, priority=priority, wanted=wanted))
     return found
 
 
 def budget_of(claims: list[Claim], share: float) -> float:
-    """Between what the most frugal plans need and what everybody wants."""
+    """Between what the plans of least power need and what all jobs want."""
     least, wanted = (math.fsum(ws) for ws in zip(*((c.least_w, c.wanted_w) for c in claims), strict=True))
     return least + share * (wanted - least)
 
@@ -182,12 +182,12 @@ def test_what_no_share_limits_stays_as_asked() -> None:
     assert within_share(infeasible, Share("b", 1.0), frontier, 1) == (infeasible, False)
     assert within_share(None, Share("b", 1.0), None, 1) == (None, False)
     starved, limited = within_share(asked, Share("b", 1.0, feasible=False), frontier, 1)
-    assert (starved, limited) == (Target(1_100_000, "note"), True), "the most frugal plan, whatever the share"
+    assert (starved, limited) == (Target(1_100_000, "note"), True), "the plan of least power, whatever the share"
 
 
 def test_a_curve_has_no_plan_that_is_slower_for_more_power() -> None:
     odd = FrontierView("f", (100, 110, 120), (10, 9, 12), 1, 0, 0, 0, 1, False)
-    found = claim("ns/a", odd, copies=1, gpus=1, priority=0, wanted=0)
+    found = claim("ns/a", odd, replicas=1, gpus=1, priority=0, wanted=0)
     assert all(low[0] < high[0] and low[1] < high[1] for low, high in pairwise(found.curve))
     assert found.least_w == pytest.approx(1000 * 9 / 110)
 
@@ -213,16 +213,16 @@ def test_what_is_kept_is_allowed_and_leaves_nobody_far_behind(claims: list[Claim
 def test_a_wish_that_moves_a_little_moves_nobody_else() -> None:
     frontier = frontier_of([(10_000, 20_000 - 300 * i) for i in range(30)], 1_000_000)
     budget_w = 18_000.0
-    other = claim("ns/other", frontier, copies=8, gpus=8, priority=0, wanted=0)
+    other = claim("ns/other", frontier, replicas=8, gpus=8, priority=0, wanted=0)
     shares: dict[str, float] = {}
     moves = 0
     for wanted in [10, 9, 10, 11, 10, 9, 10]:
-        claims = [claim("ns/late", frontier, copies=8, gpus=8, priority=0, wanted=wanted), other]
+        claims = [claim("ns/late", frontier, replicas=8, gpus=8, priority=0, wanted=wanted), other]
         fresh = allocate(budget_w, claims)
         found: Allocation = steady(shares, fresh, claims, budget_w) if shares else fresh
         moves += shares.get("ns/other", found.shares_w["ns/other"]) != found.shares_w["ns/other"]
         shares = dict(found.shares_w)
     assert moves == 0
-    hasty = [claim("ns/late", frontier, copies=8, gpus=8, priority=1, wanted=0), other]
+    hasty = [claim("ns/late", frontier, replicas=8, gpus=8, priority=1, wanted=0), other]
     after = steady(shares, allocate(budget_w, hasty), hasty, budget_w)
     assert after.shares_w["ns/other"] < shares["ns/other"], "but a wish that moves much does"

@@ -1,8 +1,7 @@
-"""Reports of single ranks, put together into iterations of a pipeline and of the job.
+"""Combines the reports of single ranks into iterations of a pipeline and of the job.
 
-``JobState`` feeds it; the planner reads medians. Reports may come late, twice, or never: an iteration counts once all
-of its ranks have reported, and one that never completes is forgotten. Nothing here judges whether an iteration was
-slow.
+Reports may arrive late, twice, or never: an iteration counts once all of its ranks have reported, and one that never
+completes is dropped. Nothing here judges whether an iteration was slow.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from perseus_proto.rank import RankId
 _OPEN_ITERATIONS = 32
 _WINDOW = 15
 _UNPLANNED = 1000
-"""As many as a PerseusJob may ask for as its baseline."""
+"""The longest baseline that a PerseusJob may ask for."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ class Report:
     energy_mj: int | None
     point: int | None
     durations_us: Sequence[int] = ()
-    """Of each instruction in schedule order; empty if the process did not follow its schedule."""
+    """Duration of each instruction in schedule order; empty if the process did not follow its schedule."""
     instruction_energies_mj: Sequence[int] = ()
-    """Of each instruction, means over this and earlier iterations under the same plan and point."""
+    """Energy of each instruction, as a mean over this and earlier iterations under the same plan and point."""
     energy_iterations: int = 0
-    """How many those are."""
+    """Iterations in that mean."""
     quiet_us: int = 0
-    """Of its waits, what the counter showed by itself; and its energy."""
+    """Time and energy of waits within which the energy counter moved."""
     quiet_mj: int = 0
 
     @property
@@ -61,22 +60,22 @@ class _PipelineIteration:
 
 @dataclass(frozen=True)
 class JobIteration:
-    """One iteration of all pipelines, by pipeline; a point of None means default clocks."""
+    """One iteration of all pipelines, by data-parallel rank; a point of None means default clocks."""
 
     iteration: int
     spans_us: Mapping[int, int]
-    """From the begin to the end of the last instruction of its slowest rank: without waiting for other pipelines."""
+    """Time to the end of the last instruction of the slowest rank, without waiting for other pipelines."""
     time_us: int
     energy_mj: int | None
     points: Mapping[int, int | None]
     mixed: bool
-    """Ranks of one pipeline ran different plans: a transition, evidence of nothing."""
+    """Ranks of one pipeline ran different plans: the iteration was a transition and proves nothing."""
     stages_us: Mapping[int, tuple[Sequence[int], ...]] = field(default_factory=dict)
-    """Durations of instructions, stage by stage, of the pipelines in which every rank told them."""
+    """Durations of instructions by stage, of the pipelines in which every rank reported them."""
 
     @property
     def slowest(self) -> int:
-        """The pipeline that the others waited for."""
+        """The pipeline (dp) for which the others waited."""
         return max(self.spans_us, key=self.spans_us.__getitem__)
 
 
@@ -91,19 +90,19 @@ class Measured:
 
 @dataclass
 class History:
-    """The latest iterations of one attempt of a job. Not to be changed but by ``add``."""
+    """The latest iterations of one attempt of a job. Only ``add`` changes it."""
 
     pipelines: int
     ranks_per_pipeline: int
     recent: deque[JobIteration] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     unplanned: list[JobIteration] = field(default_factory=list)
-    """Iterations at default clocks, the first of the attempt left out: it holds compilation and allocation."""
+    """Iterations at default clocks, without the first of the attempt, which contains compilation and allocation."""
     _reports: dict[tuple[int, int], dict[tuple[int, int], Report]] = field(default_factory=dict)
     _complete: dict[int, dict[int, _PipelineIteration]] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
 
     def add(self, report: Report) -> JobIteration | None:
-        """Take a report in; the job's iteration if this completed it."""
+        """Add a report; the job's iteration if the report completes it."""
         if report.iteration <= self._last.get(report.dp, -1) or report.compute_span_us <= 0:
             return None
         key = (report.dp, report.iteration)
@@ -126,8 +125,15 @@ class History:
         return max(self._last.values(), default=-1)
 
     def measured(self, points: Mapping[int, int], *, since: int = 0) -> Measured | None:
-        """Medians of the recent iterations that ran exactly these plans, selected from iteration ``since`` on; None if
-        there was none."""
+        """Medians of the recent iterations that ran exactly these plans.
+
+        Args:
+            points: of each pipeline, by dp.
+            since: first iteration that counts.
+
+        Returns:
+            The medians; None if no iteration counts.
+        """
         return summarise([i for i in self.recent if not i.mixed and i.points == points and i.iteration >= since])
 
     def _finish(self, iteration: int) -> JobIteration:
@@ -135,14 +141,14 @@ class History:
         energies = [part.energy_mj for part in parts.values()]
         job = JobIteration(
             iteration=iteration,
-            spans_us={pipeline: part.span_us for pipeline, part in parts.items()},
+            spans_us={dp: part.span_us for dp, part in parts.items()},
             time_us=max(part.iteration_time_us for part in parts.values()),
             energy_mj=None if None in energies else sum(e for e in energies if e is not None),
-            points={pipeline: part.point for pipeline, part in parts.items()},
+            points={dp: part.point for dp, part in parts.items()},
             mixed=any(part.mixed for part in parts.values()),
-            stages_us={pipeline: part.stages_us for pipeline, part in parts.items() if part.stages_us},
+            stages_us={dp: part.stages_us for dp, part in parts.items() if part.stages_us},
         )
-        kept = replace(job, stages_us={})  # single instructions are too many to keep
+        kept = replace(job, stages_us={})  # durations of single instructions would need too much memory
         unplanned = not job.mixed and all(point is None for point in job.points.values())
         if unplanned and iteration > 0 and len(self.unplanned) < _UNPLANNED:
             self.unplanned.append(kept)
@@ -182,7 +188,7 @@ def _combine(reports: Iterable[Report]) -> _PipelineIteration:
 
 
 def _stages(reports: Iterable[Report]) -> tuple[Sequence[int], ...]:
-    """Durations by stage, of tensor ranks the longest; empty unless all ranks told all of them."""
+    """Durations by stage, the longest of its tensor-parallel ranks; empty unless all ranks reported all of them."""
     stages: dict[int, Sequence[int]] = {}
     for report in reports:
         own, before = report.durations_us, stages.get(report.stage)

@@ -1,7 +1,6 @@
-"""From an objective to a place on the frontier, and from stragglers to one place for each pipeline.
+"""Which point of the frontier an objective asks for, and which point each pipeline runs while there are stragglers.
 
-Pure functions on integers, called by ``planner``. The frontier here is a view: times and energies, no frequencies, no
-arrays.
+The frontier here is a view of integers: times and energies, without frequencies or arrays.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 
 from perseus_operator.api.job import Deadline, Objective, ObjectiveType
 from perseus_operator.formatting import seconds
+from perseus_proto.units import mean_power_w, s_from_us, us_from_s
 
 _GRID = 1.01
-"""A deadline by date moves with every iteration. Targets are taken from a geometric grid of 1 %, so that plans do
-not.
-"""
+"""The target of a deadline by date changes with every iteration. Targets are rounded to a geometric grid of 1 %, so
+that plans do not change as often."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,12 @@ class FrontierView:
     maximum_gap_ppm: int
     solve_ms: int
     restored: bool
-    """Read back from its ConfigMap instead of solved by this process."""
+    """Restored from its ConfigMap, not solved for this operator."""
     allowance: float = 0.0
-    """Share by which nearly all iterations stay within these times, if they are calibrated: a plan exactly at a bound
-    would break it in half of the iterations."""
+    """Nearly all iterations exceed these times by less than this share, if they are calibrated: a plan exactly at a
+    bound would break it in half of the iterations."""
     clock_changes: tuple[int, ...] = ()
-    """Of each point, in one iteration of one pipeline, over all stages."""
+    """Clock changes of each point in one iteration of one pipeline, over all stages."""
 
     @property
     def t_min_us(self) -> int:
@@ -47,22 +46,22 @@ class FrontierView:
 
     @property
     def t_star_us(self) -> int:
-        """T*: going slower than this saves nothing, even while others are waited for."""
+        """T*: a slower plan saves nothing, even while the pipeline waits for others."""
         return self.times_us[-1]
 
     @property
     def least_energy_us(self) -> int:
-        """The iteration of least energy. Before T*: slower plans still save, but not what their own waiting costs."""
+        """The iteration time of least energy. It lies before T*: beyond it a plan saves less than its waiting costs."""
         return self.times_us[min(range(len(self.times_us)), key=self.energies_mj.__getitem__)]
 
     def lookup(self, time_us: float) -> int:
-        """The slowest point not slower than ``time_us``; the fastest if all are slower. Stops at T* by itself."""
+        """The slowest point not slower than ``time_us``; the fastest point if all are slower."""
         return max(0, bisect_right(self.times_us, time_us) - 1)
 
 
 @dataclass(frozen=True)
 class Target:
-    """How long an iteration may take; ``note`` says what could not be met."""
+    """The iteration time to aim at; ``note`` says which part of the objective cannot be met."""
 
     time_us: float
     note: str = ""
@@ -88,9 +87,12 @@ def target_of(
     Args:
         objective: what the user wants.
         frontier: of one pipeline.
-        gpus_per_stage: data-parallel times tensor-parallel degree: how often the frontier's energy is spent.
+        gpus_per_stage: data-parallel times tensor-parallel size: how often the frontier's energy is spent.
         iterations_done: by the job since its start, for a deadline by date.
         remaining_s: until that date; None if the objective has none.
+
+    Returns:
+        The target, or why no point of the frontier meets the objective.
     """
     if objective.type is ObjectiveType.MIN_ENERGY:
         return Target(frontier.least_energy_us)
@@ -108,8 +110,15 @@ def target_of(
 
 
 def bound_us(objective: Objective, fastest_us: int | None) -> float | None:
-    """What a measured iteration may take at most, where ``fastest_us`` is one without any slowdown; None: no bound, or
-    none known. A deadline by date follows what is measured by itself.
+    """What a measured iteration may take at most, in microseconds.
+
+    Args:
+        objective: what the user wants.
+        fastest_us: an iteration without any slowdown, as measured; None: not known.
+
+    Returns:
+        The bound; None: there is none, or it is not known yet. A deadline by date needs none: its target follows what
+        is measured.
     """
     if objective.deadline is not None and objective.deadline.iteration_time_microseconds is not None:
         return objective.deadline.iteration_time_microseconds
@@ -119,14 +128,15 @@ def bound_us(objective: Objective, fastest_us: int | None) -> float | None:
 
 
 def _power_cap(cap_w: int, frontier: FrontierView, gpus_per_stage: int) -> Target | Infeasible:
-    # mJ / µs = kW
-    powers_w = [1000 * gpus_per_stage * e / t for e, t in zip(frontier.energies_mj, frontier.times_us, strict=True)]
+    powers_w = [
+        mean_power_w(gpus_per_stage * e, t) for e, t in zip(frontier.energies_mj, frontier.times_us, strict=True)
+    ]
     for time_us, power_w in zip(frontier.times_us, powers_w, strict=True):
         if power_w <= cap_w:
             return Target(time_us)
     return Infeasible(
-        f"spec.objective.powerCapWatts: {cap_w} is less than the {math.ceil(min(powers_w))} W that the job draws at its"
-        " most frugal plan"
+        f"spec.objective.powerCapWatts: {cap_w} is less than the {math.ceil(min(powers_w))} W that the job draws with"
+        " the plan of least power"
     )
 
 
@@ -144,13 +154,13 @@ def _deadline(
     assert deadline.iterations is not None
     assert remaining_s is not None
     left = max(1, deadline.iterations - iterations_done)
-    allowed_us = 1e6 * remaining_s / left / (1 + frontier.allowance)
+    allowed_us = us_from_s(remaining_s) / left / (1 + frontier.allowance)
     if allowed_us < t_min_us:
-        # Too late already, but a run is under way: as fast as possible is the least bad answer.
+        # The deadline cannot be met, but the job runs: as fast as possible is the best that is left.
         return Target(
             t_min_us,
-            f"spec.objective.deadline.finishBy: {left} iterations take at least {left * t_min_us / 1e6:.0f} s, T_min ="
-            f" {seconds(t_min_us)} each, but {max(0.0, remaining_s):.0f} s are left; running at T_min",
+            f"spec.objective.deadline.finishBy: {left} iterations take at least {s_from_us(left * t_min_us):.0f} s,"
+            f" T_min = {seconds(t_min_us)} each, but {max(0.0, remaining_s):.0f} s are left; running at T_min",
         )
     return Target(t_min_us * _GRID ** math.floor(math.log(allowed_us / t_min_us, _GRID)))
 
@@ -160,9 +170,19 @@ def select_points(
 ) -> dict[int, int]:
     """A point for every pipeline.
 
-    The iteration cannot end before the slowest pipeline at its fastest plan: T' = max s·T_min. Everybody may take as
-    long as that, or as long as the objective allows; a pipeline slowed s-fold takes the plan that is s times faster.
-    ``lookup`` stops at T*. Hence min(T*, T') for the healthy and T_min for the straggler that sets T'.
+    The iteration cannot end before the slowest pipeline at its fastest plan: T' = max s·T_min (SOSP'24, section 3.2).
+    Every pipeline may take as long as that, or as long as the objective allows; a straggler with slowdown s takes the
+    plan that is s times faster. ``lookup`` stops at T*. Hence min(T*, T') for healthy pipelines, and T_min for the
+    straggler that sets T'.
+
+    Args:
+        frontier: of one pipeline.
+        target_us: the iteration time that the objective asks for.
+        pipelines: how many the job has.
+        slowdowns: of the stragglers, by data-parallel rank.
+
+    Returns:
+        The point of each pipeline, by data-parallel rank.
     """
     allowed_us = max([target_us, *(slowdown * frontier.t_min_us for slowdown in slowdowns.values())])
     # A microsecond of tolerance: s·T_min / s must not fall below T_min, nor T'/1 below its own point, by rounding.
@@ -172,13 +192,21 @@ def select_points(
 def predict(
     frontier: FrontierView, chosen: Mapping[int, int], slowdowns: Mapping[int, float], tensor_parallel: int
 ) -> tuple[int, int]:
-    """Time (µs) and energy (mJ) of one iteration of the whole job: the early pipelines wait at blocking power for the
-    last.
+    """Predict one iteration of the whole job: pipelines that end early wait for the last one at blocking power.
+
+    Args:
+        frontier: of one pipeline.
+        chosen: the point of each pipeline, by data-parallel rank.
+        slowdowns: of the stragglers, by data-parallel rank.
+        tensor_parallel: GPUs that share a stage.
+
+    Returns:
+        Time in microseconds and energy in millijoules.
     """
     times_us = {p: slowdowns.get(p, 1.0) * frontier.times_us[point] for p, point in chosen.items()}
     last_us = max(times_us.values())
     energy_mj = sum(
-        frontier.energies_mj[point] + frontier.stages * frontier.blocking_power_mw * (last_us - times_us[p]) / 1e6
+        frontier.energies_mj[point] + frontier.stages * frontier.blocking_power_mw * s_from_us(last_us - times_us[p])
         for p, point in chosen.items()
     )
     return round(last_us), round(tensor_parallel * energy_mj)

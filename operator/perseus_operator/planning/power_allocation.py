@@ -1,12 +1,11 @@
-"""Sharing watts between jobs by equal marginal value, and what a share means to one job. Pure.
+"""Shares watts between jobs by equal marginal value, and finds what a share means to one job.
 
-``allocate`` is called by ``budgets`` for each PowerBudget; ``within`` by the planner for each job that has a share.
-
-Throughput of a job is its number of GPUs times T_min over its iteration time: GPUs' worth of full speed. Along a
-frontier energy e(t) is convex, so power e(t)/t is convex in speed 1/t (it is e's perspective): each watt buys less
-speed than the one before. The most throughput for a budget is therefore found by giving watts to whoever gains most
-from the next one, until they are gone; then nobody could gain more from a watt than its owner loses, and the gain of
-the next watt is the budget's shadow price. Among jobs of different priority the higher is served first.
+The throughput of a job is its number of GPUs times T_min over its iteration time: GPUs' worth of full speed. Along a
+frontier energy e(t) is convex, so power e(t)/t is convex in speed 1/t (it is the perspective of e): each watt buys less
+speed than the one before. So the
+most throughput for a budget is found by giving each watt to the job that gains most from it, until no watt is left.
+Then no job could gain more from a watt than its owner would lose, and the gain of the next watt is the budget's shadow
+price. Jobs of higher priority are served first.
 """
 
 from __future__ import annotations
@@ -19,16 +18,17 @@ from typing import Final
 
 from perseus_operator.api.job import JobSpec
 from perseus_operator.planning.objective import FrontierView, Infeasible, Target
+from perseus_proto.units import mean_power_w
 
 MIN_GAIN: Final = 0.02
-"""By how much some job must be faster before watts move between jobs."""
+"""Watts move between jobs only if some job becomes faster by this share."""
 _ROUNDING_W: Final = 1e-6
 """Shares are sums and differences of powers of up to 10⁹ W; a plan must not fall out of its own share by rounding."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one job would do with watts.
+    """What speed one job would reach with how many watts.
 
     Attributes:
         job: namespace/name.
@@ -36,23 +36,23 @@ class Claim:
         gpus: of the job.
         curve: (watts, speed), from the plan of least power to the one that the job's own objective asks for; speed is
             relative to T_min. Both rise strictly.
-        about: changes when the job is another one for the allocation: its frontier.
+        subject: digest of the frontier: with another one, the job is another job for the allocation.
     """
 
     job: str
     priority: int
     gpus: int
     curve: tuple[tuple[float, float], ...]
-    about: str = ""
+    subject: str = ""
 
     @property
     def least_w(self) -> float:
-        """At its most frugal plan."""
+        """Watts at the plan of least power."""
         return self.curve[0][0]
 
     @property
     def wanted_w(self) -> float:
-        """At the plan that its own objective asks for."""
+        """Watts at the plan that the job's own objective asks for."""
         return self.curve[-1][0]
 
     def throughput(self, share_w: float) -> float:
@@ -66,24 +66,24 @@ class Claim:
         return hull[-1][1]
 
     def hull(self) -> list[tuple[float, float]]:
-        """Watts and throughput of the plans that no mixture of others beats, least watts first."""
+        """Watts and throughput of the plans on the upper convex hull, least watts first."""
         hull: list[tuple[float, float]] = []
         for watts, speed in self.curve:
-            place = (watts, self.gpus * speed)
-            while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], place):
+            point = (watts, self.gpus * speed)
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
                 hull.pop()
-            hull.append(place)
+            hull.append(point)
         return hull
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Who gets how many watts.
+    """How many watts each job gets.
 
     Attributes:
         shares_w: by job.
-        feasible: whether every job could at least run its most frugal plan.
-        price: throughput that one more watt would bring; 0 if everybody has what it wants.
+        feasible: whether every job can at least run its plan of least power.
+        price: throughput that one more watt would bring; 0 if every job has what it wants.
     """
 
     shares_w: Mapping[str, float] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Allocation:
 
     @property
     def total_w(self) -> float:
-        """Of all shares."""
+        """Sum of all shares."""
         return math.fsum(self.shares_w.values())
 
 
@@ -104,23 +104,23 @@ class Share:
     watts: float | None
     """None: not known yet."""
     feasible: bool = True
-    """Whether the budget is enough for the most frugal plans of all its jobs."""
+    """Whether the budget is enough for the plans of least power of all its jobs."""
 
 
-def claim(job: str, frontier: FrontierView, *, copies: int, gpus: int, priority: int, wanted: int) -> Claim:
-    """What a job would do with watts.
+def claim(job: str, frontier: FrontierView, *, replicas: int, gpus: int, priority: int, wanted: int) -> Claim:
+    """The claim of a job.
 
     Args:
         job: namespace/name.
         frontier: of one pipeline.
-        copies: how often its energy is spent: data-parallel times tensor-parallel degree.
+        replicas: how often the frontier's energy is spent: data-parallel times tensor-parallel size.
         gpus: of the job.
         priority: of the job.
         wanted: the point that its own objective asks for; it never runs a faster one.
     """
     curve: list[tuple[float, float]] = []
     for point in range(len(frontier.times_us) - 1, wanted - 1, -1):
-        watts, speed = power_w(frontier, point, copies), frontier.t_min_us / frontier.times_us[point]
+        watts, speed = power_w(frontier, point, replicas), frontier.t_min_us / frontier.times_us[point]
         # Slower for more power is never chosen.
         while curve and watts <= curve[-1][0]:
             curve.pop()
@@ -129,19 +129,20 @@ def claim(job: str, frontier: FrontierView, *, copies: int, gpus: int, priority:
 
 
 def replicas_of(spec: JobSpec) -> int:
-    """How often the energy of a frontier is spent: it is that of one pipeline."""
+    """How often a job spends the energy of a frontier, which is that of one pipeline with one GPU for each stage."""
     return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
 
 
-def power_w(frontier: FrontierView, point: int, copies: int) -> float:
-    """Mean power of the whole job over an iteration at a point."""
-    return 1000 * copies * frontier.energies_mj[point] / frontier.times_us[point]  # mJ / µs = kW
+def power_w(frontier: FrontierView, point: int, replicas: int) -> float:
+    """Mean power of the whole job over an iteration at a point, in watts."""
+    return mean_power_w(replicas * frontier.energies_mj[point], frontier.times_us[point])
 
 
 def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:
-    """The most throughput for the budget. O(points · log points) over all jobs.
+    """Allocate a budget for the most throughput. O(points · log points) over all jobs.
 
-    If not even the most frugal plans fit, every job gets what its own needs: together more than the budget.
+    If not even the plans of least power fit, every job gets what its own such plan needs: together more than the
+    budget.
     """
     known = sorted(claims, key=lambda claim: claim.job)
     shares = {claim.job: claim.least_w for claim in known}
@@ -167,9 +168,17 @@ def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:
 
 
 def steady(before: Mapping[str, float], fresh: Allocation, claims: Sequence[Claim], budget_w: float) -> Allocation:
-    """The shares to have, where ``before`` are those in force between the same jobs under the same budget: they stay
-    unless they break it, starve somebody, or leave a job slower by ``MIN_GAIN`` than it could be. So a wish that moves
-    a little, as a deadline's does with every iteration, moves no plan of another job.
+    """Keep the shares in force if they are good enough.
+
+    They stay unless they exceed the budget, give a job too little for any plan, or leave a job slower by ``MIN_GAIN``
+    than it could be. So a target that changes a little, as a deadline's does with every iteration, changes no plan of
+    another job.
+
+    Args:
+        before: shares in force, between the same jobs under the same budget, in watts.
+        fresh: the best allocation now.
+        claims: of the jobs.
+        budget_w: the budget.
     """
     kept = {claim.job: min(before.get(claim.job, 0.0), claim.wanted_w) for claim in claims}
     held = Allocation(kept, price=fresh.price)
@@ -184,17 +193,24 @@ def steady(before: Mapping[str, float], fresh: Allocation, claims: Sequence[Clai
 
 
 def within_share(
-    asked: Target | Infeasible | None, share: Share | None, frontier: FrontierView | None, copies: int
+    target: Target | Infeasible | None, share: Share | None, frontier: FrontierView | None, replicas: int
 ) -> tuple[Target | Infeasible | None, bool]:
-    """What a job may have of what its own objective asks for, and whether the share is what limits it."""
-    if share is None or share.watts is None or frontier is None or not isinstance(asked, Target):
-        return asked, False
+    """The target that a job may have within its share, and whether the share limits it.
+
+    Args:
+        target: what the job's own objective asks for.
+        share: of a PowerBudget; None: no budget selects the job.
+        frontier: of one pipeline; None: not known yet.
+        replicas: how often the frontier's energy is spent.
+    """
+    if share is None or share.watts is None or frontier is None or not isinstance(target, Target):
+        return target, False
     last, bound_w = len(frontier.times_us) - 1, share.watts + _ROUNDING_W
-    fits = (p for p in range(last + 1) if power_w(frontier, p, copies) <= bound_w)
+    fits = (p for p in range(last + 1) if power_w(frontier, p, replicas) <= bound_w)
     point = next(fits, last)
-    if point <= frontier.lookup(asked.time_us):
-        return asked, False
-    return Target(frontier.times_us[point], asked.note), True
+    if point <= frontier.lookup(target.time_us):
+        return target, False
+    return Target(frontier.times_us[point], target.note), True
 
 
 def _slope(low: tuple[float, float], high: tuple[float, float]) -> float:

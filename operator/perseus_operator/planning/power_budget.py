@@ -1,6 +1,6 @@
-"""What a PowerBudget comes to: which jobs share it, what each gets, and what is said about that. Pure.
+"""What a PowerBudget means: which jobs share it, how many watts each gets, and the budget's condition and figures.
 
-Called by ``budgets`` about once a second. Level-triggered: asked twice without a change in between, it says the same.
+Level-triggered: asked twice without a change in between, it decides the same.
 """
 
 from __future__ import annotations
@@ -33,36 +33,38 @@ from perseus_operator.planning.power_allocation import (
     steady,
 )
 from perseus_operator.planning.state import JobState
+from perseus_proto.units import mean_power_w
 
 
 @dataclass(frozen=True)
 class Member:
-    """A selected job that draws power. ``claim`` and ``drawn_w`` None: nobody knows how much yet."""
+    """A selected job that draws power; with neither ``claim`` nor ``drawn_w`` it is not known how much."""
 
     job: str
     priority: int
     claim: Claim | None = None
     drawn_w: float | None = None
-    """Of a job whose clocks are not set."""
+    """Mean power of a job whose clocks are not set."""
     frontier: FrontierView | None = None
 
 
 @dataclass(frozen=True)
 class BudgetDecision:
-    """What was decided, and about what: with the same about, shares are steady."""
+    """How a budget is shared. While the subject stays the same, so do good enough shares."""
 
-    about: tuple[Any, ...] = ()
+    subject: tuple[Any, ...] = ()
+    """Budget and claims that were decided about."""
     allocation: Allocation = field(default_factory=Allocation)
     members: tuple[Member, ...] = ()
     reserved_w: float = 0.0
 
     @property
     def unknown(self) -> list[str]:
-        """Jobs of which nobody knows how much they draw."""
+        """Jobs of which it is not known how much they draw."""
         return [m.job for m in self.members if m.claim is None and m.drawn_w is None]
 
     def share(self, budget: str, job: str) -> Share:
-        """What a selected job may have; unknown until it has been counted."""
+        """The share of a selected job; its watts are unknown until the job has been counted."""
         watts = self.allocation.shares_w.get(job)
         return Share(budget, watts, self.allocation.feasible)
 
@@ -78,7 +80,7 @@ class BudgetStatement:
 
 
 def selects(spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool:
-    """Whether a PerseusJob shares the budget."""
+    """Whether a budget selects a PerseusJob."""
     chosen = spec.selector
     if chosen.namespaces is not None and namespace not in chosen.namespaces:
         return False
@@ -86,36 +88,42 @@ def selects(spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool
 
 
 def member_of(state: JobState, now: Now) -> Member | None:
-    """What a job would do with watts; None: it draws none, since no pod of it runs."""
+    """The job as a member of a budget; None: it draws no power, since no pod of it runs."""
     spec, job = state.spec, str(state.ref)
     if spec is None or not any(node.pods for node in state.nodes.values()):
         return None
     if spec.mode is Mode.RECOMMEND or spec.suspend:
         return Member(job, spec.priority, drawn_w=_default_w(state))
-    asked = current_target(state, spec, now)
-    if state.frontier is None or asked is None:
+    target = current_target(state, spec, now)
+    if state.frontier is None or target is None:
         return Member(job, spec.priority)
-    if not isinstance(asked, Target):  # what was in force stays, whatever that was
+    if not isinstance(target, Target):  # the plan in force stays, and it may be none
         return Member(job, spec.priority, drawn_w=_default_w(state))
-    copies = replicas_of(spec)
-    wanted = state.frontier.lookup(asked.time_us)
-    gpus = copies * spec.pipeline.stages
-    found = claim(job, state.frontier, copies=copies, gpus=gpus, priority=spec.priority, wanted=wanted)
+    replicas = replicas_of(spec)
+    wanted = state.frontier.lookup(target.time_us)
+    gpus = replicas * spec.pipeline.stages
+    found = claim(job, state.frontier, replicas=replicas, gpus=gpus, priority=spec.priority, wanted=wanted)
     return Member(job, spec.priority, found, frontier=state.frontier)
 
 
 def _default_w(state: JobState) -> float | None:
-    """Mean power at default clocks: measured; else that of the fastest plan, which is less; else not known."""
+    """Mean power at default clocks: as measured; else that of the fastest plan, which is lower; else None."""
     measured = state.baseline
     if measured is not None and measured.energy_mj is not None and measured.time_us > 0:
-        return 1000 * measured.energy_mj / measured.time_us
+        return mean_power_w(measured.energy_mj, measured.time_us)
     if state.frontier is None or state.spec is None:
         return None
     return power_w(state.frontier, 0, replicas_of(state.spec))
 
 
 def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDecision) -> BudgetDecision:
-    """Share the budget. A job whose frontier is not known, after a restart for instance, keeps what it had."""
+    """Decide the shares of a budget. A job whose frontier is not known yet, as after a restart, keeps its share.
+
+    Args:
+        spec: of the budget.
+        members: selected jobs that draw power.
+        before: the previous decision.
+    """
     known = tuple(sorted(members, key=lambda member: member.job))
     claims = [member.claim for member in known if member.claim is not None]
     kept_w = {
@@ -126,15 +134,15 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
     reserved_w = math.fsum(member.drawn_w for member in known if member.drawn_w is not None)
     left_w = spec.watts - reserved_w - math.fsum(kept_w.values())
     fresh = allocate(left_w, claims)
-    about = (spec.watts, *sorted((claim.job, claim.priority, claim.about) for claim in claims))
-    if about == before.about and before.allocation.feasible:
+    subject = (spec.watts, *sorted((claim.job, claim.priority, claim.subject) for claim in claims))
+    if subject == before.subject and before.allocation.feasible:
         fresh = steady(before.allocation.shares_w, fresh, claims, left_w)
     shares_w = {**fresh.shares_w, **kept_w}
-    return BudgetDecision(about, Allocation(shares_w, fresh.feasible, fresh.price), known, reserved_w)
+    return BudgetDecision(subject, Allocation(shares_w, fresh.feasible, fresh.price), known, reserved_w)
 
 
 def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement:
-    """Whether the budget is kept."""
+    """The condition that says whether the jobs keep within the budget."""
     members, allocation = decision.members, decision.allocation
     unknown = decision.unknown
     if not members:
@@ -147,7 +155,7 @@ def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement
             BudgetCondition.KEPT,
             False,
             BudgetReason.TOO_SMALL,
-            f"{message}{unsteered}: every job runs its most frugal plan.",
+            f"{message}{unsteered}: every job runs its plan of least power.",
         )
     if unknown:
         message = f"{len(unknown)} of {len(members)} jobs have no frontier yet, first {unknown[0]}."
@@ -159,7 +167,7 @@ def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement
 
 
 def figures(decision: BudgetDecision) -> BudgetFigures:
-    """The figures of the status. Watts are rounded down, so that shares never add up to more than there is."""
+    """The figures of the status. Watts are rounded down, so that shares never add up to more than the budget."""
     claims = [member.claim for member in decision.members if member.claim is not None]
     shares_w = decision.allocation.shares_w
     shown = [_share(member, shares_w[member.job]) for member in decision.members if member.job in shares_w]

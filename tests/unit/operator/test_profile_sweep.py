@@ -174,7 +174,7 @@ def test_waits_seen_by_themselves_are_believed_and_otherwise_an_upper_bound_is_t
     assert f"draws {seen.watts:.1f} W" in str(seen)
     for quiet_us in (0, enough_us // 2):
         bound = blocking_power(interpolated(measured(), 0.05, quiet_us=quiet_us))
-        assert not bound.seen
+        assert not bound.measured
         assert bound.watts > 1.2 * A100.blocking_power_w
         assert f"at most {bound.watts:.1f} W" in str(bound)
 

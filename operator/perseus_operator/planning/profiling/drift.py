@@ -1,7 +1,7 @@
-"""Whether instructions still take what the profile says: hysteresis over iterations of a plan. Pure.
+"""Whether instructions still take as long as the profile says: hysteresis over typical iterations of a plan.
 
-Fed by ``profiler`` with typical iterations alone: no straggler, no GPU that says it is slowed. A profile that no longer
-fits is measured anew.
+Typical means: no straggler, and no GPU that reports that something slows it. A profile that no longer fits is measured
+again.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Final
 DRIFT: Final = 0.10
 """Share by which instructions of a stage must take longer or shorter than profiled, in every pipeline."""
 DRIFT_OVER: Final = 0.05
-"""Below this they fit again; in between, what was said last holds."""
+"""Below this share they fit again; in between, nothing changes."""
 DRIFT_ITERATIONS: Final = 50
-"""Consecutive iterations that must agree: weather does not count, another driver or another model does."""
+"""Consecutive iterations that must agree: a hot hour must not count, another driver or another model must."""
 DRIFT_REST: Final = 500
-"""Iterations after a profile was measured anew before the next time, doubled with each."""
+"""Iterations after a remeasurement before drift can count again; doubled with each remeasurement."""
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How long instructions have not taken what the profile says.
+    """For how many iterations instructions have taken another time than the profile says.
 
     Attributes:
         iterations: consecutive ones; those in between ``DRIFT_OVER`` and ``DRIFT`` count for neither side.
-        stage, pace: the furthest off in the latest of them, and how many times slower than profiled it is.
-        rest: iterations that must pass before anything is said.
+        stage, pace: the stage furthest off in the latest of them, and its measured divided by its profiled time.
+        rest: iterations that must pass before drift can count.
     """
 
     iterations: int = 0
@@ -42,7 +42,11 @@ class Drift:
         return self.iterations >= DRIFT_ITERATIONS
 
     def observe(self, paces: Mapping[int, Sequence[float]]) -> Drift:
-        """One more typical iteration: how many times slower than profiled each stage of each pipeline was."""
+        """Take in one more typical iteration.
+
+        Args:
+            paces: measured divided by profiled time of each stage, by pipeline (dp).
+        """
         if not paces:
             return self
         if self.rest:

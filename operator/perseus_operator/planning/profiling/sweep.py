@@ -1,16 +1,15 @@
-"""Online profiling: which clock to measure next, when there are enough, and what the measurements come to. Pure.
+"""Online profiling: which clock to measure next, when the readings suffice, and the profile that follows from them.
 
-A ``Sweep`` holds what has been measured, a clock a ``Reading``, from the highest clock down. ``profiling_meter`` makes
-readings of telemetry, ``profiling_plan`` decides whether a job needs a sweep, ``profiler`` keeps one. No I/O, no clock
-of its own: time is what iterations took.
+A ``Sweep`` holds one ``Reading`` for each clock measured so far, from the highest clock down. Its time is the training
+time of its iterations; it reads no clock.
 
 Per stage s at clock f, with means over the iterations measured: E is the energy and T the time of an iteration, t_k and
 ê_k time and energy of instruction kind k, n_k their number; the stage computes C = Σ n_k·t_k and waits W = T − C.
   blocking power    P = Σ Q_E / Σ Q over all stages and clocks: time and energy of waits, as far as the counter moved
                     within them; if that is too little, Σ (E − Σ n_k·ê_k) / Σ W; but at most the least E / T anywhere
   energy of k       e_k = ê_k · (E − P·W) / Σ n_k·ê_k
-The GPU's counter moves seldom, and late, so ê_k mixes an instruction with its neighbours; E and Q_E do not. What is
-mixed into waits makes them dearer than they are: without Q, P is an upper bound. The last line makes
+The GPU's energy counter moves seldom and late, so ê_k mixes an instruction with its neighbours; E and Q_E do not. What
+is mixed into waits makes them seem dearer than they are: without Q, P is an upper bound. The last line makes
 Σ n_k·e_k + P·W = E hold exactly, and the bound on P keeps every e_k above zero.
 """
 
@@ -24,15 +23,18 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from perseus_proto.units import j_from_mj, mean_power_w, s_from_us
+
 Key = tuple[int, str, int]
 """Stage, kind of instruction, chunk."""
 
 RISES: Final = 5
 """Clocks in a row at which an iteration takes more energy than at the one before: lower ones save nothing (SOSP'24)."""
 QUIET_US: Final = 2_000_000
-"""Of waits seen by themselves, by all GPUs together: twenty moves of the slowest counter, an error of a few percent."""
+"""Time of waits within which the counter moved, over all GPUs: twenty moves of the slowest counter, a few per cent of
+error."""
 FEWEST: Final = 2
-"""Clocks that a profile must hold: with one there is nothing to choose."""
+"""Fewest clocks of a profile: with one there is nothing to choose."""
 DIGEST_PREFIX: Final = "sweep-"
 _FORMAT: Final = 1
 
@@ -71,7 +73,7 @@ class StageReading:
 
 @dataclass(frozen=True)
 class Reading:
-    """One clock, measured."""
+    """What was measured at one clock."""
 
     clock_mhz: int
     iteration_time_us: float
@@ -79,7 +81,7 @@ class Reading:
 
     @property
     def energy_mj(self) -> float:
-        """Of an iteration of one GPU of every stage."""
+        """Energy of an iteration of one GPU of every stage."""
         return sum(stage.energy_mj for stage in self.stages)
 
 
@@ -119,13 +121,13 @@ class Sweep:
 
     @property
     def digest(self) -> str:
-        """Of its plan set: what an operator started anew pushes is what the one before has pushed."""
+        """Digest of its plan set: a restarted operator pushes the same plan set as the one before."""
         parts = (self.schedule, *self.clocks_mhz)
         return DIGEST_PREFIX + hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
     @property
     def point(self) -> int:
-        """The clock to run at: the one being measured; the highest when there is no more to measure."""
+        """The point to run: the clock being measured; the highest clock when the sweep is finished."""
         return 0 if self.finished else len(self.readings)
 
     @property
@@ -135,7 +137,7 @@ class Sweep:
         if len(readings) == len(clocks):
             return "all clocks are measured"
         if self.spent_us >= self.recipe.most_us:
-            return f"it may take {self.recipe.most_us / 1e6:g} s of training"
+            return f"the limit of {s_from_us(self.recipe.most_us):g} s of training is reached"
         energies = [reading.energy_mj for reading in readings[-RISES - 1 :]]
         if len(energies) > RISES and all(later > earlier for earlier, later in pairwise(energies)):
             return f"the energy of an iteration has risen {RISES} times in a row"
@@ -145,27 +147,32 @@ class Sweep:
 
     @property
     def failed(self) -> bool:
-        """Nothing more will be measured, and it is too little."""
+        """Whether the sweep is finished with too few clocks."""
         return bool(self.finished) and len(self.readings) < FEWEST
 
     def _slowest_next_us(self) -> float:
-        """At most this will an iteration take at the next clock: no work grows by more than the clock falls."""
+        """Upper bound of an iteration at the next clock: no work slows down by more than the clock falls."""
         last = self.readings[-1]
         return last.iteration_time_us * last.clock_mhz / self.clocks_mhz[len(self.readings)]
 
     def add(self, reading: Reading) -> Sweep:
-        """With one more clock."""
+        """The sweep with one more reading."""
         if reading.clock_mhz != self.clocks_mhz[len(self.readings)]:
-            raise ValueError(f"{reading.clock_mhz} MHz is not the clock to be measured")
+            raise ValueError(f"{reading.clock_mhz} MHz is not the next clock of the sweep")
         return replace(self, readings=(*self.readings, reading))
 
     def fits(self, other: Sweep) -> bool:
-        """Whether what was measured for this one is as good for the other."""
+        """Whether readings of this sweep are valid for the other."""
         return (self.clocks_mhz, self.schedule, self.replaces) == (other.clocks_mhz, other.schedule, other.replaces)
 
 
 def choose_clocks(supported: Iterable[Iterable[int]], most: int) -> tuple[int, ...]:
-    """From the highest clock down at equal steps, at most so many, of those that all GPUs of a job support."""
+    """Choose the clocks of a sweep: equal steps from the highest clock down, of those that all GPUs support.
+
+    Args:
+        supported: clocks of each GPU in MHz.
+        most: largest number of clocks.
+    """
     sets = [set(clocks) for clocks in supported]
     common = sorted(set.intersection(*sets), reverse=True) if sets else []
     return tuple(common[:: max(1, math.ceil(len(common) / most))])
@@ -173,31 +180,33 @@ def choose_clocks(supported: Iterable[Iterable[int]], most: int) -> tuple[int, .
 
 @dataclass(frozen=True)
 class BlockingPower:
-    """What a GPU draws that waits. ``seen``: in waits by themselves; otherwise it is an upper bound."""
+    """Mean power of a GPU while it waits. ``measured``: within waits; otherwise it is an upper bound."""
 
     watts: float
-    seen: bool
+    measured: bool
 
     def __str__(self) -> str:
-        if self.seen:
+        if self.measured:
             return f"A GPU that waits draws {self.watts:.1f} W."
-        return f"A GPU that waits draws at most {self.watts:.1f} W: waits were too short to be measured by themselves."
+        return f"A GPU that waits draws at most {self.watts:.1f} W; waits were too short to measure it exactly."
 
 
 def blocking_power(readings: Iterable[Reading]) -> BlockingPower:
-    """P of the module's docstring; mJ/µs is kW."""
+    """P of the module's docstring."""
     stages = [stage for reading in readings for stage in reading.stages]
-    bound = min(stage.energy_mj / stage.time_us for stage in stages)
+    bound_w = min(mean_power_w(stage.energy_mj, stage.time_us) for stage in stages)
     quiet_us = sum(stage.quiet_us for stage in stages)
     if quiet_us >= QUIET_US:
-        return BlockingPower(1e3 * min(sum(stage.quiet_mj for stage in stages) / quiet_us, bound), seen=True)
+        quiet_w = mean_power_w(sum(stage.quiet_mj for stage in stages), quiet_us)
+        return BlockingPower(min(quiet_w, bound_w), measured=True)
     waiting_us = sum(max(0.0, stage.time_us - stage.computing_us) for stage in stages)
     waiting_mj = sum(max(0.0, stage.energy_mj - stage.computing_mj) for stage in stages)
-    return BlockingPower(1e3 * (min(waiting_mj / waiting_us, bound) if waiting_us > 0 else bound), seen=False)
+    waiting_w = mean_power_w(waiting_mj, waiting_us) if waiting_us > 0 else bound_w
+    return BlockingPower(min(waiting_w, bound_w), measured=False)
 
 
 def csv_of(sweep: Sweep) -> str:
-    """The field's profile CSV. A ``chunk`` column where stages hold several chunks."""
+    """The profile CSV of a finished sweep, with a ``chunk`` column where stages hold several chunks."""
     power_w = blocking_power(sweep.readings).watts
     rows: dict[Key, list[str]] = {}
     for reading in sweep.readings:
@@ -205,7 +214,7 @@ def csv_of(sweep: Sweep) -> str:
             waiting_mj = power_w / 1e3 * max(0.0, own.time_us - own.computing_us)
             share = (own.energy_mj - waiting_mj) / own.computing_mj
             for (kind, chunk), mean in own.means.items():
-                row = f"{reading.clock_mhz},{mean.time_us / 1e6:.6f},{share * mean.energy_mj / 1e3:.6f}"
+                row = f"{reading.clock_mhz},{s_from_us(mean.time_us):.6f},{j_from_mj(share * mean.energy_mj):.6f}"
                 rows.setdefault((stage, kind, chunk), []).append(row)
     chunked = any(chunk for _, _, chunk in rows)
     lines = ["stage,instruction,frequency,time,energy" + (",chunk" if chunked else "")]
@@ -215,7 +224,7 @@ def csv_of(sweep: Sweep) -> str:
 
 
 def to_json(sweep: Sweep) -> str:
-    """What is kept of a sweep, to go on with after a restart."""
+    """A sweep as JSON, so that a restarted operator can go on with it."""
     readings = [
         {
             "clock_mhz": reading.clock_mhz,
@@ -238,7 +247,7 @@ def to_json(sweep: Sweep) -> str:
 
 
 def from_json(text: str) -> Sweep | None:
-    """What ``to_json`` wrote; None: of another release, or damaged, and must be measured again."""
+    """Parse what ``to_json`` wrote; None: another release's format, or damaged, so it must be measured again."""
     try:
         raw: Any = json.loads(text)
         if raw.pop("format") != _FORMAT:
