@@ -74,6 +74,11 @@ def mean_power_w(energy_mj: float, time_us: float) -> float:
     return _MILLI * energy_mj / time_us
 
 
+def energy_mj(power_w: float, time_us: float) -> float:
+    """Energy in millijoules of a power in watts over a time in microseconds: 1 W for 1 ms is 1 mJ."""
+    return power_w * time_us / _MILLI
+
+
 def hz_from_mhz(megahertz: int) -> int:
     """Megahertz to hertz: Prometheus series use base units."""
     return megahertz * _MICRO

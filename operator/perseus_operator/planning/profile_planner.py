@@ -15,6 +15,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.planning.profiling.sweep import FEWEST, Recipe, Sweep, choose_clocks
 from perseus_operator.planning.state import JobState
+from perseus_proto.units import us_from_s
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _fresh(state: JobState, spec: JobSpec) -> Sweep | Explanation:
     chosen = choose_clocks(clocks.values(), online.max_clocks)
     if len(chosen) < FEWEST:
         return Explanation(Reason.PROFILING_FAILED, f"The GPUs of the job have {len(chosen)} clocks in common.")
-    recipe = Recipe(online.iterations_per_clock, online.max_slowdown_ratio, 1_000_000 * online.max_duration_seconds)
+    recipe = Recipe(online.iterations_per_clock, online.max_slowdown_ratio, us_from_s(online.max_duration_seconds))
     schedule = _schedule_digest(spec, state.schedule_csv or "")
     return Sweep(chosen, schedule, recipe, replaces=state.profiling.stale_profile)
 

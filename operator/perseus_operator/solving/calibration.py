@@ -22,6 +22,7 @@ from perseus_operator.errors import SolveFailed
 from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.solving.request import SolveRequest, problem_of, schedule_of
+from perseus_proto.units import s_from_us
 from perseus_solver.calibration import Calibration, Recorder, Trace, calibrate, predict_s
 from perseus_solver.calibration.estimate import replay_s
 from perseus_solver.calibration.recorder import MOST_ITERATIONS
@@ -111,8 +112,8 @@ class IterationRecord:
         try:
             self._recorder.add(
                 plan=-1 if point is None else point,
-                iteration_time_s=iteration.time_us / 1e6,
-                stages=[[us / 1e6 for us in own] for own in iteration.stages_us.get(pipeline, ())],
+                iteration_time_s=s_from_us(iteration.time_us),
+                stages=[[s_from_us(us) for us in own] for own in iteration.stages_us.get(pipeline, ())],
             )
         except InvalidTrace:
             return False

@@ -17,7 +17,7 @@ from perseus_operator.planning.objective import FrontierView
 from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
-from perseus_proto.units import mj_from_j, mw_from_w, us_from_s
+from perseus_proto.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.errors import SolverError
 from perseus_solver.model.result import Frontier
@@ -49,15 +49,15 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         InvalidFrontier: not a frontier, another version, or damaged.
     """
     frontier = Frontier.from_bytes(data)
-    gaps_ppm = np.maximum(frontier.gap, 0.0) * 1e6
+    gap = np.maximum(frontier.gap, 0.0)
     view = FrontierView(
         digest=digest,
         times_us=tuple(us_from_s(t) for t in frontier.time_s.tolist()),
         energies_mj=tuple(mj_from_j(e) for e in frontier.energy_j.tolist()),
         stages=frontier.stages,
         blocking_power_mw=mw_from_w(frontier.blocking_power_w),
-        median_gap_ppm=round(float(np.median(gaps_ppm))),
-        maximum_gap_ppm=round(float(gaps_ppm.max())),
+        median_gap_ppm=ppm_from_ratio(float(np.median(gap))),
+        maximum_gap_ppm=ppm_from_ratio(float(gap.max())),
         solve_ms=solve_ms,
         restored=restored,
         allowance=open_calibration(request.calibration).quality.allowance if request.calibration else 0.0,

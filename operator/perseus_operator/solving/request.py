@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perseus_operator.errors import InvalidProfile
+from perseus_proto.units import w_from_mw
 
 if TYPE_CHECKING:
     from perseus_solver.model.problem import Problem
@@ -84,5 +85,6 @@ def problem_of(request: SolveRequest) -> Problem:
     profile = read_profile(request.profile_csv.encode(), stages=request.stages)
     schedule = schedule_of(request, profile)
     calibration = Calibration.from_json(request.calibration) if request.calibration else None
-    power_w = request.blocking_power_mw / 1000
-    return build_problem(profile, schedule, blocking_power_w=power_w, calibration=calibration)
+    return build_problem(
+        profile, schedule, blocking_power_w=w_from_mw(request.blocking_power_mw), calibration=calibration
+    )

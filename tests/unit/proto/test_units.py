@@ -35,3 +35,22 @@ def test_a_percentage_becomes_a_ratio(text: str, ratio: float) -> None:
 def test_what_is_not_a_percentage_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="is not a percentage such as 3%"):
         units.ratio_from_percent(text)
+
+
+@given(st.floats(min_value=0, max_value=1e7), st.floats(min_value=1, max_value=1e9))
+def test_mean_power_over_a_time_is_the_energy_again(energy_mj: float, time_us: float) -> None:
+    power_w = units.mean_power_w(energy_mj, time_us)
+    assert units.energy_mj(power_w, time_us) == pytest.approx(energy_mj, rel=1e-9)
+    assert power_w * units.s_from_us(time_us) == pytest.approx(units.j_from_mj(energy_mj), rel=1e-9)
+
+
+@given(st.integers(min_value=0, max_value=10**9))
+def test_parts_per_million_and_milliseconds_are_exact_both_ways(number: int) -> None:
+    assert units.ppm_from_ratio(units.ratio_from_ppm(number)) == number
+    assert units.ms_from_s(units.s_from_ms(number)) == number
+
+
+@given(st.integers(min_value=0, max_value=10**15))
+def test_nanoseconds_are_never_in_the_future(nanoseconds: int) -> None:
+    assert 0 <= nanoseconds - 1000 * units.us_from_ns(nanoseconds) < 1000
+    assert units.s_from_ns(nanoseconds) == pytest.approx(units.s_from_us(nanoseconds / 1000))

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
-from perseus_proto.units import j_from_mj, mean_power_w, s_from_us
+from perseus_proto.units import energy_mj, j_from_mj, mean_power_w, s_from_us
 
 Key = tuple[int, str, int]
 """Stage, kind of instruction, chunk."""
@@ -211,7 +211,7 @@ def csv_of(sweep: Sweep) -> str:
     rows: dict[Key, list[str]] = {}
     for reading in sweep.readings:
         for stage, own in enumerate(reading.stages):
-            waiting_mj = power_w / 1e3 * max(0.0, own.time_us - own.computing_us)
+            waiting_mj = energy_mj(power_w, max(0.0, own.time_us - own.computing_us))
             share = (own.energy_mj - waiting_mj) / own.computing_mj
             for (kind, chunk), mean in own.means.items():
                 row = f"{reading.clock_mhz},{s_from_us(mean.time_us):.6f},{j_from_mj(share * mean.energy_mj):.6f}"

@@ -1,0 +1,95 @@
+"""The front doors of the rooms are documented: what goes in, what comes out, what is raised, with an example.
+
+Ruff checks that every public name has a docstring. Here the public entry points must also name each argument, what
+they return and what they raise, and the examples in the docstrings are run.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+FACES = {
+    "perseus_solver": None,
+    "perseus_solver.certify": None,
+    "perseus_solver.schedules": None,
+    "perseus_client": None,
+    "perseus_client.torch_pipelining": ("attach",),
+    "perseus_client.megatron": ("attach",),
+    "perseus_client.deepspeed": ("attach",),
+    "perseus_operator.api.job": ("parse_spec",),
+    "perseus_operator.api.budget": ("parse_budget",),
+    "perseus_operator.api.conditions": ("merge_conditions",),
+    "perseus_operator.planning.planner": ("decide",),
+    "perseus_operator.plugin.cli": ("run",),
+    "perseus_operator.plugin.job": ("load_job",),
+    "perseus_operator.plugin.reports": ("frontier_document", "plan_document", "explanation"),
+}
+"""Module → its public entry points; None: ``__all__``, or all public functions defined there."""
+EXAMPLES = (
+    "perseus_solver",
+    "perseus_client",
+    "perseus_proto.rank",
+    "perseus_operator.api.job",
+    "perseus_operator.plugin.cli",
+)
+
+
+def entry_points() -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, chosen in FACES.items():
+        module = importlib.import_module(name)
+        names = chosen or getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
+        for attribute in names:
+            value = getattr(module, attribute)
+            if inspect.isfunction(value) and (chosen or hasattr(module, "__all__") or value.__module__ == name):
+                yield f"{name}.{attribute}", value
+
+
+CASES = dict(entry_points())
+
+
+def section(docstring: str, title: str) -> str:
+    """The lines of a Google-style section; empty: there is none."""
+    lines, found, inside = docstring.splitlines(), [], False
+    for line in lines:
+        if line.strip() == f"{title}:":
+            inside = True
+        elif inside and line and not line.startswith(" "):
+            break
+        elif inside:
+            found.append(line)
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arguments_results_and_errors_are_documented(name: str) -> None:
+    function = CASES[name]
+    docstring = inspect.getdoc(function) or ""
+    parameters = [p for p in inspect.signature(function).parameters if not p.startswith("_")]
+    arguments = section(docstring, "Args")
+    assert [p for p in parameters if f"{p}:" not in arguments] == []
+    node = ast.parse(inspect.cleandoc(inspect.getsource(function))).body[0]
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    if node.returns is not None and ast.unparse(node.returns) not in {"None", "NoReturn"}:
+        assert section(docstring, "Returns"), "what it returns"
+    if any(isinstance(part, ast.Raise) and part.exc is not None for part in ast.walk(node)):
+        assert section(docstring, "Raises"), "what it raises"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_line_is_a_sentence(name: str) -> None:
+    first = (inspect.getdoc(CASES[name]) or "").partition("\n\n")[0]
+    assert first.rstrip().endswith((".", ":"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_run(name: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert outcome.attempted > 0, "there is an example"
+    assert outcome.failed == 0
