@@ -32,7 +32,7 @@ from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.planning.state import JobState
-from perseus_operator.planning.stragglers.annotation import observe_declarations, parse_annotation
+from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_operator.planning.workloads import select
 from perseus_proto import keys
 
@@ -127,8 +127,7 @@ class JobRunner:
         except InvalidSpec as error:
             self.state.declarations_rejected(Explanation(Reason.ANNOTATION_INVALID, str(error)))
         else:
-            known, now_s = self.state.declared_stragglers, self._services.monotonic_s()
-            self.state.declarations_observed(observe_declarations(known, declarations, now_s))
+            self.state.declarations_observed(declarations, now_s=self._services.monotonic_s())
 
     def observe_pods(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
         """Take in the pods that opted in to this job, and the addresses of all agents by node, as they are now."""

@@ -30,7 +30,7 @@ from perseus_operator.planning.readiness import (
     schedule_pending,
 )
 from perseus_operator.planning.state import JobState
-from perseus_operator.planning.stragglers.annotation import declared_slowdowns
+from perseus_operator.planning.stragglers.declared import declared_slowdowns
 
 _NEVER_S = 3600.0
 """How soon to look again at a job about which nothing is to be done."""

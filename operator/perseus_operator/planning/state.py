@@ -32,7 +32,8 @@ from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profiling.progress import ProfilingProgress
 from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX
-from perseus_operator.planning.stragglers.annotation import DeclaredStraggler
+from perseus_operator.planning.stragglers.annotation import Declaration
+from perseus_operator.planning.stragglers.declared import DeclaredStraggler
 from perseus_operator.planning.stragglers.detector import PlannedTimes, StragglerDetector
 
 SLOWING_EVENTS: Final = frozenset({"THERMAL_SLOWDOWN", "POWER_BRAKE", "HARDWARE_SLOWDOWN"})
@@ -106,9 +107,16 @@ class JobState:
         """The spec breaks a rule; the last accepted one stays in force."""
         self.spec_fault = fault
 
-    def declarations_observed(self, stragglers: tuple[DeclaredStraggler, ...]) -> None:
-        """The annotation declares these stragglers."""
-        self.declared_stragglers, self.declaration_fault = stragglers, None
+    def declarations_observed(self, declarations: Iterable[Declaration], *, now_s: float) -> None:
+        """The annotation declares these stragglers. Editing one entry does not restart the delay of another.
+
+        Args:
+            declarations: all entries of the annotation.
+            now_s: monotonic; the delay of a new entry counts from here.
+        """
+        known = {straggler.declaration: straggler for straggler in self.declared_stragglers}
+        self.declared_stragglers = tuple(known.get(entry, DeclaredStraggler(entry, now_s)) for entry in declarations)
+        self.declaration_fault = None
 
     def declarations_rejected(self, fault: Explanation) -> None:
         """The annotation breaks a rule; what it declared before stays in force."""

@@ -11,7 +11,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.planner import ReadInputs, Solve, inputs_digest
-from perseus_operator.planning.stragglers.annotation import observe_declarations, parse_annotation
+from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_proto.rank import RankId
 
 
@@ -208,13 +208,13 @@ def test_recommend_selects_nothing_and_gives_back_what_was_selected(make_job: An
 )
 def test_told_stragglers(job: Any, annotation: str, wanted: dict[int, int]) -> None:
     job.run()
-    job.state.declared_stragglers = observe_declarations((), parse_annotation(annotation), job.now_s)
+    job.state.declarations_observed(parse_annotation(annotation), now_s=job.now_s)
     assert job.settle().wanted == wanted
 
 
 def test_a_told_straggler_waits_for_its_delay(job: Any) -> None:
     job.run()
-    job.state.declared_stragglers = observe_declarations((), parse_annotation("1:5:1.2"), job.now_s)
+    job.state.declarations_observed(parse_annotation("1:5:1.2"), now_s=job.now_s)
     made = job.decide()
     assert made.slowdowns == {}
     assert made.wake_at_s == pytest.approx(job.now_s + 5)
@@ -225,7 +225,7 @@ def test_a_told_straggler_waits_for_its_delay(job: Any) -> None:
 def test_within_an_objective_that_is_slower_a_small_straggler_changes_the_straggler_only(make_job: Any) -> None:
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
     job.run()
-    job.state.declared_stragglers = observe_declarations((), parse_annotation("1:0:1.1"), job.now_s)
+    job.state.declarations_observed(parse_annotation("1:0:1.1"), now_s=job.now_s)
     # Everybody may take 1.3 s; the slow one needs a plan of 1.3 / 1.1 = 1.18 s for that.
     assert job.settle().wanted == {0: 6, 1: 3}
 
@@ -353,5 +353,5 @@ def test_an_unreachable_node_does_not_keep_others_from_a_straggler(job: Any) -> 
     job.run()
     job.state.nodes["node-1"].fault = Explanation(Reason.AGENT_UNAVAILABLE, "dark")
     job.state.nodes["node-1"].busy = True
-    job.state.declared_stragglers = observe_declarations((), parse_annotation("1:0:1.2"), job.now_s)
+    job.state.declarations_observed(parse_annotation("1:0:1.2"), now_s=job.now_s)
     assert job.decide().actions == (Select("node-0", ((0, 4),), 1),)

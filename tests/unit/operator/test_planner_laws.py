@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.planning.node_actions import Select
 from perseus_operator.planning.planner import Decision
-from perseus_operator.planning.stragglers.annotation import observe_declarations, parse_annotation
+from perseus_operator.planning.stragglers.annotation import parse_annotation
 
 OBJECTIVES = (
     {"type": "MaxThroughput"},
@@ -81,7 +81,7 @@ def test_laws_hold_in_every_sequence(make_job: Any, events: list[tuple[str, Any]
             job.train(iteration, value)
             iteration += 1
         elif kind == "tell":
-            job.state.declared_stragglers = observe_declarations((), parse_annotation(value), job.now_s)
+            job.state.declarations_observed(parse_annotation(value), now_s=job.now_s)
         elif kind == "edit":
             job.state.spec_accepted(make_job(objective=value[0], mode=value[1]).spec)
             job.solve()

@@ -7,13 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.planning.stragglers.annotation import (
-    Declaration,
-    declare,
-    declared_slowdowns,
-    observe_declarations,
-    parse_annotation,
-)
+from perseus_operator.objects import JobRef
+from perseus_operator.planning.state import JobState
+from perseus_operator.planning.stragglers.annotation import Declaration, declare, parse_annotation
+from perseus_operator.planning.stragglers.declared import declared_slowdowns
 
 
 def test_the_annotation() -> None:
@@ -45,26 +42,32 @@ def test_a_wrong_annotation_is_named(text: str, rule: str) -> None:
     assert rule in str(refused.value)
 
 
-def test_told_degrees_come_with_their_delay_and_go_with_degree_one() -> None:
-    def told(text: str, now_s: float) -> dict[int, float]:
-        gpus = {"GPU-a": 3}
-        notices = observe_declarations((), parse_annotation(text), 10)
-        return declared_slowdowns(notices, now_s=now_s, dp_of_gpu=gpus, pipelines=4)
-
-    assert told("1:5:1.2", 14.9) == {}
-    assert told("1:5:1.2", 15.0) == {1: 1.2}
-    assert told("1:0:1", 15.0) == {}
-    assert told("1:0:1.2,1:0:1.4,GPU-a:0:2,GPU-b:0:2,4:0:2", 15.0) == {1: 1.4, 3: 2.0}
+def state_of(text: str, now_s: float) -> JobState:
+    state = JobState(JobRef("ns", "job", "uid"))
+    state.declarations_observed(parse_annotation(text), now_s=now_s)
+    return state
 
 
-def test_editing_one_entry_does_not_begin_the_delay_of_another_anew() -> None:
-    first = observe_declarations((), parse_annotation("1:30:1.2"), 100.0)
-    second = observe_declarations(first, parse_annotation("1:30:1.2,2:5:1.1"), 120.0)
-    assert [notice.from_s for notice in second] == [130.0, 125.0]
-    assert [notice.from_s for notice in observe_declarations(second, parse_annotation("1:30:1.3"), 140.0)] == [170.0]
+def test_declared_slowdowns_start_after_their_delay_and_end_with_slowdown_one() -> None:
+    def declared(text: str, now_s: float) -> dict[int, float]:
+        stragglers = state_of(text, 10).declared_stragglers
+        return declared_slowdowns(stragglers, now_s=now_s, dp_of_gpu={"GPU-a": 3}, pipelines=4)
+
+    assert declared("1:5:1.2", 14.9) == {}
+    assert declared("1:5:1.2", 15.0) == {1: 1.2}
+    assert declared("1:0:1", 15.0) == {}
+    assert declared("1:0:1.2,1:0:1.4,GPU-a:0:2,GPU-b:0:2,4:0:2", 15.0) == {1: 1.4, 3: 2.0}
 
 
-def test_telling_replaces_what_was_said_of_the_same_id_and_degree_one_takes_it_away() -> None:
+def test_editing_one_entry_does_not_restart_the_delay_of_another() -> None:
+    state = state_of("1:30:1.2", 100.0)
+    state.declarations_observed(parse_annotation("1:30:1.2,2:5:1.1"), now_s=120.0)
+    assert [straggler.from_s for straggler in state.declared_stragglers] == [130.0, 125.0]
+    state.declarations_observed(parse_annotation("1:30:1.3"), now_s=140.0)
+    assert [straggler.from_s for straggler in state.declared_stragglers] == [170.0]
+
+
+def test_a_declaration_replaces_the_one_with_its_id_and_slowdown_one_removes_it() -> None:
     text = declare("", Declaration("1", 0.0, 1.2))
     assert text == "1:0:1.2"
     text = declare(text, Declaration("GPU-a", 2.5, 3.0))
@@ -109,9 +112,9 @@ entries = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(entries, max_size=12))
-def test_what_is_told_last_of_each_id_is_what_is_read(told: list[Declaration]) -> None:
+def test_the_last_declaration_of_each_id_is_what_is_read(declarations: list[Declaration]) -> None:
     text = ""
-    for entry in told:
+    for entry in declarations:
         text = declare(text, entry)
-    last = {entry.id: entry for entry in told}
+    last = {entry.id: entry for entry in declarations}
     assert {entry.id: entry for entry in parse_annotation(text)} == {i: e for i, e in last.items() if e.slowdown > 1.0}

@@ -1,1 +1,1 @@
-"""Which pipelines are slow: as telemetry shows (``detector``), or as somebody declares (``annotation``)."""
+"""Which pipelines are slow: as telemetry shows (``detector``), or as users declare (``annotation``, ``declared``)."""

@@ -2,13 +2,14 @@
 
 A user may write the annotation, ``kubectl perseus straggler`` and the RPC ``SetStraggler`` rewrite it with
 ``declare``. So a declaration outlives the operator, every reader of the object sees it, and it takes effect in one way
-only. The paper's *degree* is called slowdown here.
+only. The paper's *degree* is called slowdown here. This module reads and writes the text; ``declared`` says which
+declarations are in force.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,19 +40,6 @@ class Declaration:
 
     def __str__(self) -> str:
         return f"{self.id}:{_decimal(self.delay_s)}:{_decimal(self.slowdown)}"
-
-
-@dataclass(frozen=True)
-class DeclaredStraggler:
-    """A declaration and when it was first observed (monotonic): its delay counts from then."""
-
-    declaration: Declaration
-    observed_s: float
-
-    @property
-    def from_s(self) -> float:
-        """When it takes effect (monotonic)."""
-        return self.observed_s + self.declaration.delay_s
 
 
 def parse_annotation(text: str) -> tuple[Declaration, ...]:
@@ -113,36 +101,6 @@ def duration_of_iterations_s(iterations: float, status: Mapping[str, Any]) -> fl
         if status.get(name):
             return round(iterations * s_from_us(int(status[name]["iterationTimeMicroseconds"])), 3)
     return None
-
-
-def observe_declarations(
-    before: Iterable[DeclaredStraggler], declarations: Iterable[Declaration], now_s: float
-) -> tuple[DeclaredStraggler, ...]:
-    """The declarations with the time each was first observed: editing one does not restart the delay of another."""
-    known = {straggler.declaration: straggler for straggler in before}
-    return tuple(known.get(entry, DeclaredStraggler(entry, now_s)) for entry in declarations)
-
-
-def declared_slowdowns(
-    stragglers: Iterable[DeclaredStraggler], *, now_s: float, dp_of_gpu: Mapping[str, int], pipelines: int
-) -> dict[int, float]:
-    """The slowdowns in force now, by data-parallel rank.
-
-    Of several declarations for one pipeline the largest slowdown counts. Unknown ids are ignored.
-
-    Args:
-        stragglers: declared for the job.
-        now_s: monotonic.
-        dp_of_gpu: data-parallel rank of each GPU UUID of the job.
-        pipelines: how many the job has.
-    """
-    slowdowns: dict[int, float] = {}
-    for straggler in stragglers:
-        entry = straggler.declaration
-        dp = int(entry.id) if entry.id.isdigit() else dp_of_gpu.get(entry.id, -1)
-        if 0 <= dp < pipelines and entry.slowdown > 1.0 and now_s >= straggler.from_s:
-            slowdowns[dp] = max(entry.slowdown, slowdowns.get(dp, 1.0))
-    return slowdowns
 
 
 def _decimal(value: float) -> str:
