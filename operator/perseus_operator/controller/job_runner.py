@@ -212,7 +212,7 @@ class JobRunner:
         async def guarded() -> None:
             try:
                 await work
-            except Exception:  # whatever it was, the runner must hear of it and go on
+            except Exception:  # whatever it was, the runner goes on
                 logger.exception("%s: unexpected error", self.ref)
                 self._services.metrics.errors.inc()
             finally:

@@ -142,7 +142,7 @@ def test_without_anything_measured_only_an_absolute_bound_is_known(make_job: Any
     assert points(absolute) == {0}
 
 
-def test_an_edited_objective_begins_anew(make_job: Any) -> None:
+def test_an_edited_objective_starts_with_a_new_guard(make_job: Any) -> None:
     job = settled(make_job)
     train(job, 1, CONFIRM, 1.06)
     assert points(job) == {0}

@@ -74,7 +74,7 @@ def record_of(plain: frontier.SolvedFrontier, iterations: int = 40) -> calibrati
     return record
 
 
-async def test_what_the_worker_learns_makes_predictions_come_true(plain: frontier.SolvedFrontier) -> None:
+async def test_a_calibration_makes_predictions_come_true(plain: frontier.SolvedFrontier) -> None:
     pool = SolverPool(workers=1, timeout_s=120, memory_mib=8192)
     answer = await pool.calibrate(record_of(plain).request(INPUTS).to_bytes())
     learnt = calibration.parse_calibration_result(answer)
@@ -157,7 +157,7 @@ def test_bounds_leave_room_for_noise(job: Any, objective: dict[str, Any], allowe
     assert found == Target(pytest.approx(allowed_us))
 
 
-def test_stragglers_starts_and_transitions_are_not_learnt_from(job: Any) -> None:
+def test_stragglers_starts_and_transitions_are_not_recorded(job: Any) -> None:
     job.run()
     job.train(0)
     job.train(1)

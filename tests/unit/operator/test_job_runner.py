@@ -49,7 +49,7 @@ REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=
 # -------------------------------------------------------------------------------------------------------------- news
 
 
-async def test_our_own_status_coming_back_is_no_news_and_everything_a_user_may_edit_is() -> None:
+async def test_our_own_status_coming_back_is_no_change_and_everything_a_user_may_edit_is() -> None:
     services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0)
     runner = JobRunner(JobRef("ns", "job", "uid"), cast(Any, services))
     spec = {
@@ -91,7 +91,7 @@ async def test_an_edit_that_is_refused_leaves_in_force_what_was_accepted() -> No
     assert "points" in runner.state.spec_fault.message
 
 
-async def test_an_operator_that_an_agent_refuses_for_a_newer_one_keeps_its_hands_off() -> None:
+async def test_an_operator_that_an_agent_fences_does_nothing_more() -> None:
     async def refuse(*_: Any, **__: Any) -> None:
         raise AgentFenced("FAILED_PRECONDITION: epoch: 1 is older than 2")
 
@@ -242,7 +242,7 @@ def test_no_request_and_no_watch_of_the_framework_waits_for_ever() -> None:
 # ----------------------------------------------------------------------------------------------------------- writes
 
 
-def test_turns_come_in_order_and_no_oftener_than_allowed() -> None:
+def test_turns_come_in_order_and_not_more_often_than_allowed() -> None:
     pace = Pace(10.0)
     assert pace.turn_s(100.0) == 100.0
     turns = [pace.turn_s(100.0) for _ in range(500)]

@@ -64,7 +64,7 @@ def test_every_input_of_the_solver_is_in_the_digest(make_job: Any) -> None:
     assert inputs_digest(unrelated, "csv") == inputs_digest(base, "csv")
 
 
-def test_lease_push_select_in_this_order_and_then_peace(job: Any) -> None:
+def test_lease_push_select_in_this_order_and_then_nothing(job: Any) -> None:
     job.solve()
     job.start_pods()
     assert set(job.act().actions) == {Acquire("node-0"), Acquire("node-1")}
@@ -103,7 +103,7 @@ def test_nothing_is_selected_before_every_node_holds_the_plans(job: Any) -> None
     assert {type(action) for action in job.act().actions} == {Select}
 
 
-def test_leases_are_renewed_at_a_third_and_acquired_anew_when_run_out(job: Any) -> None:
+def test_leases_are_renewed_at_a_third_and_acquired_again_when_expired(job: Any) -> None:
     job.run()
     job.now_s += 9.9
     assert job.decide().actions == ()
@@ -206,13 +206,13 @@ def test_recommend_selects_nothing_and_gives_back_what_was_selected(make_job: An
         ("7:0:1.5", {0: 0, 1: 0}),
     ],
 )
-def test_told_stragglers(job: Any, annotation: str, wanted: dict[int, int]) -> None:
+def test_declared_stragglers(job: Any, annotation: str, wanted: dict[int, int]) -> None:
     job.run()
     job.state.declarations_observed(parse_annotation(annotation), now_s=job.now_s)
     assert job.settle().wanted == wanted
 
 
-def test_a_told_straggler_waits_for_its_delay(job: Any) -> None:
+def test_a_declared_straggler_waits_for_its_delay(job: Any) -> None:
     job.run()
     job.state.declarations_observed(parse_annotation("1:5:1.2"), now_s=job.now_s)
     made = job.decide()
@@ -306,7 +306,7 @@ def test_ranks_that_do_not_fit_are_never_driven(job: Any, rank: dict[str, int], 
     assert all(stage < 2 for node in job.nodes for stage in (node.pushed or ("", ()))[1])
 
 
-def test_a_place_taken_twice_is_a_mismatch(job: Any) -> None:
+def test_a_rank_taken_twice_is_a_mismatch(job: Any) -> None:
     job.solve()
     job.start_pods()
     job.connect_ranks()
@@ -315,7 +315,7 @@ def test_a_place_taken_twice_is_a_mismatch(job: Any) -> None:
     assert job.settle().waiting.reason is Reason.RANKS_MISMATCH
 
 
-def test_new_processes_are_told_again(job: Any) -> None:
+def test_new_processes_get_their_selection_again(job: Any) -> None:
     job.run()
     for iteration in range(20):
         job.train(iteration)
@@ -342,7 +342,7 @@ def test_a_new_frontier_replaces_the_old_plans_together(make_job: Any) -> None:
     assert job.act().applied
 
 
-def test_a_fenced_operator_keeps_its_hands_off(job: Any) -> None:
+def test_a_fenced_operator_does_nothing(job: Any) -> None:
     job.run()
     job.state.fenced = Explanation(Reason.FENCED, "newer")
     job.now_s += 1000

@@ -309,7 +309,7 @@ async def test_a_replaced_operator_shares_nothing(site: Site) -> None:
     assert site.api.writes == []
 
 
-async def test_what_somebody_else_writes_over_the_status_is_put_right(site: Site) -> None:
+async def test_a_status_that_another_writer_changed_is_written_again(site: Site) -> None:
     site.job("a")
     site.budget(10)
     await site.tick()

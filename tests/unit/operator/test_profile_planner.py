@@ -155,7 +155,7 @@ def test_a_lost_lease_and_new_pods_go_on_where_it_was(make_job: Any) -> None:
     assert all(node.selected == {p: 1} for p, node in enumerate(job.nodes))
 
 
-def test_other_gpus_or_another_number_of_clocks_begin_anew(make_job: Any) -> None:
+def test_other_gpus_or_another_number_of_clocks_start_a_new_sweep(make_job: Any) -> None:
     job = profiled(make_job)
     settle(job)
     measure(job, 1000)
@@ -217,7 +217,7 @@ def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: An
     assert made.guard == job.state.guard
 
 
-def test_a_profile_that_no_longer_fits_is_measured_anew(make_job: Any) -> None:
+def test_a_profile_that_no_longer_fits_is_measured_again(make_job: Any) -> None:
     job = make_job(profile=ONLINE)
     job.run()
     for node in job.nodes:

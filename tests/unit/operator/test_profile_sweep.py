@@ -167,7 +167,7 @@ def interpolated(sweep: Sweep, mixed: float, *, quiet_us: int) -> tuple[Reading,
     return tuple(replace(reading, stages=tuple(map(seen, reading.stages))) for reading in sweep.readings)
 
 
-def test_waits_seen_by_themselves_are_believed_and_otherwise_an_upper_bound_is_told() -> None:
+def test_power_measured_in_waits_counts_and_otherwise_an_upper_bound() -> None:
     enough_us = QUIET_US // (len(measured().readings) * STAGES) + 1
     seen = blocking_power(interpolated(measured(), 0.05, quiet_us=enough_us))
     assert seen.watts == pytest.approx(A100.blocking_power_w, rel=1e-3)
@@ -436,7 +436,7 @@ def test_what_is_kept_of_another_release_or_damaged_is_measured_again() -> None:
 # -------------------------------------------------------------------------------------------------------- drift
 
 
-def test_drift_is_told_after_many_iterations_in_all_pipelines_alike() -> None:
+def test_drift_counts_after_many_iterations_in_all_pipelines_alike() -> None:
     drift = Drift()
     for _ in range(DRIFT_ITERATIONS - 1):
         drift = drift.observe({0: (1.0, 1.2), 1: (1.01, 1.15)})
@@ -455,7 +455,7 @@ def test_drift_is_told_after_many_iterations_in_all_pipelines_alike() -> None:
     assert faster.persistent, "a profile that is too slow wastes as much"
 
 
-def test_drift_rests_after_a_profile_was_measured_anew() -> None:
+def test_drift_rests_after_a_remeasurement() -> None:
     drift = Drift(rest=10)
     for _ in range(10 + DRIFT_ITERATIONS - 1):
         drift = drift.observe({0: (1.5,)})

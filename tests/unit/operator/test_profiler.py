@@ -73,7 +73,7 @@ def sweep(*measured: int, replaces: str = "") -> Sweep:
     return Sweep(CLOCKS, "s", Recipe(2, 1.0, 10**12), tuple(map(reading, measured)), 5_000_000, replaces)
 
 
-async def test_an_operator_started_anew_goes_on_where_the_one_before_was(make_job: Any) -> None:
+async def test_a_restarted_operator_goes_on_with_the_sweep(make_job: Any) -> None:
     kube = Kube()
     first, state = profiler(kube, make_job)
     first.begin(sweep(1400))
@@ -128,7 +128,7 @@ async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_j
         await profile_source.read_profile(kube, "ns", other)  # type: ignore[arg-type]
 
 
-async def test_somebody_elses_profile_is_never_written_over(make_job: Any) -> None:
+async def test_a_foreign_profile_is_never_overwritten(make_job: Any) -> None:
     kube = Kube()
     own, state = profiler(kube, make_job)
     own.begin(sweep(*CLOCKS))

@@ -41,7 +41,7 @@ def pipeline(**changes: Any) -> Any:
 # DualPipe has no order in torch's notation; a recomputation is told as another forward.
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"dualpipe", "early-recompute-1f1b"}))
 @pytest.mark.parametrize("stages", [2, 4])
-def test_what_processes_tell_is_the_schedule_they_were_given(name: str, stages: int) -> None:
+def test_what_processes_report_is_the_schedule_they_were_given(name: str, stages: int) -> None:
     chunks = 2 if name == "interleaved-1f1b" else None
     schedule = build_schedule(name, stages=stages, microbatches=2 * stages, chunks=chunks)
     order = assemble_schedule([told(schedule, stage) for stage in range(stages)])
@@ -61,7 +61,7 @@ def test_stages_that_do_not_fit_together_are_one_clear_error() -> None:
         assemble_schedule([told(three, 0), ((5, 0, 0), *told(three, 1))])
 
 
-def test_an_order_of_another_shape_is_refused_by_field() -> None:
+def test_a_schedule_of_another_shape_is_refused_by_field() -> None:
     order = write_order(build_schedule("1f1b", stages=2, microbatches=3))
     check_schedule(order, pipeline())
     check_schedule(order, pipeline(microbatches=3))
@@ -86,7 +86,7 @@ class Kube:
         return ConfigMap(name, {"schedule.csv": "text"}, {"other": b"bytes"})
 
 
-async def test_where_an_order_is_found_and_what_is_said_if_it_is_not() -> None:
+async def test_where_a_schedule_is_found_and_the_error_if_it_is_not() -> None:
     kube: Any = Kube()
 
     def at(name: str, **key: str) -> Any:
@@ -100,7 +100,7 @@ async def test_where_an_order_is_found_and_what_is_said_if_it_is_not() -> None:
         await read_schedule_csv(kube, "ns", at("order", key="x"))
 
 
-def test_processes_must_agree_and_all_must_have_told(make_job: Any) -> None:
+def test_processes_must_agree_and_all_must_have_reported(make_job: Any) -> None:
     job = make_job(pipeline={"schedule": "FromRanks", "stages": 2, "dataParallel": 2})
     schedule = build_schedule("1f1b", stages=2, microbatches=4)
     said = {RankId(p, s, 0): told(schedule, s) for p in range(2) for s in range(2)}
@@ -114,7 +114,7 @@ def test_processes_must_agree_and_all_must_have_told(make_job: Any) -> None:
         collect_schedule(job.state, {**said, RankId(1, 1, 0): other})
 
 
-def test_nothing_is_solved_before_the_order_is_known_and_another_order_is_another_frontier(make_job: Any) -> None:
+def test_nothing_is_solved_before_the_schedule_is_known_and_another_schedule_is_another_frontier(make_job: Any) -> None:
     job = make_job(pipeline={"schedule": "FromRanks", "stages": 2, "dataParallel": 2})
     job.start_pods()
     job.state.profile_digest, job.state.read_at_s = "csv", job.now_s
@@ -134,7 +134,7 @@ def test_nothing_is_solved_before_the_order_is_known_and_another_order_is_anothe
     assert needs_schedule_from_ranks(job.state)
 
 
-def test_a_request_with_an_order_is_solved_by_it() -> None:
+def test_a_request_with_a_custom_schedule_is_solved_by_it() -> None:
     schedule = build_schedule("zb-h1", stages=2, microbatches=3)
     request = SolveRequest("", "custom", 2, 0, None, 1, 4, schedule_csv=write_order(schedule))
     again = schedule_of(request)

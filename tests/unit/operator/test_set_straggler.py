@@ -72,7 +72,7 @@ def test_a_rank_needs_its_job_and_a_delay_in_iterations_what_one_takes(runner: R
     assert tell(StragglerRequest("1", 1.0, job=("ns", "job")), api)[1] == "", "back to normal"
 
 
-def test_telling_the_same_twice_is_telling_it_once(runner: Runner) -> None:
+def test_the_same_declaration_twice_is_one_declaration(runner: Runner) -> None:
     api = Api(runner)
     tell(StragglerRequest("1", 1.2, job=("ns", "job")), api)
     runner.observed = api.stored
@@ -86,7 +86,7 @@ def test_what_others_write_meanwhile_is_kept(runner: Runner) -> None:
     assert api.stored.annotation == "9:0:1.1,1:0:1.2"
 
 
-def test_who_loses_every_race_is_told_so_and_nothing_is_written(
+def test_a_request_that_loses_every_race_fails_and_writes_nothing(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perseus_operator.controller.set_straggler._WATCH_WAIT_S", 0.04)

@@ -66,7 +66,7 @@ async def test_if_the_first_brings_nothing_the_next_tries_itself() -> None:
     assert await asyncio.gather(*jobs) == [None, second.result]
 
 
-async def test_what_cannot_be_solved_is_refused_once_for_all_who_wait() -> None:
+async def test_what_cannot_be_solved_fails_once_for_all_waiting_jobs() -> None:
     library, solver = SolveCache(), Solver(SolveTimeout("stopped after 600 s"))
     jobs = [asyncio.create_task(library.solved("d", solver)) for _ in range(20)]
     await asyncio.sleep(0)
@@ -87,7 +87,7 @@ async def test_a_job_that_is_deleted_while_it_solves_leaves_the_others_their_tur
     assert await jobs[1] is second.result
 
 
-async def test_one_that_waits_may_leave_without_disturbing_who_solves() -> None:
+async def test_a_waiting_job_may_leave_without_disturbing_the_solve() -> None:
     library, solver = SolveCache(), Solver(frontier("d"))
     jobs = [asyncio.create_task(library.solved("d", solver)) for _ in range(3)]
     await asyncio.sleep(0)

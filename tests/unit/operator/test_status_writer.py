@@ -54,7 +54,7 @@ MOVES = st.lists(st.sampled_from(["edit", "reconcile", "lost", "bring", "skip", 
 
 @settings(max_examples=60)
 @given(MOVES, st.randoms(use_true_random=False))
-def test_whatever_others_write_and_however_late_we_hear_of_it_our_words_stay(moves: list[str], dice: Any) -> None:
+def test_whatever_others_write_and_however_late_the_watch_our_status_stays(moves: list[str], dice: Any) -> None:
     async def play() -> None:
         server = Watched()
         for number, move in enumerate(moves):
@@ -99,7 +99,7 @@ def plain(status: dict[str, Any]) -> dict[str, Any]:
     return {**status, "conditions": conditions}
 
 
-async def test_our_own_words_coming_back_are_no_news_and_cost_no_write() -> None:
+async def test_our_own_status_coming_back_costs_no_write() -> None:
     server = Watched()
     await server.settle()
     for edit in ("MinEnergy", "MaxThroughput"):
@@ -113,7 +113,7 @@ async def test_our_own_words_coming_back_are_no_news_and_cost_no_write() -> None
         assert len(server.versions) == written
 
 
-async def test_who_hears_others_speak_and_finds_a_newer_operator_is_silent() -> None:
+async def test_an_operator_that_finds_a_newer_writer_stops_writing() -> None:
     server = Watched()
     await server.settle()
     server.newest_epoch = EPOCH + 1
@@ -127,7 +127,7 @@ async def test_who_hears_others_speak_and_finds_a_newer_operator_is_silent() -> 
     assert server.job.decide().actions == (), "hands off, too"
 
 
-async def test_who_cannot_ask_whether_a_newer_operator_has_begun_waits_until_it_can() -> None:
+async def test_an_operator_that_cannot_read_the_newest_epoch_waits_until_it_can() -> None:
     server = Watched()
     await server.settle()
     server.newest_epoch = KubeUnavailable("503")
@@ -148,7 +148,7 @@ def test_versions_are_numbers_where_they_can_be(version: str, than: str, newer: 
     assert is_newer(version, than) is newer
 
 
-def test_an_answer_that_comes_after_newer_news_does_not_count() -> None:
+def test_an_answer_older_than_the_watch_does_not_count() -> None:
     stored = Versioned("")
     stored.write_started("ours")
     assert stored.observed("theirs", "12")

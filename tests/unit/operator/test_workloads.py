@@ -146,7 +146,7 @@ def test_a_launcher_or_head_is_a_worker_if_it_asks_for_a_gpu(kind: str) -> None:
         ("strain-x7k2p", False),
     ],
 )
-def test_a_ray_job_is_told_by_the_name_of_its_cluster(cluster: str, is_of_it: bool) -> None:
+def test_a_ray_job_is_recognised_by_the_name_of_its_cluster(cluster: str, is_of_it: bool) -> None:
     made = pod("w", {"ray.io/cluster": cluster, "ray.io/node-type": "worker"}, owner="o")
     assert bool(select(refer("RayJob"), [made]).pods) is is_of_it
 
@@ -184,7 +184,7 @@ def test_of_two_owners_the_one_whose_pods_are_younger(kind: str) -> None:
     assert select(refer(kind), replaced).attempt == select(refer(kind), pods[:2]).attempt, "one pod was replaced"
 
 
-def test_where_attempts_cannot_be_told_none_is() -> None:
+def test_where_attempts_are_not_known_there_is_none() -> None:
     groups = [pod(f"w{n}", WORKERS["LeaderWorkerSet"][0], owner=f"o{n}") for n in range(2)]
     chosen = select(refer("LeaderWorkerSet"), groups)
     assert (len(chosen.pods), chosen.attempt) == (2, "")
@@ -258,11 +258,11 @@ def test_a_wrong_reference_is_named(workload: dict[str, Any], message: str) -> N
         ({}, False),
     ],
 )
-def test_who_asks_for_a_gpu(spec: dict[str, Any], asks: bool) -> None:
+def test_which_pods_ask_for_a_gpu(spec: dict[str, Any], asks: bool) -> None:
     assert asks_for_gpu(spec) is asks
 
 
-def test_containers_are_told_of_pods_that_have_several() -> None:
+def test_containers_are_listed_of_pods_that_have_several() -> None:
     def status(*ids: str) -> list[dict[str, str]]:
         return [{"name": f"c{number}", **({"containerID": each} if each else {})} for number, each in enumerate(ids)]
 
