@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from perseus_solver.model.result import Frontier, Point, Status
     from perseus_solver.model.sampling import Sampling
     from perseus_solver.model.simulator import Simulator
-    from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order
-    from perseus_solver.switching.switches import Switching, calm, calm_point
+    from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule
+    from perseus_solver.switching import Switching, reduce_clock_changes, reduce_clock_changes_of_point
 
 __all__ = [
     "SCHEDULES",
@@ -41,24 +41,24 @@ __all__ = [
     "Switching",
     "build_problem",
     "build_schedule",
-    "calm",
-    "calm_point",
-    "read_order",
     "read_profile",
+    "read_schedule",
+    "reduce_clock_changes",
+    "reduce_clock_changes_of_point",
     "solve_deadline",
     "solve_frontier",
 ]
 
 _HOME = {
     "frontier": ("solve_deadline", "solve_frontier"),
-    "problem": ("Problem", "build_problem"),
-    "profile": ("Profile", "read_profile"),
-    "result": ("Frontier", "Point", "Status"),
-    "sampling": ("Sampling",),
-    "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_order"),
-    "simulate": ("Simulator",),
-    "switches": ("Switching", "calm", "calm_point"),
-    "vocabulary": ("Kind",),
+    "kinds": ("Kind",),
+    "model.problem": ("Problem", "build_problem"),
+    "model.profile": ("Profile", "read_profile"),
+    "model.result": ("Frontier", "Point", "Status"),
+    "model.sampling": ("Sampling",),
+    "model.simulator": ("Simulator",),
+    "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_schedule"),
+    "switching": ("Switching", "reduce_clock_changes", "reduce_clock_changes_of_point"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

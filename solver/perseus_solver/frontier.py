@@ -22,7 +22,7 @@ from perseus_solver.search.pool import Pool
 Progress = Callable[[int, int], None]
 
 _TRACED, _DONE = 60, 100  # progress, percent
-_SURPLUS = 1.15
+_ROUNDED_PER_POINT = 1.15
 _SHORTER = np.array([0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04])
 
 
@@ -46,19 +46,19 @@ def solve_certified(
     """`solve_frontier` together with the dual flows that prove its bounds, for `perseus_solver.certify`."""
     if points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
-    tell = progress or _silent
-    tell(0, _DONE)
+    report = progress or _silent
+    report(0, _DONE)
     engine = Engine(problem)
-    samples = trace(engine, lambda share: tell(int(_TRACED * share), _DONE))
+    samples = trace(engine, lambda share: report(int(_TRACED * share), _DONE))
     pool = Pool(engine, samples)
     # Some plans turn out dominated by others: round a few more than wanted.
-    deadline = _deadlines(pool, engine, math.ceil(points * _SURPLUS))
+    deadline_ticks = _deadlines(pool, engine, math.ceil(points * _ROUNDED_PER_POINT))
     pool.add_single_clocks(0.0)
-    pool.add(deadline, lambda share: tell(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
-    pool.search(deadline)
-    pool.move(deadline)
+    pool.add(deadline_ticks, lambda share: report(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
+    pool.search(deadline_ticks)
+    pool.move(deadline_ticks)
     frontier = pool.frontier(points)
-    tell(_DONE, _DONE)
+    report(_DONE, _DONE)
     return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in pool.proofs)
 
 
@@ -71,30 +71,30 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     """
     if not (math.isfinite(deadline_s) and deadline_s > 0):
         raise InvalidProblem(f"deadline_s must be a positive finite number, not {deadline_s}")
-    tell = progress or _silent
-    tell(0, _DONE)
+    report = progress or _silent
+    report(0, _DONE)
     engine = Engine(problem)
     t_min_s = _fastest_s(engine)
     if deadline_s < t_min_s:
         raise Infeasible(deadline_s, t_min_s)
     # Rounded up to ticks, T_min may pass the deadline by a hair: then the fastest plan is the only one.
-    makespan = math.floor((deadline_s - problem.overhead_s) / engine.tables.tick_s)
-    makespan = min(max(makespan, int(engine.fastest)), int(engine.slowest))
-    samples = trace(engine, lambda share: tell(int(_TRACED * share), _DONE), only=makespan)
+    makespan_ticks = math.floor((deadline_s - problem.overhead_s) / engine.tables.tick_s)
+    makespan_ticks = min(max(makespan_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
+    samples = trace(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=makespan_ticks)
     pool = Pool(engine, samples, exact=True)
     # A plan for a slightly shorter deadline sometimes turns out cheaper.
-    shorter = np.floor(makespan - (makespan - engine.fastest) * _SHORTER)
+    shorter_ticks = np.floor(makespan_ticks - (makespan_ticks - engine.fastest_ticks) * _SHORTER)
     # A plan may end in time though its durations, rounded up to ticks, do not: less than a tick for each instruction
     # and delay on a path. Plans made for that little more are kept where the exact simulation lets them pass.
-    longer = makespan + 2.0 * len(engine.graph.levels)
-    pool.add_single_clocks(makespan)
-    deadline = np.unique(np.append(shorter, longer))
-    pool.add(deadline, lambda _share: None)
-    pool.search(deadline)
+    longer_ticks = makespan_ticks + 2.0 * len(engine.graph.levels)
+    pool.add_single_clocks(makespan_ticks)
+    deadline_ticks = np.unique(np.append(shorter_ticks, longer_ticks))
+    pool.add(deadline_ticks, lambda _share: None)
+    pool.search(deadline_ticks)
     pool.exchange(deadline_s)
     pool.move_exactly(deadline_s)
     frontier = pool.frontier()
-    tell(_DONE, _DONE)
+    report(_DONE, _DONE)
     return frontier[frontier.lookup(deadline_s)]
 
 
@@ -110,13 +110,13 @@ def _fastest_s(engine: Engine) -> float:
 
 def _deadlines(pool: Pool, engine: Engine, points: int) -> Floats:
     """Makespans in ticks, T_min first, spread evenly over the curve; time and energy count alike."""
-    time = np.unique(np.append(pool.curve.makespan, engine.fastest))
-    seconds = time * engine.tables.tick_s + engine.problem.overhead_s
+    time_ticks = np.unique(np.append(pool.curve.makespan_ticks, engine.fastest_ticks))
+    seconds = time_ticks * engine.tables.tick_s + engine.problem.overhead_s
     blocking_w = engine.problem.blocking_power_w * engine.problem.stages
     energy = pool.bound_j(seconds) - blocking_w * seconds
-    width, height = time[-1] - time[0], energy[0] - energy[-1]
+    width, height = time_ticks[-1] - time_ticks[0], energy[0] - energy[-1]
     if width <= 0 or points == 1:
-        return time[:1]
-    along = (time - time[0]) / width + (energy[0] - energy) / max(height, 1e-300)
-    even: Floats = np.interp(np.linspace(0.0, along[-1], points), along, time)
+        return time_ticks[:1]
+    along = (time_ticks - time_ticks[0]) / width + (energy[0] - energy) / max(height, 1e-300)
+    even: Floats = np.interp(np.linspace(0.0, along[-1], points), along, time_ticks)
     return np.floor(even)

@@ -20,7 +20,7 @@ from perseus_solver.model.simulator import Choice, Simulation, Simulator
 if TYPE_CHECKING:
     from perseus_solver.calibration.model import Calibration
     from perseus_solver.calibration.trace import Trace
-    from perseus_solver.comparison.compare import Row
+    from perseus_solver.comparison.table import Row
     from perseus_solver.model.result import Frontier, Point
 
 _INK, _MUTED = "#22262a", "#7a828a"
@@ -297,7 +297,7 @@ def calibration_png(trace: Trace, calibration: Calibration, train_fraction: floa
     left.set_xlabel("measured iteration time (s)")
     left.set_ylabel("predicted iteration time (s)")
     left.legend(fontsize=8)
-    right.set_title(f"the model {calibration.verdict} this run")
+    right.set_title(f"the model {calibration.status} this run")
     right.set_xlabel("plan, in the order run")
     right.set_ylabel("error of the prediction (%)")
     return _png(figure)

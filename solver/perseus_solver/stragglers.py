@@ -24,19 +24,19 @@ from perseus_solver.model.simulator import Choice, Simulator
 SIGMAS = 4.0
 """Standard deviations between noise and alarm: with two iterations that must agree, less than one false alarm in 10⁸
 iterations of a stage, if noise is normal."""
-LEAST = 0.01
+MIN_EXCESS = 0.01
 """Slower by less than this is no straggler: no plan is chosen that finely."""
 _WINDOW = 5
 
 
-def stage_pace(duration_s: Floats, promised_s: Floats, stage_offset: Ints) -> Floats:
+def stage_pace(duration_s: Floats, planned_s: Floats, stage_offset: Ints) -> Floats:
     """How many times slower than promised each stage was: the median over its instructions, [stages] or [iterations,
     stages].
 
     The median, because single instructions are delayed by tens of per cent on healthy GPUs, while a slow GPU slows
     all of them.
     """
-    ratio = duration_s / promised_s
+    ratio = duration_s / planned_s
     pace: Floats = np.stack([np.median(ratio[..., a:b], axis=-1) for a, b in pairwise(stage_offset.tolist())], axis=-1)
     return pace
 
@@ -64,9 +64,9 @@ class Thresholds:
             raise ValueError(f"confirm must be at least 1, not {self.confirm}")
 
     @classmethod
-    def from_noise(cls, noise: Sequence[float], *, least: float = LEAST, confirm: int = 2) -> Thresholds:
+    def from_noise(cls, noise: Sequence[float], *, min_excess: float = MIN_EXCESS, confirm: int = 2) -> Thresholds:
         """Above what two healthy paces differ by; ``noise`` is `Calibration.stage_noise`."""
-        margins = [max(least, _margin(sigma)) for sigma in noise]
+        margins = [max(min_excess, _margin(sigma)) for sigma in noise]
         return cls(
             enter=tuple(1 + margin for margin in margins),
             leave=tuple(1 + margin / 2 for margin in margins),
@@ -79,18 +79,18 @@ def _margin(sigma: float) -> float:
     return SIGMAS * math.sqrt(2) * sigma
 
 
-def least_degrees(noise: Sequence[float], *, least: float = LEAST) -> tuple[float, ...]:
+def least_slowdowns(noise: Sequence[float], *, min_excess: float = MIN_EXCESS) -> tuple[float, ...]:
     """The smallest slowdown of each stage that noise cannot hide from the threshold that it cannot reach."""
-    return tuple((1 + max(least, _margin(sigma))) * (1 + _margin(sigma)) for sigma in noise)
+    return tuple((1 + max(min_excess, _margin(sigma))) * (1 + _margin(sigma)) for sigma in noise)
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
     """A stage that is slow now. ``degree``: how many times slower than the same stage elsewhere."""
 
-    pipeline: int
+    dp: int
     stage: int
-    degree: float
+    slowdown: float
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Detector:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
-        self._pipelines: dict[int, list[_Stage]] = {}
+        self._copies: dict[int, list[_Stage]] = {}
 
     def observe(self, paces: Mapping[int, Iterable[float]], *, evident: Collection[int] = ()) -> None:
         """Take in one iteration: of each pipeline, its stages' paces as `stage_pace` has them. O(stages × pipelines).
@@ -123,19 +123,19 @@ class Detector:
             ValueError: not one positive, finite number for each stage; nothing is taken in.
         """
         stages = len(self.thresholds.enter)
-        told = {pipeline: [float(value) for value in pace] for pipeline, pace in paces.items()}
-        for pipeline, pace in told.items():
+        checked = {dp: [float(value) for value in pace] for dp, pace in paces.items()}
+        for dp, pace in checked.items():
             if len(pace) != stages or not all(0 < value < math.inf for value in pace):
-                raise ValueError(f"pace of pipeline {pipeline} must be {stages} positive, finite numbers, one a stage")
-        for pipeline, pace in told.items():
-            own = self._pipelines.setdefault(pipeline, [_Stage() for _ in pace])
+                raise ValueError(f"pace of pipeline {dp} must be {stages} positive, finite numbers, one a stage")
+        for dp, pace in checked.items():
+            own = self._copies.setdefault(dp, [_Stage() for _ in pace])
             for state, value in zip(own, pace, strict=True):
                 state.pace = value
         for stage in range(stages):
-            reference = median_low([own[stage].pace for own in self._pipelines.values()])
-            for pipeline in told:
-                state = self._pipelines[pipeline][stage]
-                confirm = 1 if pipeline in evident and not state.slow else self.thresholds.confirm
+            reference = median_low([own[stage].pace for own in self._copies.values()])
+            for dp in checked:
+                state = self._copies[dp][stage]
+                confirm = 1 if dp in evident and not state.slow else self.thresholds.confirm
                 self._judge(state, state.pace / reference, stage, confirm)
 
     def _judge(self, own: _Stage, relative: float, stage: int, confirm: int) -> None:
@@ -154,30 +154,30 @@ class Detector:
             if not own.slow:
                 own.since_onset.clear()
 
-    def forget(self, pipeline: int) -> None:
+    def forget(self, dp: int) -> None:
         """A pipeline has gone or started again."""
-        self._pipelines.pop(pipeline, None)
+        self._copies.pop(dp, None)
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """Slow stages, the slowest first."""
         found = [
-            Straggler(pipeline, stage, median(state.since_onset))
-            for pipeline, stages in self._pipelines.items()
+            Straggler(dp, stage, median(state.since_onset))
+            for dp, stages in self._copies.items()
             for stage, state in enumerate(stages)
             if state.slow
         ]
-        return tuple(sorted(found, key=lambda one: -one.degree))
+        return tuple(sorted(found, key=lambda one: -one.slowdown))
 
 
-def straggling_time_s(simulator: Simulator, choice: Choice, degree_of_stage: Mapping[int, float]) -> float:
+def straggling_time_s(simulator: Simulator, choice: Choice, slowdown_of_stage: Mapping[int, float]) -> float:
     """T′: the iteration time of a pipeline that runs a plan while some of its stages are slow.
 
     Never more than the largest degree times the plan's own time: what a slow stage adds may be hidden by others, and
     delays do not stretch.
     """
-    degree = np.ones(simulator.problem.stages)
-    for stage, value in degree_of_stage.items():
-        degree[stage] = value
-    duration_s = simulator.duration_s(choice) * degree[simulator.problem.schedule.stage]
+    slowdown = np.ones(simulator.problem.stages)
+    for stage, value in slowdown_of_stage.items():
+        slowdown[stage] = value
+    duration_s = simulator.duration_s(choice) * slowdown[simulator.problem.schedule.stage]
     return float(simulator.end_s(duration_s).max()) + simulator.problem.overhead_s

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.doubles.detector_replay import Rehearsal
+from tests.doubles.detector_replay import DetectorReplay
 
 from perseus_solver.calibration import Calibration, Trace, calibrate, predict_s, read_trace
-from perseus_solver.calibration.noise import usual_durations_s
+from perseus_solver.calibration.noise import median_durations_s
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import solve_deadline, solve_frontier
 from perseus_solver.kinds import Floats
@@ -77,16 +77,16 @@ def stragglers() -> Result:
     for name in TRACES:
         learnt = calibration(name)
         assert learnt.thresholds is not None
-        assert learnt.least_degrees is not None
-        least = max(learnt.least_degrees)
-        rehearsal = Rehearsal(trace(name), learnt.thresholds)
+        assert learnt.least_slowdowns is not None
+        least = max(learnt.least_slowdowns)
+        rehearsal = DetectorReplay(trace(name), learnt.thresholds)
         alarms += rehearsal.false_alarms()
         iterations += rehearsal.iterations
         for factor in (least, *FACTORS):
             outcome = rehearsal.slow_down(factor)
             onsets += outcome.onsets
             found += outcome.found
-            worst = max(worst, outcome.degree_error)
+            worst = max(worst, outcome.slowdown_error)
         figures[f"straggler_least_degree_{name}"] = _figure(least, "x")
     return {
         "straggler_real_trace_false_alarms": _figure(alarms, f"of {iterations}"),
@@ -120,10 +120,10 @@ def slowdown_bound(bound: float = 0.05) -> Result:
         np.concatenate([duration_s for _, duration_s in recorded]),
         np.concatenate([time_s for time_s, _ in recorded]),
     )
-    promised_s = np.concatenate(
+    planned_s = np.concatenate(
         [np.tile(simulator.duration_s(plan), (len(d), 1)) for plan, (_, d) in zip(plans, recorded, strict=True)]
     )
-    learnt = calibrate(seen, train_fraction=None, promised_s=promised_s)
+    learnt = calibrate(seen, train_fraction=None, planned_s=planned_s)
     real = build_problem(profile, schedule, blocking_power_w=83.64, calibration=learnt)
     limit_s = base_s * (1 + bound)
     held, used = {}, {}
@@ -153,7 +153,7 @@ class _Truth:
         np.fill_diagonal(between, generator.uniform(0.0005, 0.003, size=stages))
         delay_s = between[stage[problem.edge_from], stage[problem.edge_to]]
         self._simulator = Simulator(replace(problem, edge_delay_s=delay_s, overhead_s=0.2))
-        self._inside = run.duration_s / usual_durations_s(run)
+        self._inside = run.duration_s / median_durations_s(run)
         self._outside = run.iteration_time_s / predicted_s
 
     def run(self, choice: Choice, part: slice) -> tuple[Floats, Floats]:

@@ -17,7 +17,7 @@ from perseus_solver.errors import InvalidTrace
 from perseus_solver.kinds import Floats
 from perseus_solver.stragglers import Detector, Straggler, Thresholds, stage_pace
 
-SLOW, BESIDE = 0, 1
+SLOW, HEALTHY = 0, 1
 """Numbers of the two pipelines."""
 _WARM = 3
 """Healthy iterations before the onset: enough for every counter of the detector to be at rest."""
@@ -35,10 +35,10 @@ class Outcome:
 
     onsets: int
     found: int
-    degree_error: float
+    slowdown_error: float
 
 
-class Rehearsal:
+class DetectorReplay:
     """One recorded run, ready to be replayed.
 
     Raises:
@@ -55,8 +55,8 @@ class Rehearsal:
                 beside.append(np.roll(rows, -1))
         if not own:
             raise InvalidTrace("no plan ran for two iterations, so no pipeline can be shown beside another")
-        promised_s = _first_of_plan_s(trace)
-        pace = stage_pace(trace.duration_s, promised_s, trace.schedule.stage_offset)
+        planned_s = _first_of_plan_s(trace)
+        pace = stage_pace(trace.duration_s, planned_s, trace.schedule.stage_offset)
         self._own, self._beside = pace[np.concatenate(own)], pace[np.concatenate(beside)]
 
     @property
@@ -77,9 +77,9 @@ class Rehearsal:
             for onset in range(_WARM, last + 1):
                 seen = self._after_onset(stage, onset, factor)
                 onsets += 1
-                if [(one.pipeline, one.stage) for one in seen] == [(SLOW, stage)]:
+                if [(one.dp, one.stage) for one in seen] == [(SLOW, stage)]:
                     found += 1
-                    worst = max(worst, abs(seen[0].degree / factor - 1))
+                    worst = max(worst, abs(seen[0].slowdown / factor - 1))
         return Outcome(onsets, found, worst)
 
     def _after_onset(self, stage: int, onset: int, factor: float) -> tuple[Straggler, ...]:
@@ -93,7 +93,7 @@ class Rehearsal:
         return seen
 
     def _step(self, detector: Detector, k: int, own: Floats) -> tuple[Straggler, ...]:
-        detector.observe({SLOW: own, BESIDE: self._beside[k]})
+        detector.observe({SLOW: own, HEALTHY: self._beside[k]})
         return detector.stragglers
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doubles.detector_replay import Rehearsal
+from tests.doubles.detector_replay import DetectorReplay
 
 from perseus_solver.calibration import Calibration, Trace, calibrate, read_trace
 from perseus_solver.calibration.replay import Replay
@@ -50,16 +50,16 @@ def test_real_iterations_are_predicted(sosp24: Path, name: str) -> None:
 def test_real_iterations_raise_no_alarm_and_hide_no_straggler(sosp24: Path, name: str) -> None:
     trace, found = measured(sosp24, name)
     assert found.thresholds is not None
-    assert found.least_degrees is not None
-    rehearsal = Rehearsal(trace, found.thresholds)
+    assert found.least_slowdowns is not None
+    rehearsal = DetectorReplay(trace, found.thresholds)
     assert rehearsal.iterations == trace.plan.size
     assert rehearsal.false_alarms() == 0
-    least = max(found.least_degrees)
+    least = max(found.least_slowdowns)
     assert least < min(FACTORS)
     for factor in (least, *FACTORS):
         outcome = rehearsal.slow_down(factor)
         assert outcome.found == outcome.onsets > 200
-        assert outcome.degree_error < 0.02
+        assert outcome.slowdown_error < 0.02
 
 
 # ------------------------------------------------------------------------------------------------------------ replay
@@ -168,7 +168,7 @@ def test_a_bound_holds_with_calibration_and_not_without() -> None:
             np.concatenate([time_s for time_s, _ in seen]),
         ),
         train_fraction=None,
-        promised_s=np.repeat([planned.duration_s(plan) for plan in plans], 12, axis=0),
+        planned_s=np.repeat([planned.duration_s(plan) for plan in plans], 12, axis=0),
     )
     real = build_problem(profile, schedule, blocking_power_w=BLOCKING_W, calibration=learnt)
     held = {}

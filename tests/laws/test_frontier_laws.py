@@ -111,7 +111,7 @@ def test_the_numbering_of_tables_does_not_matter(problem: Problem) -> None:
 @given(problems(), st.floats(0.02, 0.98))
 def test_the_relaxation_is_the_linear_programme_of_an_independent_solver(problem: Problem, share: float) -> None:
     engine = Engine(problem, repeat=False)
-    makespan = np.floor(engine.fastest + share * (engine.slowest - engine.fastest))
+    makespan = np.floor(engine.fastest_ticks + share * (engine.slowest_ticks - engine.fastest_ticks))
     samples = trace(engine, lambda _share: None, makespan)
     for _ in range(16):  # every round halves the interval of prices around the best
         samples = engine.refine(samples, np.array([makespan]))
@@ -149,7 +149,9 @@ def _glop(problem: Problem, makespan_s: float) -> float:
 def test_the_plan_lies_between_its_bound_and_near_the_integer_optimum(problem: Problem, share: float) -> None:
     engine = Engine(problem)
     tick_s = engine.tables.tick_s
-    deadline_s = (engine.fastest + share * (engine.slowest - engine.fastest)) * tick_s + problem.overhead_s
+    deadline_s = (
+        engine.fastest_ticks + share * (engine.slowest_ticks - engine.fastest_ticks)
+    ) * tick_s + problem.overhead_s
     point = solve_deadline(problem, deadline_s)
     blocking_w = problem.blocking_power_w * problem.stages
     effective_j = point.energy_j - blocking_w * point.iteration_time_s

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perseus_solver.errors import InvalidProfile, InvalidSchedule, SolverError
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.sampling import Sampling
-from perseus_solver.schedules import read_order
+from perseus_solver.schedules import read_schedule
 
 Answer = TypeVar("Answer")
 
@@ -77,6 +77,6 @@ def test_profiles_are_read_or_refused(source: str | bytes) -> None:
 @example("9999F9999999\n")
 @example("0F0,0B0,0F9999999,0B9999999\n")
 def test_orders_are_read_or_refused(source: str | bytes) -> None:
-    schedule = read_or_refused(lambda: read_order(source), InvalidSchedule)
+    schedule = read_or_refused(lambda: read_schedule(source), InvalidSchedule)
     if schedule:
         assert schedule.instructions >= 2 * schedule.microbatches

@@ -19,7 +19,7 @@ from perseus_solver.kinds import Kind, Options
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import Profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
+from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule, write_schedule
 from perseus_solver.schedules.base import ABSENT, assemble
 from perseus_solver.topology import STUCK, levels
 
@@ -117,7 +117,7 @@ def test_simulated_times_respect_the_data_flow(
 @given(**sizes)
 def test_orders_round_trip_through_torch(name: str, stages: int, microbatches: int, chunks: int) -> None:
     schedule = build(name, stages, microbatches, chunks)
-    again = read_order(write_order(schedule))
+    again = read_schedule(write_schedule(schedule))
     for field in ("kind", "microbatch", "chunk", "stage_offset", "position"):
         assert (getattr(again, field) == getattr(schedule, field)).all()
 
@@ -215,10 +215,10 @@ def test_any_shuffled_order_either_runs_or_is_refused_as_deadlock(seed: int, sta
                 at[stage] += 1
                 moved = True
     if len(done) == 2 * stages * microbatches:
-        assert read_order(text).instructions == len(done)
+        assert read_schedule(text).instructions == len(done)
     else:
         with pytest.raises(InvalidSchedule, match="the order deadlocks"):
-            read_order(text)
+            read_schedule(text)
 
 
 def random_profile(stages: int, seed: int) -> Profile:

@@ -21,8 +21,9 @@ OUT_OF_MEMORY: Final = 4
 
 def solve_here(request: SolveRequest) -> bytes:
     """The solve itself, in this process."""
-    from perseus_solver.frontier import solve_frontier
     from perseus_solver.switching.switches import calm
+
+    from perseus_solver.frontier import solve_frontier
 
     problem = problem_of(request)
     frontier = solve_frontier(problem, points=request.points)

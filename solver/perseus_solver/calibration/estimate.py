@@ -11,7 +11,7 @@ import numpy.typing as npt
 from perseus_solver.calibration import fit
 from perseus_solver.calibration.confidence import profile_intervals
 from perseus_solver.calibration.model import Calibration, Delay, Estimate, Parameters, Quality
-from perseus_solver.calibration.noise import instruction_noise, stage_noise, usual_durations_s
+from perseus_solver.calibration.noise import instruction_noise, median_durations_s, stage_noise
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidTrace
@@ -37,7 +37,7 @@ def calibrate(
     *,
     train_fraction: float | None = 0.33,
     limit_percent: float = LIMIT_PERCENT,
-    promised_s: Floats | None = None,
+    planned_s: Floats | None = None,
 ) -> Calibration:
     """Fit delays and overhead on some of the plans and judge them on the others.
 
@@ -54,9 +54,9 @@ def calibrate(
     Raises:
         InvalidTrace: too few plans or iterations.
     """
-    if promised_s is None:
-        promised_s = usual_durations_s(trace)
-    elif promised_s.shape != trace.duration_s.shape or not (np.isfinite(promised_s) & (promised_s > 0)).all():
+    if planned_s is None:
+        planned_s = median_durations_s(trace)
+    elif planned_s.shape != trace.duration_s.shape or not (np.isfinite(planned_s) & (planned_s > 0)).all():
         raise InvalidTrace(f"promised_s must be positive and of shape {list(trace.duration_s.shape)}")
     fitted = chosen_iterations(trace, train_fraction)
     judged = np.ones_like(fitted) if train_fraction is None else ~fitted
@@ -89,7 +89,7 @@ def calibrate(
         quality=quality,
         noise=instruction_noise(trace),
         stage_noise=stage_noise(trace),
-        allowance=_allowance(trace, found.predict_s(replay, promised_s)),
+        allowance=_allowance(trace, found.predict_s(replay, planned_s)),
     )
 
 

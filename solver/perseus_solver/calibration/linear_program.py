@@ -33,10 +33,10 @@ def minimise(*, cost: Floats, rows: Floats, row_low: Floats, row_high: Floats, l
     for j in np.flatnonzero(cost).tolist():
         objective.SetCoefficient(variables[j], float(cost[j]))
     objective.SetMinimization()
-    verdict = solver.Solve()
-    if verdict != pywraplp.Solver.OPTIMAL:
+    status = solver.Solve()
+    if status != pywraplp.Solver.OPTIMAL:
         raise ProgrammeFailed(
-            f"a linear programme of {len(rows)} rows and {len(cost)} columns ended with status {verdict}"
+            f"a linear programme of {len(rows)} rows and {len(cost)} columns ended with status {status}"
         )
     x = np.array([variable.solution_value() for variable in variables])
     if not all(map(math.isfinite, x.tolist())):

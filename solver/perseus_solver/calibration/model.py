@@ -18,7 +18,7 @@ from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import InvalidCalibration
 from perseus_solver.kinds import Floats, Kind
 from perseus_solver.schedules import Schedule
-from perseus_solver.stragglers import Thresholds, least_degrees
+from perseus_solver.stragglers import Thresholds, least_slowdowns
 
 VERSION: Final = 1
 EXPLAINS: Final = "explains"
@@ -111,7 +111,7 @@ class Calibration:
         return self.parameters is not None
 
     @property
-    def verdict(self) -> str:
+    def status(self) -> str:
         """In words."""
         return EXPLAINS if self.explains else DOES_NOT_EXPLAIN
 
@@ -121,9 +121,9 @@ class Calibration:
         return None if self.stage_noise is None else Thresholds.from_noise(self.stage_noise)
 
     @property
-    def least_degrees(self) -> tuple[float, ...] | None:
+    def least_slowdowns(self) -> tuple[float, ...] | None:
         """The smallest slowdown of each stage that can be told from noise."""
-        return None if self.stage_noise is None else least_degrees(self.stage_noise)
+        return None if self.stage_noise is None else least_slowdowns(self.stage_noise)
 
     def deadline_s(self, bound_s: float) -> float:
         """The longest planned iteration time with which nearly every undisturbed iteration keeps within a bound."""
@@ -160,7 +160,7 @@ class Calibration:
         found = self.parameters
         document: dict[str, Any] = {
             "version": VERSION,
-            "verdict": self.verdict,
+            "verdict": self.status,
             "reason": self.reason,
             "heldout_mape_percent": self.quality.heldout_mape_percent,
             "heldout_max_percent": self.quality.heldout_max_percent,
@@ -170,7 +170,7 @@ class Calibration:
             "edge_delay_s": found and [_plain(delay) for delay in found.edges],
             "stage_gap_s": found and [_plain(delay) for delay in found.gaps],
             "allowance": self.allowance,
-            "straggler_least_degree": self.least_degrees and list(self.least_degrees),
+            "straggler_least_degree": self.least_slowdowns and list(self.least_slowdowns),
             "schedule": self.schedule,
             "stages": self.stages,
             "microbatches": self.microbatches,
@@ -197,9 +197,9 @@ class Calibration:
         version = root.count("version")
         if version != VERSION:
             raise InvalidCalibration(f"the calibration is of version {version}, this program reads {VERSION}")
-        verdict = root.text("verdict")
-        if verdict not in (EXPLAINS, DOES_NOT_EXPLAIN):
-            raise InvalidCalibration(f"verdict must be '{EXPLAINS}' or '{DOES_NOT_EXPLAIN}', not {verdict[:40]!r}")
+        status = root.text("verdict")
+        if status not in (EXPLAINS, DOES_NOT_EXPLAIN):
+            raise InvalidCalibration(f"verdict must be '{EXPLAINS}' or '{DOES_NOT_EXPLAIN}', not {status[:40]!r}")
         stages = root.count("stages", least=1)
         return cls(
             schedule=root.text("schedule"),
@@ -207,7 +207,7 @@ class Calibration:
             microbatches=root.count("microbatches", least=1),
             chunks=root.count("chunks", least=1),
             reason=root.text("reason"),
-            parameters=_parameters(root, stages) if verdict == EXPLAINS else None,
+            parameters=_parameters(root, stages) if status == EXPLAINS else None,
             quality=_quality(root.child("quality")),
             noise=tuple(_noise(entry, stages) for entry in root.children("noise")),
             stage_noise=root.numbers("stage_noise", length=stages),

@@ -47,7 +47,7 @@ def instruction_noise(trace: Trace) -> tuple[Noise, ...]:
     if not trace.plan.size:
         return ()
     schedule = trace.schedule
-    ratio = trace.duration_s / usual_durations_s(trace)
+    ratio = trace.duration_s / median_durations_s(trace)
     found = []
     for stage in range(schedule.stages):
         own = schedule.stage == stage
@@ -69,14 +69,14 @@ def stage_noise(trace: Trace) -> tuple[float, ...] | None:
     trace, unshrunk = _repeated(trace)
     if not trace.plan.size:
         return None
-    pace = stage_pace(trace.duration_s, usual_durations_s(trace), trace.schedule.stage_offset)
+    pace = stage_pace(trace.duration_s, median_durations_s(trace), trace.schedule.stage_offset)
     apart = np.abs(pace - 1) * unshrunk[:, None]
     middle = _NORMAL_FROM_MAD * np.median(apart, axis=0)
     tail = np.percentile(apart, _TAIL, axis=0) / _NORMAL_AT_TAIL
     return tuple(np.maximum(middle, tail).tolist())
 
 
-def usual_durations_s(trace: Trace) -> Floats:
+def median_durations_s(trace: Trace) -> Floats:
     """[iterations, instructions]: the median of each instruction under the plan in force."""
     usual = np.empty_like(trace.duration_s)
     for plan in np.unique(trace.plan):

@@ -44,10 +44,10 @@ class Replay:
         rank[self._order] = np.arange(n)
         by_target = np.argsort(rank[after], kind="stable")
         source, target, group = rank[before[by_target]], rank[after[by_target]], group[by_target]
-        degree = np.bincount(target, minlength=n)
-        slot = np.arange(target.size) - (np.cumsum(degree) - degree)[target]
+        in_degree = np.bincount(target, minlength=n)
+        slot = np.arange(target.size) - (np.cumsum(in_degree) - in_degree)[target]
         # Row n is "nothing": it ends at 0, without delay, so that every instruction has equally many predecessors.
-        self._before: Index = np.full((int(degree.max(initial=1)), n), n, dtype=np.intp)
+        self._before: Index = np.full((int(in_degree.max(initial=1)), n), n, dtype=np.intp)
         self._group: Index = np.full_like(self._before, self.parameters)
         self._before[slot, target], self._group[slot, target] = source, group
         self._bounds = np.concatenate([[0], np.cumsum(np.bincount(level))]).tolist()

@@ -1,7 +1,7 @@
 """What others would do with the same measurements: plans to compare ours with, as choices of options.
 
 Their times and energies come from `perseus_solver.model.simulator`, like ours. Called by
-`perseus_solver.comparison.compare` and by benchmarks.
+`perseus_solver.comparison.table` and by benchmarks.
 """
 
 from __future__ import annotations

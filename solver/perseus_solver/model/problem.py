@@ -18,7 +18,7 @@ from perseus_solver.model.profile import Profile
 from perseus_solver.schedules import Schedule
 
 
-class Waits(Protocol):
+class DelaySource(Protocol):
     """What a calibration has learnt about the time between computations."""
 
     def delays_for(self, schedule: Schedule) -> tuple[Floats, Floats, float]:
@@ -73,7 +73,7 @@ def build_problem(
     blocking_power_w: float,
     delay_s: float | Floats = 0.0,
     overhead_s: float = 0.0,
-    calibration: Waits | None = None,
+    calibration: DelaySource | None = None,
 ) -> Problem:
     """Join measurements and order.
 

@@ -35,11 +35,11 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"
 
 
-def verdict(gap: float, promised: float = DEFAULT_GAP) -> Status:
+def status_of(gap: float, allowed: float = DEFAULT_GAP) -> Status:
     """The status of a feasible plan with this certified gap."""
     if gap <= OPTIMAL_GAP:
         return Status.OPTIMAL
-    return Status.WITHIN_GAP if gap <= promised else Status.LIMIT_REACHED
+    return Status.WITHIN_GAP if gap <= allowed else Status.LIMIT_REACHED
 
 
 class InvalidFrontier(SolverError):

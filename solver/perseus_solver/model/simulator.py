@@ -77,9 +77,9 @@ class Simulator:
         order = np.argsort(rank[after], kind="stable")
         source, target = rank[before[order]], rank[after[order]]
         delay = self.problem.edge_delay_s[order]
-        degree = np.bincount(target, minlength=n)
-        nth = np.arange(target.size) - (np.cumsum(degree) - degree)[target]
-        width = int(degree.max(initial=1))
+        in_degree = np.bincount(target, minlength=n)
+        nth = np.arange(target.size) - (np.cumsum(in_degree) - in_degree)[target]
+        width = int(in_degree.max(initial=1))
         neighbour = np.full((width, n), n, dtype=np.intp)
         neighbour[nth, target] = source
         wait = np.zeros((width, n, 1))
@@ -87,7 +87,7 @@ class Simulator:
         delayed = bool(delay.any())
         steps = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            depth = max(int(degree[low:high].max()), 1)
+            depth = max(int(in_degree[low:high].max()), 1)
             looks = tuple(np.ascontiguousarray(neighbour[k, low:high]) for k in range(depth))
             waits = tuple(wait[k, low:high] for k in range(depth)) if delayed else None
             steps.append((low, high, looks, waits))

@@ -19,9 +19,9 @@ from perseus_solver.certify import Bound, Certificate, prove
 from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
 from perseus_solver.relaxation.graph import Graph, Index, build_graph
+from perseus_solver.relaxation.network import Dual, build_network, intervals, optimal_timetables, solve_price, stretch
 from perseus_solver.relaxation.periods import find_runs
-from perseus_solver.relaxation.prices import Doubt
-from perseus_solver.relaxation.relaxation import Dual, build_network, durations, intervals, solve_price, stretch
+from perseus_solver.relaxation.prices import Uncertainty
 from perseus_solver.relaxation.steady import NotSteady, Steady
 from perseus_solver.relaxation.tables import build_tables
 
@@ -36,7 +36,7 @@ network with many rows gets fewer, so that prices × rows stay about constant, a
 mixed instead (`Engine.mixed`)."""
 MIXED = 4
 """Mixtures between two samples."""
-KEEP, LEAST_GAIN = 8, 2
+BOUNDARY_BLOCKS, LEAST_SAVING = 8, 2
 """Blocks of a run solved at either end of it: disturbances die out within about so many (eight prove the same as the
 whole to 1e-5 on the published profiles). Repetition is used where it leaves out at least twice as many as it keeps."""
 
@@ -60,22 +60,22 @@ class Engine:
         self.tables = build_tables(problem)
         self.graph: Graph = build_graph(problem, self.tables.tick_s)
         self.table_of: Index = problem.option_of[self.graph.order].astype(np.intp)
-        self.steady = self._find_rhythm() if repeat else None
+        self.steady = self._find_steady_state() if repeat else None
         self._network = None if self.steady else build_network(self.tables, self.graph, self.table_of)
         # Instructions of one kind carry the same flow at every price; ``alike`` holds one of each.
         self.alike, kind = self.steady.kinds() if self.steady else (self.graph.order, self.graph.rank)
         self.kind: Index | None = kind[self.graph.order] if self.steady else None
         rows = self.steady.rows if self.steady else self.graph.n
         self.most_prices = min(max(PRICED_ROWS // max(rows, 1), LEAST_PRICES), MOST_PRICES)
-        ends = np.stack((self.tables.ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
-        self.fastest, self.slowest = map(float, self.graph.finish(ends).max(axis=0))
+        extreme_ticks = np.stack((self.tables.time_ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
+        self.fastest_ticks, self.slowest_ticks = map(float, self.graph.finish_ticks(extreme_ticks).max(axis=0))
 
-    def _find_rhythm(self) -> Steady | None:
-        runs = find_runs(self.problem, self.graph, (2 + LEAST_GAIN) * KEEP)
+    def _find_steady_state(self) -> Steady | None:
+        runs = find_runs(self.problem, self.graph, (2 + LEAST_SAVING) * BOUNDARY_BLOCKS)
         if not runs:
             return None
         try:
-            return Steady(self.problem, self.tables, runs, KEEP)
+            return Steady(self.problem, self.tables, runs, BOUNDARY_BLOCKS)
         except NotSteady:
             return None
 
@@ -94,10 +94,10 @@ class Engine:
             Sample(d.price, d.edge, d.through, prove(self.problem, self.certificate(d.edge, d.through))) for d in found
         ]
 
-    def refine(self, samples: list[Sample], makespan: Floats) -> list[Sample]:
+    def refine(self, samples: list[Sample], makespan_ticks: Floats) -> list[Sample]:
         """More samples, each where it may raise the bound at one of these makespans most."""
-        fastest_s = self.fastest * self.tables.tick_s
-        prices = {self._next(samples, at_s, fastest_s) for at_s in (makespan * self.tables.tick_s).tolist()}
+        fastest_s = self.fastest_ticks * self.tables.tick_s
+        prices = {self._next(samples, at_s, fastest_s) for at_s in (makespan_ticks * self.tables.tick_s).tolist()}
         return _sorted([*samples, *self.sample(sorted({price for price, _ in prices if price is not None}))])
 
     def mixed(self, samples: list[Sample]) -> list[Sample]:
@@ -121,34 +121,41 @@ class Engine:
         unit = self.tables.unit_w
         return Certificate(edge.astype(np.float64) * unit, through.astype(np.float64) * unit)
 
-    def schedules(self, samples: list[Sample]) -> tuple[Floats, Floats]:
+    def timetables(self, samples: list[Sample]) -> tuple[Floats, Floats]:
         """Durations (level order) and makespans, in ticks, of schedules that go with the flows, fast to slow."""
         order = self.graph.order
         through = np.stack([s.through for s in samples], axis=1)[order].astype(np.int64)
         if not self.steady:
             duals = [Dual(s.price, s.edge.astype(np.int64), s.through[order].astype(np.int64)) for s in samples]
-            return durations(self.tables, self.graph, self.table_of, duals)
-        ends = [self.fastest]
+            return optimal_timetables(self.tables, self.graph, self.table_of, duals)
+        meeting_ticks = [self.fastest_ticks]
         for fast, slow in pairwise(samples):
-            ends.append(crossing(fast.bound, slow.bound) / self.tables.tick_s)
-        shortest, longest = intervals(self.tables, self.table_of, through)
-        return stretch(self.graph, shortest, longest, np.floor(np.clip(ends, self.fastest, self.slowest)))
+            meeting_ticks.append(crossing(fast.bound, slow.bound) / self.tables.tick_s)
+        shortest_ticks, longest_ticks = intervals(self.tables, self.table_of, through)
+        return stretch(
+            self.graph,
+            shortest_ticks,
+            longest_ticks,
+            np.floor(np.clip(meeting_ticks, self.fastest_ticks, self.slowest_ticks)),
+        )
 
-    def ends(self) -> list[int]:
+    def end_prices(self) -> list[int]:
         """The prices at which every duration is known."""
         return [0, self.steepest()]
 
     def forecast(self, most: int) -> list[int]:
         """Prices to begin with: where few can be afforded, those that the rhythm alone, which is cheap, wants next."""
         if self.steady is None or self.most_prices == MOST_PRICES:
-            return self.ends()
-        top, twice = self._rhythm([self.steepest(), 2 * self.steepest()])
+            return self.end_prices()
+        top, twice = self._circulation_samples([self.steepest(), 2 * self.steepest()])
         # Beyond the dearest price all is at its fastest: from there the line rises with the rhythm's shortest time.
         fastest_s = (twice.bound.constant_j - top.bound.constant_j) / (twice.bound.price_w - top.bound.price_w)
-        found = self.explore([top, *self._rhythm([0])], self._rhythm, most, fastest_s=fastest_s)
+        found = self.explore(
+            [top, *self._circulation_samples([0])], self._circulation_samples, most, fastest_s=fastest_s
+        )
         return [sample.price for sample in found]
 
-    def _rhythm(self, prices: list[int]) -> list[Sample]:
+    def _circulation_samples(self, prices: list[int]) -> list[Sample]:
         assert self.steady is not None
         nothing = np.zeros(0, dtype=np.int64)
         return [Sample(price, nothing, nothing, self.steady.lines(price)) for price in prices]
@@ -166,7 +173,7 @@ class Engine:
         """Add the most telling price until nothing visible can be gained, or ``most`` are there."""
         samples = _sorted(samples)
         if fastest_s is None:
-            fastest_s = self.fastest * self.tables.tick_s
+            fastest_s = self.fastest_ticks * self.tables.tick_s
         while len(samples) < most:
             price, rise = self._next(samples, at_s, fastest_s)
             if price is None or rise <= SHARPNESS:
@@ -182,14 +189,15 @@ class Engine:
         prices = np.array([sample.price for sample in reversed(samples)])
         lines = [sample.bound for sample in reversed(samples)]
         price_w, value_j = np.array([b.price_w for b in lines]), np.array([b.constant_j for b in lines])
-        doubt = Doubt.between(price_w, value_j, fastest_s, self.slowest * self.tables.tick_s)
+        uncertainty = Uncertainty.between(price_w, value_j, fastest_s, self.slowest_ticks * self.tables.tick_s)
         waiting_w = self.problem.blocking_power_w * self.problem.stages
         if at_s is None:
-            rise = doubt.rise_j() / np.maximum(doubt.least_j + (waiting_w - doubt.price_w) * doubt.makespan_s, _NOTHING)
+            energy_j = uncertainty.least_j + (waiting_w - uncertainty.price_w) * uncertainty.makespan_s
+            rise = uncertainty.rise_j() / np.maximum(energy_j, _NOTHING)
         else:
             known_j = float((value_j - price_w * at_s).max())
-            rise = doubt.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
-        middle = np.rint(doubt.price_w / self.tables.unit_w).astype(np.int64)
+            rise = uncertainty.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
+        middle = np.rint(uncertainty.price_w / self.tables.unit_w).astype(np.int64)
         rise = np.where((prices[:-1] < middle) & (middle < prices[1:]), rise, 0.0)
         best = int(rise.argmax())
         return (int(middle[best]), float(rise[best])) if rise[best] > 0 else (None, 0.0)
@@ -218,12 +226,12 @@ def crossing(fast: Bound, slow: Bound) -> float:
     return (fast.constant_j - slow.constant_j) / (fast.price_w - slow.price_w)
 
 
-def trace(engine: Engine, report: Callable[[float], None], only: float | None = None) -> list[Sample]:
+def trace(engine: Engine, report: Callable[[float], None], only_ticks: float | None = None) -> list[Sample]:
     """Samples of the frontier from dear to cheap time, until new lines can no longer raise the envelope visibly.
 
     ``only`` is a makespan in ticks: then just the stretch around it is refined.
     """
-    at_s = None if only is None else only * engine.tables.tick_s
+    at_s = None if only_ticks is None else only_ticks * engine.tables.tick_s
     most = engine.most_prices
-    samples = engine.sample(engine.forecast(most) if only is None else engine.ends())
+    samples = engine.sample(engine.forecast(most) if only_ticks is None else engine.end_prices())
     return engine.explore(samples, engine.sample, most, at_s=at_s, report=report)

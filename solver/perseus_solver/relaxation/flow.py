@@ -34,8 +34,8 @@ def min_cost_flow(tail: Index, head: Index, capacity: Int64, cost: Int64, supply
     solver.add_arcs_with_capacity_and_unit_cost(tail.astype(np.int32), head.astype(np.int32), capacity, cost)
     nodes = np.flatnonzero(supply)
     solver.set_nodes_supplies(nodes.astype(np.int32), supply[nodes])
-    verdict = solver.solve()
-    if verdict != solver.OPTIMAL:
-        raise FlowFailed(f"minimum-cost flow on {len(supply)} nodes and {len(tail)} arcs ended with {verdict.name}")
+    status = solver.solve()
+    if status != solver.OPTIMAL:
+        raise FlowFailed(f"minimum-cost flow on {len(supply)} nodes and {len(tail)} arcs ended with {status.name}")
     flow: Int64 = solver.flows(np.arange(len(tail), dtype=np.int32))
     return flow

@@ -15,7 +15,7 @@ from perseus_solver.kinds import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Doubt:
+class Uncertainty:
     """For every two neighbouring prices, the price in between where their knowledge is poorest.
 
     Attributes:
@@ -31,7 +31,7 @@ class Doubt:
     makespan_s: Floats
 
     @classmethod
-    def between(cls, price_w: Floats, value_j: Floats, fastest_s: float, slowest_s: float) -> Doubt:
+    def between(cls, price_w: Floats, value_j: Floats, fastest_s: float, slowest_s: float) -> Uncertainty:
         """``value_j``: L at rising prices; its slope is a makespan, between the two given."""
         width = np.diff(price_w)
         slope = np.diff(value_j) / width

@@ -25,8 +25,8 @@ from perseus_solver.certify import Bound
 from perseus_solver.model.problem import Problem
 from perseus_solver.relaxation.flow import Int64, min_cost_flow
 from perseus_solver.relaxation.graph import Graph, Index, build_graph
+from perseus_solver.relaxation.network import Dual, Network, build_network, solve_supply
 from perseus_solver.relaxation.periods import Run
-from perseus_solver.relaxation.relaxation import Dual, Network, build_network, solve_supply
 from perseus_solver.relaxation.tables import Tables
 
 COST_BITS = 13
@@ -34,7 +34,7 @@ COST_BITS = 13
 averages the rounding out; coarse costs take the flow solver a third less time."""
 
 
-class Rhythm:
+class Circulations:
     """The circulations of one run, by price."""
 
     def __init__(self, tables: Tables, run: Run) -> None:
@@ -47,8 +47,8 @@ class Rhythm:
         self._tail = np.concatenate((2 * run.tail + 1, 2 * row))
         self._head = np.concatenate((2 * run.head, 2 * row + 1))
         self._room = np.concatenate((np.full(len(run.tail), -1), np.where(corner == 0, -1, above - below)))
-        self._gain = np.concatenate((np.ceil(run.delay_s / tables.tick_s), tables.hull_ticks[table, corner]))
-        self._gain = self._gain.astype(np.int64)
+        self._gain_ticks = np.concatenate((np.ceil(run.delay_s / tables.tick_s), tables.hull_ticks[table, corner]))
+        self._gain_ticks = self._gain_ticks.astype(np.int64)
         self._back = np.concatenate((run.back, np.zeros(len(row), dtype=np.int64)))
         self._row = row
         self._run = run
@@ -87,11 +87,11 @@ class Rhythm:
         # With a period of nothing every cycle pays, so some arc without limit carries ``price``: value enough.
         short, long = self._best(0, price), np.zeros(len(self._tail), dtype=np.int64)
         while True:
-            gain = self._total(self._gain, short) - self._total(self._gain, long)
+            gain_ticks = self._total(self._gain_ticks, short) - self._total(self._gain_ticks, long)
             most, least = self._total(self._back, short), self._total(self._back, long)
             if most == price:
                 break
-            flow = self._best(gain // (most - least), price)
+            flow = self._best(gain_ticks // (most - least), price)
             value = self._total(self._back, flow)
             if value >= most or value <= least:
                 short = self._blend(short, long, (price - least) / (most - least))
@@ -111,10 +111,10 @@ class Rhythm:
         high, low = np.divmod(flow, 1 << 20)
         return (int(weight @ high) << 20) + int(weight @ low)
 
-    def _best(self, period: int, price: int) -> Int64:
+    def _best(self, period_ticks: int, price: int) -> Int64:
         capacity = np.where(self._room < 0, price, np.minimum(self._room, price))
         nothing = np.zeros(2 * self._run.nodes, dtype=np.int64)
-        return min_cost_flow(self._tail, self._head, capacity, period * self._back - self._gain, nothing)
+        return min_cost_flow(self._tail, self._head, capacity, period_ticks * self._back - self._gain_ticks, nothing)
 
     def _blend(self, one: Int64, other: Int64, share: float) -> Int64:
         """A convex combination, rounded to integers so that flow is conserved, and a little less rather than more.
@@ -156,7 +156,7 @@ class Steady:
     def __init__(self, problem: Problem, tables: Tables, runs: list[Run], keep: int) -> None:
         """Cut the graph; ``keep`` blocks at either end of each run stay in the neighbouring pieces."""
         self._tables = tables
-        self._rhythms = [Rhythm(tables, run) for run in runs]
+        self._circulations = [Circulations(tables, run) for run in runs]
         stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
         piece = np.zeros(problem.instructions, dtype=np.intp)
         self._node = np.full(problem.instructions, -1, dtype=np.intp)
@@ -221,7 +221,7 @@ class Steady:
 
     def lines(self, price: int) -> Bound:
         """What the rhythms alone say about a price: a cheap forecast of where the full bound will lie."""
-        lines = [rhythm.line(price) for rhythm in self._rhythms]
+        lines = [circulations.line(price) for circulations in self._circulations]
         return Bound(sum(line.constant_j for line in lines), lines[0].price_w)
 
     def solve(self, prices: list[int]) -> list[Dual]:
@@ -231,7 +231,7 @@ class Steady:
     def _solve(self, price: int) -> Dual:
         if price == 0:
             return Dual(0, np.zeros(len(self._edge_class), dtype=np.int64), np.zeros(len(self._node), dtype=np.int64))
-        parts = [rhythm.at(price) for rhythm in self._rhythms]
+        parts = [circulations.at(price) for circulations in self._circulations]
         on_edge = np.concatenate([edge for edge, _ in parts])
         on_node = np.concatenate([node for _, node in parts])
         edge = np.where(self._edge_class >= 0, on_edge[self._edge_class], 0)
@@ -249,8 +249,8 @@ class Steady:
 
 
 def _coarse(network: Network) -> Network:
-    unit = max(int(network.gain.max(initial=0)) >> COST_BITS, 1)
-    return replace(network, gain=np.rint(network.gain / unit).astype(np.int64))
+    unit = max(int(network.gain_ticks.max(initial=0)) >> COST_BITS, 1)
+    return replace(network, gain_ticks=np.rint(network.gain_ticks / unit).astype(np.int64))
 
 
 class NotSteady(Exception):

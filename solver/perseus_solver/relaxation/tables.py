@@ -17,7 +17,7 @@ import numpy.typing as npt
 from perseus_solver.kinds import Floats, Options
 from perseus_solver.model.problem import Problem
 
-TICKS = 2.0**36
+TICKS_PER_HORIZON = 2.0**36
 """Ticks in an upper bound of the longest iteration divided by the stages, so about 2^36 an iteration. Rounding up makes
 a path of a thousand instructions some 10^-8 longer; with 64 times fewer ticks, plans for T_min on long pipelines missed
 it. Sums along any path stay below 2^53, where a float64 stops counting in ones, and costs times nodes, with which the
@@ -53,7 +53,7 @@ class Tables:
     tick_s: float
     unit_w: float
     size: Index
-    ticks: Floats
+    time_ticks: Floats
     energy_j: Floats
     time_s: Floats
     row: Index
@@ -104,23 +104,23 @@ def build_tables(problem: Problem) -> Tables:
         sum(c * o.time_s.max() for c, o in zip(counts, problem.options, strict=True)) + problem.edge_delay_s.sum()
     )
     # A pipeline keeps its stages busy at once, hence the division: finer ticks, still exact (2^36 · 2^10 < 2^53).
-    tick_s = horizon_s / max(1, min(problem.stages, 2**10)) / TICKS if horizon_s > 0 else 1.0
+    tick_s = horizon_s / max(1, min(problem.stages, 2**10)) / TICKS_PER_HORIZON if horizon_s > 0 else 1.0
 
-    rows, times, ticks, energies, hulls = [], [], [], [], []
+    rows, times, time_ticks, energies, hulls = [], [], [], [], []
     for options in problem.options:
         row = efficient(options, problem.blocking_power_w)
-        tick = np.ceil(options.time_s[row] / tick_s)
+        whole_ticks = np.ceil(options.time_s[row] / tick_s)
         # Two options may fall on one tick: the later one is the cheaper.
-        last = np.append(np.diff(tick) > 0, True)
-        row, tick = row[last], tick[last]
+        last = np.append(np.diff(whole_ticks) > 0, True)
+        row, whole_ticks = row[last], whole_ticks[last]
         energy = options.energy_j[row] - problem.blocking_power_w * options.time_s[row]
         rows.append(row.astype(np.float64))
         times.append(options.time_s[row])
-        ticks.append(tick)
+        time_ticks.append(whole_ticks)
         energies.append(energy)
-        hulls.append(lower_hull(tick, energy))
+        hulls.append(lower_hull(whole_ticks, energy))
 
-    slopes = [-np.diff(e[h]) / np.diff(t[h] * tick_s) for e, t, h in zip(energies, ticks, hulls, strict=True)]
+    slopes = [-np.diff(e[h]) / np.diff(t[h] * tick_s) for e, t, h in zip(energies, time_ticks, hulls, strict=True)]
     steepest = max((float(s.max()) for s in slopes if len(s)), default=1.0)
     unit_w = steepest / PRICE_UNITS
     prices = [np.append(np.rint(s / unit_w), 0.0) for s in slopes]
@@ -128,12 +128,12 @@ def build_tables(problem: Problem) -> Tables:
         tick_s=tick_s,
         unit_w=unit_w,
         size=np.array([len(r) for r in rows], dtype=np.intp),
-        ticks=_stack(ticks, np.inf),
+        time_ticks=_stack(time_ticks, np.inf),
         energy_j=_stack(energies, None),
         time_s=_stack(times, None),
         row=_stack(rows, None).astype(np.intp),
         hull_size=np.array([len(h) for h in hulls], dtype=np.intp),
-        hull_ticks=_stack([t[h] for t, h in zip(ticks, hulls, strict=True)], None),
+        hull_ticks=_stack([t[h] for t, h in zip(time_ticks, hulls, strict=True)], None),
         hull_energy_j=_stack([e[h] for e, h in zip(energies, hulls, strict=True)], None),
         hull_price=_stack(prices, 0.0).astype(np.int64),
     )

@@ -12,10 +12,10 @@ from perseus_solver.errors import InvalidSchedule
 from perseus_solver.schedules.base import Schedule, with_constants
 from perseus_solver.schedules.classic import early_recompute, gpipe, interleaved, one_f_one_b
 from perseus_solver.schedules.dualpipe import dualpipe
-from perseus_solver.schedules.torch_order import read_order, write_order
+from perseus_solver.schedules.torch_csv import read_schedule, write_schedule
 from perseus_solver.schedules.zero_bubble import zb_h1, zb_v
 
-__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_order", "with_constants", "write_order"]
+__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_schedule", "with_constants", "write_schedule"]
 
 MAX_STAGES = 1_024
 MAX_INSTRUCTIONS = 4_000_000

@@ -127,12 +127,12 @@ class Schedule:
 
         def at(*kinds: Kind) -> Ints:
             """The instruction of one of these kinds at each place; `ABSENT` where there is none."""
-            who = np.flatnonzero(np.isin(self.kind, kinds) & flows).astype(np.int32)
+            which = np.flatnonzero(np.isin(self.kind, kinds) & flows).astype(np.int32)
             table = np.full(self.microbatches * positions, ABSENT, dtype=np.int32)
-            table[place[who]] = who
-            twice = np.flatnonzero(table[place[who]] != who)
+            table[place[which]] = which
+            twice = np.flatnonzero(table[place[which]] != which)
             if twice.size:
-                raise InvalidSchedule(f"{self.name}: {self.describe(int(who[twice[0]]))} runs more than once")
+                raise InvalidSchedule(f"{self.name}: {self.describe(int(which[twice[0]]))} runs more than once")
             return table
 
         forward = at(Kind.FORWARD)
@@ -167,21 +167,21 @@ class Schedule:
 
 def assemble(
     name: str,
-    orders: Sequence[npt.NDArray[np.integer]],
+    per_stage: Sequence[npt.NDArray[np.integer]],
     *,
     microbatches: int,
     position: npt.NDArray[np.integer],
     bidirectional: bool = False,
 ) -> Schedule:
     """A schedule from one int array [instructions, 3] of (kind, microbatch, chunk) a stage."""
-    rows = np.concatenate(orders).astype(np.int32)
+    rows = np.concatenate(per_stage).astype(np.int32)
     return Schedule(
         name=name,
         microbatches=microbatches,
         kind=np.ascontiguousarray(rows[:, 0]),
         microbatch=np.ascontiguousarray(rows[:, 1]),
         chunk=np.ascontiguousarray(rows[:, 2]),
-        stage_offset=np.cumsum([0, *(len(order) for order in orders)]).astype(np.int32),
+        stage_offset=np.cumsum([0, *(len(rows_of_stage) for rows_of_stage in per_stage)]).astype(np.int32),
         position=position.astype(np.int32),
         bidirectional=bidirectional,
     )
@@ -216,17 +216,17 @@ def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
         return schedule
     if not set(stages) <= set(range(schedule.stages)):
         raise InvalidSchedule(f"constants must be stages 0 … {schedule.stages - 1}, not {sorted(stages)}")
-    orders = []
+    per_stage = []
     for stage in range(schedule.stages):
         own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
-        order = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
+        rows_of_stage = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
         if stage in stages:
-            at = np.flatnonzero((order[:, 0] == Kind.FORWARD) & (order[:, 2] == 0))
-            order = np.insert(order, at, rows(Kind.CONSTANT, order[at, 1]), axis=0)
-        orders.append(order)
+            at = np.flatnonzero((rows_of_stage[:, 0] == Kind.FORWARD) & (rows_of_stage[:, 2] == 0))
+            rows_of_stage = np.insert(rows_of_stage, at, rows(Kind.CONSTANT, rows_of_stage[at, 1]), axis=0)
+        per_stage.append(rows_of_stage)
     return assemble(
         schedule.name,
-        orders,
+        per_stage,
         microbatches=schedule.microbatches,
         position=schedule.position,
         bidirectional=schedule.bidirectional,

@@ -17,18 +17,18 @@ RECOMPUTATION = 1
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
     """All forwards, then all backwards (Huang et al., 2019)."""
-    order = np.concatenate([run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)])
-    return assemble("gpipe", [order] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
+    rows_of_stage = np.concatenate([run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)])
+    return assemble("gpipe", [rows_of_stage] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     """1F1B with flush (Narayanan et al., 2019): N − s forwards on stage s, then backward and forward in turn."""
-    orders = []
+    per_stage = []
     for stage in range(stages):
         warm = min(microbatches, stages - stage)
         forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
-        orders.append(alternate(forward, backward, warm))
-    return assemble("1f1b", orders, microbatches=microbatches, position=np.arange(stages)[:, None])
+        per_stage.append(alternate(forward, backward, warm))
+    return assemble("1f1b", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def early_recompute(stages: int, microbatches: int) -> Schedule:
@@ -38,16 +38,16 @@ def early_recompute(stages: int, microbatches: int) -> Schedule:
     keeps its activations. The profile's ``backward`` must then be without recomputation. A recomputation costs what
     the stage's ``forward`` costs, unless the profile has ``forward`` rows of that chunk.
     """
-    orders = []
+    per_stage = []
     for stage in range(stages):
         forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
         if stage == stages - 1:
-            orders.append(alternate(forward, backward, 1))
+            per_stage.append(alternate(forward, backward, 1))
             continue
         warm = min(microbatches, stages - stage)
         again = run(Kind.FORWARD, 0, microbatches, chunk=RECOMPUTATION)
         steady = microbatches - warm
-        orders.append(
+        per_stage.append(
             np.concatenate(
                 [
                     forward[:warm],
@@ -57,7 +57,7 @@ def early_recompute(stages: int, microbatches: int) -> Schedule:
             )
         )
     position = np.stack([np.arange(stages), np.full(stages, ABSENT)], axis=1)
-    return assemble("early-recompute-1f1b", orders, microbatches=microbatches, position=position)
+    return assemble("early-recompute-1f1b", per_stage, microbatches=microbatches, position=position)
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -77,12 +77,12 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     chunk = k // length % chunks
     forward = rows(Kind.FORWARD, microbatch, chunk)
     backward = rows(Kind.BACKWARD, microbatch, chunks - 1 - chunk)
-    orders = []
+    per_stage = []
     for stage in range(stages):
         warm = min((chunks - 1) * length + 2 * (stages - 1 - stage) + 1, k.size)
-        orders.append(alternate(forward, backward, warm))
+        per_stage.append(alternate(forward, backward, warm))
     position = np.arange(chunks)[None, :] * stages + np.arange(stages)[:, None]
-    return assemble("interleaved-1f1b", orders, microbatches=microbatches, position=position)
+    return assemble("interleaved-1f1b", per_stage, microbatches=microbatches, position=position)
 
 
 def alternate(forward: Ints, backward: Ints, warm: int) -> Ints:

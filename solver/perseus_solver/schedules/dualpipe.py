@@ -32,9 +32,11 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
             f"dualpipe needs an even number of microbatches, at least 2 × stages = {2 * stages}, not {microbatches}"
         )
     half = microbatches // 2
-    orders = [_spell(_steps(stages, stage, half), half, far=int(stage >= stages // 2)) for stage in range(stages)]
+    per_stage = [
+        _instructions(_steps(stages, stage, half), half, far=int(stage >= stages // 2)) for stage in range(stages)
+    ]
     position = np.stack([np.arange(stages), stages - 1 - np.arange(stages)], axis=1)
-    return assemble("dualpipe", orders, microbatches=microbatches, position=position, bidirectional=True)
+    return assemble("dualpipe", per_stage, microbatches=microbatches, position=position, bidirectional=True)
 
 
 def _steps(stages: int, stage: int, half: int) -> Ints:
@@ -58,7 +60,7 @@ def _steps(stages: int, stage: int, half: int) -> Ints:
     ).astype(np.int32)
 
 
-def _spell(steps: Ints, half: int, far: int) -> Ints:
+def _instructions(steps: Ints, half: int, far: int) -> Ints:
     """Steps to instructions: microbatches of each direction in turn, weight gradients first in, first out."""
     out = np.zeros((steps.size, 3), dtype=np.int32)
     for direction in (0, 1):
@@ -67,9 +69,9 @@ def _spell(steps: Ints, half: int, far: int) -> Ints:
         backward = np.flatnonzero((steps == _B0 + direction) | (steps == _I0 + direction))
         out[forward, 0] = Kind.FORWARD
         out[backward, 0] = np.where(steps[backward] == _B0 + direction, Kind.BACKWARD, Kind.INPUT_GRADIENT)
-        for who in (forward, backward):
-            out[who, 1] = chunk * half + np.arange(half)
-            out[who, 2] = chunk
+        for which in (forward, backward):
+            out[which, 1] = chunk * half + np.arange(half)
+            out[which, 2] = chunk
     weights = np.flatnonzero(steps == _W)
     out[weights] = out[(steps == _I0) | (steps == _I1)]
     out[weights, 0] = Kind.WEIGHT_GRADIENT

@@ -42,13 +42,13 @@ class _Timetable:
     """One plan: option, duration and end of each row, in ticks."""
 
     choice: Index
-    duration: Floats
-    end: Floats
+    duration_ticks: Floats
+    end_ticks: Floats
 
     @property
-    def begin(self) -> Floats:
+    def begin_ticks(self) -> Floats:
         """Of each row."""
-        return self.end - self.duration
+        return self.end_ticks - self.duration_ticks
 
 
 class Cuts:
@@ -65,98 +65,100 @@ class Cuts:
 
     def reach(self, choice: Index) -> float:
         """About how late a plan may be for ``hurried``, in ticks."""
-        spans = self._spans(choice)
-        return _MOST_CUTS * float(spans[0]) if len(spans) else 0.0
+        spans_ticks = self._spans_ticks(choice)
+        return _MOST_CUTS * float(spans_ticks[0]) if len(spans_ticks) else 0.0
 
-    def hurried(self, choice: Index, deadline: float) -> Index | None:
+    def shortened(self, choice: Index, deadline_ticks: float) -> Index | None:
         """A plan that ends too late, cut by cut as cheaply as each can be, until it ends in time."""
         for _ in range(_MOST_CUTS):
             plan = self._timetable(choice)
-            last = float(plan.end.max())
-            late = last - deadline
-            if late <= 0:
+            last_ticks = float(plan.end_ticks.max())
+            late_ticks = last_ticks - deadline_ticks
+            if late_ticks <= 0:
                 return choice
-            spans = self._spans(choice)
-            span = min(late, float(spans[0])) if len(spans) else late
-            moved = self._moved(plan, -span, last - span)
+            spans_ticks = self._spans_ticks(choice)
+            span_ticks = min(late_ticks, float(spans_ticks[0])) if len(spans_ticks) else late_ticks
+            moved = self._moved(plan, -span_ticks, last_ticks - span_ticks)
             if moved is None:
                 return None
             choice = moved
-        return choice if float(self._timetable(choice).end.max()) <= deadline else None
+        return choice if float(self._timetable(choice).end_ticks.max()) <= deadline_ticks else None
 
-    def improved(self, choice: Index, deadline: float) -> Index:
+    def improved(self, choice: Index, deadline_ticks: float) -> Index:
         """A plan in time, move by move, until none makes it cheaper."""
         rounder = self._rounder
-        choice, least_j = self._relaxed(choice[:, None], deadline)
-        late = False
+        choice, least_j = self._relaxed(choice[:, None], deadline_ticks)
+        at_the_latest = False
         for _ in range(_MOST_ROUNDS):
-            plan = self._timetable(choice, deadline if late else None)
-            spans = [sign * span for span in self._spans(choice)[:_SPANS].tolist() for sign in (1.0, -1.0)]
-            moved = [one for span in spans if (one := self._moved(plan, span, deadline)) is not None]
+            plan = self._timetable(choice, deadline_ticks if at_the_latest else None)
+            spans_ticks = [sign * span for span in self._spans_ticks(choice)[:_SPANS].tolist() for sign in (1.0, -1.0)]
+            moved = [one for span in spans_ticks if (one := self._moved(plan, span, deadline_ticks)) is not None]
             found_j = np.inf
             if moved:
                 columns = np.stack(moved, axis=1)
                 columns = columns[:, np.argsort(rounder.energy_j(columns), kind="stable")[:_TRIED]]
-                columns = columns[:, rounder.makespan(columns) <= deadline]
+                columns = columns[:, rounder.makespan_ticks(columns) <= deadline_ticks]
                 if columns.shape[1]:
-                    found, found_j = self._relaxed(columns, deadline)
+                    found, found_j = self._relaxed(columns, deadline_ticks)
             if least_j - found_j > _ROUNDING * abs(least_j):
-                choice, least_j, late = found, found_j, False
-            elif late:
+                choice, least_j, at_the_latest = found, found_j, False
+            elif at_the_latest:
                 break
             else:
-                late = True  # the same plan, every instruction as late as it may be, has other moves
+                at_the_latest = True  # the same plan, every instruction as late as it may be, has other moves
         return choice
 
-    def _relaxed(self, columns: Index, deadline: float) -> tuple[Index, float]:
+    def _relaxed(self, columns: Index, deadline_ticks: float) -> tuple[Index, float]:
         """The cheapest of these plans, all slack given away, and its effective energy."""
-        rounder, limit = self._rounder, np.full(columns.shape[1], deadline)
+        rounder, limit = self._rounder, np.full(columns.shape[1], deadline_ticks)
         free = rounder.free(columns.shape[1])
         both = [columns.copy(), columns.copy()]
-        for back, one in enumerate(both):
-            rounder.reclaim(one, limit, free, back=bool(back))
+        for backward, one in enumerate(both):
+            rounder.reclaim(one, limit, free, backward=bool(backward))
         plans = np.concatenate(both, axis=1)
         energy = rounder.energy_j(plans)
         best = int(energy.argmin())
         return plans[:, best], float(energy[best])
 
-    def _timetable(self, choice: Index, deadline: float | None = None) -> _Timetable:
+    def _timetable(self, choice: Index, deadline_ticks: float | None = None) -> _Timetable:
         """Everything as early as it can be, or as late as a deadline allows."""
         graph = self._rounder.graph
-        duration = self._rounder.ticks(choice[:, None])
-        early, late = graph.finish, graph.tail_length
-        end = early(duration)[:-1, 0] if deadline is None else deadline - late(duration)[:-1, 0]
-        return _Timetable(choice, duration[:, 0], end)
+        duration_ticks = self._rounder.duration_ticks(choice[:, None])
+        end_ticks = graph.finish_ticks(duration_ticks)[:-1, 0]
+        if deadline_ticks is not None:
+            end_ticks = deadline_ticks - graph.tail_ticks(duration_ticks)[:-1, 0]
+        return _Timetable(choice, duration_ticks[:, 0], end_ticks)
 
-    def _spans(self, choice: Index) -> Floats:
+    def _spans_ticks(self, choice: Index) -> Floats:
         """Ticks between neighbouring options of the rows, those of most rows first."""
         tables = self._rounder.tables
-        width = tables.ticks.shape[1]
-        count = np.bincount(self._rounder.table_of * width + choice, minlength=tables.ticks.size)
-        count = count.reshape(tables.ticks.shape)
+        width = tables.time_ticks.shape[1]
+        count = np.bincount(self._rounder.table_of * width + choice, minlength=tables.time_ticks.size)
+        count = count.reshape(tables.time_ticks.shape)
         steps = np.arange(1, width) < tables.size[:, None]
-        gain = np.where(steps, tables.ticks[:, 1:], 0.0) - np.where(steps, tables.ticks[:, :-1], 0.0)
+        gain_ticks = np.where(steps, tables.time_ticks[:, 1:], 0.0) - np.where(steps, tables.time_ticks[:, :-1], 0.0)
         weight = count[:, 1:] + count[:, :-1]
         used = steps & (weight > 0)
-        span, of = np.unique(gain[used], return_inverse=True)
-        found: Floats = span[np.argsort(-np.bincount(of, weights=weight[used]), kind="stable")]
+        span_ticks, of = np.unique(gain_ticks[used], return_inverse=True)
+        found: Floats = span_ticks[np.argsort(-np.bincount(of, weights=weight[used]), kind="stable")]
         return found
 
-    def _within(self, window: Floats) -> Index:
+    def _within(self, window_ticks: Floats) -> Index:
         """The slowest option of each row that takes at most so long; −1 where none does."""
         tables = self._rounder.tables
-        found = np.empty(len(window), dtype=np.intp)
-        for rows, ticks, size in zip(self._rows, tables.ticks, tables.size.tolist(), strict=True):
-            found[rows] = ticks[:size].searchsorted(window[rows], side="right") - 1
+        found = np.empty(len(window_ticks), dtype=np.intp)
+        for rows, option_ticks, size in zip(self._rows, tables.time_ticks, tables.size.tolist(), strict=True):
+            found[rows] = option_ticks[:size].searchsorted(window_ticks[rows], side="right") - 1
         return found
 
-    def _moved(self, plan: _Timetable, span: float, deadline: float) -> Index | None:
+    def _moved(self, plan: _Timetable, span_ticks: float, deadline_ticks: float) -> Index | None:
         """The plan after the cheapest move by ``span`` (positive: later) after which it ends by the deadline; None if
         nothing moves, or nothing can.
         """
         graph, tables, of = self._rounder.graph, self._rounder.tables, self._rounder.table_of
-        choice, size = plan.choice, abs(span)
-        more, less = np.maximum(self._within(plan.duration + size), choice), self._within(plan.duration - size)
+        choice, size_ticks = plan.choice, abs(span_ticks)
+        more = np.maximum(self._within(plan.duration_ticks + size_ticks), choice)
+        less = self._within(plan.duration_ticks - size_ticks)
         energy = tables.energy_j[of, choice]
         saving = np.rint((energy - tables.energy_j[of, more]) / self._unit_j).astype(np.int64)
         price = np.rint((tables.energy_j[of, np.maximum(less, 0)] - energy) / self._unit_j).astype(np.int64)
@@ -165,17 +167,17 @@ class Cuts:
         # With s, e = 1 where begin and end move, a row costs −saving·(1−s)·e + price·s·(1−e), and (1−s)·e is
         # s·(1−e) + e − s: a capacity from one to the other, and what each costs by itself. Earlier, s and e change
         # places.
-        first, last = (self._begins, self._ends) if span > 0 else (self._ends, self._begins)
+        first, last = (self._begins, self._ends) if span_ticks > 0 else (self._ends, self._begins)
         alone = np.zeros(2 * graph.n, dtype=np.int64)
         alone[last] -= saving
         alone[first] += saving
-        tight = plan.begin[graph.head] - plan.end[graph.tail] - graph.delay < size
+        tight = plan.begin_ticks[graph.head] - plan.end_ticks[graph.tail] - graph.delay_ticks < size_ticks
         before, after = self._ends[graph.tail[tight]], self._begins[graph.head[tight]]
-        if span > 0:
-            stay, go = self._ends[plan.end + size > deadline], self._ends[:0]
+        if span_ticks > 0:
+            stay, go = self._ends[plan.end_ticks + size_ticks > deadline_ticks], self._ends[:0]
         else:
             before, after = after, before
-            stay, go = self._begins[plan.begin < size], self._ends[plan.end > deadline]
+            stay, go = self._begins[plan.begin_ticks < size_ticks], self._ends[plan.end_ticks > deadline_ticks]
         moves = _cut(
             2 * graph.n,
             [(first, last, price - saving), (before, after, np.full(len(before), _FORBIDDEN))],
@@ -199,14 +201,14 @@ def _cut(
     if not len(earns) + len(go) or not len(costs) + len(stay):
         return None  # one side of the cut would be empty
     source, sink = nodes, nodes + 1
-    everyone = [
+    all_arcs = [
         *arcs,
         (costs, np.full(len(costs), sink), alone[costs]),
         (stay, np.full(len(stay), sink), np.full(len(stay), _FORBIDDEN)),
         (np.full(len(earns), source), earns, -alone[earns]),
         (np.full(len(go), source), go, np.full(len(go), _FORBIDDEN)),
     ]
-    tail, head, capacity = (np.concatenate(part) for part in zip(*everyone, strict=True))
+    tail, head, capacity = (np.concatenate(part) for part in zip(*all_arcs, strict=True))
     flow = max_flow.SimpleMaxFlow()
     flow.add_arcs_with_capacity(tail.astype(np.int32), head.astype(np.int32), capacity)
     if flow.solve(source, sink) != flow.OPTIMAL or flow.optimal_flow() >= _FORBIDDEN:

@@ -20,7 +20,7 @@ from perseus_solver.search.rounding import Rounder
 
 _CELLS = 1 << 13
 """Steps in which time is counted here."""
-_SLIVER = 1e-6
+_TOLERANCE = 1e-6
 """Of such a step: what may be lost to the last bits of sums. Whoever asks simulates."""
 _BEHIND, _AHEAD = 2, 3
 """What is exchanged moves at most so many of the commonest step below, or above, what the chain has to give away."""
@@ -40,31 +40,31 @@ class _Mixture:
     base: Index
     table: int
     step: int
-    gain: float  # ticks of that step
+    gain_ticks: float  # ticks of that step
     common: int
-    left: float  # ticks that remain
+    left_ticks: float  # ticks that remain
 
 
-def longest_path(graph: Graph, duration: Floats) -> tuple[Index, float]:
+def longest_path(graph: Graph, duration_ticks: Floats) -> tuple[Index, float]:
     """Rows of a longest path of one plan, in order, and the ticks of delay on it."""
-    finish = graph.finish(duration[:, None])[:, 0]
+    finish_ticks = graph.finish_ticks(duration_ticks[:, None])[:, 0]
     begins = np.array([level.begin for level in graph.levels])
-    row, path, delays = int(finish[:-1].argmax()), [], 0.0
+    row, path, delay_ticks = int(finish_ticks[:-1].argmax()), [], 0.0
     while row < graph.n:
         path.append(row)
         level = graph.levels[int(begins.searchsorted(row, side="right")) - 1]
-        at, latest, delay = graph.n, 0.0, 0.0
-        for index, wait, _ in level.before:
+        at, latest_ticks, own_delay_ticks = graph.n, 0.0, 0.0
+        for index, wait_ticks, _ in level.before:
             before = int(index[row - level.begin])
-            pause = 0.0 if wait is None else float(wait[row - level.begin, 0])
-            if before < graph.n and finish[before] + pause >= latest:
-                at, latest, delay = before, finish[before] + pause, pause
-        row, delays = at, delays + delay
-    return np.array(path[::-1], dtype=np.intp), delays
+            pause_ticks = 0.0 if wait_ticks is None else float(wait_ticks[row - level.begin, 0])
+            if before < graph.n and finish_ticks[before] + pause_ticks >= latest_ticks:
+                at, latest_ticks, own_delay_ticks = before, finish_ticks[before] + pause_ticks, pause_ticks
+        row, delay_ticks = at, delay_ticks + own_delay_ticks
+    return np.array(path[::-1], dtype=np.intp), delay_ticks
 
 
 def exchanged(
-    rounder: Rounder, choice: Index, deadline: float, *, most_j: float | None = None, within: float = math.inf
+    rounder: Rounder, choice: Index, deadline_ticks: float, *, most_j: float | None = None, within: float = math.inf
 ) -> Index:
     """Plans like this one (a column) with other mixtures of options on its longest path, columns, the best first.
 
@@ -74,23 +74,25 @@ def exchanged(
     options) work.
     """
     tables = rounder.tables
-    path, delays = longest_path(rounder.graph, rounder.ticks(choice[:, None])[:, 0])
+    path, delay_ticks = longest_path(rounder.graph, rounder.duration_ticks(choice[:, None])[:, 0])
     table_of = rounder.table_of[path]
     count = np.bincount(table_of, minlength=len(tables.size))
-    time = tables.time_s / tables.tick_s
-    mixture = _mixture(tables, time, count, deadline - delays)
+    time_ticks = tables.time_s / tables.tick_s
+    mixture = _mixture(tables, time_ticks, count, deadline_ticks - delay_ticks)
     if mixture is None:
         return np.zeros((len(choice), 0), dtype=np.intp)
     now = choice[path]
-    value = tables.energy_j + mixture.price_j * time
-    spare = deadline - delays - float(time[table_of, now].sum())
-    excess = float((value[table_of, now] - value[table_of, mixture.base[table_of]]).sum()) + mixture.price_j * spare
+    value = tables.energy_j + mixture.price_j * time_ticks
+    spare_ticks = deadline_ticks - delay_ticks - float(time_ticks[table_of, now].sum())
+    excess = (
+        float((value[table_of, now] - value[table_of, mixture.base[table_of]]).sum()) + mixture.price_j * spare_ticks
+    )
     if most_j is not None:
         excess += most_j - float(rounder.energy_j(choice[:, None])[0])
-    if excess > within * mixture.price_j * mixture.gain:
+    if excess > within * mixture.price_j * mixture.gain_ticks:
         return np.zeros((len(choice), 0), dtype=np.intp)
     plans, random = [choice], np.random.default_rng(0)
-    for place, moved in enumerate(_fill(tables, time, count, mixture, excess)):
+    for place, moved in enumerate(_fill(tables, time_ticks, count, mixture, excess)):
         one, other, *shuffled = (choice.copy() for _ in range(2 if place else 2 + _ORDERS))
         for k in np.flatnonzero(count).tolist():
             options = np.full(count[k], mixture.base[k])
@@ -108,7 +110,7 @@ def exchanged(
     return np.stack(plans[1:], axis=1) if len(plans) > 1 else np.zeros((len(choice), 0), dtype=np.intp)
 
 
-def _mixture(tables: Tables, time: Floats, count: Index, budget: float) -> _Mixture | None:
+def _mixture(tables: Tables, time_ticks: Floats, count: Index, budget_ticks: float) -> _Mixture | None:
     """The relaxed optimum of the chain, rounded down; none where the chain has nothing to decide."""
     used = np.flatnonzero(count)
     prices = np.unique(tables.hull_price[used])[::-1]
@@ -117,36 +119,38 @@ def _mixture(tables: Tables, time: Floats, count: Index, budget: float) -> _Mixt
     above = np.stack([(tables.hull_price[used] > price).sum(axis=1) for price in prices])
     last = tables.hull_size[used] - 1
     above, corner = np.minimum(above, last), np.minimum(corner, last)
-    length = (tables.hull_ticks[used, above] * count[used]).sum(axis=1)
-    at = int((length <= budget).sum()) - 1
+    length_ticks = (tables.hull_ticks[used, above] * count[used]).sum(axis=1)
+    at = int((length_ticks <= budget_ticks).sum()) - 1
     if at < 0 or (above[at] == corner[at]).all():
         return None
     base = np.zeros(len(count), dtype=np.intp)
     for k, first in zip(used.tolist(), above[at].tolist(), strict=True):
-        base[k] = int(tables.ticks[k].searchsorted(tables.hull_ticks[k, first]))
+        base[k] = int(tables.time_ticks[k].searchsorted(tables.hull_ticks[k, first]))
     steps = np.flatnonzero(above[at] != corner[at])
     j = int(steps[count[used[steps]].argmax()])
     table = int(used[j])
-    step = int(tables.ticks[table].searchsorted(tables.hull_ticks[table, above[at, j] + 1]))
-    gain = float(time[table, step] - time[table, base[table]])
-    left = budget - float((time[used, base[used]] * count[used]).sum())
-    common = min(max(int(left / gain) - _BEHIND, 0), int(count[table]))
+    step = int(tables.time_ticks[table].searchsorted(tables.hull_ticks[table, above[at, j] + 1]))
+    gain_ticks = float(time_ticks[table, step] - time_ticks[table, base[table]])
+    left_ticks = budget_ticks - float((time_ticks[used, base[used]] * count[used]).sum())
+    common = min(max(int(left_ticks / gain_ticks) - _BEHIND, 0), int(count[table]))
     price_j = float(prices[at]) * tables.unit_w * tables.tick_s
-    return _Mixture(price_j, base, table, step, gain, common, left - common * gain)
+    return _Mixture(price_j, base, table, step, gain_ticks, common, left_ticks - common * gain_ticks)
 
 
-def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_j: float) -> list[dict[int, list[int]]]:
+def _fill(
+    tables: Tables, time_ticks: Floats, count: Index, mixture: _Mixture, excess_j: float
+) -> list[dict[int, list[int]]]:
     """For each proposal, the options that few instructions take instead of the base, by table; ``excess_j`` is what the
     plan to beat takes more than the relaxed optimum.
     """
-    span = min(mixture.left, _AHEAD * mixture.gain) + _BEHIND * mixture.gain
-    if span <= 0:
+    span_ticks = min(mixture.left_ticks, _AHEAD * mixture.gain_ticks) + _BEHIND * mixture.gain_ticks
+    if span_ticks <= 0:
         return []
     # Whole cells in the commonest step: many of it may fill a deadline to the last bit. Others are rounded, and so a
     # mixture may take a few cells more, or less, than it seems to.
-    step = max(int(_CELLS * mixture.gain / span), 1)
-    cell, zero = mixture.gain / step, _BEHIND * step
-    full = int(span / cell + _SLIVER)
+    step = max(int(_CELLS * mixture.gain_ticks / span_ticks), 1)
+    cell_ticks, zero = mixture.gain_ticks / step, _BEHIND * step
+    full = int(span_ticks / cell_ticks + _TOLERANCE)
     if full < zero:
         return []
     cells = full + _MOST
@@ -156,9 +160,9 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
     for k in np.flatnonzero(count).tolist():
         free = int(count[k]) - (mixture.common if k == mixture.table else 0)
         options = np.delete(np.arange(int(tables.size[k])), mixture.base[k])
-        value = tables.energy_j[k] + mixture.price_j * time[k]
+        value = tables.energy_j[k] + mixture.price_j * time_ticks[k]
         dearer = np.maximum(value[options] - value[mixture.base[k]], 0.0)
-        shift = np.rint((time[k, options] - time[k, mixture.base[k]]) / cell)
+        shift = np.rint((time_ticks[k, options] - time_ticks[k, mixture.base[k]]) / cell_ticks)
         near = (np.abs(shift) <= cells) & (dearer <= excess_j)
         options, dearer, shift = options[near], dearer[near], shift[near].astype(np.intp)
         layers, current, best, taken = [], cost, cost.copy(), np.zeros(cells + 1, dtype=np.intp)
@@ -178,14 +182,18 @@ def _fill(tables: Tables, time: Floats, count: Index, mixture: _Mixture, excess_
             current = following
         trail.append((k, taken, layers))
         cost = best
-    wasted = cost + mixture.price_j * cell * np.maximum(full - np.arange(cells + 1), 0)
+    wasted = cost + mixture.price_j * cell_ticks * np.maximum(full - np.arange(cells + 1), 0)
     found: list[tuple[float, int, dict[int, list[int]]]] = []
     for at in np.argsort(wasted, kind="stable")[:_TRACED].tolist():
         if np.isfinite(cost[at]):
             moved = _traced(trail, at)
-            takes = sum(float(time[k, option] - time[k, mixture.base[k]]) for k, own in moved.items() for option in own)
-            if takes <= mixture.left + _SLIVER * cell:
-                found.append((float(cost[at]) + mixture.price_j * (mixture.left - takes), at, moved))
+            takes_ticks = sum(
+                float(time_ticks[k, option] - time_ticks[k, mixture.base[k]])
+                for k, own in moved.items()
+                for option in own
+            )
+            if takes_ticks <= mixture.left_ticks + _TOLERANCE * cell_ticks:
+                found.append((float(cost[at]) + mixture.price_j * (mixture.left_ticks - takes_ticks), at, moved))
     return [moved for _, _, moved in sorted(found)[:_PROPOSALS]]
 
 

@@ -33,11 +33,11 @@ class Recreate:
         self._level = np.repeat(np.arange(len(graph.levels)), [part.end - part.begin for part in graph.levels])
         self._stage = stage
 
-    def run(self, choice: Index, deadline: Floats, through: Floats, tries: int, rounds: int) -> Index:
+    def run(self, choice: Index, deadline_ticks: Floats, through: Floats, tries: int, rounds: int) -> Index:
         """Plans (columns) made no dearer, each within its deadline; so many trials of each a round."""
         rounder, columns = self._rounder, choice.shape[1]
         of = np.repeat(np.arange(columns), tries)  # the plan that a trial starts from
-        first, limit = np.arange(columns) * tries, deadline[of]
+        first, limit_ticks = np.arange(columns) * tries, deadline_ticks[of]
         worth = np.stack([rounder.worth(through * share) for share in _SHARES], axis=2)
         free = worth[:, of, 0]
         # Elsewhere nothing waits for time, and as much of it has been used as can be.
@@ -48,8 +48,8 @@ class Recreate:
         for turn in range(rounds):
             trial = self._ruined(choice[:, of], scarce)
             share = self._random.integers(0, len(_SHARES), len(of))
-            rounder.reclaim(trial, limit, worth[:, of, share], back=bool(turn % 2))
-            rounder.reclaim(trial, limit, free, back=bool(turn % 2))
+            rounder.reclaim(trial, limit_ticks, worth[:, of, share], backward=bool(turn % 2))
+            rounder.reclaim(trial, limit_ticks, free, backward=bool(turn % 2))
             found = rounder.energy_j(trial).reshape(columns, tries)
             least, best = found.min(axis=1), found.argmin(axis=1)
             taken = least <= energy  # sidesteps are welcome: they lead on to other plans
@@ -60,15 +60,15 @@ class Recreate:
     def _ruined(self, trial: Index, scarce: npt.NDArray[np.bool_]) -> Index:
         """Every other trial a neighbourhood, made much faster or a little; the others a few anywhere, a little."""
         columns, random = trial.shape[1], self._random
-        dice = random.random(trial.shape, dtype=np.float32)
+        draw = random.random(trial.shape, dtype=np.float32)
         count = scarce.sum(axis=0)
         centre = (np.cumsum(scarce, axis=0) <= random.integers(0, count)).sum(axis=0)
         reach = random.integers(0, _REACH + 1, columns)
-        near = (self._away(centre) <= reach) & (dice < _DENSITY)
-        anywhere = scarce & (dice < random.integers(1, _FEW + 1, columns) / count)
+        near = (self._away(centre) <= reach) & (draw < _DENSITY)
+        anywhere = scarce & (draw < random.integers(1, _FEW + 1, columns) / count)
         apart = np.arange(columns) % 2 == 1
         steps = np.asarray(random.integers(1, _FINE + 1, columns))
-        steps[~apart & (random.random(columns) < 0.5)] = self._rounder.tables.ticks.shape[1]
+        steps[~apart & (random.random(columns) < 0.5)] = self._rounder.tables.time_ticks.shape[1]
         return np.where(np.where(apart, anywhere, near), np.maximum(trial - steps, 0), trial)
 
     def _away(self, centre: Index) -> Index:

@@ -18,7 +18,7 @@ from perseus_solver.cli import main
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import build_schedule, write_order
+from perseus_solver.schedules import build_schedule, write_schedule
 
 # Three stages, the middle one heaviest; clocks with diminishing returns.
 PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
@@ -159,7 +159,7 @@ def test_standard_output_carries_the_json_alone(perseus: Callable[..., tuple[int
 
 def test_an_exported_order_gives_the_same_plan(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     order = tmp_path / "order.csv"
-    order.write_text(write_order(build_schedule("1f1b", stages=3, microbatches=6)))
+    order.write_text(write_schedule(build_schedule("1f1b", stages=3, microbatches=6)))
     _, named, _ = perseus("plan", "--output", "-")
     code, exported, _ = perseus("plan", "--order", str(order), "--output", "-", pipeline=False)
     assert code == 0
@@ -194,7 +194,7 @@ def test_deadline_below_t_min_says_what_t_min_is(perseus: Callable[..., tuple[in
         (["--repair"], "--repair needs --samples"),
         (
             ["--order", "o.csv"],
-            "--order already says what --schedule, --stages, --microbatches would say; leave them out",
+            "--order already gives what --schedule, --stages, --microbatches would give; leave them out",
         ),
         (["--profile", "absent.csv"], "profile absent.csv cannot be read: No such file or directory"),
         (["--output", "absent/plan.json"], "--output absent/plan.json cannot be written: No such file or directory"),
@@ -328,12 +328,12 @@ def test_plans_with_few_clock_changes(perseus: Callable[..., tuple[int, str, str
         written: dict[str, Any] = json.loads(target.read_text())
         return written
 
-    usual, calm = plan(), plan("--max-switch-loss", "2%")
-    assert calm["clock_changes"] < usual["clock_changes"]
-    assert calm["energy_j"] <= usual["energy_j"] * 1.02
-    assert resimulate(calm) == pytest.approx((calm["iteration_time_s"], calm["energy_j"]))
+    usual, few = plan(), plan("--max-switch-loss", "2%")
+    assert few["clock_changes"] < usual["clock_changes"]
+    assert few["energy_j"] <= usual["energy_j"] * 1.02
+    assert resimulate(few) == pytest.approx((few["iteration_time_s"], few["energy_j"]))
     slow = plan("--switch-latency-s", "0.02", "--switch-cost-j", "0.1")
-    assert slow["clock_changes"] <= calm["clock_changes"]
+    assert slow["clock_changes"] <= few["clock_changes"]
 
 
 def test_frontiers_with_few_clock_changes(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_an_unkeepable_deadline_is_said(
     words = ("plan", "--output", str(target), "--deadline-s", str(fastest_s * 1.0001), "--switch-latency-s")
     code, _, errors = perseus(*words, "0.3")
     assert code == 0
-    assert "no plan found keeps" in errors
+    assert "no plan found meets" in errors
     assert json.loads(target.read_text())["iteration_time_s"] > fastest_s * 1.0001
     code, _, errors = perseus(*words, "-1")
     assert code == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perseus_solver.comparison import baselines, lowtime_peer
-from perseus_solver.comparison.compare import as_json, as_table, compare, single_clocks
+from perseus_solver.comparison.table import as_json, as_table, compare, single_clocks
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile

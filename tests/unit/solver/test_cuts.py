@@ -44,20 +44,20 @@ def any_plan(rounder: Rounder, random: np.random.Generator) -> Index:
 def cheapest_split(rounder: Rounder, choice: Index, span: float, deadline: float) -> float:
     """Effective energy after the best of all splits of begins and ends, one after the other; infinite without any."""
     graph, tables, of, n = rounder.graph, rounder.tables, rounder.table_of, rounder.graph.n
-    duration = rounder.ticks(choice[:, None])[:, 0]
-    end = graph.finish(duration[:, None])[:-1, 0]
+    duration = rounder.duration_ticks(choice[:, None])[:, 0]
+    end = graph.finish_ticks(duration[:, None])[:-1, 0]
     begin = end - duration
     bits = (np.arange(1 << 2 * n)[:, None] >> np.arange(2 * n)) & 1
     new_begin, new_end = begin + span * bits[:, :n], end + span * bits[:, n:]
     fits = (new_begin >= 0).all(axis=1) & (new_end <= deadline).all(axis=1)
-    fits &= (new_end[:, graph.tail] + graph.delay <= new_begin[:, graph.head]).all(axis=1)
+    fits &= (new_end[:, graph.tail] + graph.delay_ticks <= new_begin[:, graph.head]).all(axis=1)
     window = (new_end - new_begin)[fits]
     if not len(window):
         return float("inf")
     total = np.zeros(len(window))
     for row in range(n):
         size = int(tables.size[of[row]])
-        best = tables.ticks[of[row], :size].searchsorted(window[:, row], side="right") - 1
+        best = tables.time_ticks[of[row], :size].searchsorted(window[:, row], side="right") - 1
         total += np.where(best < 0, np.inf, tables.energy_j[of[row], np.maximum(best, 0)])
     return float(total.min())
 
@@ -73,13 +73,13 @@ def test_the_cheapest_of_all_splits_is_found(seed: int, sign: float, spare_s: fl
     if spare_s < 0:
         sign = -1.0  # later never ends earlier
     cuts = Cuts(rounder)
-    deadline = float(rounder.makespan(choice[:, None])[0]) + spare_s * second
+    deadline = float(rounder.makespan_ticks(choice[:, None])[0]) + spare_s * second
     least_j = cheapest_split(rounder, choice, sign * second, deadline)
     found = cuts._moved(cuts._timetable(choice), sign * second, deadline)
     if found is None:
         assert least_j == np.inf or least_j == pytest.approx(float(rounder.energy_j(choice[:, None])[0]), abs=1e-6)
     else:
-        assert rounder.makespan(found[:, None])[0] <= deadline
+        assert rounder.makespan_ticks(found[:, None])[0] <= deadline
         assert float(rounder.energy_j(found[:, None])[0]) == pytest.approx(least_j, abs=1e-6)
 
 
@@ -89,32 +89,32 @@ def test_a_plan_improved_is_in_time_and_no_dearer(seed: int, convex: bool) -> No
     random = np.random.default_rng(seed)
     rounder = rounder_of(problem_of(3, 4, random, convex=convex))
     choice = any_plan(rounder, random)
-    deadline = float(rounder.makespan(choice[:, None])[0]) * random.uniform(1.0, 1.2)
+    deadline = float(rounder.makespan_ticks(choice[:, None])[0]) * random.uniform(1.0, 1.2)
     found = Cuts(rounder).improved(choice, deadline)
-    assert rounder.makespan(found[:, None])[0] <= deadline
+    assert rounder.makespan_ticks(found[:, None])[0] <= deadline
     assert rounder.energy_j(found[:, None])[0] <= rounder.energy_j(choice[:, None])[0]
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_a_plan_hurried_is_in_time_wherever_that_is_near(seed: int, convex: bool) -> None:
+def test_a_plan_shortened_is_in_time_wherever_that_is_near(seed: int, convex: bool) -> None:
     random = np.random.default_rng(seed)
     rounder = rounder_of(problem_of(3, 4, random, convex=convex))
     thriftiest = rounder.tables.size[rounder.table_of] - 1
     cuts = Cuts(rounder)
-    longest = float(rounder.makespan(thriftiest[:, None])[0])
-    shortest = float(rounder.makespan(np.zeros_like(thriftiest)[:, None])[0])
+    longest = float(rounder.makespan_ticks(thriftiest[:, None])[0])
+    shortest = float(rounder.makespan_ticks(np.zeros_like(thriftiest)[:, None])[0])
     deadline = max(shortest, longest - cuts.reach(thriftiest) * random.uniform(0.0, 0.6))
-    found = cuts.hurried(thriftiest, deadline)
+    found = cuts.shortened(thriftiest, deadline)
     if found is not None:
-        assert rounder.makespan(found[:, None])[0] <= deadline
+        assert rounder.makespan_ticks(found[:, None])[0] <= deadline
     else:
         assert not convex or deadline < longest - cuts.reach(thriftiest) / 2, "near ones are in reach"
-    assert cuts.hurried(thriftiest, shortest * 0.99) is None
-    assert (cuts.hurried(thriftiest, longest) == thriftiest).all()
+    assert cuts.shortened(thriftiest, shortest * 0.99) is None
+    assert (cuts.shortened(thriftiest, longest) == thriftiest).all()
 
 
-def test_one_that_all_paths_share_is_hurried_so_that_many_side_by_side_have_time() -> None:
+def test_one_that_all_paths_share_is_shortened_so_that_many_side_by_side_have_time() -> None:
     """Of three stages the last microbatch's backwards come one after the other, and everything else runs beside them:
     a second there costs little, and buys a second for two stages at once. No instruction can do that by itself: each is
     at the best that its slack allows."""
@@ -124,7 +124,7 @@ def test_one_that_all_paths_share_is_hurried_so_that_many_side_by_side_have_time
     better = 0
     for _ in range(20):
         choice = any_plan(rounder, random)
-        deadline = float(rounder.makespan(choice[:, None])[0])
+        deadline = float(rounder.makespan_ticks(choice[:, None])[0])
         stuck, stuck_j = cuts._relaxed(choice[:, None], deadline)
         again, _ = cuts._relaxed(stuck[:, None], deadline)
         assert (again == stuck).all(), "slack is given away already"

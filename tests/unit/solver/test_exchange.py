@@ -84,10 +84,10 @@ def test_the_longest_path_is_a_path_and_as_long_as_the_plan(delay_s: float) -> N
     edges = set(zip(engine.graph.tail.tolist(), engine.graph.head.tolist(), strict=True))
     for _ in range(20):
         choice = (random.random(engine.graph.n) * size).astype(np.intp)
-        duration = rounder.ticks(choice[:, None])[:, 0]
+        duration = rounder.duration_ticks(choice[:, None])[:, 0]
         path, delays = longest_path(engine.graph, duration)
         assert set(zip(path[:-1].tolist(), path[1:].tolist(), strict=True)) <= edges
-        assert duration[path].sum() + delays == rounder.makespan(choice[:, None])[0]
+        assert duration[path].sum() + delays == rounder.makespan_ticks(choice[:, None])[0]
 
 
 def test_what_is_proposed_changes_the_longest_path_only_and_fits_the_deadline_on_it() -> None:
@@ -95,8 +95,8 @@ def test_what_is_proposed_changes_the_longest_path_only_and_fits_the_deadline_on
     engine = Engine(problem)
     rounder = Rounder(engine.tables, engine.graph, engine.table_of)
     choice = np.full(engine.graph.n, 2, dtype=np.intp)
-    path, _ = longest_path(engine.graph, rounder.ticks(choice[:, None])[:, 0])
-    deadline = float(rounder.makespan(choice[:, None])[0]) * 1.013
+    path, _ = longest_path(engine.graph, rounder.duration_ticks(choice[:, None])[:, 0])
+    deadline = float(rounder.makespan_ticks(choice[:, None])[0]) * 1.013
     found = exchanged(rounder, choice, deadline)
     assert found.shape[1] > 0
     away = np.setdiff1d(np.arange(engine.graph.n), path)
@@ -113,7 +113,7 @@ def test_a_plan_that_other_paths_hold_as_well_is_left_alone() -> None:
     engine = Engine(problem)
     rounder = Rounder(engine.tables, engine.graph, engine.table_of)
     fastest = np.zeros(engine.graph.n, dtype=np.intp)
-    deadline = float(rounder.makespan(fastest[:, None])[0]) * 1.05
+    deadline = float(rounder.makespan_ticks(fastest[:, None])[0]) * 1.05
     steps = [exchanged(rounder, fastest, deadline, within=within).shape[1] for within in (0.0, 1.0, 1e6)]
     assert steps[:2] == [0, 0]
     assert steps[2] > 0
@@ -126,11 +126,11 @@ def test_a_plan_that_comes_late_is_brought_to_its_deadline_where_one_chain_decid
     engine = Engine(problem)
     rounder = Rounder(engine.tables, engine.graph, engine.table_of)
     thriftiest = engine.tables.size[engine.table_of] - 1
-    deadline = float(np.floor(rounder.makespan(thriftiest[:, None])[0] * 0.985))
+    deadline = float(np.floor(rounder.makespan_ticks(thriftiest[:, None])[0] * 0.985))
     known = solve_deadline(problem, deadline * engine.tables.tick_s)
     most_j = known.energy_j - problem.blocking_power_w * problem.stages * known.iteration_time_s
     offered, found = exchanged(rounder, thriftiest, deadline), exchanged(rounder, thriftiest, deadline, most_j=most_j)
-    in_time = rounder.makespan(found) <= deadline + len(thriftiest)  # each duration is rounded up to a tick
+    in_time = rounder.makespan_ticks(found) <= deadline + len(thriftiest)  # each duration is rounded up to a tick
     assert rounder.energy_j(found[:, in_time]).min() <= most_j * (1 + 1e-12)
     assert rounder.energy_j(found).min() < rounder.energy_j(offered).min()
 

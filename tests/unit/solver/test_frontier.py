@@ -174,7 +174,7 @@ def test_repeating_the_steady_state_proves_what_solving_it_all_proves(schedule: 
     assert slow.steady is None
     prices = [round(watts / quick.tables.unit_w) for watts in (50.0, 300.0, 700.0, 2000.0)]
     for a, b in zip(quick.sample(prices), slow.sample(prices), strict=True):
-        at_s = quick.fastest * quick.tables.tick_s * 1.1
+        at_s = quick.fastest_ticks * quick.tables.tick_s * 1.1
         assert a.bound.price_w == pytest.approx(b.bound.price_w, rel=1e-6)
         # Never above the optimum, and not visibly below it.
         assert a.bound.at(at_s) <= b.bound.at(at_s) + 1e-6 * abs(b.bound.at(at_s))
@@ -226,4 +226,4 @@ def test_a_long_pipeline_keeps_its_middle_and_the_fastest_time() -> None:
     assert len(frontier) == 12
     assert frontier.gap[1:].max() < 0.02
     assert frontier.t_min_s == extremes(problem)[0]
-    assert frontier.t_min_s <= engine.fastest * engine.tables.tick_s < frontier.t_min_s * (1 + 1e-7)
+    assert frontier.t_min_s <= engine.fastest_ticks * engine.tables.tick_s < frontier.t_min_s * (1 + 1e-7)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from perseus_solver import plots
 from perseus_solver.comparison.baselines import all_maximum
-from perseus_solver.comparison.compare import compare, single_clocks
+from perseus_solver.comparison.table import compare, single_clocks
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile

@@ -7,7 +7,7 @@ import pytest
 
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
-from perseus_solver.relaxation.curve import KEEP, MOST_PRICES, Engine
+from perseus_solver.relaxation.curve import BOUNDARY_BLOCKS, MOST_PRICES, Engine
 from perseus_solver.relaxation.periods import find_runs
 from perseus_solver.schedules import build_schedule
 
@@ -47,7 +47,7 @@ def test_stages_repeat_beyond_what_all_do_together() -> None:
     stages = 12
     engine = Engine(repeating("1f1b", stages, 120))
     assert engine.steady is not None
-    triangles, kept = stages * (stages - 1), 2 * KEEP * 2 * stages
+    triangles, kept = stages * (stages - 1), 2 * BOUNDARY_BLOCKS * 2 * stages
     assert engine.steady.rows <= 1.1 * (triangles + kept)
 
 
@@ -64,7 +64,7 @@ def test_few_prices_are_put_where_the_rhythm_bends() -> None:
     engine.most_prices = MOST_PRICES - 1
     prices = engine.forecast(7)
     assert len(set(prices)) == 7
-    at_s = np.linspace(engine.fastest, engine.slowest, 60) * engine.tables.tick_s
+    at_s = np.linspace(engine.fastest_ticks, engine.slowest_ticks, 60) * engine.tables.tick_s
     waiting_j = engine.problem.blocking_power_w * engine.problem.stages * at_s
 
     def envelope(chosen: list[int]) -> np.ndarray:

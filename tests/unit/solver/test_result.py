@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perseus_solver.model.result import Frontier, InvalidFrontier, Status, verdict
+from perseus_solver.model.result import Frontier, InvalidFrontier, Status, status_of
 
 
 def frontier(points: int = 5, n: int = 12) -> Frontier:
@@ -75,7 +75,7 @@ def test_damage_is_found_wherever_it_is() -> None:
 def test_a_point_knows_its_gap_and_the_verdict_never_calls_a_limit_optimal() -> None:
     point = frontier()[0]
     assert point.gap == pytest.approx(95.0 / 94.9 - 1.0)
-    assert [verdict(gap) for gap in (0.0, 1e-12, 1e-4, 0.01)] == [
+    assert [status_of(gap) for gap in (0.0, 1e-12, 1e-4, 0.01)] == [
         Status.OPTIMAL,
         Status.OPTIMAL,
         Status.WITHIN_GAP,

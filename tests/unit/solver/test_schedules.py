@@ -12,7 +12,7 @@ from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import SCHEDULES, build_schedule, read_order, write_order
+from perseus_solver.schedules import SCHEDULES, build_schedule, read_schedule, write_schedule
 
 UNIT = "stage,instruction,frequency,time,energy\n" + "".join(
     f"{stage},{what},1000,{duration},1\n"
@@ -106,7 +106,7 @@ WITH_COMMUNICATION = (
 
 
 def test_both_forms_of_torch_orders_read_alike() -> None:
-    plain, full = read_order(COMPUTE_ONLY), read_order(WITH_COMMUNICATION.encode())
+    plain, full = read_schedule(COMPUTE_ONLY), read_schedule(WITH_COMMUNICATION.encode())
     assert plain.position.tolist() == [[0, 2], [1, 3]]
     assert plain.of_stage(0) == full.of_stage(0)
     assert plain.of_stage(1) == full.of_stage(1)
@@ -114,7 +114,7 @@ def test_both_forms_of_torch_orders_read_alike() -> None:
 
 
 def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
-    order = read_order("0F0,2F0,2I0,2W0,0B0\n1F0,1I0,1W0\n")
+    order = read_schedule("0F0,2F0,2I0,2W0,0B0\n1F0,1I0,1W0\n")
     assert order.position.tolist() == [[0, 2], [1, -1]]
     assert order.of_stage(1) == [("forward", 0, 0), ("input_gradient", 0, 0), ("weight_gradient", 0, 0)]
 
@@ -146,13 +146,13 @@ def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
 )
 def test_bad_orders_are_refused_by_row_and_cell(text: str | bytes, message: str) -> None:
     with pytest.raises(InvalidSchedule, match=re.escape(message)):
-        read_order(text)
+        read_schedule(text)
 
 
 def test_a_deadlock_names_the_instructions_of_its_cycle() -> None:
     # Stage 0 will not start microbatch 1 before it has microbatch 0's gradient; stage 1 wants microbatch 1 first.
     with pytest.raises(InvalidSchedule) as refusal:
-        read_order("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        read_schedule("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     for instruction in (
         "backward 0 on stage 0",
         "forward 1 on stage 0",
@@ -168,14 +168,14 @@ def test_long_cycles_are_shortened() -> None:
     first = "0F0,0B0,0F1,0B1\n"
     rest = "".join(f"{s}F0,{s}F1,{s}B0,{s}B1\n" for s in range(1, stages))
     with pytest.raises(InvalidSchedule, match=r"deadlocks.*more") as refusal:
-        read_order(first + rest)
+        read_schedule(first + rest)
     assert len(str(refusal.value)) < 500
 
 
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in {"dualpipe", "early-recompute-1f1b"}])
 def test_named_orders_survive_the_round_trip_through_torch(name: str) -> None:
     schedule = build_schedule(name, stages=4, microbatches=8, chunks=2 if name == "interleaved-1f1b" else None)
-    again = read_order(write_order(schedule))
+    again = read_schedule(write_schedule(schedule))
     assert (again.position == schedule.position).all()
     for stage in range(4):
         assert again.of_stage(stage) == schedule.of_stage(stage)
@@ -184,7 +184,7 @@ def test_named_orders_survive_the_round_trip_through_torch(name: str) -> None:
 @pytest.mark.parametrize("name", ["dualpipe", "early-recompute-1f1b"])
 def test_orders_torch_has_no_words_for_are_not_written(name: str) -> None:
     with pytest.raises(InvalidSchedule, match="torch's order has no cell for"):
-        write_order(build_schedule(name, stages=2, microbatches=4))
+        write_schedule(build_schedule(name, stages=2, microbatches=4))
 
 
 def test_wire_names_and_numbers_are_those_of_the_protocol() -> None:

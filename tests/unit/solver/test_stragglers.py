@@ -13,7 +13,7 @@ from perseus_solver.stragglers import (
     Detector,
     Straggler,
     Thresholds,
-    least_degrees,
+    least_slowdowns,
     stage_pace,
     straggling_time_s,
 )
@@ -74,8 +74,8 @@ def test_between_the_thresholds_nothing_changes() -> None:
     slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
     feed(detector, slow, slow)
     found = feed(detector, *[between] * 9)
-    assert [(one.pipeline, one.stage) for one in found] == [(1, 0)]
-    assert found[0].degree == pytest.approx(1.03)
+    assert [(one.dp, one.stage) for one in found] == [(1, 0)]
+    assert found[0].slowdown == pytest.approx(1.03)
 
 
 def test_the_degree_follows() -> None:
@@ -141,11 +141,11 @@ def test_thresholds_come_from_noise_and_say_what_can_be_told_apart() -> None:
     noise = (0.0, 0.001, 0.01)
     thresholds = Thresholds.from_noise(noise)
     assert thresholds.enter == pytest.approx((1.01, 1.01, 1 + 4 * 2**0.5 * 0.01))
-    degrees = least_degrees(noise)
-    assert all(degree >= enter for degree, enter in zip(degrees, thresholds.enter, strict=True))
-    assert degrees[0] == thresholds.enter[0]
-    assert degrees[2] > thresholds.enter[2]
-    assert Thresholds.from_noise(noise, least=0.05, confirm=3).enter[0] == pytest.approx(1.05)
+    slowdowns = least_slowdowns(noise)
+    assert all(slowdown >= enter for slowdown, enter in zip(slowdowns, thresholds.enter, strict=True))
+    assert slowdowns[0] == thresholds.enter[0]
+    assert slowdowns[2] > thresholds.enter[2]
+    assert Thresholds.from_noise(noise, min_excess=0.05, confirm=3).enter[0] == pytest.approx(1.05)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Network:
     tail: Index
     head: Index
     capacity: Int64  # −1: as much as flows
-    gain: Int64
+    gain_ticks: Int64
     from_price: Int64  # an instruction uses the arc only when it carries more than this
     nodes: int
 
@@ -49,12 +49,12 @@ def build_network(tables: Tables, graph: Graph, table_of: Index) -> Network:
     above = tables.hull_price[table, np.maximum(column - 1, 0)]
     plain = len(graph.tail) + len(first) + len(last)
     zeros, free = np.zeros(plain, dtype=np.int64), np.full(plain, -1, dtype=np.int64)
-    zeros[: len(graph.tail)] = graph.delay
+    zeros[: len(graph.tail)] = graph.delay_ticks
     return Network(
         tail=np.concatenate((2 * graph.tail + 1, np.full(len(first), 2 * n), 2 * last + 1, 2 * row)),
         head=np.concatenate((2 * graph.head, 2 * first, np.full(len(last), 2 * n + 1), 2 * row + 1)),
         capacity=np.concatenate((free, np.where(column == 0, -1, above - below))),
-        gain=np.concatenate((zeros, tables.hull_ticks[table, column].astype(np.int64))),
+        gain_ticks=np.concatenate((zeros, tables.hull_ticks[table, column].astype(np.int64))),
         from_price=np.concatenate((np.full(plain, -1), below)),
         nodes=2 * n + 2,
     )
@@ -82,7 +82,7 @@ def solve_supply(network: Network, graph: Graph, price: int, supply: Int64) -> D
     used = network.from_price < price
     capacity = network.capacity[used]
     capacity = np.where(capacity < 0, price, np.minimum(capacity, price))
-    flow = min_cost_flow(network.tail[used], network.head[used], capacity, -network.gain[used], supply)
+    flow = min_cost_flow(network.tail[used], network.head[used], capacity, -network.gain_ticks[used], supply)
     return _dual(network, graph, used, flow, price)
 
 
@@ -97,7 +97,7 @@ def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64, price: 
     return Dual(price, full[:m], through)
 
 
-def durations(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) -> tuple[Floats, Floats]:
+def optimal_timetables(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) -> tuple[Floats, Floats]:
     """Schedules optimal together with the flows, a column each: (durations in ticks, makespans).
 
     The least solution of the difference constraints that complementary slackness leaves: sweep forward along
@@ -114,58 +114,58 @@ def durations(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) 
         through[:, column] = dual.through
         leaving[:, column] = dual.through
         np.subtract.at(leaving[:, column], graph.tail, dual.edge)
-    shortest, longest = intervals(tables, table_of, through)
-    start = np.zeros((n + 1, len(duals)))
-    finish = np.zeros((n + 1, len(duals)))
-    end = np.zeros(len(duals))
+    shortest_ticks, longest_ticks = intervals(tables, table_of, through)
+    start_ticks = np.zeros((n + 1, len(duals)))
+    finish_ticks = np.zeros((n + 1, len(duals)))
+    end_ticks = np.zeros(len(duals))
     while True:
-        before = finish.copy()
+        before = finish_ticks.copy()
         for level in graph.levels:
             rows = slice(level.begin, level.end)
-            np.maximum(start[rows], latest_of(finish, level.before), out=start[rows])
-            np.maximum(finish[rows], start[rows] + shortest[rows], out=finish[rows])
-        np.maximum(end, finish.max(axis=0), out=end)
+            np.maximum(start_ticks[rows], latest_of(finish_ticks, level.before), out=start_ticks[rows])
+            np.maximum(finish_ticks[rows], start_ticks[rows] + shortest_ticks[rows], out=finish_ticks[rows])
+        np.maximum(end_ticks, finish_ticks.max(axis=0), out=end_ticks)
         for level in reversed(graph.levels):
             rows = slice(level.begin, level.end)
-            due = np.where(leaving[rows] > 0, end, 0.0)
-            for index, delay, link in level.after:
-                pull = start[index] if delay is None else start[index] - delay
-                np.maximum(due, np.where(edge[link], pull, 0.0), out=due)
-            np.maximum(finish[rows], due, out=finish[rows])
-            np.maximum(start[rows], finish[rows] - longest[rows], out=start[rows])
-        if np.array_equal(before, finish):
-            return finish[:n] - start[:n], end
+            due_ticks = np.where(leaving[rows] > 0, end_ticks, 0.0)
+            for index, delay_ticks, link in level.after:
+                pull_ticks = start_ticks[index] if delay_ticks is None else start_ticks[index] - delay_ticks
+                np.maximum(due_ticks, np.where(edge[link], pull_ticks, 0.0), out=due_ticks)
+            np.maximum(finish_ticks[rows], due_ticks, out=finish_ticks[rows])
+            np.maximum(start_ticks[rows], finish_ticks[rows] - longest_ticks[rows], out=start_ticks[rows])
+        if np.array_equal(before, finish_ticks):
+            return finish_ticks[:n] - start_ticks[:n], end_ticks
 
 
 def intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats, Floats]:
     """Least and greatest duration that is best at each flow."""
-    shortest, longest = np.empty(through.shape), np.empty(through.shape)
+    shortest_ticks, longest_ticks = np.empty(through.shape), np.empty(through.shape)
     for table in range(len(tables.size)):
         rows = np.flatnonzero(table_of == table)
         corners = int(tables.hull_size[table])
-        ticks = tables.hull_ticks[table, :corners]
+        corner_ticks = tables.hull_ticks[table, :corners]
         falling = -tables.hull_price[table, : corners - 1]
         flow = -through[rows]
-        shortest[rows] = ticks[np.searchsorted(falling, flow, side="left")]
-        longest[rows] = ticks[np.searchsorted(falling, flow, side="right")]
-    return shortest, longest
+        shortest_ticks[rows] = corner_ticks[np.searchsorted(falling, flow, side="left")]
+        longest_ticks[rows] = corner_ticks[np.searchsorted(falling, flow, side="right")]
+    return shortest_ticks, longest_ticks
 
 
-def stretch(graph: Graph, shortest: Floats, longest: Floats, end: Floats) -> tuple[Floats, Floats]:
+def stretch(graph: Graph, shortest_ticks: Floats, longest_ticks: Floats, end_ticks: Floats) -> tuple[Floats, Floats]:
     """Schedules between shortest and longest durations that end where asked, or as early as they can: (durations,
     ends).
 
     For flows that are optimal but for rounding, where `durations` would look for an exact fit in vain: one sweep lets
     each instruction, in order, grow as far as it may and the time allows.
     """
-    duration = shortest.copy()
-    rest = graph.tail_length(duration)
-    end = np.maximum(end, graph.finish(duration).max(axis=0))
-    done = np.zeros((graph.n + 1, duration.shape[1]))
+    duration_ticks = shortest_ticks.copy()
+    rest_ticks = graph.tail_ticks(duration_ticks)
+    end_ticks = np.maximum(end_ticks, graph.finish_ticks(duration_ticks).max(axis=0))
+    done_ticks = np.zeros((graph.n + 1, duration_ticks.shape[1]))
     for level in graph.levels:
         rows = slice(level.begin, level.end)
-        ready = latest_of(done, level.before)
-        room = np.minimum(longest[rows], end - rest[rows] - ready)
-        np.maximum(duration[rows], room, out=duration[rows])
-        done[rows] = ready + duration[rows]
-    return duration, done.max(axis=0)
+        ready_ticks = latest_of(done_ticks, level.before)
+        room_ticks = np.minimum(longest_ticks[rows], end_ticks - rest_ticks[rows] - ready_ticks)
+        np.maximum(duration_ticks[rows], room_ticks, out=duration_ticks[rows])
+        done_ticks[rows] = ready_ticks + duration_ticks[rows]
+    return duration_ticks, done_ticks.max(axis=0)

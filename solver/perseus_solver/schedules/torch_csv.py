@@ -29,7 +29,7 @@ MAX_BYTES = 64 << 20
 _MAX_INSTRUCTIONS = 4_000_000
 
 
-def read_order(source: str | bytes | Path, *, name: str = "custom") -> Schedule:
+def read_schedule(source: str | bytes | Path, *, name: str = "custom") -> Schedule:
     """A schedule from torch's CSV. Virtual stages on a rank become its chunks, in ascending order.
 
     An overlapped forward and backward are two instructions, in the order given.
@@ -53,7 +53,7 @@ def read_order(source: str | bytes | Path, *, name: str = "custom") -> Schedule:
     return schedule
 
 
-def write_order(schedule: Schedule) -> str:
+def write_schedule(schedule: Schedule) -> str:
     """The compute-only form of a schedule, without idle slots.
 
     Raises:
@@ -123,11 +123,11 @@ def _assemble(name: str, ranks: list[Ints]) -> Schedule:
         missing = int(np.setdiff1d(np.arange(owners[-1]), owners)[0])
         raise InvalidSchedule(f"order: virtual stage {missing} is on no rank, but {owners[-1]} is")
     position = np.full((len(ranks), max(p.size for p in places)), ABSENT, dtype=np.int32)
-    orders = []
+    per_stage = []
     for rank, (rows, own) in enumerate(zip(ranks, places, strict=True)):
         position[rank, : own.size] = own
-        orders.append(np.column_stack([rows[:, :2], np.searchsorted(own, rows[:, 2])]))
+        per_stage.append(np.column_stack([rows[:, :2], np.searchsorted(own, rows[:, 2])]))
     microbatches = int(max(rank[:, 1].max() for rank in ranks)) + 1
     if microbatches * owners.size > _MAX_INSTRUCTIONS:
         raise InvalidSchedule(f"order names microbatch {microbatches - 1}, far more than its instructions can run")
-    return assemble(name, orders, microbatches=microbatches, position=position)
+    return assemble(name, per_stage, microbatches=microbatches, position=position)

@@ -20,7 +20,7 @@ import numpy as np
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Floats, Ints
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import DEFAULT_GAP, Frequencies, Frontier, Point, verdict
+from perseus_solver.model.result import DEFAULT_GAP, Frequencies, Frontier, Point, status_of
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.switching.runs import CUTS, Clocks, Index, Runs
 from perseus_solver.switching.smoothing import Smoother
@@ -62,7 +62,7 @@ def clock_changes(frequencies_mhz: Frequencies, stage_offset: Ints) -> Ints:
     return total
 
 
-def calm(
+def reduce_clock_changes(
     problem: Problem, frontier: Frontier, switching: Switching | None = None, *, loss: float = DEFAULT_LOSS
 ) -> Frontier:
     """The frontier with plans of far fewer clock changes.
@@ -78,7 +78,7 @@ def calm(
     return _rebuilt(problem, frontier, search.run(frontier.time_s), frontier, loss)
 
 
-def calm_point(
+def reduce_clock_changes_of_point(
     problem: Problem,
     frontier: Frontier,
     point: Point,
@@ -201,7 +201,7 @@ def _rebuilt(problem: Problem, frontier: Frontier, found: Candidates, claims: Fr
         time_s=time_s,
         energy_j=energy_j,
         energy_lower_bound_j=bound,
-        statuses=tuple(verdict(gap, DEFAULT_GAP + loss) for gap in (energy_j / bound - 1.0).tolist()),
+        statuses=tuple(status_of(gap, DEFAULT_GAP + loss) for gap in (energy_j / bound - 1.0).tolist()),
         frequencies_mhz=frequencies,
         clock_changes=clock_changes(frequencies, frontier.stage_offset),
     )
