@@ -1,14 +1,28 @@
-"""The mathematics: measurements and a schedule in, the time-energy frontier of frequency plans out.
+"""The planner: measurements and a schedule in, the time-energy frontier of clock plans out.
 
-    from perseus_solver import build_problem, build_schedule, read_profile, solve_frontier
+A pipeline of a training job runs the same instructions in every iteration. This package chooses a clock for each of
+them so that the iteration takes the least energy for its time, and proves how far each plan can be from the optimum.
+It is a pure library: apart from its command line it reads no files and talks to no cluster and no GPU.
 
-    profile = read_profile(Path("profile.csv"), stages=8)
-    schedule = build_schedule("1f1b", stages=8, microbatches=96)
-    frontier = solve_frontier(build_problem(profile, schedule, blocking_power_w=83.64))
-    plan = frontier[frontier.lookup(straggler_time_s)]
+The example plans a pipeline of two stages. A profile has the columns stage, instruction, frequency (MHz), time (s) and
+energy (J):
 
-Names are imported when first used, so that the command line starts fast. Pure: no I/O beyond the CLI, no cluster, no
-clocks.
+>>> import perseus_solver as perseus
+>>> profile = perseus.read_profile(
+...     "stage,instruction,frequency,time,energy\n"
+...     "0,forward,1400,0.050,20\n0,forward,1000,0.060,16\n0,backward,1400,0.100,40\n0,backward,1000,0.120,32\n"
+...     "1,forward,1400,0.040,16\n1,forward,1000,0.048,13\n1,backward,1400,0.080,32\n1,backward,1000,0.096,26\n"
+... )
+>>> schedule = perseus.build_schedule("1f1b", stages=2, microbatches=4)
+>>> problem = perseus.build_problem(profile, schedule, blocking_power_w=80.0)
+>>> frontier = perseus.solve_frontier(problem)
+>>> plan = frontier[frontier.lookup(1.05 * frontier.t_min_s)]  # at most 5 % slower than the fastest plan
+>>> plan.iteration_time_s <= 1.05 * frontier.t_min_s and plan.energy_j <= frontier[0].energy_j
+True
+>>> plan.frequencies_mhz.shape == (schedule.instructions,)
+True
+
+Names are imported when they are first used, so that the command line starts without numpy and OR-Tools.
 """
 
 from __future__ import annotations
@@ -49,7 +63,7 @@ __all__ = [
     "solve_frontier",
 ]
 
-_HOME = {
+_NAMES_OF_MODULE = {
     "frontier": ("solve_deadline", "solve_frontier"),
     "kinds": ("Kind",),
     "model.problem": ("Problem", "build_problem"),
@@ -60,7 +74,7 @@ _HOME = {
     "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_schedule"),
     "switching": ("Switching", "reduce_clock_changes", "reduce_clock_changes_of_point"),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

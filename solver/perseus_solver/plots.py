@@ -1,7 +1,6 @@
-"""Pictures: the frontier, the pipeline before and after, the comparison. The one door to matplotlib; PNG bytes out, no
-display.
+"""Figures: the frontier, the pipeline before and after, the comparison, the calibration, as PNG bytes.
 
-Colours are chosen to be told apart in print and by colour-blind readers. Nothing is computed here that is not drawn.
+This is the only module that imports matplotlib. Colours can be distinguished in print and by colour-blind readers.
 """
 
 from __future__ import annotations
@@ -70,7 +69,14 @@ def frontier_png(
     baseline_energy_j: float,
     chosen: Point | None = None,
 ) -> bytes:
-    """Energy against iteration time: the plans, the bound below which no plan lies, the baseline, and a chosen plan."""
+    """Draw energy against iteration time: the plans, the proven bound, the baseline, and a chosen plan.
+
+    Args:
+        problem: gives the title.
+        frontier: the plans and their bounds.
+        baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
+        chosen: a plan to mark.
+    """
     figure, axes = _figure(width=6.4, height=4.0)
     time_s, energy_j, bound_j = frontier.time_s, frontier.energy_j, frontier.energy_lower_bound_j
     floor = min(float(bound_j.min()), baseline_energy_j) - 0.06 * (baseline_energy_j - float(bound_j.min()))
@@ -133,10 +139,10 @@ def frontier_png(
 
 
 def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: Simulator) -> bytes:
-    """Pipelines one above the other on a common time axis, each instruction coloured by its power.
+    """Draw pipelines one above the other on a common time axis, each instruction coloured by its power.
 
     Args:
-        problem: what runs.
+        problem: the problem.
         plans: a title and the choice of options of each.
         simulator: of the problem.
     """
@@ -155,7 +161,7 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
     stage = problem.schedule.stage
     edge = 0.3 if problem.instructions / problem.stages <= 4 * _LABELLED_BOXES else 0.0
     for axes, (title, run, _), power in zip(np.atleast_1d(panels), runs, powers, strict=True):
-        # A waiting GPU draws its blocking power: the whole lane is painted with it first.
+        # A waiting GPU takes its blocking power, so the whole row is drawn in that colour first.
         for s in range(problem.stages):
             axes.barh(
                 s, float(run.iteration_time_s), height=0.86, color=colours(limits(problem.blocking_power_w)), lw=0
@@ -200,7 +206,7 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
 
 
 def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
-    """Microbatch numbers, where there is room; forwards upright, everything else in italics."""
+    """Write microbatch numbers where there is room; forwards upright, everything else in italics."""
     schedule = problem.schedule
     if problem.instructions / problem.stages > _LABELLED_BOXES:
         return
@@ -214,7 +220,7 @@ def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
         strict=True,
     )
     for x, stage, microbatch, kind, dark in rows:
-        if kind == Kind.CONSTANT:  # loading: too short for a number
+        if kind == Kind.CONSTANT:  # too short for a number
             continue
         axes.text(
             x,
@@ -229,13 +235,20 @@ def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
 
 
 def compare_png(problem: Problem, frontier: Frontier, rows: list[Row], single: tuple[Floats, Floats]) -> bytes:
-    """Every rival's plan, and every single clock's ``(time_s, energy_j)``, with our frontier; against all-maximum."""
+    """Draw every method's plan with the frontier, against all clocks at their maximum.
+
+    Args:
+        problem: gives the title.
+        frontier: this solver's plans.
+        rows: the methods' plans, all clocks at their maximum first.
+        single: time and energy of every plan with one clock for all instructions, float[clocks] seconds and joules.
+    """
     figure, axes = _figure(width=6.4, height=4.0)
     base_s, base_j = rows[0].iteration_time_s, rows[0].energy_j
     assert base_s is not None
     assert base_j is not None
     slowest = max(row.iteration_time_s or 0 for row in rows) / base_s - 1
-    limit = 100 * max(3 * slowest, 0.1)  # the stretch where rivals are
+    limit = 100 * max(3 * slowest, 0.1)  # the range of the other methods
     for (time_s, energy_j), style, label in (
         ((frontier.time_s, frontier.energy_j), {"color": _BLUE, "marker": "o", "ls": "-"}, "this solver's plans"),
         (single, {"color": _MUTED, "marker": ".", "ls": "", "ms": 5}, "one clock for all instructions"),
@@ -268,7 +281,13 @@ def _name(problem: Problem) -> str:
 
 
 def calibration_png(trace: Trace, calibration: Calibration, train_fraction: float) -> bytes:
-    """Predicted against measured iteration time of every iteration, and the error of each, plan by plan."""
+    """Draw predicted against measured time of every iteration, and the error of each, plan by plan.
+
+    Args:
+        trace: the measured iterations.
+        calibration: predicts them.
+        train_fraction: as given to `calibrate`, to distinguish fitted iterations.
+    """
     from perseus_solver.calibration.estimate import chosen_iterations, predict_s, replay_s
 
     figure, (left, right) = _side_by_side(width=9.0, height=4.0)
@@ -282,7 +301,7 @@ def calibration_png(trace: Trace, calibration: Calibration, train_fraction: floa
             ("calibrated, held out", predicted_s, ~fitted, _BLUE, "o"),
             ("calibrated, fitted", predicted_s, fitted, _GREEN, "+"),
         ]
-    # The order of the legend, the least interesting drawn first.
+    # In the order of the legend; what comes first is drawn below the others.
     ends = [float(f(np.append(measured_s, series[0][1]))) for f in (np.min, np.max)]
     left.plot(ends, ends, "-", color=_MUTED, lw=0.8, label="measured = predicted")
     plan = np.unique(trace.plan, return_inverse=True)[1]

@@ -217,7 +217,7 @@ def test_any_shuffled_order_either_runs_or_is_refused_as_deadlock(seed: int, sta
     if len(done) == 2 * stages * microbatches:
         assert read_schedule(text).instructions == len(done)
     else:
-        with pytest.raises(InvalidSchedule, match="the order deadlocks"):
+        with pytest.raises(InvalidSchedule, match="the schedule deadlocks"):
             read_schedule(text)
 
 

@@ -1,8 +1,8 @@
-"""The precedence graph, cut into levels that are swept one numpy operation at a time, for many plans at once.
+"""The precedence graph in levels, which are swept one numpy operation at a time, for many plans at once.
 
-A level holds the instructions whose longest chain of predecessors has equal length. No path joins two instructions of
-a level, so a level is a wavefront: what one of its instructions does with its slack takes nothing from the others.
-Arrays are numbered by level (``order`` maps back); a plan is a column. Called by the engine and the rounding.
+A level holds the instructions whose longest chain of predecessors has the same length. No path joins two instructions
+of a level, so what one of them does with its slack takes nothing from the others. Arrays are numbered by level
+(``order`` maps back to the problem); a plan is a column.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from perseus_solver.topology import levels as levels_of
 
 Index = npt.NDArray[np.intp]
 Links = tuple[tuple[Index, Floats | None, Index], ...]
-"""Columns of (neighbour, delay to it or None where all are 0, edge)."""
+"""Columns of (neighbour, delay to it in ticks or None where all are 0, edge)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Rows ``begin … end − 1``; the j-th link column holds each row's j-th neighbour, or row n by edge m where it has
-    fewer.
+    """Rows ``begin … end − 1`` of one level.
+
+    The j-th column of ``before`` and ``after`` holds each row's j-th neighbour, or row n by edge m where it has fewer.
     """
 
     begin: int
@@ -37,7 +38,16 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Levels of a problem. Row ``n`` of a time array stands for "no neighbour"."""
+    """The levels of a problem. Row ``n`` of an array of times stands for "no neighbour".
+
+    Attributes:
+        n: number of instructions.
+        order: int[n], the instruction of each row.
+        rank: int[n], the row of each instruction.
+        tail, head: int[m], the rows that each edge joins.
+        delay_ticks: float[m], the delay of each edge.
+        levels: the levels, in order.
+    """
 
     n: int
     order: Index
@@ -48,7 +58,11 @@ class Graph:
     levels: tuple[Level, ...]
 
     def finish_ticks(self, duration_ticks: Floats) -> Floats:
-        """Earliest finish of every row (and 0 in row n), one column a plan. O(edges · plans)."""
+        """Return the earliest end of every row (and 0 in row n), a column for each plan. O(edges · plans).
+
+        Args:
+            duration_ticks: float[n, plans].
+        """
         done_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
         done_ticks[self.n] = 0.0
         for level in self.levels:
@@ -57,7 +71,12 @@ class Graph:
         return done_ticks
 
     def tail_ticks(self, duration_ticks: Floats) -> Floats:
-        """Longest way from the finish of a row to the end of the iteration (and 0 in row n)."""
+        """Return the longest way from the end of each row to the end of the iteration (and 0 in row n), a column for
+        each plan.
+
+        Args:
+            duration_ticks: float[n, plans].
+        """
         rest_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
         reach_ticks = np.empty_like(rest_ticks)  # the rest plus the row's own duration
         rest_ticks[self.n] = reach_ticks[self.n] = 0.0
@@ -69,7 +88,7 @@ class Graph:
 
 
 def latest_of(times_ticks: Floats, links: Links) -> Floats | float:
-    """The latest time among the neighbours of each row of a level, delays added."""
+    """Return the latest time among the neighbours of each row of a level, delays added."""
     if not links:
         return 0.0
     index, delay_ticks, _ = links[0]
@@ -85,8 +104,9 @@ def latest_of(times_ticks: Floats, links: Links) -> Floats | float:
 
 
 def _links(edges: Index, ends: tuple[Index, Index], delay_ticks: Floats, rows: slice, none: int) -> Links:
-    """Columns of neighbours for a range of rows; ``edges`` are sorted by their near end; ``ends`` are all (near,
-    far).
+    """Return columns of neighbours for a range of rows.
+
+    ``edges`` are sorted by their near end; ``ends`` are the near and far ends of all edges.
     """
     near, far = ends
     begin, end = rows.start, rows.stop
@@ -108,7 +128,11 @@ def _links(edges: Index, ends: tuple[Index, Index], delay_ticks: Floats, rows: s
 
 
 def build_graph(problem: Problem, tick_s: float) -> Graph:
-    """Level the graph of a problem; delays are rounded up to ticks like durations.
+    """Level the graph of a problem. Delays are rounded up to ticks, like durations.
+
+    Args:
+        problem: the problem.
+        tick_s: seconds in a tick.
 
     Raises:
         InvalidProblem: the edges contain a cycle.

@@ -1,13 +1,11 @@
-"""The relaxation: every choice widened to its lower convex hull, solved exactly at a price of time or at a deadline.
+"""The relaxation at one price of time: every table widened to its lower convex hull, solved exactly as a network flow.
 
-Lagrange's price v (watts) on the makespan T splits the problem: minimise Σ ε_i(d_i) + v·T. Its dual is a flow of
-value v from the start of the iteration to its end, through the instructions: an instruction that carries x watts
-answers with the duration that minimises ε(d) + x·d, so each corner of its hull is an arc, with the drop in slope as
-capacity and the duration as gain. The cheapest flow gives the bound; complementary slackness gives the schedule:
-edges that carry flow are tight, and an instruction's duration lies between the corners that are best at its flow.
-(Phillips & Dessouky 1977; Fulkerson 1961; DESIGN §4.)
-
-Called by ``frontier``; knows nothing of discrete options.
+Lagrange's price v (watts) on the makespan T splits the problem: minimise Σ ε_i(d_i) + v·T. Its dual is a flow of value
+v from the start of the iteration to its end, through the instructions. An instruction that carries x watts takes the
+duration that minimises ε(d) + x·d, so each corner of its hull is an arc, with the drop in slope as capacity and the
+duration as gain. The cheapest flow gives the bound. Complementary slackness gives the timetable: edges that carry flow
+are tight, and an instruction's duration lies between the corners that are best at its flow. (Fulkerson 1961; Phillips
+and Dessouky 1977.)
 """
 
 from __future__ import annotations
@@ -24,20 +22,28 @@ from perseus_solver.relaxation.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The dual network without its price: node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the
-    end.
+    """The dual network without its price.
+
+    Node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the end.
+
+    Attributes:
+        tail, head: int[arcs], the nodes that each arc joins.
+        capacity: int[arcs], units of flow; −1: without limit.
+        gain_ticks: int[arcs], the duration or delay that flow on the arc counts.
+        from_price: int[arcs], an instruction uses the arc only when it carries more than this.
+        nodes: number of nodes.
     """
 
     tail: Index
     head: Index
-    capacity: Int64  # −1: as much as flows
+    capacity: Int64
     gain_ticks: Int64
-    from_price: Int64  # an instruction uses the arc only when it carries more than this
+    from_price: Int64
     nodes: int
 
 
 def build_network(tables: Tables, graph: Graph, table_of: Index) -> Network:
-    """One arc per hull corner, per edge, per first and per last instruction; edges come first, in order."""
+    """Build one arc for each hull corner, edge, and first and last instruction. Edges come first, in order."""
     n = graph.n
     rows = np.arange(n)
     first = np.setdiff1d(rows, graph.head)
@@ -62,7 +68,13 @@ def build_network(tables: Tables, graph: Graph, table_of: Index) -> Network:
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """A flow of value ``price`` (units): on every edge, and through every row."""
+    """A flow of value ``price``, in units.
+
+    Attributes:
+        price: its value.
+        edge: int[m], on every edge.
+        through: int[n], through every row.
+    """
 
     price: int
     edge: Int64
@@ -70,15 +82,15 @@ class Dual:
 
 
 def solve_price(network: Network, graph: Graph, price: int) -> Dual:
-    """The best flow of value ``price`` from the start to the end."""
+    """Return the best flow of value ``price`` from the start to the end."""
     supply = np.zeros(network.nodes, dtype=np.int64)
     supply[-2], supply[-1] = price, -price
     return solve_supply(network, graph, price, supply)
 
 
 def solve_supply(network: Network, graph: Graph, price: int, supply: Int64) -> Dual:
-    """The best flow that meets ``supply`` at the nodes, in a graph that ``price`` flows through."""
-    # Corners that only pay off above the price never carry anything.
+    """Return the best flow that meets ``supply`` at the nodes, in a graph with a price of ``price``."""
+    # Corners that are best only above the price carry no flow.
     used = network.from_price < price
     capacity = network.capacity[used]
     capacity = np.where(capacity < 0, price, np.minimum(capacity, price))
@@ -98,12 +110,13 @@ def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64, price: 
 
 
 def optimal_timetables(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) -> tuple[Floats, Floats]:
-    """Schedules optimal together with the flows, a column each: (durations in ticks, makespans).
+    """Return the timetables that are optimal together with the flows, a column each: durations and makespans in ticks.
 
-    The least solution of the difference constraints that complementary slackness leaves: sweep forward along
-    precedence, backward along tight edges, until nothing moves. Times are integers below 2^53, so "nothing moves" is
-    exact; a schedule exists because the flow is optimal, and each pair of sweeps settles every chain of constraints
-    up to its next change of direction. Flow that leaves the graph pins its instruction to the end of the iteration.
+    This is the least solution of the difference constraints that complementary slackness leaves: sweep forward along
+    the precedence, backward along tight edges, until nothing changes. Times are integers below 2^53, so "nothing
+    changes" is exact. A timetable exists because the flow is optimal, and each pair of sweeps settles every chain of
+    constraints up to its next change of direction. Flow that leaves the graph fixes its instruction to the end of the
+    iteration.
     """
     n = graph.n
     edge = np.zeros((len(graph.tail) + 1, len(duals)), dtype=bool)
@@ -138,7 +151,7 @@ def optimal_timetables(tables: Tables, graph: Graph, table_of: Index, duals: lis
 
 
 def intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats, Floats]:
-    """Least and greatest duration that is best at each flow."""
+    """Return the least and the greatest duration in ticks that is best at each flow, float[n, columns] each."""
     shortest_ticks, longest_ticks = np.empty(through.shape), np.empty(through.shape)
     for table in range(len(tables.size)):
         rows = np.flatnonzero(table_of == table)
@@ -152,11 +165,13 @@ def intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats, 
 
 
 def stretch(graph: Graph, shortest_ticks: Floats, longest_ticks: Floats, end_ticks: Floats) -> tuple[Floats, Floats]:
-    """Schedules between shortest and longest durations that end where asked, or as early as they can: (durations,
-    ends).
+    """Return timetables between shortest and longest durations that end at the given times, or as early as they can.
 
-    For flows that are optimal but for rounding, where `durations` would look for an exact fit in vain: one sweep lets
+    For flows that are optimal up to rounding, for which `optimal_timetables` would find no exact fit. One sweep lets
     each instruction, in order, grow as far as it may and the time allows.
+
+    Returns:
+        Durations and ends in ticks.
     """
     duration_ticks = shortest_ticks.copy()
     rest_ticks = graph.tail_ticks(duration_ticks)

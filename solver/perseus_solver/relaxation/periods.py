@@ -1,10 +1,9 @@
-"""Repetition in a schedule: stretches of the graph that consist of equal blocks, found from its structure alone.
+"""Find the stretches of a schedule that consist of equal blocks, from the structure of its graph alone.
 
 The ancestors of an instruction form a prefix of every stage. Where these prefixes grow by the same amount again and
-again as one stage moves on, and what lies between two of them has the same choices and the same edges, the graph
-repeats: the steady state of 1F1B, both phases of GPipe, whatever a custom order may hold. Some stages reach their
-rhythm earlier and leave it later than all do together, so in the end each stage has a range of blocks of its own.
-Called by ``steady``.
+again as one stage proceeds, and what lies between two of them has the same options and the same edges, the graph
+repeats: the steady state of 1F1B, both phases of GPipe, or any repetition in a custom schedule. Some stages begin to
+repeat earlier and end later than all do together, so in the end each stage has its own range of blocks.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ Ints64 = npt.NDArray[np.int64]
 class Run:
     """Equal blocks one after the other.
 
-    Block j holds, of each stage s, the instructions ``first[s] + j·step[s] … first[s] + (j + 1)·step[s] − 1``
-    (counted within the stage). Its nodes are numbered stage by stage.
+    Block j holds, of each stage s, the instructions ``first[s] + j·step[s] … first[s] + (j + 1)·step[s] − 1`` (counted
+    within the stage). Its nodes are numbered stage by stage.
 
     Attributes:
         first, step: int[stages].
         low, high: int[stages], the stage repeats from block ``low[s]`` to before block ``high[s]``.
-        option_of: table of each node.
-        tail, head: nodes joined by each class of edges; ``back``: how many blocks before its head the tail lies.
-        delay_s: of each class.
+        option_of: int[nodes], the table of each node.
+        tail, head: int[classes], the nodes that each class of edges joins.
+        back: int[classes], by how many blocks the tail precedes the head.
+        delay_s: float[classes], seconds.
     """
 
     first: Ints64
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def end(self) -> Ints64:
-        """Where it ends."""
+        """Where the run ends on each stage."""
         return self.first + self.high * self.step
 
     @property
@@ -66,7 +66,7 @@ class Run:
         return np.repeat(self.high - self.low, self.step)
 
     def locate(self, problem: Problem) -> tuple[Ints64, Ints64]:
-        """Block and node of every instruction of the problem, as if the run went on for ever."""
+        """Return block and node of every instruction of the problem, as if the run had no end."""
         offset = problem.stage_offset.astype(np.int64)
         stage = np.repeat(np.arange(problem.stages), np.diff(offset))
         place = np.arange(problem.instructions) - offset[stage]
@@ -74,7 +74,7 @@ class Run:
         return block, np.concatenate(([0], np.cumsum(self.step)[:-1]))[stage] + within
 
     def classify(self, problem: Problem, block: Ints64, node: Ints64) -> Ints64:
-        """The class of every edge of the problem, −1 where it is of none."""
+        """Return the class of every edge of the problem, −1 where it belongs to none."""
         tail, head = problem.edge_from, problem.edge_to
         back = block[head] - block[tail]
         span = int(self.back.max(initial=0)) + 1
@@ -87,7 +87,9 @@ class Run:
 
 
 def ancestors(problem: Problem, graph: Graph) -> npt.NDArray[np.int32]:
-    """int32[n, stages]: how many instructions of each stage come before an instruction is done, itself included."""
+    """Return how many instructions of each stage precede the end of each instruction, itself included: int32[n,
+    stages].
+    """
     stages = problem.stages
     offset = problem.stage_offset.astype(np.int64)
     stage = np.repeat(np.arange(stages), np.diff(offset))[graph.order]
@@ -102,7 +104,13 @@ def ancestors(problem: Problem, graph: Graph) -> npt.NDArray[np.int32]:
 
 
 def find_runs(problem: Problem, graph: Graph, least_blocks: int) -> list[Run]:
-    """Non-overlapping runs of at least ``least_blocks`` blocks, in order of execution; the widest coverage wins."""
+    """Find runs that do not overlap, in order of execution; those that cover most instructions are preferred.
+
+    Args:
+        problem: the problem.
+        graph: its levels.
+        least_blocks: smallest number of blocks of a run.
+    """
     prefix = ancestors(problem, graph)
     found: list[Run] = []
     for stage in {0, problem.stages - 1}:
@@ -123,8 +131,8 @@ def find_runs(problem: Problem, graph: Graph, least_blocks: int) -> list[Run]:
 
 
 def _runs_along(problem: Problem, prefix: Ints64, least_blocks: int) -> list[Run]:
-    """Runs seen from one stage, whose instructions have these ancestor prefixes, for the shortest period that yields
-    any.
+    """Return the runs seen from one stage, whose instructions have these ancestor prefixes, for the shortest period
+    with any.
     """
     length = len(prefix)
     for period in range(1, length // max(least_blocks, 2) + 1):
@@ -144,7 +152,7 @@ def _runs_along(problem: Problem, prefix: Ints64, least_blocks: int) -> list[Run
 
 
 def _verify(problem: Problem, first: Ints64, step: Ints64, blocks: int) -> Run | None:
-    """The longest part of a supposed run around its middle whose blocks have equal choices and equal incoming edges."""
+    """Return the longest part of a supposed run around its middle whose blocks have equal options and edges in."""
     offset = problem.stage_offset.astype(np.int64)
     stage = np.repeat(np.arange(problem.stages), np.diff(offset))
     place = np.arange(problem.instructions) - offset[stage]
@@ -197,8 +205,9 @@ def _verify(problem: Problem, first: Ints64, step: Ints64, blocks: int) -> Run |
 
 
 def _extended(problem: Problem, run: Run, begin: Ints64, end: Ints64) -> Run:
-    """The run with all blocks of each stage, between these places, that follow on and are like the others: same
-    choices, and edges in and out of the same classes.
+    """Return the run with all further blocks of each stage, between these places, that are like the others.
+
+    Like the others means the same options, and edges in and out of the same classes.
     """
     block, node = run.locate(problem)
     edge_class = run.classify(problem, block, node)
@@ -210,7 +219,7 @@ def _extended(problem: Problem, run: Run, begin: Ints64, end: Ints64) -> Run:
     low, high = run.low.copy(), run.high.copy()
     offset = problem.stage_offset.astype(np.int64)
     for s, step in enumerate(run.step.tolist()):
-        # Whole blocks of the stage, as far as it goes either way.
+        # Whole blocks of the stage, in both directions.
         least, most = -int((run.first[s] - begin[s]) // step), int((end[s] - run.first[s]) // step)
         rows = slice(int(offset[s] + run.first[s]) + least * step, int(offset[s] + run.first[s]) + most * step)
         different = np.flatnonzero(~like[rows].reshape(-1, step).all(axis=1)) + least

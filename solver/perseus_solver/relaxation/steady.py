@@ -1,18 +1,15 @@
-"""Long schedules at the price of short ones: solve the ends, repeat the middle.
+"""Solve long schedules at the cost of short ones: solve the ends, repeat the middle.
 
-A run of equal blocks (``periods``) in the middle of an optimal schedule settles into a rhythm. Its dual is a
-*circulation* on the graph of one block, closed upon itself: flow that leaves a block is flow that enters the next. So
-the flow of the whole graph is put together from parts, each the optimum of its own small network:
+A run of equal blocks (``periods``) in the middle of an optimal timetable becomes periodic. Its dual is a *circulation*
+on the graph of one block, closed upon itself: flow that leaves a block is flow that enters the next. So the flow of the
+whole graph is composed of parts, each the optimum of its own small network:
 
 - the circulation of each run that carries the price across every boundary between two blocks;
-- the pieces before, between and after the runs, with a few blocks of the runs themselves, where the rhythm is still
-being
-  found; each takes in and gives out exactly what the circulations carry across its boundaries.
+- the pieces before, between and after the runs, with a few blocks of the runs themselves, where the timetable is not
+periodic yet; each takes in and gives out exactly what the circulations carry across its boundaries.
 
-The result conserves flow on the full graph, hence proves a bound there, whatever the rhythm; that it is a good bound
-shows in the gap. The cost does not depend on the number of blocks.
-
-Called by ``curve``.
+The result conserves flow on the full graph and hence proves a bound there, whatever the circulations are. That the
+bound is good shows in the gap. The cost does not depend on the number of blocks.
 """
 
 from __future__ import annotations
@@ -30,14 +27,16 @@ from perseus_solver.relaxation.periods import Run
 from perseus_solver.relaxation.tables import Tables
 
 COST_BITS = 13
-"""Costs in the pieces are rounded to this many bits. Whatever flow comes out is proven on the measurements, and a path
-averages the rounding out; coarse costs take the flow solver a third less time."""
+"""Costs in the pieces are rounded to this many bits. Any flow that results is proven on the measurements, and a path
+averages the rounding out; coarse costs take the flow solver a third less time.
+"""
 
 
 class Circulations:
     """The circulations of one run, by price."""
 
     def __init__(self, tables: Tables, run: Run) -> None:
+        """Build the network of one block of the run."""
         self._tables = tables
         self._found: dict[int, tuple[Int64, Int64]] = {}
         row, corner = np.nonzero(np.arange(tables.hull_ticks.shape[1]) < tables.hull_size[run.option_of][:, None])
@@ -52,8 +51,7 @@ class Circulations:
         self._back = np.concatenate((run.back, np.zeros(len(row), dtype=np.int64)))
         self._row = row
         self._run = run
-        # The instructions of stage 0, one after the other and round again: one unit more on them is a unit more of
-        # value.
+        # A cycle through the instructions of stage 0: one unit more on it is one unit more of value.
         nodes = int(run.step[0])
         wraps = (np.arange(nodes) == nodes - 1).astype(np.int64)
         chain = (run.tail[:, None] == np.arange(nodes)) & (run.head[:, None] == (np.arange(nodes) + 1) % nodes)
@@ -62,13 +60,15 @@ class Circulations:
         self._chain_nodes = nodes
 
     def at(self, price: int) -> tuple[Int64, Int64]:
-        """The circulation of value ``price`` (its flow over a boundary): on all classes of edges, through all nodes."""
+        """Return the circulation of value ``price`` (its flow over a boundary): int[classes] on edges, int[nodes]
+        through nodes.
+        """
         if price not in self._found:
             self._found[price] = self._circulation(price)
         return self._found[price]
 
     def line(self, price: int) -> Bound:
-        """What the circulation proves about all blocks, were there nothing before and after them."""
+        """Return what the circulation proves about all blocks, if nothing preceded or followed them."""
         tables, run = self._tables, self._run
         edge, through = self.at(price)
         watts = through * tables.unit_w
@@ -78,13 +78,13 @@ class Circulations:
         return Bound(float(np.dot(run.count, best)), price * tables.unit_w)
 
     def _circulation(self, price: int) -> tuple[Int64, Int64]:
-        """Newton's method.
+        """Find the circulation by Newton's method.
 
-        For a period τ the best circulation is a minimum-cost flow, and its value falls as τ grows. Two periods enclose
-        the wanted value; the next to try is where their lines cross, so every step finds a new line of a concave
+        For a period τ the best circulation is a minimum-cost flow, and its value decreases with τ. Two periods enclose
+        the wanted value. The next to try is where their lines cross, so every step finds a new line of a concave
         function, or the two that meet at the price.
         """
-        # With a period of nothing every cycle pays, so some arc without limit carries ``price``: value enough.
+        # With period 0 every cycle gains, so some arc without limit carries ``price``, which is value enough.
         short, long = self._best(0, price), np.zeros(len(self._tail), dtype=np.int64)
         while True:
             gain_ticks = self._total(self._gain_ticks, short) - self._total(self._gain_ticks, long)
@@ -107,7 +107,7 @@ class Circulations:
 
     @staticmethod
     def _total(weight: Int64, flow: Int64) -> int:
-        """Σ weight · flow, in Python's integers: it may exceed 63 bits."""
+        """Return Σ weight · flow in Python's integers, because it may exceed 63 bits."""
         high, low = np.divmod(flow, 1 << 20)
         return (int(weight @ high) << 20) + int(weight @ low)
 
@@ -117,11 +117,12 @@ class Circulations:
         return min_cost_flow(self._tail, self._head, capacity, period_ticks * self._back - self._gain_ticks, nothing)
 
     def _blend(self, one: Int64, other: Int64, share: float) -> Int64:
-        """A convex combination, rounded to integers so that flow is conserved, and a little less rather than more.
+        """Return a convex combination, rounded to integers so that flow is conserved, of slightly less rather than more
+        value.
 
-        Flow rounded down leaves imbalances; the fractional arcs, one unit each, can settle them, since circulations
-        between integral limits are integral. Both carry less than a unit an arc: the value misses by less than the
-        number of arcs, which the caller makes up along one cycle.
+        Flow rounded down leaves imbalances. The fractional arcs, one unit each, can settle them, because circulations
+        between integral limits are integral. Both carry less than a unit on each arc: the value is too small by less
+        than the number of arcs, which the caller adds along one cycle.
         """
         exact = other + (one - other) * share
         whole = np.floor(exact).astype(np.int64)
@@ -136,8 +137,12 @@ class Circulations:
 class _Piece:
     """A part of the graph that is solved as it is.
 
-    ``rows`` and ``edges`` number its instructions and edges in the problem; ``enters`` and ``leaves`` pair a network
-    node with the class of a run's edges (all runs' classes numbered together) that flows in or out there.
+    Attributes:
+        graph, network: of this part.
+        rows, edges: its instructions and edges, numbered as in the problem.
+        enters, leaves: pairs of a network node and the class of a run's edges (the classes of all runs numbered
+            together) that flows in or out there.
+        starts, ends: whether the iteration starts or ends in this part.
     """
 
     graph: Graph
@@ -151,10 +156,20 @@ class _Piece:
 
 
 class Steady:
-    """A problem whose runs are solved by their rhythm. Flows are numbered as in the problem."""
+    """A problem whose runs are solved by their circulations. Flows are numbered as in the problem."""
 
     def __init__(self, problem: Problem, tables: Tables, runs: list[Run], keep: int) -> None:
-        """Cut the graph; ``keep`` blocks at either end of each run stay in the neighbouring pieces."""
+        """Cut the graph into runs and pieces.
+
+        Args:
+            problem: the problem.
+            tables: its options in ticks.
+            runs: its repeated parts.
+            keep: blocks at either end of each run that belong to the neighbouring pieces.
+
+        Raises:
+            NotSteady: the graph does not repeat where its blocks suggest it.
+        """
         self._tables = tables
         self._circulations = [Circulations(tables, run) for run in runs]
         stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
@@ -169,7 +184,7 @@ class Steady:
             piece[after] = number + 1
             middle = ~(before | after)
             self._node[middle] = nodes + node[middle]
-            # Edges with an end in the middle, and those that leap over it.
+            # Edges with an end in the middle, and those that cross it.
             crossing = middle[tail] | middle[head] | (before[tail] & after[head])
             known = run.classify(problem, block, node)[crossing]
             if (known < 0).any():
@@ -209,23 +224,25 @@ class Steady:
 
     @property
     def rows(self) -> int:
-        """Instructions that are solved for each price."""
+        """Number of instructions that are solved for each price."""
         return sum(len(piece.rows) for piece in self._pieces)
 
     def kinds(self) -> tuple[Index, Index]:
-        """One instruction of each kind, and the kind of each: what is repeated is alike, the rest differs."""
+        """Return one instruction of each kind, and the kind of each: repeated instructions are of one kind, all others
+        differ.
+        """
         apart = int(self._node.max()) + 1
         label = np.where(self._node >= 0, self._node, apart + np.arange(len(self._node)))
         _, one, kind = np.unique(label, return_index=True, return_inverse=True)
         return one, kind
 
     def lines(self, price: int) -> Bound:
-        """What the rhythms alone say about a price: a cheap forecast of where the full bound will lie."""
+        """Return what the circulations alone prove at a price: a cheap forecast of the full bound."""
         lines = [circulations.line(price) for circulations in self._circulations]
         return Bound(sum(line.constant_j for line in lines), lines[0].price_w)
 
     def solve(self, prices: list[int]) -> list[Dual]:
-        """The composed flows at these prices."""
+        """Return the composed flows at these prices."""
         return [self._solve(price) for price in prices]
 
     def _solve(self, price: int) -> Dual:
@@ -254,4 +271,4 @@ def _coarse(network: Network) -> Network:
 
 
 class NotSteady(Exception):
-    """The graph does not repeat where its blocks suggest it does."""
+    """The graph does not repeat where its blocks suggest it."""

@@ -1,6 +1,6 @@
-"""GPipe and the 1F1B family: plain, interleaved over chunks, with early recomputation.
+"""GPipe and the 1F1B family: plain, interleaved over chunks, and with early recomputation.
 
-Pure functions of the counts, called through `build_schedule`, which has checked them.
+Pure functions of counts that were checked before.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from perseus_solver.kinds import Ints, Kind
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, rows, run, weave
 
 RECOMPUTATION = 1
-"""Chunk number under which early-recompute 1F1B runs its recomputations."""
+"""Chunk number of the recomputations of early-recompute 1F1B."""
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al., 2019)."""
+    """Return GPipe: all forwards, then all backwards (Huang et al., 2019)."""
     rows_of_stage = np.concatenate([run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)])
     return assemble("gpipe", [rows_of_stage] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """1F1B with flush (Narayanan et al., 2019): N − s forwards on stage s, then backward and forward in turn."""
+    """Return 1F1B with flush (Narayanan et al., 2019): N − s forwards on stage s, then backward and forward in turn."""
     per_stage = []
     for stage in range(stages):
         warm = min(microbatches, stages - stage)
@@ -32,11 +32,12 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
 
 def early_recompute(stages: int, microbatches: int) -> Schedule:
-    """1F1B whose activations are recomputed just before each backward, without waiting for its gradient (Merak, 2023).
+    """Return 1F1B that recomputes activations just before each backward, without waiting for its gradient (Merak,
+    2023).
 
-    A recomputation is a forward of chunk `RECOMPUTATION`; the last stage, whose backward follows its forward at once,
-    keeps its activations. The profile's ``backward`` must then be without recomputation. A recomputation costs what
-    the stage's ``forward`` costs, unless the profile has ``forward`` rows of that chunk.
+    A recomputation is a forward of chunk `RECOMPUTATION`. The last stage stores its activations, because its backward
+    follows its forward at once. The profile's ``backward`` must not include recomputation. A recomputation takes the
+    time and energy of the stage's ``forward``, unless the profile has ``forward`` rows of that chunk.
     """
     per_stage = []
     for stage in range(stages):
@@ -61,15 +62,16 @@ def early_recompute(stages: int, microbatches: int) -> Schedule:
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """Interleaved 1F1B (Narayanan et al., 2021): chunk c of stage s is place c·N + s of the model.
+    """Return interleaved 1F1B (Narayanan et al., 2021): chunk c of stage s is position c·N + s of the model.
 
-    Microbatches go through the chunks in rounds of about N; torch's generalisation lets a round be longer than N.
+    Microbatches pass the chunks in rounds of N, or of more than N where their number requires it, as torch generalises
+    the schedule.
     """
     rounds = max(1, microbatches // stages)
     if microbatches % rounds:
         raise InvalidSchedule(
             f"interleaved-1f1b runs microbatches in {rounds} rounds, and {microbatches} is not a multiple of {rounds}; "
-            "take a multiple of the number of stages"
+            "use a multiple of the number of stages"
         )
     length = microbatches // rounds
     k = np.arange(microbatches * chunks)
@@ -86,6 +88,6 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def alternate(forward: Ints, backward: Ints, warm: int) -> Ints:
-    """``warm`` forwards, then one backward and one forward in turn, then the remaining backwards."""
+    """Return ``warm`` forwards, then one backward and one forward in turn, then the remaining backwards."""
     steady = len(forward) - warm
     return np.concatenate([forward[:warm], weave(backward[:steady], forward[warm:]), backward[steady:]])

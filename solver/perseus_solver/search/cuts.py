@@ -1,15 +1,15 @@
-"""Moves of whole parts of a timetable, each the best of its kind, by a minimum cut.
+"""Move whole parts of a timetable, each move the best of its kind, by a minimum cut.
 
-A move splits the begins and ends of all instructions into those that stay and those that happen one span later (or
-earlier). Instructions between a part that stays and one that moves gain the span, and others lose it: these take their
-best options within what they have then. What no single instruction can do by itself becomes one move: a few on which
-all paths meet become faster, so that many that run side by side become slower. With the span that a plan is late by,
-the same cut makes it end in time.
+A move divides the starts and ends of all instructions into those that stay and those that shift by one span, later or
+earlier. Instructions between a part that stays and one that shifts gain the span, others lose it; all of these take
+their best options within the time that they then have. So what no single instruction can do alone becomes one move: a
+few on which all paths meet become faster, so that many that run side by side become slower. With the span by which a
+plan is late, the same cut makes it end in time.
 
-Which split is cheapest is a minimum cut, as in the crashing of Phillips and Dessouky, but on measured options and both
-ways (expansion moves: Boykov, Veksler, Zabih, 2001). A saving counts at most what the opposite would cost, which makes
-the sum submodular; a plan never gets dearer by that. Called by ``pool`` for a single deadline. Proposes plans; whoever
-asks must simulate.
+The cheapest division is a minimum cut, as in the crashing of Phillips and Dessouky, but on measured options and in both
+directions (expansion moves: Boykov, Veksler, Zabih, 2001). A saving counts at most what the opposite would cost, which
+makes the sum submodular; a plan never becomes more expensive by that. The results are proposals: the caller must
+simulate them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,28 @@ from perseus_solver.relaxation.graph import Index
 from perseus_solver.search.rounding import Rounder
 
 _UNITS = 2.0**32
-"""Units of capacity in the largest difference of energy that one instruction can make; sums over 2^17 of them stay
-below what is forbidden, and that times 2^12 below 2^63."""
+"""Units of capacity in the largest difference of energy that one instruction can make. Sums over 2^17 of them stay
+below `_FORBIDDEN`, and that times 2^12 below 2^63.
+"""
 _FORBIDDEN = 1 << 50
 _SPANS, _MOST_ROUNDS, _TRIED = 6, 8, 3
-"""Spans tried a round, both ways; rounds; and moves of a round from which slack is given away."""
+"""Spans tried in a round, in both directions; rounds; and moves of a round whose slack is distributed."""
 _MOST_CUTS = 16
-"""For plans that end too late."""
-_ROUNDING = 1e-12  # of sums in another order
+"""Cuts for a plan that ends too late."""
+_ROUNDING = 1e-12
+"""Relative difference between the same sum in two orders of addition."""
 
 Units = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timetable:
-    """One plan: option, duration and end of each row, in ticks."""
+    """One plan: option, duration and end of each row.
+
+    Attributes:
+        choice: int[n].
+        duration_ticks, end_ticks: float[n].
+    """
 
     choice: Index
     duration_ticks: Floats
@@ -47,7 +54,7 @@ class _Timetable:
 
     @property
     def begin_ticks(self) -> Floats:
-        """Of each row."""
+        """Start of each row."""
         return self.end_ticks - self.duration_ticks
 
 
@@ -64,12 +71,20 @@ class Cuts:
         self._begins, self._ends = row, graph.n + row
 
     def reach(self, choice: Index) -> float:
-        """About how late a plan may be for ``hurried``, in ticks."""
+        """Return about how many ticks late a plan may be for `shortened`."""
         spans_ticks = self._spans_ticks(choice)
         return _MOST_CUTS * float(spans_ticks[0]) if len(spans_ticks) else 0.0
 
     def shortened(self, choice: Index, deadline_ticks: float) -> Index | None:
-        """A plan that ends too late, cut by cut as cheaply as each can be, until it ends in time."""
+        """Shorten a plan that ends too late, cut by cut, each as cheap as it can be.
+
+        Args:
+            choice: int[n], the plan.
+            deadline_ticks: when it must end.
+
+        Returns:
+            The plan in time; None if the cuts do not suffice.
+        """
         for _ in range(_MOST_CUTS):
             plan = self._timetable(choice)
             last_ticks = float(plan.end_ticks.max())
@@ -85,7 +100,12 @@ class Cuts:
         return choice if float(self._timetable(choice).end_ticks.max()) <= deadline_ticks else None
 
     def improved(self, choice: Index, deadline_ticks: float) -> Index:
-        """A plan in time, move by move, until none makes it cheaper."""
+        """Improve a plan that is in time, move by move, until no move makes it cheaper.
+
+        Args:
+            choice: int[n], the plan.
+            deadline_ticks: when it must end.
+        """
         rounder = self._rounder
         choice, least_j = self._relaxed(choice[:, None], deadline_ticks)
         at_the_latest = False
@@ -105,11 +125,11 @@ class Cuts:
             elif at_the_latest:
                 break
             else:
-                at_the_latest = True  # the same plan, every instruction as late as it may be, has other moves
+                at_the_latest = True  # the same plan has other moves if every instruction is as late as possible
         return choice
 
     def _relaxed(self, columns: Index, deadline_ticks: float) -> tuple[Index, float]:
-        """The cheapest of these plans, all slack given away, and its effective energy."""
+        """Distribute all slack of these plans, and return the cheapest of them with its effective energy."""
         rounder, limit = self._rounder, np.full(columns.shape[1], deadline_ticks)
         free = rounder.free(columns.shape[1])
         both = [columns.copy(), columns.copy()]
@@ -121,7 +141,7 @@ class Cuts:
         return plans[:, best], float(energy[best])
 
     def _timetable(self, choice: Index, deadline_ticks: float | None = None) -> _Timetable:
-        """Everything as early as it can be, or as late as a deadline allows."""
+        """Return the timetable with everything as early as possible, or as late as a deadline allows."""
         graph = self._rounder.graph
         duration_ticks = self._rounder.duration_ticks(choice[:, None])
         end_ticks = graph.finish_ticks(duration_ticks)[:-1, 0]
@@ -130,7 +150,7 @@ class Cuts:
         return _Timetable(choice, duration_ticks[:, 0], end_ticks)
 
     def _spans_ticks(self, choice: Index) -> Floats:
-        """Ticks between neighbouring options of the rows, those of most rows first."""
+        """Return the ticks between neighbouring options of the rows, those of most rows first."""
         tables = self._rounder.tables
         width = tables.time_ticks.shape[1]
         count = np.bincount(self._rounder.table_of * width + choice, minlength=tables.time_ticks.size)
@@ -144,7 +164,7 @@ class Cuts:
         return found
 
     def _within(self, window_ticks: Floats) -> Index:
-        """The slowest option of each row that takes at most so long; −1 where none does."""
+        """Return the slowest option of each row that fits a window; −1 where none does."""
         tables = self._rounder.tables
         found = np.empty(len(window_ticks), dtype=np.intp)
         for rows, option_ticks, size in zip(self._rows, tables.time_ticks, tables.size.tolist(), strict=True):
@@ -152,8 +172,9 @@ class Cuts:
         return found
 
     def _moved(self, plan: _Timetable, span_ticks: float, deadline_ticks: float) -> Index | None:
-        """The plan after the cheapest move by ``span`` (positive: later) after which it ends by the deadline; None if
-        nothing moves, or nothing can.
+        """Return the plan after the cheapest move by a span (positive: later) after which it ends by the deadline.
+
+        None if nothing moves, or no move meets the deadline.
         """
         graph, tables, of = self._rounder.graph, self._rounder.tables, self._rounder.table_of
         choice, size_ticks = plan.choice, abs(span_ticks)
@@ -164,9 +185,9 @@ class Cuts:
         price = np.rint((tables.energy_j[of, np.maximum(less, 0)] - energy) / self._unit_j).astype(np.int64)
         price[less < 0] = _FORBIDDEN
         saving = np.minimum(saving, price)
-        # With s, e = 1 where begin and end move, a row costs −saving·(1−s)·e + price·s·(1−e), and (1−s)·e is
-        # s·(1−e) + e − s: a capacity from one to the other, and what each costs by itself. Earlier, s and e change
-        # places.
+        # With s, e = 1 where start and end move, a row costs −saving·(1−s)·e + price·s·(1−e), and (1−s)·e is
+        # s·(1−e) + e − s: a capacity from one to the other, and a cost of each alone. For a move to earlier times, s
+        # and e are exchanged.
         first, last = (self._begins, self._ends) if span_ticks > 0 else (self._ends, self._begins)
         alone = np.zeros(2 * graph.n, dtype=np.int64)
         alone[last] -= saving
@@ -195,8 +216,11 @@ class Cuts:
 def _cut(
     nodes: int, arcs: list[tuple[Index, Index, Units]], alone: Units, go: Index, stay: Index
 ) -> npt.NDArray[np.bool_] | None:
-    """Which nodes move in the cheapest split: the capacities of arcs from a node that moves to one that stays, and what
-    moving costs each by itself. Some must move or stay; None if they cannot."""
+    """Return which nodes move in the cheapest division; None if it is impossible or one side would be empty.
+
+    The cost is the capacity of arcs from a node that moves to one that stays, plus what moving costs each node alone.
+    Nodes in ``go`` must move, nodes in ``stay`` must stay.
+    """
     costs, earns = np.flatnonzero(alone > 0), np.flatnonzero(alone < 0)
     if not len(earns) + len(go) or not len(costs) + len(stay):
         return None  # one side of the cut would be empty

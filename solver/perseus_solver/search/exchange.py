@@ -1,9 +1,9 @@
-"""Exchanges along the longest path of a plan: a knapsack, by dynamic programming over the time that is left.
+"""Exchange options along the longest path of a plan: a knapsack, by dynamic programming over the time that is left.
 
-Near T* one chain of instructions alone decides; then the best plan has the right numbers of each option on it, and no
-small change leads from one such mixture to another. At the chain's own price of time nearly all instructions take one
-best option; what remains of the deadline is filled with the few others that fit together best. Called by ``pool`` for
-a single deadline. Proposes plans; whoever asks must simulate, as other paths may object.
+Near T* one chain of instructions alone determines the time. The best plan then has the right number of each option on
+that chain, and no small change leads from one such mixture to another. At the chain's own price of time nearly all
+instructions take one best option; the rest of the deadline is filled with the few others that fit best together. The
+results are proposals: the caller must simulate them, because other paths may be longer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from perseus_solver.search.rounding import Rounder
 _CELLS = 1 << 13
 """Steps in which time is counted here."""
 _TOLERANCE = 1e-6
-"""Of such a step: what may be lost to the last bits of sums. Whoever asks simulates."""
+"""Of such a step: what rounding of sums may lose."""
 _BEHIND, _AHEAD = 2, 3
-"""What is exchanged moves at most so many of the commonest step below, or above, what the chain has to give away."""
+"""An exchange moves at most so many of the commonest step below, or above, what the chain can give away."""
 _MOST = 4
 """Instructions of one table that leave their best option, besides those that take the commonest step."""
 _TRACED, _PROPOSALS = 64, 8
-"""Mixtures that seem the best, and those of them that are and fit."""
+"""Mixtures that seem the best, and those of them that are proposed if they fit."""
 _ORDERS = 12
-"""Orders in which the best mixture is proposed at random, besides: the last bit of a sum depends on it."""
+"""Random orders in which the best mixture is proposed in addition, because the last bit of a sum depends on the order.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,13 +41,18 @@ class _Mixture:
     base: Index
     table: int
     step: int
-    gain_ticks: float  # ticks of that step
+    gain_ticks: float  # of that step
     common: int
-    left_ticks: float  # ticks that remain
+    left_ticks: float  # of the deadline
 
 
 def longest_path(graph: Graph, duration_ticks: Floats) -> tuple[Index, float]:
-    """Rows of a longest path of one plan, in order, and the ticks of delay on it."""
+    """Return the rows of a longest path of one plan, in order, and the ticks of delay on it.
+
+    Args:
+        graph: the levels.
+        duration_ticks: float[n].
+    """
     finish_ticks = graph.finish_ticks(duration_ticks[:, None])[:, 0]
     begins = np.array([level.begin for level in graph.levels])
     row, path, delay_ticks = int(finish_ticks[:-1].argmax()), [], 0.0
@@ -66,12 +72,20 @@ def longest_path(graph: Graph, duration_ticks: Floats) -> tuple[Index, float]:
 def exchanged(
     rounder: Rounder, choice: Index, deadline_ticks: float, *, most_j: float | None = None, within: float = math.inf
 ) -> Index:
-    """Plans like this one (a column) with other mixtures of options on its longest path, columns, the best first.
+    """Return plans like this one with other mixtures of options on its longest path, the best first.
 
-    ``deadline`` in ticks, not rounded. ``most_j``: what a proposal may take, left out: what this plan takes. If that is
-    more than ``within`` of the commonest steps above the relaxed optimum of the chain, which mixtures miss by less than
-    one, nothing is proposed: a plan that is any good lies so high only because other paths hold it too. O(cells ·
-    options) work.
+    A mixture misses the relaxed optimum of the chain by less than one commonest step. Where the plan to beat is much
+    further away, other paths hold it too, and nothing is proposed. O(cells · options) work.
+
+    Args:
+        rounder: of the problem.
+        choice: int[n], the plan to beat.
+        deadline_ticks: when plans must end, not rounded.
+        most_j: effective energy that a proposal may take; None: what this plan takes.
+        within: propose nothing if ``most_j`` is more than so many commonest steps above the chain's relaxed optimum.
+
+    Returns:
+        int[n, proposals].
     """
     tables = rounder.tables
     path, delay_ticks = longest_path(rounder.graph, rounder.duration_ticks(choice[:, None])[:, 0])
@@ -101,8 +115,8 @@ def exchanged(
             own = moved.get(k, [])
             options[count[k] - len(own) :] = own
             rows = path[table_of == k]
-            # Whoever was slow stays slow: other paths notice least. Or slow ones come last: the last bit of a sum
-            # depends on its order.
+            # One proposal leaves slow instructions slow, which changes other paths least. The other puts slow ones
+            # last, because the last bit of a sum depends on its order.
             one[rows[np.argsort(choice[rows], kind="stable")]] = other[rows] = np.sort(options)
             for plan in shuffled:
                 plan[rows] = random.permutation(options)
@@ -111,11 +125,11 @@ def exchanged(
 
 
 def _mixture(tables: Tables, time_ticks: Floats, count: Index, budget_ticks: float) -> _Mixture | None:
-    """The relaxed optimum of the chain, rounded down; none where the chain has nothing to decide."""
+    """Return the relaxed optimum of the chain, rounded down; None where the chain has no choice."""
     used = np.flatnonzero(count)
     prices = np.unique(tables.hull_price[used])[::-1]
     corner = np.stack([(tables.hull_price[used] >= price).sum(axis=1) for price in prices])
-    # The corner that is best just above a price; below it, the next.
+    # ``above`` is the corner that is best just above a price, ``corner`` the one just below it.
     above = np.stack([(tables.hull_price[used] > price).sum(axis=1) for price in prices])
     last = tables.hull_size[used] - 1
     above, corner = np.minimum(above, last), np.minimum(corner, last)
@@ -140,21 +154,22 @@ def _mixture(tables: Tables, time_ticks: Floats, count: Index, budget_ticks: flo
 def _fill(
     tables: Tables, time_ticks: Floats, count: Index, mixture: _Mixture, excess_j: float
 ) -> list[dict[int, list[int]]]:
-    """For each proposal, the options that few instructions take instead of the base, by table; ``excess_j`` is what the
-    plan to beat takes more than the relaxed optimum.
+    """Return, for each proposal, the options that a few instructions take instead of the base, by table.
+
+    ``excess_j`` is what the plan to beat takes more than the relaxed optimum.
     """
     span_ticks = min(mixture.left_ticks, _AHEAD * mixture.gain_ticks) + _BEHIND * mixture.gain_ticks
     if span_ticks <= 0:
         return []
-    # Whole cells in the commonest step: many of it may fill a deadline to the last bit. Others are rounded, and so a
-    # mixture may take a few cells more, or less, than it seems to.
+    # The commonest step is a whole number of cells, because many of it may fill a deadline exactly. Other steps are
+    # rounded, so a mixture may take a few cells more or less than it seems to.
     step = max(int(_CELLS * mixture.gain_ticks / span_ticks), 1)
     cell_ticks, zero = mixture.gain_ticks / step, _BEHIND * step
     full = int(span_ticks / cell_ticks + _TOLERANCE)
     if full < zero:
         return []
     cells = full + _MOST
-    cost = np.full(cells + 1, np.inf)  # of what is exchanged, by the time it takes, from the first cell on
+    cost = np.full(cells + 1, np.inf)  # of the instructions exchanged, by the time that they take together
     cost[zero] = 0.0
     trail: list[tuple[int, Index, list[tuple[list[int], Index, Index]]]] = []
     for k in np.flatnonzero(count).tolist():
@@ -198,6 +213,7 @@ def _fill(
 
 
 def _traced(trail: list[tuple[int, Index, list[tuple[list[int], Index, Index]]]], at: int) -> dict[int, list[int]]:
+    """Follow the dynamic programme back from a cell to the options taken, by table."""
     moved: dict[int, list[int]] = {}
     for k, taken, layers in reversed(trail):
         own = []

@@ -1,8 +1,8 @@
-"""Plans found so far, their bounds, and the ways to find better ones. Called by ``frontier`` alone.
+"""All plans found so far, with their exact figures and bounds, and the ways to find better ones.
 
-For each deadline the relaxation's schedules are rounded (``rounding``); where that leaves a gap, more prices are solved
-and more mixtures tried, plans are spliced with their neighbours, and small graphs are searched (``recreate``). Whatever
-is found is simulated exactly before it counts.
+For each deadline relaxed timetables are rounded (``rounding``). Where that leaves a gap, more prices are solved, more
+mixtures are tried, plans are spliced with their neighbours, and small graphs are searched (``recreate``). Every plan is
+simulated exactly before it counts.
 """
 
 from __future__ import annotations
@@ -28,37 +28,55 @@ from perseus_solver.switching import clock_changes
 Columns = npt.NDArray[np.int16]
 
 _GOOD_GAP = 1e-3
-"""Plans within this of their bound are left as they are; for the others more ways of rounding are tried."""
+"""Plans within this gap are not improved further."""
 _CELLS, _LARGE = 4_000_000, 2_000_000
-"""Instructions × plans rounded at once, a few hundred megabytes of work arrays; beyond so many in all, in two passes:
-relaxed schedules as they are, and mixtures of the best plans that come of it."""
+"""Instructions × plans rounded at once, a few hundred megabytes of work arrays. If there are more than `_LARGE` in all,
+there are two passes: relaxed timetables alone, then mixtures of the best plans that result.
+"""
 _NEAR = [(0, 0), (1, 1)]
 _WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
-"""Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
+"""Spans tried for every deadline (`_NEAR`), and where the result is poor; see `round_plans`."""
 _FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
 _SPLICES = [(True, _BOTH, [(0, 0)]), (False, _FORTH, [(0, 0), (1, 1)]), (False, _BOTH, [(0, 0), (2, 2)])]
-"""The passes that mix plans with plans, whether only those at corners, their ways and spans: what one finds, the next
-may use."""
+"""The passes that mix plans with plans: whether only those on the convex hull, their directions and spans. Each pass
+may use what the one before found.
+"""
 _SMALL, _MIDDLE = 400, 2_000
-"""Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
+"""Instructions of the largest graphs that are searched: for all deadlines, and for a single one."""
 _AGAIN, _STEPS = 2, 8.0
-"""How often plans of a single deadline are exchanged along their longest paths, and how near they must lie."""
+"""How often plans of a single deadline are exchanged along their longest paths, and how near to its optimum they must
+be.
+"""
 _MOVED, _MOVED_ROWS = 4, 3_072
 """Plans for a single deadline of which parts are moved, and their instructions: the second best may lead further than
-the best."""
+the best.
+"""
 _WORST = 24
-"""Deadlines of a frontier for which parts of the timetable are moved, at most."""
+"""Largest number of deadlines of a frontier for which parts of the timetable are moved."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 12, 16, 30))
 _SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 1, 32, 12),)
-"""Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
-whole frontier, and for a single deadline on a small graph or a larger one."""
+"""Passes of the search: for gaps above this, from so many plans, with so many trials in a round, and so many rounds.
+`_SEARCH` is for the whole frontier, the others are for a single deadline on a small graph or a larger one.
+"""
 
 
 class Pool:
-    """Rounded plans, a column each, with what the simulator says about them."""
+    """Rounded plans, a column each, with their exact figures.
+
+    Attributes:
+        samples: the samples of the relaxed frontier.
+        proofs: the samples and the mixtures between them.
+        curve: the relaxed timetables that are rounded.
+    """
 
     def __init__(self, engine: Engine, samples: list[Sample], *, exact: bool = False) -> None:
-        """Prepare; ``exact``: a plan that ends before its deadline has not done well because its own bound is near."""
+        """Prepare the pool.
+
+        Args:
+            engine: the problem.
+            samples: samples of its relaxed frontier.
+            exact: plan for a single deadline: measure gaps at the deadline instead of at each plan's own time.
+        """
         self._engine, self._exact = engine, exact
         self._rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         self._simulator = Simulator(engine.problem)
@@ -67,9 +85,10 @@ class Pool:
         self._use_samples(samples)
 
     def _use_samples(self, samples: list[Sample]) -> None:
+        """Replace the samples, and the timetables and proofs that follow from them."""
         self.samples = samples
         self.proofs = sorted([*samples, *self._engine.mixed(samples)], key=lambda s: -s.price)
-        # Only optimal flows determine a schedule; the rhythm's are rounded, so those in between serve as well.
+        # Only optimal flows determine a timetable. Those of circulations are rounded, so mixtures serve as well.
         flows = self.proofs if self._engine.steady else samples
         duration_ticks, makespan_ticks = self._engine.timetables(flows)
         finish_ticks = self._engine.graph.finish_ticks(duration_ticks)[:-1]
@@ -80,14 +99,19 @@ class Pool:
         )
 
     def bound_j(self, time_s: Floats) -> Floats:
-        """The best proven bound on iteration energy."""
+        """Return the best proven bound on the iteration energy at each iteration time in seconds."""
         return iteration_bound(self._engine.problem, [s.bound for s in self.proofs], time_s)
 
     def add(self, deadline_ticks: Floats, report: Callable[[float], None]) -> None:
-        """Round for these deadlines (ticks), a few at a time; where the result is poor, look closer."""
+        """Round for these deadlines, a few at a time; where the result is poor, solve more prices and mix more plans.
+
+        Args:
+            deadline_ticks: float[deadlines].
+            report: called with the share of the work that is done.
+        """
         n = self._engine.graph.n
         if n * len(deadline_ticks) > _LARGE:
-            # Where relaxed schedules end by themselves, they are rounded best.
+            # Relaxed timetables are rounded best at their own ends.
             self._round(self.curve, np.unique(np.floor(self.curve.makespan_ticks)), _NEAR[:1], ways=_BACK)
             report(1 / 3)
             self._round(
@@ -110,19 +134,22 @@ class Pool:
                 self._round(self._plans(corners=corners), poor, spans, ways=ways)
 
     def search(self, deadline_ticks: Floats) -> None:
-        """On small graphs: search from the cheapest plans for these deadlines, or for the poor ones of them."""
+        """On small graphs, search from the cheapest plans for these deadlines, or for those whose gap is large."""
         n = self._engine.graph.n
         if n > (_MIDDLE if self._exact else _SMALL):
             return
         one = _SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE
         for worst, starts, tries, rounds in one if self._exact else _SEARCH:
-            # The last two of a single deadline are itself and itself in ticks, rounded up.
+            # Of a single deadline, the last two are the deadline itself and the one with room for rounding up.
             poor = deadline_ticks[-2:] if self._exact else deadline_ticks[self._gap(deadline_ticks) > worst]
             self._recreate(poor, starts, tries, rounds)
 
     def exchange(self, deadline_s: float) -> None:
-        """Other mixtures along the longest path of the cheapest plan that ends by a deadline, and of the cheapest of
-        all: where one chain decides, nothing off it needs to be any faster."""
+        """Try other mixtures along the longest path of the cheapest plan that ends by a deadline, and of the cheapest
+        of all.
+
+        Where one chain determines the time, nothing off it needs to be faster.
+        """
         deadline_ticks = self._in_ticks(deadline_s)
         cheapest = self._cheapest(self._time_s <= deadline_s, 1)
         for start in self._select(np.append(cheapest, self._effective_j.argmin())).T:
@@ -133,10 +160,10 @@ class Pool:
                 if not found.shape[1]:
                     break
                 self._store(found)
-                plan = found[:, 0]  # if another path is the longest now, that one is next
+                plan = found[:, 0]  # if another path is now the longest, it is next
 
     def move(self, deadline_ticks: Floats) -> None:
-        """Whole parts of the timetable, by minimum cuts: where the cheapest plans for these deadlines are poorest."""
+        """Move whole parts of the timetable, by minimum cuts, where the gaps of the cheapest plans are largest."""
         if self._engine.graph.n > _MIDDLE:
             return
         gap = self._gap(deadline_ticks)
@@ -146,8 +173,11 @@ class Pool:
             self._improve(cuts, self._cheapest(self._makespan_ticks <= end_ticks, 1), end_ticks)
 
     def move_exactly(self, deadline_s: float) -> None:
-        """The same for one deadline: from the cheapest plans in time, and from those that come little too late and are
-        the cheapest for their time."""
+        """Move whole parts of the timetable for one deadline.
+
+        It starts from the cheapest plans in time, and from those that are slightly late and the cheapest for their
+        time.
+        """
         engine = self._engine
         if engine.graph.n > _MIDDLE:
             return
@@ -156,9 +186,8 @@ class Pool:
         cheapest = self._cheapest(self._time_s <= deadline_s, starts)
         reach_s = cuts.reach(self._select(cheapest[:1])[:, 0]) * engine.tables.tick_s
         for makespan_ticks, which in zip(self._makespan_ticks[cheapest].tolist(), cheapest[:, None], strict=True):
-            self._improve(
-                cuts, which, max(deadline_ticks, makespan_ticks)
-            )  # rounded up to ticks it may seem to come late
+            # Rounded up to ticks, a plan that is in time may seem late.
+            self._improve(cuts, which, max(deadline_ticks, makespan_ticks))
         late_s = self._time_s - deadline_s
         near = np.flatnonzero((late_s > 0) & (late_s <= reach_s))
         _, first = np.unique(self._effective_j[near] + self._price_w(deadline_ticks) * late_s[near], return_index=True)
@@ -166,17 +195,17 @@ class Pool:
             self._improve(cuts, which, deadline_ticks)
 
     def _in_ticks(self, deadline_s: float) -> float:
-        """What is left for the graph until a deadline, not rounded."""
+        """Return the ticks that a deadline leaves for the graph, not rounded."""
         return (deadline_s - self._engine.problem.overhead_s) / self._engine.tables.tick_s
 
     def _improve(self, cuts: Cuts, which: Index, deadline_ticks: float) -> None:
-        """Try moves on one of the plans, in ticks."""
+        """Try moves on one of the plans."""
         plan = cuts.shortened(self._select(which)[:, 0], deadline_ticks)
         if plan is not None:
             self._store(cuts.improved(plan, deadline_ticks)[:, None])
 
     def _price_w(self, deadline_ticks: float) -> float:
-        """What a second less costs around a deadline (ticks), as the bounds have it."""
+        """Return what a second less costs around a deadline, in watts, according to the bounds."""
         problem, tick_s = self._engine.problem, self._engine.tables.tick_s
         left, right, _ = self.curve.around(np.array([deadline_ticks]))
         ends_s = self.curve.makespan_ticks[[left[0], right[0]]] * tick_s + problem.overhead_s
@@ -184,7 +213,7 @@ class Pool:
         return max(0.0, float(effective_j[0] - effective_j[1]) / max(float(ends_s[1] - ends_s[0]), tick_s))
 
     def add_single_clocks(self, deadline_ticks: float) -> None:
-        """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""
+        """Add every plan with one clock for all, its slack distributed, so that no such plan beats the result."""
         engine = self._engine
         clocks = np.unique(np.concatenate([o.frequency_mhz for o in engine.problem.options]))
         if len(clocks) * engine.graph.n > _LARGE:
@@ -208,15 +237,16 @@ class Pool:
         ways: tuple[bool, ...] = _BOTH,
         report: Callable[[float], None] = lambda _share: None,
     ) -> None:
-        """Mix schedules of the curve, for a few deadlines at a time."""
+        """Mix timetables of the curve, for a few deadlines at a time."""
         size = max(_CELLS // self._engine.graph.n, 1)
         for begin in range(0, len(deadline_ticks), size):
             self._store(round_plans(self._rounder, curve, deadline_ticks[begin : begin + size], spans, ways=ways))
             report(min(begin + size, len(deadline_ticks)) / len(deadline_ticks))
 
     def _plans(self, *, corners: bool = False) -> Curve:
-        """The plans that no other dominates, or only the corners of their lower convex hull, to be mixed like relaxed
-        schedules."""
+        """Return the plans that no other dominates, or only those on the lower convex hull, to be mixed like relaxed
+        timetables.
+        """
         order = np.lexsort((self._effective_j, self._makespan_ticks))
         least = np.minimum.accumulate(self._effective_j[order])
         kept = order[np.append(True, least[1:] < least[:-1])]
@@ -225,6 +255,7 @@ class Pool:
         return self._rounder.curve(self._select(kept), self.curve)
 
     def _recreate(self, deadline_ticks: Floats, starts: int, tries: int, rounds: int) -> None:
+        """Search from the cheapest plans for these deadlines."""
         if not len(deadline_ticks):
             return
         ends: list[float] = deadline_ticks.tolist()
@@ -240,17 +271,19 @@ class Pool:
             self._store(search.run(columns[:, part], target_ticks[part], through[:, part], tries, rounds))
 
     def _cheapest(self, fitting: npt.NDArray[np.bool_], count: int) -> Index:
-        """Different plans of those that fit, the cheapest first; fewer if there are not as many."""
+        """Return distinct plans of those that fit, the cheapest first; fewer if there are not as many."""
         fits = np.flatnonzero(fitting)
         _, first = np.unique(self._effective_j[fits], return_index=True)
         return fits[first[:count]]
 
     def _select(self, which: Index) -> Index:
+        """Return the choices of these plans, int[n, plans]."""
         if len(self._columns) > 1:
             self._columns = [np.concatenate(self._columns, axis=1)]
         return self._columns[0][:, which].astype(np.intp)
 
     def _store(self, columns: Index) -> None:
+        """Simulate plans and add them to the pool."""
         rounder = self._rounder
         time_s, energy_j = self._simulator.totals(self._choice(columns))
         self._columns.append(columns.astype(np.int16))
@@ -259,13 +292,13 @@ class Pool:
         self._time_s, self._energy_j = np.append(self._time_s, time_s), np.append(self._energy_j, energy_j)
 
     def _choice(self, columns: npt.NDArray[np.signedinteger]) -> Choice:
-        """Positions in the problem's options, plans [plans, n]."""
+        """Return positions in the problem's options, int[plans, n]."""
         engine = self._engine
         row: Choice = engine.tables.row[engine.table_of[:, None], columns][engine.graph.rank].T.astype(np.int32)
         return row
 
     def _gap(self, deadline_ticks: Floats) -> Floats:
-        """How far the best plan for each deadline is from the bound at its own time, or at the deadline (``exact``)."""
+        """Return the gap of the best plan for each deadline, at its own time, or at the deadline (``exact``)."""
         problem = self._engine.problem
         ends: list[float] = deadline_ticks.tolist()
         best = np.array([self._cheapest(self._makespan_ticks <= end_ticks, 1)[0] for end_ticks in ends], dtype=np.intp)
@@ -278,7 +311,7 @@ class Pool:
         return gap
 
     def frontier(self, points: int | None = None) -> Frontier:
-        """The plans that no other dominates; at most ``points`` of them."""
+        """Return the plans that no other dominates, at most ``points`` of them."""
         problem = self._engine.problem
         time_s, energy_j = self._time_s, self._energy_j
         effective = energy_j - problem.blocking_power_w * problem.stages * time_s
@@ -307,8 +340,10 @@ class Pool:
 
 
 def _spread(time_s: Floats, effective_j: Floats, gap: Floats, points: int) -> Index:
-    """Which ``points`` plans to keep: the frontier in as many equal parts, time and energy counting alike, and of each
-    part the best proven plan; both ends, and the best of the rest where parts are empty.
+    """Return which ``points`` plans to keep.
+
+    The frontier is divided into as many equal parts, with time and energy weighted alike, and of each part the plan of
+    smallest gap is kept; besides, both ends, and the best of the rest where parts are empty.
     """
     along = (time_s - time_s[0]) / (time_s[-1] - time_s[0])
     along += (effective_j[0] - effective_j) / (effective_j[0] - effective_j[-1])

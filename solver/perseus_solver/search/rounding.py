@@ -1,12 +1,10 @@
-"""From relaxed schedules to measured options: never later than the deadline, as cheap as we can make it.
+"""Turn relaxed timetables into plans of measured options: never later than the deadline, and as cheap as possible.
 
-Works on many plans at once, a column each, in ticks. Called by ``frontier``; proves nothing.
-
-Two facts guide it. Schedules that satisfy precedence form a lattice: the earlier (or the later) of two timetables,
-one of them shifted, is again a timetable; so between two optimal schedules there is one that follows the slow one up
-to some moment and the fast one from there on, instead of being a little slow everywhere, which measured options
-cannot express. And the flow through an instruction says what time is worth there, so a slower option that saves less
-than that leaves its time to others.
+Many plans are handled at once, a column each, in ticks. Two facts guide the rounding. First, timetables that satisfy
+the precedence form a lattice: the earlier (or the later) of two timetables, one of them shifted, is again a timetable.
+So between two optimal timetables there is one that follows the slow one until some moment and the fast one from there
+on, instead of being slightly slow everywhere, which measured options cannot express. Second, the flow through an
+instruction says what time is worth there, so a slower option that saves less than that leaves its time to others.
 """
 
 from __future__ import annotations
@@ -20,18 +18,23 @@ from perseus_solver.relaxation.graph import Graph, Index, latest_of
 from perseus_solver.relaxation.tables import Tables
 
 SHARES, QUICK_SHARES = (1.0, 0.7, 0.4, 0.2, 0.0), (1.0, 0.4, 0.0)
-"""Slack is offered at these shares of its worth, one sweep each: first to those who save most by it."""
+"""Slack is offered at these shares of its worth, one sweep each: first to those instructions that save most with it."""
 TIE_SHARE = 0.99
-"""When following a timetable an instruction whose flow lies on the verge between two corners takes the slower one;
-just below, it would hand its time on. Slightly less than the full worth decides for the slower."""
+"""When following a timetable, an instruction whose flow is between two corners takes the slower one; with slightly less
+flow, it would leave its time to others. Slightly less than the full worth decides for the slower option.
+"""
 _CELLS = 1024
 """Cells of the grid over each table's durations; a table has tens of options."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Optimal relaxed schedules, fast to slow: columns of start and finish ticks, and of flows through each kind of row
-    (see `Rounder`); makespans increase.
+    """Relaxed timetables, fast to slow, a column each.
+
+    Attributes:
+        start_ticks, finish_ticks: float[n, columns].
+        through: float[kinds, columns], flows through each kind of row (see `Rounder`).
+        makespan_ticks: float[columns], increasing.
     """
 
     start_ticks: Floats
@@ -40,7 +43,9 @@ class Curve:
     makespan_ticks: Floats
 
     def around(self, deadline_ticks: Floats) -> tuple[Index, Index, Floats]:
-        """The neighbours of each deadline on the curve, and how far it lies from the first to the second."""
+        """Return the neighbours of each deadline on the curve, and how far it is from the first to the second, as a
+        share.
+        """
         last = len(self.makespan_ticks) - 1
         left = np.clip(np.searchsorted(self.makespan_ticks, deadline_ticks, side="right") - 1, 0, max(last - 1, 0))
         right = np.minimum(left + 1, last)
@@ -48,16 +53,16 @@ class Curve:
         return left, right, np.clip((deadline_ticks - self.makespan_ticks[left]) / gap, 0.0, 1.0)
 
     def through_at(self, deadline_ticks: Floats) -> Floats:
-        """The flow for a deadline: what time is worth at each kind of instruction."""
+        """Return the flow for each deadline: what time is worth at each kind of instruction."""
         left, right, share = self.around(deadline_ticks)
         return self.through[:, left] * (1.0 - share) + self.through[:, right] * share
 
 
 class Rounder:
-    """The tables and the graph of one problem, laid out for sweeps. Choices count from the fastest.
+    """The tables and the graph of one problem, laid out for sweeps. Choices count from the fastest option.
 
-    Rows of one kind share their table and, in whatever flow, what time is worth to them: the blocks of a steady state
-    have as many kinds as one of them has instructions. Left out, each row is a kind of its own.
+    Rows of one kind have the same table and, in whatever flow, the same worth of time: the blocks of a steady state
+    have as many kinds as one of them has instructions. Without ``kind``, each row is a kind of its own.
     """
 
     def __init__(self, tables: Tables, graph: Graph, table_of: Index, kind: Index | None = None) -> None:
@@ -65,7 +70,7 @@ class Rounder:
         self.kind = np.arange(graph.n) if kind is None else kind
         self._all_differ = kind is None
         self._table_of_kind = table_of[np.unique(self.kind, return_index=True)[1]]
-        # One column more than the widest table: behind its slowest option every table has one that takes for ever.
+        # One column more than the widest table: behind its slowest option every table has one of infinite time.
         self._width = tables.time_ticks.shape[1] + 1
         self._first = (table_of * self._width)[:, None]
         self._option_ticks = np.pad(tables.time_ticks, ((0, 0), (0, 1)), constant_values=np.inf).ravel()
@@ -81,19 +86,19 @@ class Rounder:
         self._prefix_first = (self._table_of_kind * (prefixes.shape[1] * self._prefix_width))[:, None]
 
     def duration_ticks(self, choice: Index) -> Floats:
-        """Durations of a choice."""
+        """Return the durations of a choice, float[n, columns]."""
         duration_ticks: Floats = self._option_ticks[self._first + choice]
         return duration_ticks
 
     def energy_j(self, choice: Index) -> Floats:
-        """Effective energy of each column."""
+        """Return the effective energy of each column, float[columns]."""
         total: Floats = self._energy[self._first + choice].sum(axis=0)
         return total
 
     def curve(self, choice: Index, relaxed: Curve) -> Curve:
-        """Plans (columns, by rising makespan) as timetables, each with the relaxation's flow for its makespan.
+        """Return plans (columns, by increasing makespan) as timetables, each with the relaxed flow for its makespan.
 
-        Their durations are measured options already, so what is mixed from two of them has hardly any in between.
+        Their durations are measured options already, so a mixture of two of them has few durations in between.
         """
         duration_ticks = self.duration_ticks(choice)
         finish_ticks = self.graph.finish_ticks(duration_ticks)[:-1]
@@ -101,12 +106,12 @@ class Rounder:
         return Curve(finish_ticks - duration_ticks, finish_ticks, relaxed.through_at(makespan_ticks), makespan_ticks)
 
     def makespan_ticks(self, choice: Index) -> Floats:
-        """Ticks from start to end of each column."""
+        """Return the ticks from start to end of each column."""
         makespan_ticks: Floats = self.graph.finish_ticks(self.duration_ticks(choice)).max(axis=0)
         return makespan_ticks
 
     def worth(self, price: Floats) -> Index:
-        """What `_pick` needs to know about a price of time (units) at each kind of instruction."""
+        """Encode a price of time (units) at each kind of instruction for `follow` and `reclaim`."""
         tables = self.tables
         corner = np.empty(price.shape, dtype=np.intp)
         for k in range(len(tables.size)):
@@ -117,11 +122,11 @@ class Rounder:
         return found
 
     def free(self, columns: int) -> Index:
-        """The same where time is worth nothing."""
+        """Return the same where time is worth nothing."""
         return self.worth(np.zeros((len(self._table_of_kind), columns)))
 
     def _best_option(self, rows: slice, limit_ticks: Floats, worth: Index) -> Index:
-        """The best option that takes at most ``limit``, unused time being worth its price; the fastest if none does."""
+        """Return the best option within a limit, unused time having its worth; the fastest option if none is."""
         place = limit_ticks - self._fastest_ticks[rows]
         place *= self._scale[rows]
         np.clip(place, 0.0, _CELLS, out=place)
@@ -137,7 +142,7 @@ class Rounder:
         return best
 
     def follow(self, finish_ticks: Floats, worth: Index) -> Index:
-        """Options that keep up with a timetable, from the start: what one leaves of its time, others may use."""
+        """Return options that keep up with a timetable, from the start; what one leaves of its time, others may use."""
         graph = self.graph
         choice = np.empty((graph.n, finish_ticks.shape[1]), dtype=np.intp)
         end_ticks = np.zeros((graph.n + 1, finish_ticks.shape[1]))
@@ -149,7 +154,9 @@ class Rounder:
         return choice
 
     def follow_back(self, reach_ticks: Floats, worth: Index) -> Index:
-        """The same from the end: ``reach`` is the time from each planned start to the end of the iteration."""
+        """Return the same from the end; ``reach_ticks`` is the time from each planned start to the end of the
+        iteration.
+        """
         graph = self.graph
         choice = np.empty((graph.n, reach_ticks.shape[1]), dtype=np.intp)
         far_ticks = np.zeros((graph.n + 1, reach_ticks.shape[1]))
@@ -161,7 +168,14 @@ class Rounder:
         return choice
 
     def reclaim(self, choice: Index, deadline_ticks: Floats, worth: Index, *, backward: bool = False) -> None:
-        """Give slack away, first come first served along the levels (or against them); slows options in place."""
+        """Distribute slack in the order of the levels (or in reverse); makes options slower in place.
+
+        Args:
+            choice: int[n, columns], changed in place.
+            deadline_ticks: float[columns].
+            worth: from `worth`, what time is worth.
+            backward: sweep from the end.
+        """
         graph = self.graph
         duration_ticks = self.duration_ticks(choice)
         swept_ticks = np.zeros((graph.n + 1, choice.shape[1]))
@@ -180,12 +194,12 @@ class Rounder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grid:
-    """Where to look for the slowest option within a limit: a bisection without branches, as most cells hold none.
+    """Finds the slowest option within a limit: a bisection without branches, because most cells are empty.
 
     Attributes:
-        scale: cells in a tick, by table.
-        before: flat [table, cell], the last option (in the padded tables) of an earlier cell, which is within any limit
-            of this cell; one before the table's first where there is none.
+        scale: float[tables], cells in a tick.
+        before: int[tables × cells], the last option (in the padded tables) of an earlier cell, which is within any
+            limit of this cell; one before the table's first where there is none.
         depth: the most options in a cell.
     """
 
@@ -209,14 +223,14 @@ class _Grid:
 
 
 def _best_in_prefix(tables: Tables) -> Index:
-    """[table, corner, k]: the best of options 0 … k when time has a price at which that corner of the hull is best."""
+    """Return int[table, corner, k]: the best of options 0 … k at a price for which that corner of the hull is best."""
     shape = (len(tables.size), tables.hull_price.shape[1], tables.time_ticks.shape[1])
     best = np.zeros(shape, dtype=np.intp)
     for k, (options, corners) in enumerate(zip(tables.size.tolist(), tables.hull_size.tolist(), strict=True)):
         price = tables.hull_price[k, :corners] * tables.unit_w
         seconds = tables.time_ticks[k, :options] * tables.tick_s
         for corner in range(corners):
-            # Any price between the neighbours' will do; the middle is least sensitive to rounding.
+            # Any price between the neighbouring ones serves; the middle is least sensitive to rounding.
             above = price[corner - 1] if corner else 2.0 * price[0]
             value = tables.energy_j[k, :options] + (above + price[corner]) / 2.0 * seconds
             position = np.arange(options)
@@ -233,12 +247,23 @@ def round_plans(
     *,
     ways: tuple[bool, ...] = (False, True),
 ) -> Index:
-    """The best plans found for each deadline: mixtures of two schedules of the curve, rounded, slack given away.
+    """Return the best plans found for each deadline: mixtures of two timetables of the curve, rounded, slack
+    distributed.
 
-    A span counts how many samples further than the nearest the two schedules lie, before and after the deadline: far
-    ones have fewer durations between two options. All mixtures are swept side by side, ``2 · len(spans)`` columns a
-    deadline. Of the ``ways``, False mixes early and sweeps from the start, True mixes late and sweeps from the end;
-    both are crossed as well, and a single one, a sixth of the work, offers slack in fewer steps.
+    All mixtures are swept side by side, ``2 · len(spans)`` columns for each deadline. With both ways, mixtures of each
+    are also swept in the direction of the other. A single way takes a sixth of the work, and offers slack in fewer
+    steps.
+
+    Args:
+        rounder: of the problem.
+        curve: timetables to mix.
+        deadline_ticks: float[deadlines].
+        spans: for each mixture, how many samples further than the nearest the two timetables are, before and after the
+            deadline; distant ones have fewer durations between two options.
+        ways: False mixes early and sweeps from the start, True mixes late and sweeps from the end.
+
+    Returns:
+        int[n, deadlines].
     """
     shares = SHARES if len(ways) > 1 else QUICK_SHARES
     last = len(curve.makespan_ticks) - 1
@@ -272,7 +297,7 @@ def round_plans(
 
 
 def improve(rounder: Rounder, choices: Index, deadline_ticks: Floats) -> Index:
-    """Given plans made no dearer: what they leave unused, up to their own end or a later deadline, is given away."""
+    """Return the plans with their slack distributed, up to their own end or a later deadline, at no more energy."""
     choice = choices.copy()
     limit_ticks = np.maximum(deadline_ticks, rounder.makespan_ticks(choice))
     rounder.reclaim(choice, limit_ticks, rounder.free(choice.shape[1]))
@@ -280,7 +305,9 @@ def improve(rounder: Rounder, choices: Index, deadline_ticks: Floats) -> Index:
 
 
 def _mix(curve: Curve, fast: Index, slow: Index, deadline_ticks: Floats, *, late: bool) -> tuple[Floats, Floats]:
-    """Timetables that end at the deadline: the slow schedule first and then the fast one, or (late) the other way."""
+    """Return timetables that end at the deadline: the slow one first and then the fast one, or (late) the other way
+    round.
+    """
     if late:
         ahead_ticks = np.maximum(curve.makespan_ticks[slow] - deadline_ticks, 0.0)
         return (

@@ -188,7 +188,7 @@ def test_the_frontier_is_in_real_time(learnt: Calibration) -> None:
 def test_a_calibration_is_for_its_own_pipeline(learnt: Calibration) -> None:
     profile = read_profile(PROFILE)
     longer = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES + 1)
-    with pytest.raises(InvalidCalibration, match="made with microbatches 8, the problem has microbatches 9"):
+    with pytest.raises(InvalidCalibration, match="of microbatches 8, but the problem has microbatches 9"):
         build_problem(profile, longer, blocking_power_w=50, calibration=learnt)
     other = build_schedule("gpipe", stages=STAGES, microbatches=MICROBATCHES)
     with pytest.raises(InvalidCalibration, match="schedule 1f1b"):

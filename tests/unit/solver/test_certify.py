@@ -94,7 +94,7 @@ def test_what_is_not_a_flow_is_refused(
         (lambda f: replace(f, time_s=f.time_s * 0.999), "takes .* s, not"),
         (
             lambda f: replace(f, **{k: getattr(f, k)[::-1] for k in _COLUMNS}),
-            "must rise in time",
+            "time must rise",
         ),
     ],
 )

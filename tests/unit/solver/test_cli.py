@@ -181,7 +181,7 @@ def test_deadline_below_t_min_says_what_t_min_is(perseus: Callable[..., tuple[in
     [
         (["--schedule", "2f2b"], "schedule '2f2b' is unknown"),
         (["--stages", "0"], "stages must be at least 1, not 0"),
-        (["--stages", "9"], "profile has 3 stages (0 … 2), fewer than the 9 asked for"),
+        (["--stages", "9"], "profile has 3 stages (0 … 2), but 9 are needed"),
         (["--stages", "many"], "argument --stages: invalid int value: 'many'"),
         (["--microbatches", "-1"], "microbatches must be at least 1, not -1"),
         (["--chunks", "2"], "chunks must be 1 for 1f1b, not 2"),

@@ -133,7 +133,7 @@ def test_lowtime_refuses_what_it_does_not_know() -> None:
         blocking_power_w=0,
         delay_s=0.1,
     )
-    with pytest.raises(lowtime_peer.PeerFailed, match="knows no delays"):
+    with pytest.raises(lowtime_peer.PeerFailed, match="supports no delays"):
         next(lowtime_peer.lowtime_plans(delayed, unit_time_s=0.01))
     with pytest.raises(lowtime_peer.PeerFailed, match="lowtime cannot fit forward of stage 0"):
         next(lowtime_peer.lowtime_plans(problem, unit_time_s=10.0))

@@ -42,7 +42,7 @@ def test_reclaim_keeps_the_deadline_and_only_slows(engine: Engine, rounder: Roun
         deadline = np.floor(rounder.makespan_ticks(choice) * (1.0 + 0.3 * random.random(20)))
         price = random.random(choice.shape) * float(engine.tables.hull_price.max())
         before = choice.copy()
-        rounder.reclaim(choice, deadline, rounder.worth(price), back=back)
+        rounder.reclaim(choice, deadline, rounder.worth(price), backward=back)
         assert (choice >= before).all()
         assert (rounder.makespan_ticks(choice) <= deadline).all()
         assert (choice > before).any()

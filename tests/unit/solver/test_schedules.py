@@ -79,7 +79,7 @@ def test_constants_stand_before_each_forward_of_the_first_chunk() -> None:
         ({"stages": 0}, "stages must be at least 1, not 0"),
         ({"microbatches": -3}, "microbatches must be at least 1, not -3"),
         ({"stages": 5000}, "stages must be at most 1,024, not 5,000"),
-        ({"microbatches": 10**9}, "stages × microbatches × chunks is too large"),
+        ({"microbatches": 10**9}, "at most 4,000,000 forwards and backwards are supported"),
         ({"chunks": 0}, "chunks must be at least 1, not 0"),
         ({"chunks": 2}, "chunks must be 1 for 1f1b, not 2"),
         ({"name": "interleaved-1f1b"}, "interleaved-1f1b needs chunks of 2 or more"),
@@ -122,15 +122,15 @@ def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "order is empty"),
-        (",,\n", "order is empty"),
-        ("0F0,0B0\n,,\n1F0,1B0\n", "order row 2: the rank runs nothing"),
-        ("0F0,zero\n", "order row 1, cell 2: 'zero' is not an action such as 0F0 or 2I1"),
-        ("0F0,0X0\n", "order row 1, cell 2: '0X0' is not an action"),
-        ("0F,0B0\n", "order row 1, cell 1: '0F' is not an action"),
-        ("0F0,(0F1;0F2\n", "order row 1, cell 2: '(0F1;0F2' is not an action"),
-        ("0F0,0B0\n0F1,0B1\n", "order: virtual stage 0 is on more than one rank"),
-        ("0F0,0B0\n2F0,2B0\n", "order: virtual stage 1 is on no rank, but 2 is"),
+        ("", "schedule CSV is empty"),
+        (",,\n", "schedule CSV is empty"),
+        ("0F0,0B0\n,,\n1F0,1B0\n", "schedule CSV row 2: the rank runs nothing"),
+        ("0F0,zero\n", "schedule CSV row 1, cell 2: 'zero' is not an action such as 0F0 or 2I1"),
+        ("0F0,0X0\n", "schedule CSV row 1, cell 2: '0X0' is not an action"),
+        ("0F,0B0\n", "schedule CSV row 1, cell 1: '0F' is not an action"),
+        ("0F0,(0F1;0F2\n", "schedule CSV row 1, cell 2: '(0F1;0F2' is not an action"),
+        ("0F0,0B0\n0F1,0B1\n", "schedule CSV: virtual stage 0 is on more than one rank"),
+        ("0F0,0B0\n2F0,2B0\n", "schedule CSV: virtual stage 1 is on no rank, but 2 is"),
         ("0F0\n", "custom: no backward or input_gradient of microbatch 0 for stage 0"),
         ("0F0,0B0,0F2,0B2\n", "custom: no forward of microbatch 1 for stage 0"),
         ("0F0,0I0\n", "custom: no weight_gradient of microbatch 0 for stage 0"),
@@ -138,10 +138,10 @@ def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
         ("0F0,0F0,0B0\n", "custom: forward 0 on stage 0 runs more than once"),
         (
             "0B0,0F0\n",
-            "the order deadlocks: backward 0 on stage 0 runs before forward 0 on stage 0, whose result it needs",
+            "the schedule deadlocks: backward 0 on stage 0 runs before forward 0 on stage 0, whose result it needs",
         ),
-        ('0F0,"0B0\n', "order is not CSV"),
-        (b"\xff\xfe\xff", "order is not UTF-8 text"),
+        ('0F0,"0B0\n', "schedule CSV cannot be parsed"),
+        (b"\xff\xfe\xff", "schedule CSV is not UTF-8 text"),
     ],
 )
 def test_bad_orders_are_refused_by_row_and_cell(text: str | bytes, message: str) -> None:
@@ -183,7 +183,7 @@ def test_named_orders_survive_the_round_trip_through_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dualpipe", "early-recompute-1f1b"])
 def test_orders_torch_has_no_words_for_are_not_written(name: str) -> None:
-    with pytest.raises(InvalidSchedule, match="torch's order has no cell for"):
+    with pytest.raises(InvalidSchedule, match="torch's CSV has no cell for"):
         write_schedule(build_schedule(name, stages=2, microbatches=4))
 
 
