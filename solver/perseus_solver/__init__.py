@@ -1,4 +1,4 @@
-"""The planner: measurements and a schedule in, the time-energy frontier of clock plans out.
+r"""The planner: measurements and a schedule in, the time-energy frontier of clock plans out.
 
 A pipeline of a training job runs the same instructions in every iteration. This package chooses a clock for each of
 them so that the iteration takes the least energy for its time, and proves how far each plan can be from the optimum.
@@ -17,10 +17,10 @@ energy (J):
 >>> problem = perseus.build_problem(profile, schedule, blocking_power_w=80.0)
 >>> frontier = perseus.solve_frontier(problem)
 >>> plan = frontier[frontier.lookup(1.05 * frontier.t_min_s)]  # at most 5 % slower than the fastest plan
->>> plan.iteration_time_s <= 1.05 * frontier.t_min_s and plan.energy_j <= frontier[0].energy_j
-True
->>> plan.frequencies_mhz.shape == (schedule.instructions,)
-True
+>>> print(f"{plan.iteration_time_s:.2f} s, {plan.energy_j:.2f} J, {plan.status}")
+0.72 s, 410.16 J, optimal
+>>> plan.frequencies_mhz[schedule.span(1)].tolist()  # a clock for every instruction of stage 1
+[1400, 1400, 1000, 1000, 1000, 1000, 1400, 1400]
 
 Names are imported when they are first used, so that the command line starts without numpy and OR-Tools.
 """

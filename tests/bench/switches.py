@@ -26,7 +26,7 @@ LABELS = {"gpt3-175b_a100-sxm": "GPT-3 175B, A100", "bloom-176b_a40": "Bloom 176
 
 
 def curve(profile: str, microbatches: int) -> dict[float, Frontier]:
-    """Calm frontiers for every loss; 0 stands for the frontier as it was."""
+    """Frontiers with fewer clock changes for every loss; 0 stands for the frontier as solved."""
     problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
     return {0.0: frontier} | {loss: reduce_clock_changes(problem, frontier, loss=loss) for loss in LOSSES}
 
@@ -40,7 +40,7 @@ def realised_s(problem: Problem, point: Point, latency_s: float) -> float:
 
 
 def saved(profile: str, microbatches: int) -> Result:
-    """Median changes of the calm frontier at the default loss; the peer is the frontier as it was."""
+    """Median clock changes at the default loss; the peer is the frontier as solved."""
     problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
     before, after = (float(np.median(f.clock_changes)) for f in (frontier, reduce_clock_changes(problem, frontier)))
     return figure(after, "changes", "least energy", before)
@@ -119,7 +119,10 @@ def main() -> None:
         begun_s = time.process_time()
         reduce_clock_changes(problem, frontier)
         spent_s = time.process_time() - begun_s
-        print(f"\n{LABELS[profile]}, 96 microbatches: {len(frontier)} plans calmed in {spent_s:.1f} s of CPU")
+        print(
+            f"\n{LABELS[profile]}, 96 microbatches: "
+            f"{len(frontier)} plans with fewer clock changes in {spent_s:.1f} s of CPU"
+        )
         first = reduce_clock_changes(problem, frontier, loss=0.01)[0]
         print(f"the fastest plan: {frontier[0].clock_changes} changes, with 1 % of loss {first.clock_changes}")
     if options.plot:

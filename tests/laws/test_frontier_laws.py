@@ -162,7 +162,7 @@ def test_the_plan_lies_between_its_bound_and_near_the_integer_optimum(problem: P
     assert effective_j <= optimum_j + 0.03 * scale
 
 
-def test_what_remains_on_real_measurements_is_integrality(sosp24: Path) -> None:
+def test_the_remaining_gap_on_real_measurements_is_integrality(sosp24: Path) -> None:
     """Four stages and microbatches of Bloom: the proven integer optimum itself lies well above the relaxation."""
     lines = (sosp24 / "stage_profile" / "bloom-176b_a40.csv").read_text().split()
     rows = [line for line in lines[1:] if int(line.split(",")[0]) < 4]

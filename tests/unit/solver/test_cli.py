@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: formats, messages, exit codes, and nothing half-written."""
+"""The command line: formats, messages, exit codes, and no partly written files."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path:
             assert [(i["instruction"], i["microbatch"], i["chunk"]) for i in row] == schedule.of_stage(stage)
 
 
-def test_plan_meets_its_deadline_in_each_way_of_giving_it(
+def test_plan_meets_its_deadline_however_it_is_given(
     perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     problem = build_problem(
@@ -157,16 +157,18 @@ def test_standard_output_carries_the_json_alone(perseus: Callable[..., tuple[int
     assert "against all clocks at maximum" in err
 
 
-def test_an_exported_order_gives_the_same_plan(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    order = tmp_path / "order.csv"
-    order.write_text(write_schedule(build_schedule("1f1b", stages=3, microbatches=6)))
+def test_an_exported_schedule_gives_the_same_plan(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    csv_file = tmp_path / "order.csv"
+    csv_file.write_text(write_schedule(build_schedule("1f1b", stages=3, microbatches=6)))
     _, named, _ = perseus("plan", "--output", "-")
-    code, exported, _ = perseus("plan", "--order", str(order), "--output", "-", pipeline=False)
+    code, exported, _ = perseus("plan", "--order", str(csv_file), "--output", "-", pipeline=False)
     assert code == 0
     assert json.loads(exported) == json.loads(named)
 
 
-def test_deadline_below_t_min_says_what_t_min_is(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_deadline_below_t_min_is_refused_with_t_min(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     file = tmp_path / "plan.json"
     code, out, err = perseus("plan", "--deadline-s", "0.1", "--output", str(file))
     assert code == 2
@@ -275,7 +277,7 @@ def test_links_permissions_and_devices_are_respected(
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
-def test_samples_are_read_only_when_asked_for(perseus: Callable[..., tuple[int, str, str]], profile: Path) -> None:
+def test_repeated_rows_need_samples(perseus: Callable[..., tuple[int, str, str]], profile: Path) -> None:
     lines = PROFILE.splitlines()
     profile.write_text("\n".join(lines + lines[1:]) + "\n")
     code, _, err = perseus("plan", "--output", "-")
@@ -287,7 +289,7 @@ def test_samples_are_read_only_when_asked_for(perseus: Callable[..., tuple[int, 
     assert "note: stage 0, forward: time raised by" in err
 
 
-def test_more_stages_than_asked_for_are_mentioned(perseus: Callable[..., tuple[int, str, str]]) -> None:
+def test_unused_stages_are_noted(perseus: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = perseus("plan", "--output", "-", "--stages", "2")
     assert code == 0
     assert "note: the profile has 3 stages; the first 2 are used" in err
@@ -346,7 +348,7 @@ def test_frontiers_with_few_clock_changes(perseus: Callable[..., tuple[int, str,
     assert np.mean(changes("--max-switch-loss", "2%")) < 0.8 * np.mean(changes())
 
 
-def test_an_unkeepable_deadline_is_said(
+def test_a_deadline_that_switching_makes_impossible_is_noted(
     perseus: Callable[..., tuple[int, str, str]], profile: Path, tmp_path: Path
 ) -> None:
     # Forward is fastest at one clock, backward at another: without changes, the usual plan's time is out of reach.

@@ -1,4 +1,4 @@
-"""Where a schedule repeats: every stage's own range is found, and few prices are put where they tell most."""
+"""Where a schedule repeats: the range of every stage is found, and a few well chosen prices suffice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def repeating(schedule: str, stages: int, microbatches: int) -> Problem:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_whatever_repeats_has_the_choices_and_edges_of_its_kind(schedule: str) -> None:
+def test_repeated_instructions_have_the_options_and_edges_of_their_kind(schedule: str) -> None:
     problem = repeating(schedule, 4, 60)
     offset = problem.stage_offset
     stage = np.repeat(np.arange(4), np.diff(offset))
@@ -42,8 +42,7 @@ def test_whatever_repeats_has_the_choices_and_edges_of_its_kind(schedule: str) -
 
 
 def test_stages_repeat_beyond_what_all_do_together() -> None:
-    """Only filling and draining the pipeline, a triangle each, and the blocks kept at either end are solved one by
-    one."""
+    """Only filling and draining the pipeline, a triangle each, and the blocks at either end are solved one by one."""
     stages = 12
     engine = Engine(repeating("1f1b", stages, 120))
     assert engine.steady is not None
@@ -59,7 +58,7 @@ def test_rows_of_one_kind_carry_the_same_flow() -> None:
         assert np.array_equal(sample.through[engine.alike][engine.kind], sample.through[engine.graph.order])
 
 
-def test_few_prices_are_put_where_the_rhythm_bends() -> None:
+def test_few_prices_are_put_where_the_bound_bends() -> None:
     engine = Engine(repeating("1f1b", 4, 80))
     engine.most_prices = MOST_PRICES - 1
     prices = engine.forecast(7)

@@ -1,4 +1,4 @@
-"""Named schedules against their published lengths; bad counts and bad torch orders against their messages."""
+"""Named schedules have their published lengths; bad counts and bad CSVs are refused with clear messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_lengths_are_the_published_ones(stages: int, microbatches: int) -> None:
             assert length("interleaved-1f1b", stages, microbatches, chunks) == pytest.approx(work + 3 * hops / chunks)
 
 
-def test_1f1b_order_is_as_everyone_draws_it() -> None:
+def test_1f1b_is_as_published() -> None:
     schedule = build_schedule("1f1b", stages=3, microbatches=4)
     letters = ["".join(f"{kind[0]}{m}" for kind, m, _ in schedule.of_stage(stage)) for stage in range(3)]
     assert letters == ["f0f1f2b0f3b1b2b3", "f0f1b0f2b1f3b2b3", "f0b0f1b1f2b2f3b3"]
@@ -63,7 +63,7 @@ def test_recomputation_precedes_each_backward_except_on_the_last_stage() -> None
     assert {chunk for _, _, chunk in schedule.of_stage(1)} == {0}
 
 
-def test_constants_stand_before_each_forward_of_the_first_chunk() -> None:
+def test_constants_precede_each_forward_of_the_first_chunk() -> None:
     schedule = build_schedule("1f1b", stages=2, microbatches=2, constants=(0,))
     assert schedule.of_stage(0)[:4] == [("constant", 0, 0), ("forward", 0, 0), ("constant", 1, 0), ("forward", 1, 0)]
     assert all(kind != "constant" for kind, _, _ in schedule.of_stage(1))
@@ -105,7 +105,7 @@ WITH_COMMUNICATION = (
 )
 
 
-def test_both_forms_of_torch_orders_read_alike() -> None:
+def test_both_forms_of_torch_csv_give_the_same_schedule() -> None:
     plain, full = read_schedule(COMPUTE_ONLY), read_schedule(WITH_COMMUNICATION.encode())
     assert plain.position.tolist() == [[0, 2], [1, 3]]
     assert plain.of_stage(0) == full.of_stage(0)
@@ -113,7 +113,7 @@ def test_both_forms_of_torch_orders_read_alike() -> None:
     assert full.of_stage(1)[2:5] == [("forward", 0, 1), ("backward", 0, 1), ("forward", 1, 1)]
 
 
-def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
+def test_split_backwards_and_unequal_chunks_are_read() -> None:
     order = read_schedule("0F0,2F0,2I0,2W0,0B0\n1F0,1I0,1W0\n")
     assert order.position.tolist() == [[0, 2], [1, -1]]
     assert order.of_stage(1) == [("forward", 0, 0), ("input_gradient", 0, 0), ("weight_gradient", 0, 0)]
@@ -144,7 +144,7 @@ def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
         (b"\xff\xfe\xff", "schedule CSV is not UTF-8 text"),
     ],
 )
-def test_bad_orders_are_refused_by_row_and_cell(text: str | bytes, message: str) -> None:
+def test_bad_schedule_csv_is_refused_by_row_and_cell(text: str | bytes, message: str) -> None:
     with pytest.raises(InvalidSchedule, match=re.escape(message)):
         read_schedule(text)
 
@@ -173,7 +173,7 @@ def test_long_cycles_are_shortened() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in {"dualpipe", "early-recompute-1f1b"}])
-def test_named_orders_survive_the_round_trip_through_torch(name: str) -> None:
+def test_named_schedules_round_trip_through_torch_csv(name: str) -> None:
     schedule = build_schedule(name, stages=4, microbatches=8, chunks=2 if name == "interleaved-1f1b" else None)
     again = read_schedule(write_schedule(schedule))
     assert (again.position == schedule.position).all()
@@ -182,7 +182,7 @@ def test_named_orders_survive_the_round_trip_through_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "early-recompute-1f1b"])
-def test_orders_torch_has_no_words_for_are_not_written(name: str) -> None:
+def test_schedules_without_torch_actions_are_not_written(name: str) -> None:
     with pytest.raises(InvalidSchedule, match="torch's CSV has no cell for"):
         write_schedule(build_schedule(name, stages=2, microbatches=4))
 

@@ -1,4 +1,4 @@
-"""Where the next price is sought, and how plans are searched: what is enclosed, and that nothing found is worse."""
+"""The choice of the next price encloses the curve, and the local search never makes a plan worse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def problem() -> Problem:
     return build_problem(read_profile("\n".join(rows) + "\n"), schedule, blocking_power_w=80.0)
 
 
-def test_a_smooth_concave_curve_lies_where_doubt_encloses_it() -> None:
+def test_a_smooth_concave_curve_lies_within_the_uncertainty() -> None:
     price = np.array([0.0, 1.0, 3.0, 7.0, 20.0])
     uncertainty = Uncertainty.between(price, np.log1p(price), 0.0, 1.0)
     truth = np.log1p(uncertainty.price_w)
@@ -38,7 +38,7 @@ def test_a_smooth_concave_curve_lies_where_doubt_encloses_it() -> None:
     assert ((price[:-1] < uncertainty.price_w) & (uncertainty.price_w < price[1:])).all()
 
 
-def test_a_straight_piece_leaves_no_doubt_and_a_bend_all_of_it_at_one_price() -> None:
+def test_a_straight_piece_is_certain_and_a_bend_is_uncertain_at_one_price() -> None:
     price = np.array([0.0, 1.0, 2.0, 4.0, 5.0, 6.0])
     value = np.minimum(3.0 * price, 6.0 + price)  # bends at 3
     uncertainty = Uncertainty.between(price, value, 1.0, 3.0)
@@ -83,16 +83,14 @@ def searched(problem: Problem) -> Searched:
     return Searched(problem)
 
 
-def test_the_search_makes_plans_cheaper_within_their_deadlines_every_time_alike(
-    problem: Problem, searched: Searched
-) -> None:
+def test_the_search_makes_plans_cheaper_in_time_and_is_reproducible(problem: Problem, searched: Searched) -> None:
     rounder = searched.rounder
     assert np.array_equal(Searched(problem).good, searched.good)
     assert (rounder.makespan_ticks(searched.good) <= searched.deadline).all()
     assert (rounder.energy_j(searched.good)[1:] < rounder.energy_j(searched.fastest)[1:]).all()
 
 
-def test_the_search_never_makes_a_good_plan_dearer(searched: Searched) -> None:
+def test_the_search_never_raises_the_energy_of_a_good_plan(searched: Searched) -> None:
     plans, rounder = searched.good, searched.rounder
     for _ in range(20):  # a single trial is seldom better than a good plan, and no worse one may replace it
         found = searched.run(plans, 1, 1)

@@ -45,7 +45,7 @@ def frontier(problem: Problem) -> Frontier:
         ([[900, 800, 700], [900, 800, 900]], 5),
     ],
 )
-def test_changes_count_round_the_iteration(clocks: list[list[int]], changes: int) -> None:
+def test_the_change_to_the_next_iteration_counts(clocks: list[list[int]], changes: int) -> None:
     plan = np.array(clocks, dtype=np.uint16).reshape(1, -1)
     assert clock_changes(plan, np.array([0, 3, 6], dtype=np.int32)).tolist() == [changes]
 
@@ -85,7 +85,7 @@ def replay(problem: Problem, frequencies_mhz: np.ndarray, switching: Switching) 
     ("switching", "loss"),
     [(Switching(), 0.002), (Switching(), 0.01), (Switching(latency_s=0.02, cost_j=0.5), 0.002)],
 )
-def test_every_figure_of_a_calm_plan_is_what_happens(
+def test_every_figure_of_a_reduced_plan_is_exact(
     problem: Problem, frontier: Frontier, switching: Switching, loss: float
 ) -> None:
     reduced = reduce_clock_changes(problem, frontier, switching, loss=loss)
@@ -100,7 +100,7 @@ def test_every_figure_of_a_calm_plan_is_what_happens(
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.002, 0.02])
-def test_each_calm_plan_replaces_one_that_is_no_faster_and_changes_no_less(
+def test_each_reduced_plan_replaces_one_that_is_no_faster_and_has_no_fewer_changes(
     problem: Problem, frontier: Frontier, loss: float
 ) -> None:
     effective_j = frontier.effective_energy_j + loss * frontier.energy_j
@@ -116,7 +116,7 @@ def test_a_small_loss_saves_most_changes(problem: Problem, frontier: Frontier) -
     assert reduced.clock_changes.mean() < 0.6 * frontier.clock_changes.mean()
 
 
-def test_latency_is_planned_for_not_suffered(problem: Problem, frontier: Frontier) -> None:
+def test_plans_account_for_switch_latency(problem: Problem, frontier: Frontier) -> None:
     switching = Switching(latency_s=0.05)
     deadline_s = 1.05 * frontier.t_min_s
     point = solve_deadline(problem, deadline_s)
@@ -127,7 +127,7 @@ def test_latency_is_planned_for_not_suffered(problem: Problem, frontier: Frontie
     assert reduced.clock_changes < point.clock_changes
 
 
-def test_a_deadline_that_no_plan_keeps_gets_the_fastest(problem: Problem, frontier: Frontier) -> None:
+def test_a_deadline_that_no_plan_meets_gets_the_fastest(problem: Problem, frontier: Frontier) -> None:
     point = frontier[0]
     slow = Switching(latency_s=10.0)
     reduced = reduce_clock_changes_of_point(problem, frontier, point, 0.9 * frontier.t_min_s, slow)
@@ -143,7 +143,7 @@ def test_one_deadline_costs_no_more_than_permitted(problem: Problem, frontier: F
     assert reduced.energy_j <= point.energy_j * 1.003 + 1e-9
 
 
-def test_constant_instructions_keep_their_place() -> None:
+def test_constant_instructions_stay_without_clock() -> None:
     rows = ["stage,instruction,frequency,time,energy", "0,constant,0,0.2,20"]
     for stage in range(2):
         for kind, work in (("forward", 1.0), ("backward", 1.9)):
