@@ -17,7 +17,7 @@ from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.relaxation.curve import Engine, trace
+from perseus_solver.relaxation.curve import Engine, trace_curve
 from perseus_solver.search.pool import Pool
 
 Progress = Callable[[int, int], None]
@@ -71,7 +71,7 @@ def solve_certified(
     report = progress or _silent
     report(0, _DONE)
     engine = Engine(problem)
-    samples = trace(engine, lambda share: report(int(_TRACED * share), _DONE))
+    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE))
     pool = Pool(engine, samples)
     deadline_ticks = _deadlines(pool, engine, math.ceil(points * _ROUNDED_PER_POINT))
     pool.add_single_clocks(0.0)
@@ -109,7 +109,7 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     # Rounded up to ticks, T_min may exceed the deadline by a tick: then only the fastest plan remains.
     makespan_ticks = math.floor((deadline_s - problem.overhead_s) / engine.tables.tick_s)
     makespan_ticks = min(max(makespan_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
-    samples = trace(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=makespan_ticks)
+    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=makespan_ticks)
     pool = Pool(engine, samples, exact=True)
 
     shorter_ticks = np.floor(makespan_ticks - (makespan_ticks - engine.fastest_ticks) * _SHORTER)

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+"""Positions in another array."""
 
 SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation, 1 / Φ⁻¹(3/4)."""

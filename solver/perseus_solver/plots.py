@@ -86,43 +86,8 @@ def frontier_png(
 
     if chosen is not None:
         axes.plot(chosen.iteration_time_s, chosen.energy_j, "D", color=_GREEN, ms=6, label="this plan", zorder=5)
-    free = frontier.lookup(baseline_time_s)
-    saving = 100 * (1 - energy_j[free] / baseline_energy_j)
-    axes.annotate(
-        "",
-        (float(time_s[free]), float(energy_j[free])),
-        (baseline_time_s, baseline_energy_j),
-        arrowprops={"arrowstyle": "->", "color": _INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 3},
-    )
-    axes.annotate(
-        f"−{saving:.1f} % energy,\nno slowdown",
-        (baseline_time_s, (baseline_energy_j + float(energy_j[free])) / 2),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        color=_INK,
-    )
-    least = frontier.least_energy
-    axes.plot(float(time_s[least]), float(energy_j[least]), "o", mfc="white", mec=_BLUE, ms=5.5, zorder=4)
-    axes.annotate(
-        f"least energy, −{100 * (1 - energy_j[least] / baseline_energy_j):.1f} %",
-        (float(time_s[least]), float(energy_j[least])),
-        xytext=(0, 16),
-        textcoords="offset points",
-        ha="center",
-        color=_INK,
-    )
-    for index, name, side in ((0, "$T_{min}$", 1), (len(frontier) - 1, "$T^*$", -1)):
-        axes.axvline(float(time_s[index]), color=_MUTED, lw=0.6, ls=(0, (2, 3)), zorder=0)
-        axes.annotate(
-            f"{name} = {time_s[index]:.3f} s",
-            (float(time_s[index]), 0.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(4 * side, 4),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            color=_MUTED,
-        )
+    _mark_savings(axes, frontier, baseline_time_s, baseline_energy_j)
+    _mark_ends(axes, frontier)
     axes.set_ylim(bottom=floor)
     axes.margins(x=0.04)
     axes.set_xlabel("iteration time (s)")
@@ -138,6 +103,53 @@ def frontier_png(
     return _png(figure)
 
 
+def _mark_savings(axes: Any, frontier: Frontier, baseline_time_s: float, baseline_energy_j: float) -> None:
+    """Mark the saving without slowdown, and the point of least energy."""
+    time_s, energy_j = frontier.time_s, frontier.energy_j
+    same_time = frontier.lookup(baseline_time_s)
+    saving = 100 * (1 - energy_j[same_time] / baseline_energy_j)
+    axes.annotate(
+        "",
+        (float(time_s[same_time]), float(energy_j[same_time])),
+        (baseline_time_s, baseline_energy_j),
+        arrowprops={"arrowstyle": "->", "color": _INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 3},
+    )
+    axes.annotate(
+        f"−{saving:.1f} % energy,\nno slowdown",
+        (baseline_time_s, (baseline_energy_j + float(energy_j[same_time])) / 2),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        color=_INK,
+    )
+    least = frontier.least_energy
+    axes.plot(float(time_s[least]), float(energy_j[least]), "o", mfc="white", mec=_BLUE, ms=5.5, zorder=4)
+    axes.annotate(
+        f"least energy, −{100 * (1 - energy_j[least] / baseline_energy_j):.1f} %",
+        (float(time_s[least]), float(energy_j[least])),
+        xytext=(0, 16),
+        textcoords="offset points",
+        ha="center",
+        color=_INK,
+    )
+
+
+def _mark_ends(axes: Any, frontier: Frontier) -> None:
+    """Mark T_min and T*."""
+    time_s = frontier.time_s
+    for index, name, side in ((0, "$T_{min}$", 1), (len(frontier) - 1, "$T^*$", -1)):
+        axes.axvline(float(time_s[index]), color=_MUTED, lw=0.6, ls=(0, (2, 3)), zorder=0)
+        axes.annotate(
+            f"{name} = {time_s[index]:.3f} s",
+            (float(time_s[index]), 0.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4 * side, 4),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            color=_MUTED,
+        )
+
+
 def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: Simulator) -> bytes:
     """Draw pipelines one above the other on a common time axis, each instruction coloured by its power.
 
@@ -147,7 +159,6 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
         simulator: of the problem.
     """
     import matplotlib as mpl
-    from matplotlib.collections import PolyCollection
 
     runs = [(title, simulator.run(choice), simulator.instruction_energy_j(choice)) for title, choice in plans]
     powers = [energy_j / (run.end_s - run.start_s) for _, run, energy_j in runs]
@@ -158,27 +169,8 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
         min(problem.blocking_power_w, *(float(p.min()) for p in powers)), max(float(p.max()) for p in powers)
     )
     colours = mpl.colormaps["YlOrRd"]
-    stage = problem.schedule.stage
-    edge = 0.3 if problem.instructions / problem.stages <= 4 * _LABELLED_BOXES else 0.0
     for axes, (title, run, _), power in zip(np.atleast_1d(panels), runs, powers, strict=True):
-        # A waiting GPU takes its blocking power, so the whole row is drawn in that colour first.
-        for s in range(problem.stages):
-            axes.barh(
-                s, float(run.iteration_time_s), height=0.86, color=colours(limits(problem.blocking_power_w)), lw=0
-            )
-        low, high = stage - 0.43, stage + 0.43
-        corners = np.stack(
-            [
-                np.stack(corner, axis=1)
-                for corner in ((run.start_s, low), (run.end_s, low), (run.end_s, high), (run.start_s, high))
-            ],
-            axis=1,
-        )
-        axes.add_collection(
-            PolyCollection(
-                list(corners), facecolors=colours(limits(power)), edgecolors=_INK if edge else "none", linewidths=edge
-            )
-        )
+        _draw_instructions(axes, problem, run, colours(limits(power)), colours(limits(problem.blocking_power_w)))
         _label(axes, problem, run, limits(power))
         axes.axvline(float(run.iteration_time_s), color=_INK, lw=0.9)
         axes.set_title(f"{title}: {float(run.iteration_time_s):.4g} s, {float(run.energy_j):,.0f} J")
@@ -203,6 +195,26 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
         fontsize=7,
     )
     return _png(figure)
+
+
+def _draw_instructions(axes: Any, problem: Problem, run: Simulation, colour: Any, waiting: Any) -> None:
+    """Draw each instruction as a box of its colour, on rows of the colour of a waiting GPU."""
+    from matplotlib.collections import PolyCollection
+
+    for stage in range(problem.stages):
+        axes.barh(stage, float(run.iteration_time_s), height=0.86, color=waiting, lw=0)
+    low, high = problem.schedule.stage - 0.43, problem.schedule.stage + 0.43
+    corners = np.stack(
+        [
+            np.stack(corner, axis=1)
+            for corner in ((run.start_s, low), (run.end_s, low), (run.end_s, high), (run.start_s, high))
+        ],
+        axis=1,
+    )
+    edge = 0.3 if problem.instructions / problem.stages <= 4 * _LABELLED_BOXES else 0.0
+    axes.add_collection(
+        PolyCollection(list(corners), facecolors=colour, edgecolors=_INK if edge else "none", linewidths=edge)
+    )
 
 
 def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:

@@ -18,7 +18,7 @@ from perseus_solver.kinds import Options
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.relaxation.curve import Engine, trace
+from perseus_solver.relaxation.curve import Engine, trace_curve
 from perseus_solver.schedules import build_schedule
 
 LAW = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
@@ -112,7 +112,7 @@ def test_the_numbering_of_tables_does_not_matter(problem: Problem) -> None:
 def test_the_relaxation_is_the_linear_programme_of_an_independent_solver(problem: Problem, share: float) -> None:
     engine = Engine(problem, repeat=False)
     makespan = np.floor(engine.fastest_ticks + share * (engine.slowest_ticks - engine.fastest_ticks))
-    samples = trace(engine, lambda _share: None, makespan)
+    samples = trace_curve(engine, lambda _share: None, makespan)
     for _ in range(16):  # every round halves the interval of prices around the best
         samples = engine.refine(samples, np.array([makespan]))
     best = max(sample.bound.at(makespan * engine.tables.tick_s) for sample in samples)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perseus_solver.calibration.fit import Parameters
+from perseus_solver.calibration.fit import FittedDelays
 from perseus_solver.calibration.linear_program import SCALE, minimise
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.calibration.trace import Trace
@@ -38,7 +38,7 @@ _NO_ERROR = 1e-6
 """Relative error below which clocks with a resolution of microseconds cannot measure an iteration of a second."""
 
 
-def profile_intervals(replay: Replay, trace: Trace, best: Parameters, units: int) -> tuple[Floats, Floats]:
+def profile_intervals(replay: Replay, trace: Trace, best: FittedDelays, units: int) -> tuple[Floats, Floats]:
     """Return the 95 % interval of each delay and, last, of the overhead.
 
     Args:

@@ -116,7 +116,7 @@ def predict_s(calibration: Calibration, trace: Trace) -> Floats:
     delay_s, gap_s, overhead_s = calibration.delays_for(trace.schedule)
     replay = Replay(trace.schedule)
     values = np.array([*(delay_s[a, b] for a, b in replay.pairs), *gap_s])
-    return fit.Parameters(values, overhead_s).predict_s(replay, trace.duration_s)
+    return fit.FittedDelays(values, overhead_s).predict_s(replay, trace.duration_s)
 
 
 def replay_s(trace: Trace) -> Floats:
@@ -155,7 +155,7 @@ def _percent(predicted_s: Floats, measured_s: Floats) -> Floats:
     return error
 
 
-def _with_intervals(replay: Replay, train: Trace, found: fit.Parameters, plans: int) -> Parameters:
+def _with_intervals(replay: Replay, train: Trace, found: fit.FittedDelays, plans: int) -> Parameters:
     low, high = profile_intervals(replay, train, found, plans)
     low = np.maximum(low, 0.0)  # a delay is never negative; the search ends within rounding of zero
     _, crossings = replay.crossings(train.duration_s, found.delay_s)

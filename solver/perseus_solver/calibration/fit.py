@@ -40,7 +40,7 @@ seconds.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parameters:
+class FittedDelays:
     """Delays in the order of `Replay`, float[delays], and the overhead of every iteration; seconds."""
 
     delay_s: Floats
@@ -69,7 +69,7 @@ class Fit:
         links = len(replay.pairs)
         self._kinds = [k for k in (slice(0, links), slice(links, replay.parameters)) if k.stop > k.start]
 
-    def best(self) -> Parameters:
+    def best(self) -> FittedDelays:
         """Take a few steps from each start, continue with the best of them to the end, and return the best result."""
         begun = [_Descent(self, start) for start in self._starts()]
         for descent in begun:
@@ -79,7 +79,7 @@ class Fit:
             descent.walk(_STEPS)
         return min(begun, key=lambda descent: descent.value).here
 
-    def _starts(self) -> Iterator[Parameters]:
+    def _starts(self) -> Iterator[FittedDelays]:
         """Yield, for each common delay between stages on a grid, the best common gap within stages on another grid."""
         duration_s, time_s, replay = self._duration_s, self._time_s, self._replay
         none = np.zeros(replay.parameters)
@@ -98,7 +98,7 @@ class Fit:
                 delay_s[self._kinds[0]] = common
                 delay_s[self._kinds[-1]] = other
                 makespan_s = replay.time_s(duration_s, delay_s)
-                start = Parameters(delay_s, max(float(np.median(time_s - makespan_s)), 0.0))
+                start = FittedDelays(delay_s, max(float(np.median(time_s - makespan_s)), 0.0))
                 row.append((self.objective(start, makespan_s), start))
             yield min(row, key=lambda item: item[0])[1]
 
@@ -106,7 +106,7 @@ class Fit:
         """Return an empty set of paths."""
         return _Paths(self._replay, self._duration_s)
 
-    def objective(self, parameters: Parameters, makespan_s: Floats) -> float:
+    def objective(self, parameters: FittedDelays, makespan_s: Floats) -> float:
         """Return mean relative error plus penalty."""
         penalty_s = 0.0
         for kind in self._kinds:
@@ -116,7 +116,7 @@ class Fit:
         error = np.abs(makespan_s + parameters.overhead_s - self._time_s) / self._time_s
         return float(error.mean()) + self._weight * penalty_s
 
-    def step(self, seen: _Paths, active: _Cuts) -> Parameters:
+    def step(self, seen: _Paths, active: _CuttingPlanes) -> FittedDelays:
         """Return the minimum of the majorant.
 
         The columns are delays, overhead, common delays, deviations and relative errors. Times and errors are scaled by
@@ -128,7 +128,7 @@ class Fit:
         for j, kind in enumerate(self._kinds):
             belongs[kind, j] = 1
 
-        def bounds(cuts: _Cuts, sign: float) -> tuple[Floats, Floats]:
+        def bounds(cuts: _CuttingPlanes, sign: float) -> tuple[Floats, Floats]:
             """Return rows and limits: ``sign`` times (cut + overhead − measured) is at most the error."""
             measured_s = self._time_s[cuts.owner][:, None]
             nothing, error = np.zeros((cuts.owner.size, kinds + count)), np.zeros((cuts.owner.size, n))
@@ -152,13 +152,13 @@ class Fit:
             low=np.zeros(columns),
             high=np.full(columns, np.inf),
         )
-        return Parameters(solution[:count] / SCALE, float(solution[count]) / SCALE)
+        return FittedDelays(solution[:count] / SCALE, float(solution[count]) / SCALE)
 
 
 class _Descent:
     """The descent from one start."""
 
-    def __init__(self, fit: Fit, start: Parameters) -> None:
+    def __init__(self, fit: Fit, start: FittedDelays) -> None:
         self._fit = fit
         self._seen = fit.paths()
         self.here = start
@@ -181,7 +181,7 @@ class _Descent:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Cuts:
+class _CuttingPlanes:
     """Paths.
 
     Attributes:
@@ -194,7 +194,7 @@ class _Cuts:
     computing_s: Floats
     crossed: Floats
 
-    def time_s(self, parameters: Parameters) -> Floats:
+    def time_s(self, parameters: FittedDelays) -> Floats:
         """Return the length of each path in seconds, without overhead."""
         length: Floats = self.computing_s + self.crossed @ parameters.delay_s
         return length
@@ -206,18 +206,18 @@ class _Paths:
     def __init__(self, replay: Replay, duration_s: Floats) -> None:
         self._replay = replay
         self._duration_s = duration_s
-        self.cuts = _Cuts(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, replay.parameters)))
+        self.cuts = _CuttingPlanes(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, replay.parameters)))
         self.grew = True
 
-    def critical(self, at: Parameters) -> _Cuts:
+    def critical(self, at: FittedDelays) -> _CuttingPlanes:
         """Return the critical path of each iteration, and add those that are new; ``grew`` says whether any was."""
         makespan_s, crossed = self._replay.crossings(self._duration_s, at.delay_s)
-        found = _Cuts(np.arange(makespan_s.size), makespan_s - crossed @ at.delay_s, crossed)
+        found = _CuttingPlanes(np.arange(makespan_s.size), makespan_s - crossed @ at.delay_s, crossed)
         known_s = np.zeros(makespan_s.size)
         np.maximum.at(known_s, self.cuts.owner, self.cuts.time_s(at))
         new = makespan_s > known_s * (1 + _NEGLIGIBLE)
         self.grew = bool(new.any())
-        self.cuts = _Cuts(
+        self.cuts = _CuttingPlanes(
             np.concatenate([self.cuts.owner, found.owner[new]]),
             np.concatenate([self.cuts.computing_s, found.computing_s[new]]),
             np.concatenate([self.cuts.crossed, found.crossed[new]]),

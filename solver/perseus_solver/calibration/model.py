@@ -6,12 +6,12 @@ It is stored as JSON. A calibration that does not explain its run has no paramet
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from perseus_solver.calibration.fields import Fields
 from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import InvalidCalibration
 from perseus_solver.kinds import Floats, Kind
@@ -208,7 +208,7 @@ class Calibration:
         if len(text) > MAX_BYTES:
             raise InvalidCalibration(f"the calibration is too large: at most {MAX_BYTES >> 20} MiB")
         try:
-            root = _Fields(json.loads(text), "")
+            root = Fields(json.loads(text), "")
         except (ValueError, RecursionError) as error:
             raise InvalidCalibration(f"the calibration is not JSON: {error}") from None
         version = root.count("version")
@@ -237,7 +237,7 @@ def _plain(delay: Delay) -> dict[str, Any]:
     return ends | asdict(delay.estimate) | {"crossed": delay.crossed}
 
 
-def _parameters(root: _Fields, stages: int) -> Parameters:
+def _parameters(root: Fields, stages: int) -> Parameters:
     overhead = Estimate(root.number("overhead_s"), root.number("overhead_low_s"), root.number("overhead_high_s"))
     edges, gaps = (
         tuple(
@@ -260,7 +260,7 @@ def _parameters(root: _Fields, stages: int) -> Parameters:
     return Parameters(overhead, edges, gaps)
 
 
-def _quality(entry: _Fields) -> Quality:
+def _quality(entry: Fields) -> Quality:
     return Quality(
         plans_fitted=entry.count("plans_fitted"),
         plans_heldout=entry.count("plans_heldout"),
@@ -274,7 +274,7 @@ def _quality(entry: _Fields) -> Quality:
     )
 
 
-def _noise(entry: _Fields, stages: int) -> Noise:
+def _noise(entry: Fields, stages: int) -> Noise:
     label = entry.text("kind")
     kinds = {kind.label: kind for kind in Kind}
     if label not in kinds:
@@ -289,63 +289,3 @@ def _noise(entry: _Fields, stages: int) -> Noise:
         iteration_low_percent=entry.number("iteration_low_percent"),
         iteration_high_percent=entry.number("iteration_high_percent"),
     )
-
-
-def _number(value: object, where: str) -> float:
-    # A JSON true is an int to Python.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
-        raise InvalidCalibration(f"{where} must be a finite number, zero or more, not {str(value)[:40]!r}")
-    return float(value)
-
-
-class _Fields:
-    """One JSON object whose fields are read by name; every error says where."""
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise InvalidCalibration(f"{where.rstrip('.') or 'the calibration'} must be an object")
-        self._values: dict[str, Any] = value
-        self.where = where
-
-    def _get(self, name: str, wanted: type, rule: str) -> Any:
-        value = self._values.get(name)
-        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-            raise InvalidCalibration(f"{self.where}{name} must be {rule}, not {str(value)[:40]!r}")
-        return value
-
-    def text(self, name: str) -> str:
-        return str(self._get(name, str, "a text"))
-
-    def flag(self, name: str) -> bool:
-        return bool(self._get(name, bool, "true or false"))
-
-    def count(self, name: str, least: int = 0, most: int | None = None) -> int:
-        value = int(self._get(name, int, "a whole number"))
-        if value < least or (most is not None and value > most):
-            upper = "" if most is None else f" and at most {most}"
-            raise InvalidCalibration(f"{self.where}{name} must be at least {least}{upper}, not {value}")
-        return value
-
-    def number(self, name: str) -> float:
-        return _number(self._values.get(name), self.where + name)
-
-    def maybe(self, name: str) -> float | None:
-        return None if self._values.get(name) is None else self.number(name)
-
-    def numbers(self, name: str, length: int) -> tuple[float, ...] | None:
-        if self._values.get(name) is None:
-            return None
-        values = self.list(name)
-        if len(values) != length:
-            raise InvalidCalibration(f"{self.where}{name} must have {length} entries, one a stage, not {len(values)}")
-        return tuple(_number(value, f"{self.where}{name}[{i}]") for i, value in enumerate(values))
-
-    def list(self, name: str) -> list[Any]:
-        found: list[Any] = self._get(name, list, "a list")
-        return found
-
-    def child(self, name: str) -> _Fields:
-        return _Fields(self._values.get(name), f"{self.where}{name}.")
-
-    def children(self, name: str) -> tuple[_Fields, ...]:
-        return tuple(_Fields(value, f"{self.where}{name}[{i}].") for i, value in enumerate(self.list(name)))

@@ -9,12 +9,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.schedules import Schedule
 from perseus_solver.topology import levels
 
 Pairs = tuple[tuple[int, int], ...]
-Index = npt.NDArray[np.intp]
 
 
 class Replay:

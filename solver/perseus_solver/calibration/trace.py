@@ -135,6 +135,7 @@ class _Rows:
     value: Floats
 
     def error(self, row: int, rule: str) -> InvalidTrace:
+        """Return the error that a row breaks a rule."""
         # The header is line 1 and empty lines are refused, so row k is on line k + 2.
         return InvalidTrace(f"{self.file}, line {row + 2}: {rule}")
 

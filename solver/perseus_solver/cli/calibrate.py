@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perseus_proto.units import fractional_ms_from_s
 from perseus_solver.cli import common
 
 if TYPE_CHECKING:
@@ -105,7 +106,10 @@ def _summary(calibration: Calibration) -> list[str]:
 
 
 def _milliseconds(estimate: Estimate) -> str:
-    return f"{1e3 * estimate.value_s:8.2f} ms   95 %: {1e3 * estimate.low_s:.2f} to {1e3 * estimate.high_s:.2f} ms"
+    value, low, high = (
+        fractional_ms_from_s(seconds) for seconds in (estimate.value_s, estimate.low_s, estimate.high_s)
+    )
+    return f"{value:8.2f} ms   95 %: {low:.2f} to {high:.2f} ms"
 
 
 def _delay(delay: Delay) -> str:

@@ -57,7 +57,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class _Row:
     """One validated row: the line of the file, and its values in MHz, seconds and joules."""
 
     line: int
@@ -127,7 +127,7 @@ def _decode(data: bytes) -> str:
         raise InvalidProfile(f"profile line {line}: not UTF-8 text (byte 0x{data[error.start]:02x})") from error
 
 
-def _read_rows(text: str) -> tuple[list[Sample], bool]:
+def _read_rows(text: str) -> tuple[list[_Row], bool]:
     # strict refuses a quote that never ends; otherwise the rest of the file would become one cell.
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered = _numbered(rows)
@@ -155,7 +155,7 @@ def _read_rows(text: str) -> tuple[list[Sample], bool]:
                 f"known are {', '.join(_KINDS)}"
             )
         samples.append(
-            Sample(
+            _Row(
                 line=line,
                 stage=_integer(line, "stage", stage, 0, _MAX_STAGE),
                 kind=kind,
@@ -234,8 +234,8 @@ def _short(text: str) -> str:
     return repr(stripped if len(stripped) <= 40 else stripped[:37] + "...")
 
 
-def _tables(samples: list[Sample], sampling: Sampling | None, notes: list[str]) -> dict[Key, Options]:
-    groups: dict[Key, dict[int, list[Sample]]] = {}
+def _tables(samples: list[_Row], sampling: Sampling | None, notes: list[str]) -> dict[Key, Options]:
+    groups: dict[Key, dict[int, list[_Row]]] = {}
     for sample in samples:
         clocks = groups.setdefault((sample.stage, sample.kind, sample.chunk), {})
         same = clocks.setdefault(sample.frequency_mhz, [])

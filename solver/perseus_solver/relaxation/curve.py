@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.certify import Bound, Certificate, prove
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-from perseus_solver.relaxation.graph import Graph, Index, build_graph
+from perseus_solver.relaxation.graph import Graph, build_graph
 from perseus_solver.relaxation.network import Dual, build_network, intervals, optimal_timetables, solve_price, stretch
-from perseus_solver.relaxation.periods import find_runs
+from perseus_solver.relaxation.periods import find_repetitions
 from perseus_solver.relaxation.prices import Uncertainty
 from perseus_solver.relaxation.steady import NotSteady, Steady
 from perseus_solver.relaxation.tables import build_tables
@@ -39,8 +39,8 @@ with many rows gets fewer, so that prices × rows is about constant, and flows b
 MIXED = 4
 """Mixtures between two samples."""
 BOUNDARY_BLOCKS, LEAST_SAVING = 8, 2
-"""Blocks of a run that are solved at either end of it, because disturbances decay within about so many: eight prove the
-same as the whole graph to 1e-5 on the published profiles. Repetition is used where it leaves out at least
+"""Blocks that are solved at either end of a repetition, because disturbances decay within about so many: eight prove
+the same as the whole graph to 1e-5 on the published profiles. Repetition is used where it leaves out at least
 `LEAST_SAVING` times as many blocks as it solves.
 """
 
@@ -102,11 +102,11 @@ class Engine:
 
     def _find_steady_state(self) -> Steady | None:
         """Return the solver of the repeated part of the graph, None where nothing repeats often enough."""
-        runs = find_runs(self.problem, self.graph, (2 + LEAST_SAVING) * BOUNDARY_BLOCKS)
-        if not runs:
+        repetitions = find_repetitions(self.problem, self.graph, (2 + LEAST_SAVING) * BOUNDARY_BLOCKS)
+        if not repetitions:
             return None
         try:
-            return Steady(self.problem, self.tables, runs, BOUNDARY_BLOCKS)
+            return Steady(self.problem, self.tables, repetitions, BOUNDARY_BLOCKS)
         except NotSteady:
             return None
 
@@ -282,7 +282,7 @@ def crossing(fast: Bound, slow: Bound) -> float:
     return (fast.constant_j - slow.constant_j) / (fast.price_w - slow.price_w)
 
 
-def trace(engine: Engine, report: Callable[[float], None], only_ticks: float | None = None) -> list[Sample]:
+def trace_curve(engine: Engine, report: Callable[[float], None], only_ticks: float | None = None) -> list[Sample]:
     """Sample the relaxed frontier until new lines can no longer raise the envelope noticeably.
 
     Args:

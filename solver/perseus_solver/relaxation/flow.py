@@ -6,17 +6,15 @@ OR-Tools is imported on the first call, so that a command that solves nothing st
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Index = npt.NDArray[np.intp]
+from perseus_solver.kinds import Index, Int64s
 
 
 class FlowFailed(RuntimeError):
     """The flow solver did not reach an optimum. This is a bug, never bad input."""
 
 
-def min_cost_flow(tail: Index, head: Index, capacity: Int64, cost: Int64, supply: Int64) -> Int64:
+def min_cost_flow(tail: Index, head: Index, capacity: Int64s, cost: Int64s, supply: Int64s) -> Int64s:
     """Return the cheapest flow that moves the supply.
 
     Costs may be negative and cycles may have negative cost, as long as capacities bound them. Cost-scaling
@@ -42,5 +40,5 @@ def min_cost_flow(tail: Index, head: Index, capacity: Int64, cost: Int64, supply
     status = solver.solve()
     if status != solver.OPTIMAL:
         raise FlowFailed(f"minimum-cost flow on {len(supply)} nodes and {len(tail)} arcs ended with {status.name}")
-    flow: Int64 = solver.flows(np.arange(len(tail), dtype=np.int32))
+    flow: Int64s = solver.flows(np.arange(len(tail), dtype=np.int32))
     return flow

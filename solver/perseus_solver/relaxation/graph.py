@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.topology import STUCK
 from perseus_solver.topology import levels as levels_of
 
-Index = npt.NDArray[np.intp]
 Links = tuple[tuple[Index, Floats | None, Index], ...]
 """Columns of (neighbour, delay to it in ticks or None where all are 0, edge)."""
 

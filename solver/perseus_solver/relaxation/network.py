@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perseus_solver.kinds import Floats
-from perseus_solver.relaxation.flow import Int64, min_cost_flow
-from perseus_solver.relaxation.graph import Graph, Index, latest_of
+from perseus_solver.kinds import Floats, Index, Int64s
+from perseus_solver.relaxation.flow import min_cost_flow
+from perseus_solver.relaxation.graph import Graph, latest_of
 from perseus_solver.relaxation.tables import Tables
 
 
@@ -36,9 +36,9 @@ class Network:
 
     tail: Index
     head: Index
-    capacity: Int64
-    gain_ticks: Int64
-    from_price: Int64
+    capacity: Int64s
+    gain_ticks: Int64s
+    from_price: Int64s
     nodes: int
 
 
@@ -77,8 +77,8 @@ class Dual:
     """
 
     price: int
-    edge: Int64
-    through: Int64
+    edge: Int64s
+    through: Int64s
 
 
 def solve_price(network: Network, graph: Graph, price: int) -> Dual:
@@ -88,7 +88,7 @@ def solve_price(network: Network, graph: Graph, price: int) -> Dual:
     return solve_supply(network, graph, price, supply)
 
 
-def solve_supply(network: Network, graph: Graph, price: int, supply: Int64) -> Dual:
+def solve_supply(network: Network, graph: Graph, price: int, supply: Int64s) -> Dual:
     """Return the best flow that meets ``supply`` at the nodes, in a graph with a price of ``price``."""
     # Corners that are best only above the price carry no flow.
     used = network.from_price < price
@@ -98,7 +98,7 @@ def solve_supply(network: Network, graph: Graph, price: int, supply: Int64) -> D
     return _dual(network, graph, used, flow, price)
 
 
-def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64, price: int) -> Dual:
+def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64s, price: int) -> Dual:
     m = len(graph.tail)
     full = np.zeros(len(network.tail), dtype=np.int64)
     full[used] = flow
@@ -150,7 +150,7 @@ def optimal_timetables(tables: Tables, graph: Graph, table_of: Index, duals: lis
             return finish_ticks[:n] - start_ticks[:n], end_ticks
 
 
-def intervals(tables: Tables, table_of: Index, through: Int64) -> tuple[Floats, Floats]:
+def intervals(tables: Tables, table_of: Index, through: Int64s) -> tuple[Floats, Floats]:
     """Return the least and the greatest duration in ticks that is best at each flow, float[n, columns] each."""
     shortest_ticks, longest_ticks = np.empty(through.shape), np.empty(through.shape)
     for table in range(len(tables.size)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats, Options
+from perseus_solver.kinds import Floats, Index, Options
 from perseus_solver.model.problem import Problem
 
 TICKS_PER_HORIZON = 2.0**36
@@ -27,8 +27,6 @@ PRICE_UNITS = 2.0**24
 """Units in the steepest hull slope (joules per second): prices are resolved to 6e-8 of it, finer than any measured
 watt.
 """
-
-Index = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)

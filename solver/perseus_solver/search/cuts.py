@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from ortools.graph.python import max_flow
 
-from perseus_solver.kinds import Floats
-from perseus_solver.relaxation.graph import Index
+from perseus_solver.kinds import Floats, Index, Int64s
 from perseus_solver.search.rounding import Rounder
 
 _UNITS = 2.0**32
@@ -35,8 +34,6 @@ _MOST_CUTS = 16
 """Cuts for a plan that ends too late."""
 _ROUNDING = 1e-12
 """Relative difference between the same sum in two orders of addition."""
-
-Units = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +211,7 @@ class Cuts:
 
 
 def _cut(
-    nodes: int, arcs: list[tuple[Index, Index, Units]], alone: Units, go: Index, stay: Index
+    nodes: int, arcs: list[tuple[Index, Index, Int64s]], alone: Int64s, go: Index, stay: Index
 ) -> npt.NDArray[np.bool_] | None:
     """Return which nodes move in the cheapest division; None if it is impossible or one side would be empty.
 

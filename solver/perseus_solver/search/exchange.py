@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perseus_solver.kinds import Floats
-from perseus_solver.relaxation.graph import Graph, Index
+from perseus_solver.kinds import Floats, Index
+from perseus_solver.relaxation.graph import Graph
 from perseus_solver.relaxation.tables import Tables
 from perseus_solver.search.rounding import Rounder
 

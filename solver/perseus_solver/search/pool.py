@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.certify import iteration_bound
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.result import DEFAULT_GAP, Frontier, status_of
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
-from perseus_solver.relaxation.graph import Index
 from perseus_solver.relaxation.tables import lower_hull
 from perseus_solver.search.cuts import Cuts
 from perseus_solver.search.exchange import exchanged

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats
-from perseus_solver.relaxation.graph import Index
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.search.rounding import Rounder
 
 _SHARES = np.linspace(0.0, 1.4, 8)

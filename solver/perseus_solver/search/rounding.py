@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perseus_solver.kinds import Floats
-from perseus_solver.relaxation.graph import Graph, Index, latest_of
+from perseus_solver.kinds import Floats, Index
+from perseus_solver.relaxation.graph import Graph, latest_of
 from perseus_solver.relaxation.tables import Tables
 
 SHARES, QUICK_SHARES = (1.0, 0.7, 0.4, 0.2, 0.0), (1.0, 0.4, 0.0)

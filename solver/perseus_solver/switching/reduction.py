@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Floats, Ints
+from perseus_solver.kinds import Floats, Index, Ints
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import DEFAULT_GAP, Frequencies, Frontier, Point, status_of
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.switching.runs import CUTS, Clocks, Index, Runs
+from perseus_solver.switching.runs import CUTS, Clocks, Runs
 from perseus_solver.switching.smoothing import Smoother
 from perseus_solver.switching.splice import TOLERANCE, Candidates, Deadlines, join
 

@@ -13,10 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-
-Index = npt.NDArray[np.intp]
 
 CUTS = ((1, 0), (16, 0), (16, 8))
 """Ways to cut a stage: number of runs in lead and tail each, because instructions on critical paths need clocks of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perseus_solver.kinds import Floats
-from perseus_solver.switching.runs import Clocks, Index
+from perseus_solver.kinds import Floats, Index
+from perseus_solver.switching.runs import Clocks
 
 _CELLS = 100_000_000
 """Positions × stages × clocks × plans in memory at once, a byte each."""

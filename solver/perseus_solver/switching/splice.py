@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats
-from perseus_solver.switching.runs import Index
+from perseus_solver.kinds import Floats, Index
 
 _ROUNDS = 5
 """Rounds of splicing; each may use the results of the one before."""

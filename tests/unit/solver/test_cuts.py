@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perseus_solver.kinds import Index
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.relaxation.curve import Engine
-from perseus_solver.relaxation.graph import Index
 from perseus_solver.schedules import build_schedule
 from perseus_solver.search.cuts import Cuts
 from perseus_solver.search.rounding import Rounder

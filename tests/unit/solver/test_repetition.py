@@ -8,7 +8,7 @@ import pytest
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.relaxation.curve import BOUNDARY_BLOCKS, MOST_PRICES, Engine
-from perseus_solver.relaxation.periods import find_runs
+from perseus_solver.relaxation.periods import find_repetitions
 from perseus_solver.schedules import build_schedule
 
 
@@ -31,13 +31,15 @@ def test_repeated_instructions_have_the_options_and_edges_of_their_kind(schedule
     offset = problem.stage_offset
     stage = np.repeat(np.arange(4), np.diff(offset))
     place = np.arange(problem.instructions) - offset[stage]
-    for run in find_runs(problem, Engine(problem, repeat=False).graph, 8):
-        inside = (run.begin[stage] <= place) & (place < run.end[stage])
-        block, node = run.locate(problem)
-        assert (problem.option_of == run.option_of[node])[inside].all()
-        edge_class = run.classify(problem, block, node)
-        for ends, pattern in ((problem.edge_from, run.tail), (problem.edge_to, run.head)):
-            for i in np.flatnonzero(inside & (block >= run.low[stage] + 1) & (block < run.high[stage] - 1)).tolist():
+    for repetition in find_repetitions(problem, Engine(problem, repeat=False).graph, 8):
+        inside = (repetition.begin[stage] <= place) & (place < repetition.end[stage])
+        block, node = repetition.locate(problem)
+        assert (problem.option_of == repetition.option_of[node])[inside].all()
+        edge_class = repetition.classify(problem, block, node)
+        for ends, pattern in ((problem.edge_from, repetition.tail), (problem.edge_to, repetition.head)):
+            for i in np.flatnonzero(
+                inside & (block >= repetition.low[stage] + 1) & (block < repetition.high[stage] - 1)
+            ).tolist():
                 assert sorted(edge_class[ends == i].tolist()) == np.flatnonzero(pattern == node[i]).tolist()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
-from perseus_solver.relaxation.curve import Engine, trace
+from perseus_solver.relaxation.curve import Engine, trace_curve
 from perseus_solver.relaxation.prices import Uncertainty
 from perseus_solver.schedules import build_schedule
 from perseus_solver.search.pool import Pool
@@ -52,7 +52,7 @@ def test_bounds_with_few_well_chosen_prices_are_nearly_those_of_many(problem: Pr
     few.most_prices, many.most_prices = 14, 200
     at_s = np.linspace(few.fastest_ticks, few.slowest_ticks, 40) * few.tables.tick_s
     low, high = (
-        np.max([sample.bound.at(at_s) for sample in trace(engine, lambda _share: None)], axis=0)
+        np.max([sample.bound.at(at_s) for sample in trace_curve(engine, lambda _share: None)], axis=0)
         for engine in (few, many)
     )
     waiting_j = problem.blocking_power_w * problem.stages * at_s
@@ -66,7 +66,7 @@ class Searched:
     def __init__(self, problem: Problem) -> None:
         engine = Engine(problem)
         self.rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
-        curve = Pool(engine, trace(engine, lambda _share: None)).curve
+        curve = Pool(engine, trace_curve(engine, lambda _share: None)).curve
         self.deadline = np.floor(np.linspace(engine.fastest_ticks, engine.slowest_ticks, 6))
         self.through = curve.through_at(self.deadline)
         stage = np.repeat(np.arange(4), np.diff(problem.stage_offset))[engine.graph.order]
