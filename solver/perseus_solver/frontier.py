@@ -111,7 +111,6 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     makespan_ticks = min(max(makespan_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
     samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=makespan_ticks)
     pool = Pool(engine, samples, exact=True)
-
     shorter_ticks = np.floor(makespan_ticks - (makespan_ticks - engine.fastest_ticks) * _SHORTER)
     # Durations are rounded up to ticks, so a plan may be in time although it seems late: by less than a tick for each
     # instruction and delay on a path. Plans for that much more count where the exact simulation confirms them.

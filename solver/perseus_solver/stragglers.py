@@ -145,7 +145,7 @@ class Detector:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
-        self._copies: dict[int, list[_Stage]] = {}
+        self._pipelines: dict[int, list[_Stage]] = {}
 
     def observe(self, paces: Mapping[int, Iterable[float]], *, evident: Collection[int] = ()) -> None:
         """Record one iteration. O(stages × pipelines).
@@ -166,13 +166,13 @@ class Detector:
             if len(pace) != stages or not all(0 < value < math.inf for value in pace):
                 raise ValueError(f"pace of pipeline {dp} must be {stages} positive, finite numbers, one for each stage")
         for dp, pace in checked.items():
-            own = self._copies.setdefault(dp, [_Stage() for _ in pace])
+            own = self._pipelines.setdefault(dp, [_Stage() for _ in pace])
             for state, value in zip(own, pace, strict=True):
                 state.pace = value
         for stage in range(stages):
-            reference = median_low([own[stage].pace for own in self._copies.values()])
+            reference = median_low([own[stage].pace for own in self._pipelines.values()])
             for dp in checked:
-                state = self._copies[dp][stage]
+                state = self._pipelines[dp][stage]
                 confirm = 1 if dp in evident and not state.slow else self.thresholds.confirm
                 self._judge(state, state.pace / reference, stage, confirm)
 
@@ -195,14 +195,14 @@ class Detector:
 
     def forget(self, dp: int) -> None:
         """Delete the state of a pipeline that has ended or started again."""
-        self._copies.pop(dp, None)
+        self._pipelines.pop(dp, None)
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """The slow stages, the slowest first."""
         found = [
             Straggler(dp, stage, median(state.since_onset))
-            for dp, stages in self._copies.items()
+            for dp, stages in self._pipelines.items()
             for stage, state in enumerate(stages)
             if state.slow
         ]
@@ -210,10 +210,10 @@ class Detector:
 
 
 def straggling_time_s(simulator: Simulator, choice: Choice, slowdown_of_stage: Mapping[int, float]) -> float:
-    """Return T′: the iteration time of a pipeline that runs a plan while some of its stages are slow (paper, section
-    3.2).
+    """Return T′: the iteration time of a pipeline that runs a plan while some of its stages are slow.
 
-    It is at most the largest slowdown times the planned time, because slack may hide a part and delays do not grow.
+    The other pipelines can run the plan at min(T*, T′) without delaying the job (Perseus, SOSP 2024, section 3). T′ is
+    at most the largest slowdown times the planned time, because slack may hide a part and delays do not grow.
 
     Args:
         simulator: of the planning problem.

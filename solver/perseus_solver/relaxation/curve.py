@@ -92,7 +92,6 @@ class Engine:
         self.table_of: Index = problem.option_of[self.graph.order].astype(np.intp)
         self.steady = self._find_steady_state() if repeat else None
         self._network = None if self.steady else build_network(self.tables, self.graph, self.table_of)
-
         self.alike, kind = self.steady.kinds() if self.steady else (self.graph.order, self.graph.rank)
         self.kind: Index | None = kind[self.graph.order] if self.steady else None
         rows = self.steady.rows if self.steady else self.graph.n

@@ -152,7 +152,7 @@ def _repetitions_along(problem: Problem, prefix: Int64s, least_blocks: int) -> l
 
 
 def _verify(problem: Problem, first: Int64s, step: Int64s, blocks: int) -> Repetition | None:
-    """Return the longest part of a supposed repetition, around its middle, whose blocks have equal options and edges."""
+    """Return the longest part of a supposed repetition, around its middle, of equal options and edges."""
     offset = problem.stage_offset.astype(np.int64)
     stage = np.repeat(np.arange(problem.stages), np.diff(offset))
     place = np.arange(problem.instructions) - offset[stage]
