@@ -160,9 +160,7 @@ def check_frontier(problem: Problem, frontier: Frontier, certificates: Iterable[
 
 
 def _replay(problem: Problem, frequencies_mhz: np.ndarray) -> tuple[float, float]:
-    """Return time and energy of a plan, one instruction after the other: slow, simple, and independent of the
-    simulator.
-    """
+    """Return time and energy of a plan, one instruction after the other: slow, simple, and not by the simulator."""
     n = problem.instructions
     choice = [
         int(np.flatnonzero(problem.options[k].frequency_mhz == f)[0])

@@ -18,8 +18,20 @@ from statistics import median, median_low
 
 import numpy as np
 
-from perseus_solver.kinds import Floats, Ints
+from perseus_solver.kinds import SIGMA_PER_MAD, Floats, Ints
 from perseus_solver.model.simulator import Choice, Simulator
+
+__all__ = [
+    "MIN_EXCESS",
+    "SIGMAS",
+    "SIGMA_PER_MAD",
+    "Detector",
+    "Straggler",
+    "Thresholds",
+    "least_slowdowns",
+    "stage_pace",
+    "straggling_time_s",
+]
 
 SIGMAS = 4.0
 """Standard deviations of noise below the threshold. With two iterations that must agree, that is less than one false

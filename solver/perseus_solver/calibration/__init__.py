@@ -1,5 +1,4 @@
-"""Calibration: delays between instructions, estimated from measured iterations, that make predicted iteration times
-come true.
+"""Calibration: delays between instructions, estimated from measured iterations, so that predicted times come true.
 
 The model. Instruction i of iteration k took d_ki. A message from stage a to stage b takes δ_ab; a gap γ_s lies between
 two consecutive instructions of stage s; every iteration takes an overhead o in addition (optimizer step, gradient

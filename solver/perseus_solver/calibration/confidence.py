@@ -1,10 +1,9 @@
-"""Intervals: how far each delay can move before the model explains the iterations noticeably worse (profile
-likelihood).
+"""Intervals: how far each delay can move before the model explains the iterations noticeably worse.
 
-With Laplace errors the likelihood ratio of two fits is (mean error / best mean error)^n, and twice its logarithm
-follows χ² with one degree of freedom. n counts plans, because the iterations of one plan have a common error. Each end
-of an interval moves one parameter as far as possible while all others follow. Hence a parameter of which only a sum
-with others is determined gets a wide interval.
+The intervals are those of the profile likelihood. With Laplace errors the likelihood ratio of two fits is (mean error /
+best mean error)^n, and twice its logarithm follows χ² with one degree of freedom. n counts plans, because the
+iterations of one plan have a common error. Each end of an interval moves one parameter as far as possible while all
+others follow. Hence a parameter of which only a sum with others is determined gets a wide interval.
 """
 
 from __future__ import annotations

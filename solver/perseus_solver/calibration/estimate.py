@@ -120,13 +120,27 @@ def predict_s(calibration: Calibration, trace: Trace) -> Floats:
 
 
 def replay_s(trace: Trace) -> Floats:
-    """Predict iteration times from the graph of the schedule alone, without delays: float[iterations], seconds."""
+    """Predict iteration times from the graph of the schedule alone, without delays.
+
+    Args:
+        trace: gives the computations; its iteration times are not used.
+
+    Returns:
+        float[iterations], seconds.
+    """
     replay = Replay(trace.schedule)
     return replay.time_s(trace.duration_s, np.zeros(replay.parameters))
 
 
 def chosen_iterations(trace: Trace, train_fraction: float | None) -> npt.NDArray[np.bool_]:
-    """Return which iterations `calibrate` fits, bool[iterations]: those of evenly spread plans.
+    """Return which iterations `calibrate` fits: those of evenly spread plans.
+
+    Args:
+        trace: measured iterations.
+        train_fraction: share of the plans to fit; None: all.
+
+    Returns:
+        bool[iterations].
 
     Raises:
         InvalidTrace: the fraction is out of range, or too few plans or iterations remain.

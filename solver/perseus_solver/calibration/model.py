@@ -36,8 +36,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Time between the end of an instruction on one stage and the start of the next on another stage, or on the same
-    one.
+    """Time between the end of an instruction on one stage and the start of the next, on another stage or the same.
 
     Attributes:
         from_stage, to_stage: the two ends; equal for a gap within a stage.
@@ -134,8 +133,13 @@ class Calibration:
         return None if self.stage_noise is None else least_slowdowns(self.stage_noise)
 
     def deadline_s(self, bound_s: float) -> float:
-        """Return the longest planned iteration time, in seconds, with which nearly every undisturbed iteration meets a
-        bound.
+        """Return the longest planned iteration time with which nearly every undisturbed iteration meets a bound.
+
+        Args:
+            bound_s: iteration time that measured iterations must not exceed, seconds.
+
+        Returns:
+            Seconds.
         """
         return bound_s / (1 + self.allowance)
 

@@ -45,7 +45,14 @@ class Noise:
 
 
 def instruction_noise(trace: Trace) -> tuple[Noise, ...]:
-    """Return the noise of every kind of instruction of every stage; empty if no plan ran twice."""
+    """Return the noise of every kind of instruction of every stage.
+
+    Args:
+        trace: measured iterations.
+
+    Returns:
+        Empty if no plan ran twice.
+    """
     trace, unshrunk = _repeated(trace)
     if not trace.plan.size:
         return ()
@@ -64,12 +71,15 @@ def instruction_noise(trace: Trace) -> tuple[Noise, ...]:
 
 
 def stage_noise(trace: Trace) -> tuple[float, ...] | None:
-    """Return the standard deviation of each stage's pace from one iteration to the next, as a share.
+    """Return the standard deviation of each stage's pace from one iteration to the next.
 
     The tails are heavier than normal, so the spread is the larger of what the median and what the 99th percentile give.
 
+    Args:
+        trace: measured iterations.
+
     Returns:
-        One number for each stage, for `Thresholds.from_noise`; None if no plan ran twice.
+        A share for each stage, for `Thresholds.from_noise`; None if no plan ran twice.
     """
     trace, unshrunk = _repeated(trace)
     if not trace.plan.size:
@@ -82,7 +92,14 @@ def stage_noise(trace: Trace) -> tuple[float, ...] | None:
 
 
 def median_durations_s(trace: Trace) -> Floats:
-    """Return the median of each instruction under the plan of its iteration: float[iterations, instructions], s."""
+    """Return the median of each instruction under the plan of its iteration.
+
+    Args:
+        trace: measured iterations.
+
+    Returns:
+        float[iterations, instructions], seconds.
+    """
     median = np.empty_like(trace.duration_s)
     for plan in np.unique(trace.plan):
         own = trace.plan == plan

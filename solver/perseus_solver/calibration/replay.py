@@ -89,8 +89,9 @@ class Replay:
         return time, counts[:, : self.parameters]
 
     def _ends(self, duration_s: Floats, delay_s: Floats) -> tuple[Floats, npt.NDArray[np.int8]]:
-        """Return the end of each instruction (rows by level, the missing neighbour last) and the slot of its latest
-        predecessor.
+        """Return the end of each instruction, and the slot of its latest predecessor.
+
+        Rows are in level order; the last row of the ends stands for a missing neighbour.
         """
         delay = np.append(delay_s, 0.0)
         columns = duration_s.T[self._order]

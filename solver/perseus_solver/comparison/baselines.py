@@ -17,12 +17,27 @@ Plan = npt.NDArray[np.intp]
 
 
 def all_maximum(problem: Problem) -> Plan:
-    """Return the plan with every instruction at its highest clock, int[n]: what a job does without Perseus."""
+    """Return the plan with every instruction at its highest clock: what a job does without Perseus.
+
+    Args:
+        problem: the problem to plan.
+
+    Returns:
+        int[n], positions in the options.
+    """
     return np.zeros(problem.instructions, dtype=np.intp)
 
 
 def at_clock(problem: Problem, frequency_mhz: int) -> Plan:
-    """Return the plan with every instruction at one clock, int[n]."""
+    """Return the plan with every instruction at one clock.
+
+    Args:
+        problem: the problem to plan.
+        frequency_mhz: a clock at which every instruction was measured.
+
+    Returns:
+        int[n], positions in the options.
+    """
     place = [
         0 if t.kind is Kind.CONSTANT else int(np.flatnonzero(t.frequency_mhz == frequency_mhz)[0])
         for t in problem.options

@@ -93,15 +93,23 @@ def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> C
 
 
 def single_clocks(simulator: Simulator) -> tuple[Floats, Floats]:
-    """Return time and energy of every plan with one clock for all instructions: float[clocks] seconds and joules."""
+    """Return time and energy of every plan with one clock for all instructions.
+
+    Args:
+        simulator: of the problem.
+
+    Returns:
+        float[clocks] seconds and float[clocks] joules.
+    """
     problem = simulator.problem
     plans = [baselines.at_clock(problem, clock) for clock in baselines.common_clocks(problem)]
     return simulator.totals(np.array(plans or [baselines.all_maximum(problem)]))
 
 
 def as_table(rows: list[Row]) -> str:
-    """Return the comparison as text: each method's time and energy against all-maximum, and this solver's for no more
-    time.
+    """Return the comparison as text.
+
+    Each row has the time and energy of a method against all-maximum, and this solver's energy for no more time.
     """
     base = rows[0]
     assert base.iteration_time_s is not None

@@ -22,8 +22,11 @@ class DelaySource(Protocol):
     """A calibration: times between computations that were estimated from measured iterations."""
 
     def delays_for(self, schedule: Schedule) -> tuple[Floats, Floats, float]:
-        """Return seconds between stages [from, to], before each instruction of a stage [stages], and outside the
-        pipeline.
+        """Return the delays for a schedule.
+
+        Returns:
+            float[stages, stages] seconds between stages [from, to], float[stages] seconds before each instruction of a
+            stage, and seconds of each iteration outside the pipeline.
 
         Raises:
             InvalidCalibration: the calibration cannot be used, or is of another pipeline.

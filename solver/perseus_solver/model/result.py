@@ -88,10 +88,10 @@ _STATUSES = tuple(Status)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frontier:
-    """Plans from the fastest, T_min, to the one of least effective energy, T*: sorted by time, none dominated by
-    another.
+    """Plans from T_min to T*, sorted by time, none dominated by another.
 
-    ``len``, indexing and iteration give the plans as `Point`.
+    The first plan is the fastest, the last takes the least effective energy. ``len``, indexing and iteration give the
+    plans as `Point`.
 
     Attributes:
         time_s: float[points], increasing, seconds.
@@ -151,26 +151,35 @@ class Frontier:
 
     @property
     def effective_energy_j(self) -> Floats:
-        """Σ (e − P_blk·t) of every point, joules, up to the constant of the fixed overhead. It never rises along the
-        frontier.
+        """Σ (e − P_blk·t) of every point, joules, up to the constant of the fixed overhead.
+
+        It never rises along the frontier.
         """
         effective: Floats = self.energy_j - self.blocking_power_w * self.stages * self.time_s
         return effective
 
     @property
     def least_energy(self) -> int:
-        """Index of the point of least iteration energy. It is before T*: behind it, waiting takes more than slower
-        clocks save.
+        """Index of the point of least iteration energy.
+
+        It is before T*: from there on, waiting takes more energy than slower clocks save.
         """
         return int(np.argmin(self.energy_j))
 
     def lookup(self, time_s: float) -> int:
-        """Return the index of the slowest point not slower than ``time_s`` seconds, or the nearest end: min(T*, T′)."""
+        """Return the index of the slowest point not slower than a time, or of the nearest end.
+
+        For a pipeline that waits for a straggler with iteration time T′, that is the point at min(T*, T′).
+
+        Args:
+            time_s: seconds.
+        """
         return max(int(self.time_s.searchsorted(time_s, side="right")) - 1, 0)
 
     def to_bytes(self) -> bytes:
-        """Return the frontier as versioned, compressed bytes. Neighbouring plans differ little, so differences are
-        stored.
+        """Return the frontier as versioned, compressed bytes.
+
+        Neighbouring plans differ little, so differences are stored.
         """
         clocks, coded = np.unique(self.frequencies_mhz, return_inverse=True)
         steps = np.diff(coded.reshape(self.frequencies_mhz.shape).astype("<u2"), axis=0, prepend=np.uint16(0))
@@ -191,6 +200,9 @@ class Frontier:
     @classmethod
     def from_bytes(cls, data: bytes) -> Frontier:
         """Read what `to_bytes` wrote.
+
+        Args:
+            data: the bytes.
 
         Raises:
             InvalidFrontier: not a frontier, another version, or damaged.

@@ -105,7 +105,10 @@ class Simulator:
         """Return the positions in the options that belong to the clocks of a plan.
 
         Args:
-            frequencies_mhz: int[n] or int[plans, n].
+            frequencies_mhz: int[n] or int[plans, n], MHz; 0 for constant-time instructions.
+
+        Returns:
+            The plan as `Choice`, of the same shape.
 
         Raises:
             InvalidProblem: an instruction was not measured at its clock.
@@ -123,11 +126,25 @@ class Simulator:
         return choice
 
     def duration_s(self, choice: Choice) -> Floats:
-        """Return the seconds of each instruction under a plan, of the shape of ``choice``."""
+        """Return the time of each instruction under a plan.
+
+        Args:
+            choice: int[n] or int[plans, n], positions in the options.
+
+        Returns:
+            Seconds, of the shape of ``choice``.
+        """
         return self._time_s[self._first + choice]
 
     def instruction_energy_j(self, choice: Choice) -> Floats:
-        """Return the joules of each instruction under a plan, of the shape of ``choice``."""
+        """Return the energy of each instruction under a plan.
+
+        Args:
+            choice: int[n] or int[plans, n], positions in the options.
+
+        Returns:
+            Joules, of the shape of ``choice``.
+        """
         return self._energy_j[self._first + choice]
 
     def end_s(self, duration_s: Floats, pause_s: Floats | None = None) -> Floats:
@@ -172,7 +189,11 @@ class Simulator:
         return slack
 
     def run(self, choice: Choice) -> Simulation:
-        """Simulate one plan, int[n], or many, int[plans, n]."""
+        """Simulate one plan or many.
+
+        Args:
+            choice: int[n] or int[plans, n], positions in the options.
+        """
         duration = self.duration_s(choice)
         end = self.end_s(duration)
         time = end.max(axis=-1) + self.problem.overhead_s
@@ -181,10 +202,13 @@ class Simulator:
         )
 
     def totals(self, choices: Choice) -> tuple[Floats, Floats]:
-        """Simulate many plans, int[plans, n], a few at a time to limit memory.
+        """Simulate many plans, a few at a time to limit memory.
+
+        Args:
+            choices: int[plans, n], positions in the options.
 
         Returns:
-            float[plans] seconds and float[plans] joules.
+            float[plans] iteration times in seconds, and float[plans] iteration energies in joules.
         """
         step = max(1, _AT_ONCE // self.problem.instructions)
         parts = [self.run(choices[k : k + step]) for k in range(0, len(choices), step)]

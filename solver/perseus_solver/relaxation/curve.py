@@ -129,7 +129,15 @@ class Engine:
         ]
 
     def refine(self, samples: list[Sample], makespan_ticks: Floats) -> list[Sample]:
-        """Return the samples and further ones, each where it may raise the bound at one of these makespans most."""
+        """Solve further prices where they may raise the bound at given makespans most.
+
+        Args:
+            samples: the samples so far.
+            makespan_ticks: float[makespans], a price is solved for each.
+
+        Returns:
+            All samples, from high to low prices.
+        """
         fastest_s = self.fastest_ticks * self.tables.tick_s
         prices = {self._next(samples, at_s, fastest_s) for at_s in (makespan_ticks * self.tables.tick_s).tolist()}
         return _sorted([*samples, *self.sample(sorted({price for price, _ in prices if price is not None}))])
@@ -157,6 +165,9 @@ class Engine:
 
     def timetables(self, samples: list[Sample]) -> tuple[Floats, Floats]:
         """Return relaxed timetables that belong to the flows, fast to slow.
+
+        Args:
+            samples: from high to low prices.
 
         Returns:
             Durations in ticks, float[n, samples] in level order, and makespans in ticks, float[samples].
@@ -234,10 +245,10 @@ class Engine:
         return samples
 
     def _next(self, samples: list[Sample], at_s: float | None, fastest_s: float) -> tuple[int | None, float]:
-        """Return the price that may raise the envelope most (at one makespan, or anywhere), and by what share of the
-        energy.
+        """Return the price that may raise the envelope most, and by what share of the energy.
 
-        The price is None where all prices between neighbouring samples have been solved.
+        The rise is that at one makespan, or the largest anywhere. The price is None where all prices between
+        neighbouring samples have been solved.
         """
         prices = np.array([sample.price for sample in reversed(samples)])
         lines = [sample.bound for sample in reversed(samples)]

@@ -56,10 +56,13 @@ class Graph:
     levels: tuple[Level, ...]
 
     def finish_ticks(self, duration_ticks: Floats) -> Floats:
-        """Return the earliest end of every row (and 0 in row n), a column for each plan. O(edges · plans).
+        """Return the earliest end of every row (and 0 in row n). O(edges · plans).
 
         Args:
             duration_ticks: float[n, plans].
+
+        Returns:
+            float[n + 1, plans].
         """
         done_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
         done_ticks[self.n] = 0.0
@@ -69,11 +72,13 @@ class Graph:
         return done_ticks
 
     def tail_ticks(self, duration_ticks: Floats) -> Floats:
-        """Return the longest way from the end of each row to the end of the iteration (and 0 in row n), a column for
-        each plan.
+        """Return the longest way from the end of each row to the end of the iteration (and 0 in row n).
 
         Args:
             duration_ticks: float[n, plans].
+
+        Returns:
+            float[n + 1, plans].
         """
         rest_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
         reach_ticks = np.empty_like(rest_ticks)  # the rest plus the row's own duration

@@ -43,7 +43,16 @@ class Network:
 
 
 def build_network(tables: Tables, graph: Graph, table_of: Index) -> Network:
-    """Build one arc for each hull corner, edge, and first and last instruction. Edges come first, in order."""
+    """Build the dual network: one arc for each edge, first and last instruction, and hull corner.
+
+    Args:
+        tables: options in ticks.
+        graph: precedence in levels.
+        table_of: int[n], the table of each row.
+
+    Returns:
+        The network; the arcs of edges come first, in order.
+    """
     n = graph.n
     rows = np.arange(n)
     first = np.setdiff1d(rows, graph.head)
@@ -82,14 +91,33 @@ class Dual:
 
 
 def solve_price(network: Network, graph: Graph, price: int) -> Dual:
-    """Return the best flow of value ``price`` from the start to the end."""
+    """Return the best flow from the start to the end.
+
+    Args:
+        network: from `build_network`.
+        graph: of the same problem.
+        price: value of the flow, units of `Tables.unit_w`.
+
+    Raises:
+        FlowFailed: no optimal flow was found.
+    """
     supply = np.zeros(network.nodes, dtype=np.int64)
     supply[-2], supply[-1] = price, -price
     return solve_supply(network, graph, price, supply)
 
 
 def solve_supply(network: Network, graph: Graph, price: int, supply: Int64s) -> Dual:
-    """Return the best flow that meets ``supply`` at the nodes, in a graph with a price of ``price``."""
+    """Return the best flow that meets a supply at the nodes.
+
+    Args:
+        network: from `build_network`.
+        graph: of the same problem.
+        price: flow on arcs without limit is at most this, units of `Tables.unit_w`.
+        supply: int[nodes], positive where flow enters, negative where it leaves.
+
+    Raises:
+        FlowFailed: no optimal flow was found.
+    """
     # Corners that are best only above the price carry no flow.
     used = network.from_price < price
     capacity = network.capacity[used]
@@ -110,13 +138,22 @@ def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64s, price:
 
 
 def optimal_timetables(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) -> tuple[Floats, Floats]:
-    """Return the timetables that are optimal together with the flows, a column each: durations and makespans in ticks.
+    """Return the timetables that are optimal together with the flows.
 
     This is the least solution of the difference constraints that complementary slackness leaves: sweep forward along
     the precedence, backward along tight edges, until nothing changes. Times are integers below 2^53, so "nothing
     changes" is exact. A timetable exists because the flow is optimal, and each pair of sweeps settles every chain of
     constraints up to its next change of direction. Flow that leaves the graph fixes its instruction to the end of the
     iteration.
+
+    Args:
+        tables: options in ticks.
+        graph: precedence in levels.
+        table_of: int[n], the table of each row.
+        duals: optimal flows.
+
+    Returns:
+        Durations in ticks, float[n, flows], and makespans in ticks, float[flows].
     """
     n = graph.n
     edge = np.zeros((len(graph.tail) + 1, len(duals)), dtype=bool)
@@ -151,7 +188,16 @@ def optimal_timetables(tables: Tables, graph: Graph, table_of: Index, duals: lis
 
 
 def intervals(tables: Tables, table_of: Index, through: Int64s) -> tuple[Floats, Floats]:
-    """Return the least and the greatest duration in ticks that is best at each flow, float[n, columns] each."""
+    """Return the least and the greatest duration that is best at each flow.
+
+    Args:
+        tables: options in ticks.
+        table_of: int[n], the table of each row.
+        through: int[n, columns], flow through each row.
+
+    Returns:
+        Two arrays float[n, columns] of ticks.
+    """
     shortest_ticks, longest_ticks = np.empty(through.shape), np.empty(through.shape)
     for table in range(len(tables.size)):
         rows = np.flatnonzero(table_of == table)
@@ -165,13 +211,18 @@ def intervals(tables: Tables, table_of: Index, through: Int64s) -> tuple[Floats,
 
 
 def stretch(graph: Graph, shortest_ticks: Floats, longest_ticks: Floats, end_ticks: Floats) -> tuple[Floats, Floats]:
-    """Return timetables between shortest and longest durations that end at the given times, or as early as they can.
+    """Return timetables between shortest and longest durations that end at given times, or as early as they can.
 
     For flows that are optimal up to rounding, for which `optimal_timetables` would find no exact fit. One sweep lets
     each instruction, in order, grow as far as it may and the time allows.
 
+    Args:
+        graph: precedence in levels.
+        shortest_ticks, longest_ticks: float[n, columns].
+        end_ticks: float[columns], when to end.
+
     Returns:
-        Durations and ends in ticks.
+        Durations in ticks, float[n, columns], and makespans in ticks, float[columns].
     """
     duration_ticks = shortest_ticks.copy()
     rest_ticks = graph.tail_ticks(duration_ticks)

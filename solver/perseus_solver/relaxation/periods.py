@@ -86,8 +86,10 @@ class Repetition:
 
 
 def ancestors(problem: Problem, graph: Graph) -> npt.NDArray[np.int32]:
-    """Return how many instructions of each stage precede the end of each instruction, itself included: int32[n,
-    stages].
+    """Return how many instructions of each stage precede the end of each instruction, itself included.
+
+    Returns:
+        int32[n, stages].
     """
     stages = problem.stages
     offset = problem.stage_offset.astype(np.int64)

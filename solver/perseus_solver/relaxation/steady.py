@@ -67,8 +67,10 @@ class Circulations:
         self._chain_nodes = nodes
 
     def at(self, price: int) -> tuple[Int64s, Int64s]:
-        """Return the circulation of value ``price`` (its flow over a boundary): int[classes] on edges, int[nodes]
-        through nodes.
+        """Return the circulation of value ``price``, which is its flow over a boundary between blocks.
+
+        Returns:
+            int[classes] on edges, and int[nodes] through nodes.
         """
         if price not in self._found:
             self._found[price] = self._circulation(price)
@@ -126,12 +128,11 @@ class Circulations:
         return min_cost_flow(self._tail, self._head, capacity, period_ticks * self._back - self._gain_ticks, nothing)
 
     def _blend(self, one: Int64s, other: Int64s, share: float) -> Int64s:
-        """Return a convex combination, rounded to integers so that flow is conserved, of slightly less rather than more
-        value.
+        """Return a convex combination, rounded to integers so that flow is conserved.
 
-        Flow rounded down leaves imbalances. The fractional arcs, one unit each, can settle them, because circulations
-        between integral limits are integral. Both carry less than a unit on each arc: the value is too small by less
-        than the number of arcs, which the caller adds along one cycle.
+        Its value is slightly less rather than more. Flow rounded down leaves imbalances. The fractional arcs, one unit
+        each, can settle them, because circulations between integral limits are integral. Both carry less than a unit on
+        each arc: the value is too small by less than the number of arcs, which the caller adds along one cycle.
         """
         exact = other + (one - other) * share
         whole = np.floor(exact).astype(np.int64)
@@ -237,8 +238,9 @@ class Steady:
         return sum(len(piece.rows) for piece in self._pieces)
 
     def kinds(self) -> tuple[Index, Index]:
-        """Return one instruction of each kind, and the kind of each: repeated instructions are of one kind, all others
-        differ.
+        """Return one instruction of each kind, and the kind of each instruction.
+
+        Repeated instructions are of one kind; all others differ.
         """
         apart = int(self._node.max()) + 1
         label = np.where(self._node >= 0, self._node, apart + np.arange(len(self._node)))

@@ -1,5 +1,4 @@
-"""Options as rectangular arrays in integer time: the Pareto-efficient options of each table, and their lower convex
-hull.
+"""Options as rectangular arrays in integer time: Pareto-efficient options, and their lower convex hulls.
 
 Time is counted in *ticks*. Every duration is rounded up to whole ticks and stored in a float64, whose sums are exact
 below 2^53. So the solver compares times without a tolerance, and a plan that meets a deadline in ticks meets it in
@@ -61,9 +60,14 @@ class Tables:
 
 
 def efficient(options: Options, blocking_power_w: float) -> Index:
-    """Return the positions of the Pareto-efficient options, by increasing time.
+    """Return the Pareto-efficient options: no other option is as fast for as little effective energy.
 
-    An option is efficient if no other is as fast for as little effective energy.
+    Args:
+        options: measured options.
+        blocking_power_w: power of one waiting GPU, watts.
+
+    Returns:
+        int[efficient options], their positions by increasing time.
     """
     effective_j = options.energy_j - blocking_power_w * options.time_s
     order = np.lexsort((effective_j, options.time_s))
@@ -73,7 +77,15 @@ def efficient(options: Options, blocking_power_w: float) -> Index:
 
 
 def lower_hull(time: Floats, energy: Floats) -> Index:
-    """Return the corners of the lower convex hull of points sorted by time (Andrew's monotone chain)."""
+    """Return the corners of the lower convex hull of points (Andrew's monotone chain).
+
+    Args:
+        time: float[points], increasing.
+        energy: float[points].
+
+    Returns:
+        int[corners], their positions.
+    """
     hull: list[int] = []
     for i in range(len(time)):
         while len(hull) >= 2:
@@ -95,7 +107,13 @@ def _stack(rows: list[Floats], pad: float | None) -> Floats:
 
 
 def build_tables(problem: Problem) -> Tables:
-    """Filter, sort and scale the options of a problem. O(options · log), independent of the number of instructions."""
+    """Filter, sort and scale the options of a problem.
+
+    O(options · log), independent of the number of instructions.
+
+    Args:
+        problem: the problem.
+    """
     counts = np.bincount(problem.option_of, minlength=len(problem.options))
     # No timetable is longer than all slowest instructions and delays one after the other.
     horizon_s = float(

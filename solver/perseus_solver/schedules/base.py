@@ -74,15 +74,27 @@ class Schedule:
         return slice(int(self.stage_offset[stage]), int(self.stage_offset[stage + 1]))
 
     def of_stage(self, stage: int) -> list[tuple[str, int, int]]:
-        """Return ``(instruction, microbatch, chunk)`` of one stage in execution order, as a training process registers
-        them.
+        """Return the instructions of one stage in execution order, as a rank registers them.
+
+        Args:
+            stage: 0 … stages − 1.
+
+        Returns:
+            ``(instruction, microbatch, chunk)`` of each.
         """
         own = self.span(stage)
         labels = [Kind(k).label for k in self.kind[own].tolist()]
         return list(zip(labels, self.microbatch[own].tolist(), self.chunk[own].tolist(), strict=True))
 
     def columns(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return kinds, microbatches and chunks of one stage in execution order, as they are sent to an agent."""
+        """Return the instructions of one stage in execution order, as they are sent to an agent.
+
+        Args:
+            stage: 0 … stages − 1.
+
+        Returns:
+            Kinds, microbatches and chunks, one of each for every instruction.
+        """
         own = self.span(stage)
         return tuple(self.kind[own].tolist()), tuple(self.microbatch[own].tolist()), tuple(self.chunk[own].tolist())
 
@@ -122,9 +134,7 @@ class Schedule:
         return np.concatenate([chain, before[~same]]), np.concatenate([chain + 1, after[~same]]).astype(np.int32)
 
     def _data_flow(self) -> tuple[Ints, Ints]:
-        """Forwards go up the positions, gradients go down, and weight gradients follow the input gradients of their own
-        stage.
-        """
+        """Forwards go up the positions, gradients down; weight gradients follow the input gradients of their stage."""
         position = self.position[self.stage, self.chunk]
         positions = int(self.position.max()) + 1
         place = self.microbatch.astype(np.int64) * positions + position
@@ -201,7 +211,16 @@ def assemble(
 
 
 def rows(kind: Kind, microbatch: npt.NDArray[np.integer], chunk: npt.NDArray[np.integer] | int = 0) -> Ints:
-    """Return instructions of one kind as rows (kind, microbatch, chunk) for `assemble`."""
+    """Return instructions of one kind as rows for `assemble`.
+
+    Args:
+        kind: their kind.
+        microbatch: int[instructions].
+        chunk: int[instructions], or one chunk for all.
+
+    Returns:
+        int32[instructions, 3].
+    """
     out = np.empty((microbatch.size, 3), dtype=np.int32)
     out[:, 0] = kind
     out[:, 1] = microbatch

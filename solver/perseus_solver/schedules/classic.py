@@ -32,12 +32,12 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
 
 
 def early_recompute(stages: int, microbatches: int) -> Schedule:
-    """Return 1F1B that recomputes activations just before each backward, without waiting for its gradient (Merak,
-    2023).
+    """Return 1F1B that recomputes activations just before each backward (Merak, 2023).
 
-    A recomputation is a forward of chunk `RECOMPUTATION`. The last stage stores its activations, because its backward
-    follows its forward at once. The profile's ``backward`` must not include recomputation. A recomputation takes the
-    time and energy of the stage's ``forward``, unless the profile has ``forward`` rows of that chunk.
+    A recomputation does not wait for the gradient. It is a forward of chunk `RECOMPUTATION`. The last stage stores its
+    activations, because its backward follows its forward at once. The profile's ``backward`` must not include
+    recomputation. A recomputation takes the time and energy of the stage's ``forward``, unless the profile has
+    ``forward`` rows of that chunk.
     """
     per_stage = []
     for stage in range(stages):

@@ -1,9 +1,9 @@
-"""The CSV of a schedule, as `torch.distributed.pipelining` exports it: a row for each rank, a cell for each slot, such
-as ``2F0`` or ``0B3``.
+"""The CSV of a schedule, as `torch.distributed.pipelining` exports it.
 
-A cell is a virtual stage, an action and a microbatch. Both of torch's forms are read: compute only, and with
-communication. Communication takes no time here: transfers are delays between stages, and parameter gathering and
-gradient reduction belong to the overhead of the iteration.
+It has a row for each rank and a cell for each slot, such as ``2F0`` or ``0B3``: a virtual stage, an action and a
+microbatch. Both of torch's forms are read: compute only, and with communication. Communication takes no time here:
+transfers are delays between stages, and parameter gathering and gradient reduction belong to the overhead of the
+iteration.
 """
 
 from __future__ import annotations

@@ -144,8 +144,7 @@ class Pool:
             self._recreate(poor, starts, tries, rounds)
 
     def exchange(self, deadline_s: float) -> None:
-        """Try other mixtures along the longest path of the cheapest plan that ends by a deadline, and of the cheapest
-        of all.
+        """Try other mixtures on the longest path of two plans: the cheapest by a deadline, and the cheapest of all.
 
         Where one chain determines the time, nothing off it needs to be faster.
         """
@@ -243,8 +242,9 @@ class Pool:
             report(min(begin + size, len(deadline_ticks)) / len(deadline_ticks))
 
     def _plans(self, *, corners: bool = False) -> Curve:
-        """Return the plans that no other dominates, or only those on the lower convex hull, to be mixed like relaxed
-        timetables.
+        """Return the plans that no other dominates as timetables, to be mixed like relaxed ones.
+
+        With ``corners``, only those on the lower convex hull.
         """
         order = np.lexsort((self._effective_j, self._makespan_ticks))
         least = np.minimum.accumulate(self._effective_j[order])

@@ -66,9 +66,7 @@ class Recreate:
         return choice
 
     def _ruined(self, trial: Index, scarce: npt.NDArray[np.bool_]) -> Index:
-        """Make instructions faster: in every other trial a neighbourhood, by much or a little; in the others a few
-        anywhere.
-        """
+        """Make instructions faster: a neighbourhood in every other trial, a few anywhere in the others."""
         columns, random = trial.shape[1], self._random
         draw = random.random(trial.shape, dtype=np.float32)
         count = scarce.sum(axis=0)

@@ -43,9 +43,7 @@ class Curve:
     makespan_ticks: Floats
 
     def around(self, deadline_ticks: Floats) -> tuple[Index, Index, Floats]:
-        """Return the neighbours of each deadline on the curve, and how far it is from the first to the second, as a
-        share.
-        """
+        """Return the neighbours of each deadline on the curve, and its share of the way between them."""
         last = len(self.makespan_ticks) - 1
         left = np.clip(np.searchsorted(self.makespan_ticks, deadline_ticks, side="right") - 1, 0, max(last - 1, 0))
         right = np.minimum(left + 1, last)
@@ -154,9 +152,7 @@ class Rounder:
         return choice
 
     def follow_back(self, reach_ticks: Floats, worth: Index) -> Index:
-        """Return the same from the end; ``reach_ticks`` is the time from each planned start to the end of the
-        iteration.
-        """
+        """Return the same from the end; ``reach_ticks`` is the time from each planned start to the iteration's end."""
         graph = self.graph
         choice = np.empty((graph.n, reach_ticks.shape[1]), dtype=np.intp)
         far_ticks = np.zeros((graph.n + 1, reach_ticks.shape[1]))
@@ -247,12 +243,11 @@ def round_plans(
     *,
     ways: tuple[bool, ...] = (False, True),
 ) -> Index:
-    """Return the best plans found for each deadline: mixtures of two timetables of the curve, rounded, slack
-    distributed.
+    """Return the best plans found for each deadline: rounded mixtures of two timetables of the curve.
 
-    All mixtures are swept side by side, ``2 · len(spans)`` columns for each deadline. With both ways, mixtures of each
-    are also swept in the direction of the other. A single way takes a sixth of the work, and offers slack in fewer
-    steps.
+    All mixtures are swept side by side, ``2 · len(spans)`` columns for each deadline, and their slack is distributed.
+    With both ways, mixtures of each are also swept in the direction of the other. A single way takes a sixth of the
+    work, and offers slack in fewer steps.
 
     Args:
         rounder: of the problem.
@@ -305,9 +300,7 @@ def improve(rounder: Rounder, choices: Index, deadline_ticks: Floats) -> Index:
 
 
 def _mix(curve: Curve, fast: Index, slow: Index, deadline_ticks: Floats, *, late: bool) -> tuple[Floats, Floats]:
-    """Return timetables that end at the deadline: the slow one first and then the fast one, or (late) the other way
-    round.
-    """
+    """Return timetables that end at the deadline: first the slow one and then the fast one, or (late) vice versa."""
     if late:
         ahead_ticks = np.maximum(curve.makespan_ticks[slow] - deadline_ticks, 0.0)
         return (

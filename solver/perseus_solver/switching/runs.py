@@ -54,8 +54,9 @@ class Clocks:
         return duration
 
     def changed(self, plans: Index) -> npt.NDArray[np.bool_]:
-        """Return whether each instruction's clock differs from the preceding one on its stage (the first's: from the
-        last).
+        """Return whether each instruction's clock differs from that of the preceding one on its stage.
+
+        The first instruction follows the last.
         """
         changed = np.zeros(plans.shape, dtype=np.bool_)
         for rows in self.rows_of_stage:

@@ -25,8 +25,9 @@ class Smoother:
             self._row_at[: len(rows), stage] = rows
 
     def plan(self, price_j: Floats) -> Index:
-        """Return the cheapest plans in which no instruction is slower than planned, for a price of a change (one for
-        each plan).
+        """Return the cheapest plans in which no instruction is slower than planned.
+
+        ``price_j`` is the price of a change, one for each plan.
         """
         size = max(_CELLS // (self._row_at.size * len(self._clocks.mhz)), 1)
         parts = [slice(begin, begin + size) for begin in range(0, len(self._plans), size)]

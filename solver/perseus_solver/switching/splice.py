@@ -116,8 +116,9 @@ class Deadlines:
         return best
 
     def _pairs(self, pool: Candidates, k: int) -> list[tuple[int, int]]:
-        """Return, for each share of the loss, the two plans whose average has fewest changes: one in time, one no
-        earlier.
+        """Return, for each share of the loss, the two plans whose average has fewest changes.
+
+        One plan meets the deadline, the other is no earlier.
         """
         time_s = self.time_s[k]
         fast = np.flatnonzero(pool.time_s <= time_s * (1 + TOLERANCE))
