@@ -88,8 +88,8 @@ def against_lowtime(profile: str, microbatches: int) -> dict[str, Result]:
             point = solve_deadline(problem, t)
             excess.append((point.energy_j + blocking_w * (t - point.iteration_time_s)) / e - 1.0)
         results[f"solver_worst_energy_vs_lowtime_percent_{name}"] = figure(100 * max(excess), "%", peer)
-        dearer = sum(share > ROUNDING for share in excess)
-        results[f"solver_times_dearer_than_lowtime_{name}"] = figure(dearer, f"of {len(excess)}", peer)
+        extra = sum(share > ROUNDING for share in excess)
+        results[f"solver_times_dearer_than_lowtime_{name}"] = figure(extra, f"of {len(excess)}", peer)
     return results
 
 

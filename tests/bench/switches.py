@@ -79,10 +79,10 @@ def latency_table() -> str:
             chosen = reduced[reduced.lookup(deadline_s)]
             late = realised_s(problem, point, latency_s) / point.iteration_time_s - 1
             early = chosen.iteration_time_s / point.iteration_time_s - 1
-            dearer = chosen.energy_j / point.energy_j - 1
+            extra = chosen.energy_j / point.energy_j - 1
             lines.append(
                 f"| {LABELS[profile]} | {1000 * latency_s:g} ms | {point.clock_changes} | {100 * late:+.1f} % | "
-                f"{chosen.clock_changes} | {100 * early:+.1f} % | {100 * dearer:+.1f} % |"
+                f"{chosen.clock_changes} | {100 * early:+.1f} % | {100 * extra:+.1f} % |"
             )
     return "\n".join(lines)
 

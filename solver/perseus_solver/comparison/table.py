@@ -115,7 +115,7 @@ def as_table(rows: list[Row]) -> str:
     assert base.iteration_time_s is not None
     assert base.energy_j is not None
     lines = [
-        f"{'':22}{'time':>10}{'':>9}{'energy':>12}{'saving':>9}   {'ours by then':>12}{'saving':>9}{'gap':>9}",
+        f"{'':22}{'time':>10}{'':>9}{'energy':>12}{'saving':>9}   {'this solver':>12}{'saving':>9}{'gap':>9}",
         f"{'':22}{'s':>10}{'%':>9}{'J':>12}{'%':>9}   {'J':>12}{'%':>9}{'%':>9}",
     ]
     for row in rows:

@@ -176,14 +176,14 @@ def _fill(
         free = int(count[k]) - (mixture.common if k == mixture.table else 0)
         options = np.delete(np.arange(int(tables.size[k])), mixture.base[k])
         value = tables.energy_j[k] + mixture.price_j * time_ticks[k]
-        dearer = np.maximum(value[options] - value[mixture.base[k]], 0.0)
+        extra_j = np.maximum(value[options] - value[mixture.base[k]], 0.0)
         shift = np.rint((time_ticks[k, options] - time_ticks[k, mixture.base[k]]) / cell_ticks)
-        near = (np.abs(shift) <= cells) & (dearer <= excess_j)
-        options, dearer, shift = options[near], dearer[near], shift[near].astype(np.intp)
+        near = (np.abs(shift) <= cells) & (extra_j <= excess_j)
+        options, extra_j, shift = options[near], extra_j[near], shift[near].astype(np.intp)
         layers, current, best, taken = [], cost, cost.copy(), np.zeros(cells + 1, dtype=np.intp)
         for depth in range(1, min(free, _MOST) + 1):
             following, which = np.full(cells + 1, np.inf), np.full(cells + 1, -1, dtype=np.intp)
-            for i, (move, price) in enumerate(zip(shift.tolist(), dearer.tolist(), strict=True)):
+            for i, (move, price) in enumerate(zip(shift.tolist(), extra_j.tolist(), strict=True)):
                 to, source = (
                     slice(max(move, 0), cells + 1 + min(move, 0)),
                     slice(max(-move, 0), cells + 1 - max(move, 0)),

@@ -101,18 +101,18 @@ def test_an_improved_plan_is_in_time_and_takes_no_more_energy(seed: int, convex:
 def test_a_plan_that_is_slightly_late_is_shortened(seed: int, convex: bool) -> None:
     random = np.random.default_rng(seed)
     rounder = rounder_of(problem_of(3, 4, random, convex=convex))
-    thriftiest = rounder.tables.size[rounder.table_of] - 1
+    cheapest_plan = rounder.tables.size[rounder.table_of] - 1
     cuts = Cuts(rounder)
-    longest = float(rounder.makespan_ticks(thriftiest[:, None])[0])
-    shortest = float(rounder.makespan_ticks(np.zeros_like(thriftiest)[:, None])[0])
-    deadline_ticks = max(shortest, longest - cuts.reach(thriftiest) * random.uniform(0.0, 0.6))
-    found = cuts.shortened(thriftiest, deadline_ticks)
+    longest = float(rounder.makespan_ticks(cheapest_plan[:, None])[0])
+    shortest = float(rounder.makespan_ticks(np.zeros_like(cheapest_plan)[:, None])[0])
+    deadline_ticks = max(shortest, longest - cuts.reach(cheapest_plan) * random.uniform(0.0, 0.6))
+    found = cuts.shortened(cheapest_plan, deadline_ticks)
     if found is not None:
         assert rounder.makespan_ticks(found[:, None])[0] <= deadline_ticks
     else:
-        assert not convex or deadline_ticks < longest - cuts.reach(thriftiest) / 2, "near ones are in reach"
-    assert cuts.shortened(thriftiest, shortest * 0.99) is None
-    assert (cuts.shortened(thriftiest, longest) == thriftiest).all()
+        assert not convex or deadline_ticks < longest - cuts.reach(cheapest_plan) / 2, "near ones are in reach"
+    assert cuts.shortened(cheapest_plan, shortest * 0.99) is None
+    assert (cuts.shortened(cheapest_plan, longest) == cheapest_plan).all()
 
 
 def test_one_shared_instruction_is_shortened_so_that_many_get_time() -> None:

@@ -128,15 +128,17 @@ def test_a_late_plan_meets_its_deadline_where_one_chain_determines_the_time() ->
     problem = problem_of(3, 6)
     engine = Engine(problem)
     rounder = Rounder(engine.tables, engine.graph, engine.table_of)
-    thriftiest = engine.tables.size[engine.table_of] - 1
-    deadline_ticks = float(np.floor(rounder.makespan_ticks(thriftiest[:, None])[0] * 0.985))
+    cheapest_plan = engine.tables.size[engine.table_of] - 1
+    deadline_ticks = float(np.floor(rounder.makespan_ticks(cheapest_plan[:, None])[0] * 0.985))
     known = solve_deadline(problem, deadline_ticks * engine.tables.tick_s)
     most_j = known.energy_j - problem.blocking_power_w * problem.stages * known.iteration_time_s
     offered, found = (
-        exchanged(rounder, thriftiest, deadline_ticks),
-        exchanged(rounder, thriftiest, deadline_ticks, most_j=most_j),
+        exchanged(rounder, cheapest_plan, deadline_ticks),
+        exchanged(rounder, cheapest_plan, deadline_ticks, most_j=most_j),
     )
-    in_time = rounder.makespan_ticks(found) <= deadline_ticks + len(thriftiest)  # each duration is rounded up to a tick
+    in_time = rounder.makespan_ticks(found) <= deadline_ticks + len(
+        cheapest_plan
+    )  # each duration is rounded up to a tick
     assert rounder.energy_j(found[:, in_time]).min() <= most_j * (1 + 1e-12)
     assert rounder.energy_j(found).min() < rounder.energy_j(offered).min()
 
