@@ -24,7 +24,7 @@ from perseus_proto import keys
 from perseus_sim.cluster.live_job import LiveIteration, LiveJob, start_live_job, tables_of
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS, stage_weights
-from perseus_solver.schedules import Schedule, build_schedule, read_order
+from perseus_solver.schedules import Schedule, build_schedule, read_schedule
 
 HERE = Path(__file__).resolve().parent
 CRD = HERE.parents[1] / "deploy" / "crds" / "perseusjobs.yaml"
@@ -87,7 +87,7 @@ class Example:
 
     def _tell(self, cluster: SimulatedCluster, job: LiveJob, order: Path) -> dict[str, float]:
         baseline = self._measure(job, 3, "at default clocks")
-        schedule = read_order(order)
+        schedule = read_schedule(order)
         declared = build_schedule("1f1b", stages=self._stages, microbatches=MICROBATCHES)
         self._require(_same(schedule, declared), "the exported schedule is not 1F1B")
         self._say(f"schedule exported by the training process: {order}, {schedule.instructions} instructions")

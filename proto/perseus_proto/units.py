@@ -54,6 +54,11 @@ def ms_from_s(seconds: float) -> int:
     return round(seconds * _MILLI)
 
 
+def fractional_ms_from_s(seconds: float) -> float:
+    """Seconds to milliseconds, not rounded, for messages."""
+    return seconds * _MILLI
+
+
 def s_from_ms(milliseconds: int) -> float:
     """Milliseconds to seconds."""
     return milliseconds / _MILLI

@@ -1,14 +1,28 @@
-"""The mathematics: measurements and a schedule in, the time-energy frontier of frequency plans out.
+r"""The planner: measurements and a schedule in, the time-energy frontier of clock plans out.
 
-    from perseus_solver import build_problem, build_schedule, read_profile, solve_frontier
+A pipeline of a training job runs the same instructions in every iteration. This package chooses a clock for each of
+them so that the iteration takes the least energy for its time, and proves how far each plan can be from the optimum.
+It is a pure library: apart from its command line it reads no files and talks to no cluster and no GPU.
 
-    profile = read_profile(Path("profile.csv"), stages=8)
-    schedule = build_schedule("1f1b", stages=8, microbatches=96)
-    frontier = solve_frontier(build_problem(profile, schedule, blocking_power_w=83.64))
-    plan = frontier[frontier.lookup(straggler_time_s)]
+The example plans a pipeline of two stages. A profile has the columns stage, instruction, frequency (MHz), time (s) and
+energy (J):
 
-Names are imported when first used, so that the command line starts fast. Pure: no I/O beyond the CLI, no cluster, no
-clocks.
+>>> import perseus_solver as perseus
+>>> profile = perseus.read_profile(
+...     "stage,instruction,frequency,time,energy\n"
+...     "0,forward,1400,0.050,20\n0,forward,1000,0.060,16\n0,backward,1400,0.100,40\n0,backward,1000,0.120,32\n"
+...     "1,forward,1400,0.040,16\n1,forward,1000,0.048,13\n1,backward,1400,0.080,32\n1,backward,1000,0.096,26\n"
+... )
+>>> schedule = perseus.build_schedule("1f1b", stages=2, microbatches=4)
+>>> problem = perseus.build_problem(profile, schedule, blocking_power_w=80.0)
+>>> frontier = perseus.solve_frontier(problem)
+>>> plan = frontier[frontier.lookup(1.05 * frontier.t_min_s)]  # at most 5 % slower than the fastest plan
+>>> print(f"{plan.iteration_time_s:.2f} s, {plan.energy_j:.2f} J, {plan.status}")
+0.72 s, 410.16 J, optimal
+>>> plan.frequencies_mhz[schedule.span(1)].tolist()  # a clock for every instruction of stage 1
+[1400, 1400, 1000, 1000, 1000, 1000, 1400, 1400]
+
+Names are imported when they are first used, so that the command line starts without numpy and OR-Tools.
 """
 
 from __future__ import annotations
@@ -24,8 +38,8 @@ if TYPE_CHECKING:
     from perseus_solver.model.result import Frontier, Point, Status
     from perseus_solver.model.sampling import Sampling
     from perseus_solver.model.simulator import Simulator
-    from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order
-    from perseus_solver.switching.switches import Switching, calm, calm_point
+    from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule
+    from perseus_solver.switching import Switching, reduce_clock_changes, reduce_clock_changes_of_point
 
 __all__ = [
     "SCHEDULES",
@@ -41,26 +55,26 @@ __all__ = [
     "Switching",
     "build_problem",
     "build_schedule",
-    "calm",
-    "calm_point",
-    "read_order",
     "read_profile",
+    "read_schedule",
+    "reduce_clock_changes",
+    "reduce_clock_changes_of_point",
     "solve_deadline",
     "solve_frontier",
 ]
 
-_HOME = {
+_NAMES_OF_MODULE = {
     "frontier": ("solve_deadline", "solve_frontier"),
-    "problem": ("Problem", "build_problem"),
-    "profile": ("Profile", "read_profile"),
-    "result": ("Frontier", "Point", "Status"),
-    "sampling": ("Sampling",),
-    "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_order"),
-    "simulate": ("Simulator",),
-    "switches": ("Switching", "calm", "calm_point"),
-    "vocabulary": ("Kind",),
+    "kinds": ("Kind",),
+    "model.problem": ("Problem", "build_problem"),
+    "model.profile": ("Profile", "read_profile"),
+    "model.result": ("Frontier", "Point", "Status"),
+    "model.sampling": ("Sampling",),
+    "model.simulator": ("Simulator",),
+    "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_schedule"),
+    "switching": ("Switching", "reduce_clock_changes", "reduce_clock_changes_of_point"),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,17 +1,18 @@
-"""Proof checking: what a dual flow proves about every plan of a problem, and whether a frontier's claims follow.
+"""Check proofs: what a dual flow proves about every plan of a problem, and whether the claims of a frontier follow.
 
-Shares no code with the engine and reads only the problem itself. Used by tests, benchmarks and anyone who doubts a
-bound.
+The checker shares no code with the solver and reads only the problem itself, so that a bug in the solver cannot hide
+here.
 
 The theorem: let f ≥ 0 be watts on every edge and x_i watts through every instruction, with x_i at least what flows in
-and at least what flows out. Give each surplus of inflow its own way to the end of the iteration, each surplus of
-outflow its own way from the start. Then for every plan with makespan ≤ T, multiplying its precedence constraints by f
-and adding them up gives
+and at least what flows out. Route each surplus of inflow to the end of the iteration, and each surplus of outflow from
+the start. Multiply the precedence constraints of any plan with makespan ≤ T by f and add them up. The start times
+cancel, and
 
     Σ ε_i  ≥  Σ_i min over options (ε + x_i·t)  +  Σ f·delay  −  v·T,     v = Σ (x_i − outflow_i),
 
-because start times cancel. The minimum runs over the measured options themselves, so hulls, ticks and solvers need no
-trust.
+where ε = e − P_blk·t is the effective energy of an option. The minimum runs over the measured options themselves, so
+neither the convex hulls nor the ticks nor the flow solver need to be trusted. (Lagrangian duality of the time-cost
+tradeoff; Fulkerson 1961, Phillips and Dessouky 1977.)
 """
 
 from __future__ import annotations
@@ -27,17 +28,23 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
 
 CONSERVATION = 1e-9
-"""Largest imbalance at an instruction, relative to the price, that passes as float rounding. It costs nothing in
-rigour: whatever does not balance is charged to the end of the iteration by the theorem."""
+"""Largest imbalance at an instruction, relative to the price, that counts as float rounding. The proof stays rigorous:
+the theorem charges whatever does not balance to the end of the iteration.
+"""
 
 
 class InvalidCertificate(SolverError):
-    """A flow that is not one, or a claim that does not follow from it."""
+    """The flow is not a valid one, or a claim does not follow from it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Certificate:
-    """A dual flow, in watts: on every edge and through every instruction, numbered as in the problem."""
+    """A dual flow.
+
+    Attributes:
+        edge_w: float[m], watts on every edge, numbered as in the problem.
+        through_w: float[n], watts through every instruction, numbered as in the problem.
+    """
 
     edge_w: Floats
     through_w: Floats
@@ -45,28 +52,40 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A line under all plans: effective energy ≥ ``constant_j − price_w · makespan_s``."""
+    """A line below all plans: effective energy ≥ ``constant_j − price_w · makespan_s``.
+
+    Attributes:
+        constant_j: joules.
+        price_w: watts, what a second of the makespan is worth.
+    """
 
     constant_j: float
     price_w: float
 
     def at(self, makespan_s: float) -> float:
-        """The bound on the effective energy of plans with at most this makespan."""
+        """Return the bound on the effective energy, in joules, of plans with at most this makespan in seconds."""
         return self.constant_j - self.price_w * makespan_s
 
 
 def prove(problem: Problem, certificate: Certificate) -> Bound:
-    """The line that a flow proves. O(instructions + edges + options · distinct flows).
+    """Return the line that a flow proves. O(instructions + edges + options · distinct flows).
+
+    Args:
+        problem: the problem that the flow is about.
+        certificate: the flow.
+
+    Returns:
+        The lower bound on the effective energy of every plan.
 
     Raises:
         InvalidCertificate: wrong shape, a negative or non-finite number, or flow that appears or vanishes inside the
-        graph.
+            graph.
     """
     n, m = problem.instructions, len(problem.edge_from)
     edge, through = certificate.edge_w, certificate.through_w
     if edge.shape != (m,) or through.shape != (n,):
         raise InvalidCertificate(
-            f"certificate: {edge.shape} and {through.shape} do not fit {m} edges and {n} instructions"
+            f"certificate: shapes {edge.shape} and {through.shape} do not fit {m} edges and {n} instructions"
         )
     if not (np.isfinite(edge).all() and np.isfinite(through).all() and (edge >= 0).all() and (through >= 0).all()):
         raise InvalidCertificate("certificate: every flow must be finite and zero or more")
@@ -94,7 +113,16 @@ def prove(problem: Problem, certificate: Certificate) -> Bound:
 
 
 def iteration_bound(problem: Problem, bounds: Iterable[Bound], iteration_time_s: Floats) -> Floats:
-    """The best proven bound on iteration energy at each iteration time."""
+    """Return the best proven bound on the iteration energy at each iteration time.
+
+    Args:
+        problem: the problem that the bounds are about.
+        bounds: lines from `prove`.
+        iteration_time_s: float[times], seconds, overhead included.
+
+    Returns:
+        float[times], joules, with the blocking power of all stages over the whole iteration.
+    """
     makespan = np.asarray(iteration_time_s) - problem.overhead_s
     best = np.full(np.shape(makespan), -np.inf)
     for bound in bounds:
@@ -105,8 +133,13 @@ def iteration_bound(problem: Problem, bounds: Iterable[Bound], iteration_time_s:
 def check_frontier(problem: Problem, frontier: Frontier, certificates: Iterable[Certificate]) -> None:
     """Check every claim of a frontier: plans, times, energies, order and bounds.
 
+    Args:
+        problem: the problem that was solved.
+        frontier: its solution.
+        certificates: the flows that shall prove its bounds.
+
     Raises:
-        InvalidCertificate: a claim does not hold; names the point.
+        InvalidCertificate: a claim does not hold; the message names the point.
     """
     bounds = [prove(problem, certificate) for certificate in certificates]
     proven = iteration_bound(problem, bounds, frontier.time_s)
@@ -123,13 +156,11 @@ def check_frontier(problem: Problem, frontier: Frontier, certificates: Iterable[
         if point.energy_j < point.energy_lower_bound_j:
             raise InvalidCertificate(f"point {i}: energy {point.energy_j!r} J lies below its bound")
     if (np.diff(frontier.time_s) <= 0).any() or (np.diff(frontier.effective_energy_j) >= 0).any():
-        raise InvalidCertificate("frontier: points must rise in time and fall in effective energy")
+        raise InvalidCertificate("frontier: from point to point, time must rise and effective energy must fall")
 
 
 def _replay(problem: Problem, frequencies_mhz: np.ndarray) -> tuple[float, float]:
-    """Time and energy of a plan, one instruction after the other in an order of readiness: slow, obvious,
-    independent.
-    """
+    """Return time and energy of a plan, one instruction after the other: slow, simple, and not by the simulator."""
     n = problem.instructions
     choice = [
         int(np.flatnonzero(problem.options[k].frequency_mhz == f)[0])

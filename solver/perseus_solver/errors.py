@@ -1,19 +1,26 @@
-"""What the solver refuses, one line a class.
+"""Every reason for which the solver refuses its input, as a tree of exceptions. Each message is one line.
 
 SolverError (ValueError)
-├── InvalidProfile     the measurements cannot be used: names the row or column and the rule
-├── InvalidSchedule    unknown name, bad counts, or an order that deadlocks
-├── InvalidTrace       measured iterations cannot be used: names the file, the line, the column and the rule
-├── InvalidCalibration the calibration is damaged, does not explain the run, or belongs to another pipeline
+├── InvalidProfile     the measurements cannot be used; names the line, the column and the rule
+├── InvalidSchedule    unknown name, counts that the schedule cannot run, or a schedule that deadlocks
+├── InvalidTrace       measured iterations cannot be used; names the file, the line, the column and the rule
+├── InvalidCalibration the calibration is damaged, does not explain its run, or is of another pipeline
 ├── InvalidProblem     profile and schedule do not fit each other, or a parameter is out of range
+├── InvalidFrontier    (model.result) bytes that are not a frontier, or of another version
+├── InvalidCertificate (certify) a flow that is none, or a claim that does not follow from it
+├── PeerFailed         (comparison.lowtime_peer) lowtime is not installed or cannot solve the problem
+├── Unwritable         (cli.files) an output file cannot be written
 └── Infeasible         no plan is this fast; carries the fastest time, T_min
+
+Where OR-Tools does not reach an optimum, `FlowFailed` or `ProgrammeFailed` (RuntimeError) is raised: a bug, never bad
+input.
 """
 
 from __future__ import annotations
 
 
 class SolverError(ValueError):
-    """Bad input to the solver; the message names the field and the rule."""
+    """The input cannot be used. The message names the field and the rule."""
 
 
 class InvalidProfile(SolverError):
@@ -37,7 +44,12 @@ class InvalidProblem(SolverError):
 
 
 class Infeasible(SolverError):
-    """No plan meets the deadline."""
+    """No plan meets the deadline.
+
+    Attributes:
+        deadline_s: the deadline, seconds.
+        t_min_s: the iteration time of the fastest plan, seconds.
+    """
 
     def __init__(self, deadline_s: float, t_min_s: float) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
-"""Words that all of the solver shares: kinds of instructions, tables of measured options, types of arrays.
+"""What all of the solver shares: kinds of instructions, tables of measured options, and types of arrays.
 
-Imported everywhere, imports nothing of ours. What needs a second thought does not belong here.
+This is the lowest module of the solver: it imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Index = npt.NDArray[np.intp]
+"""Positions in another array."""
+
+SIGMA_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation, 1 / Φ⁻¹(3/4)."""
 
 
 class Kind(IntEnum):
-    """What an instruction computes; numbers as on the wire (``InstructionKind``)."""
+    """What an instruction computes. The numbers are those of the wire (``InstructionKind``)."""
 
     FORWARD = 1
     BACKWARD = 2
@@ -32,10 +38,16 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All measured choices for one kind of instruction of one stage, by descending frequency.
+    """The measured clocks of one kind of instruction of one stage and chunk, by descending frequency.
 
-    ``time_s[k]`` and ``energy_j[k]`` are what an instruction takes at ``frequency_mhz[k]``. Measurements are kept as
-    they are: noise may make a lower clock faster. A constant-time instruction has exactly one option with frequency 0.
+    Measurements are not smoothed: noise may make a lower clock faster. A constant-time instruction has exactly one
+    option, with frequency 0.
+
+    Attributes:
+        stage, kind, chunk: what was measured.
+        frequency_mhz: int32[options].
+        time_s: float[options], seconds of the instruction at each clock.
+        energy_j: float[options], joules of the instruction at each clock.
     """
 
     stage: int

@@ -1,7 +1,6 @@
-"""Pictures: the frontier, the pipeline before and after, the comparison. The one door to matplotlib; PNG bytes out, no
-display.
+"""Figures: the frontier, the pipeline before and after, the comparison, the calibration, as PNG bytes.
 
-Colours are chosen to be told apart in print and by colour-blind readers. Nothing is computed here that is not drawn.
+This is the only module that imports matplotlib. Colours can be distinguished in print and by colour-blind readers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from perseus_solver.model.simulator import Choice, Simulation, Simulator
 if TYPE_CHECKING:
     from perseus_solver.calibration.model import Calibration
     from perseus_solver.calibration.trace import Trace
-    from perseus_solver.comparison.compare import Row
+    from perseus_solver.comparison.table import Row
     from perseus_solver.model.result import Frontier, Point
 
 _INK, _MUTED = "#22262a", "#7a828a"
@@ -70,7 +69,14 @@ def frontier_png(
     baseline_energy_j: float,
     chosen: Point | None = None,
 ) -> bytes:
-    """Energy against iteration time: the plans, the bound below which no plan lies, the baseline, and a chosen plan."""
+    """Draw energy against iteration time: the plans, the proven bound, the baseline, and a chosen plan.
+
+    Args:
+        problem: gives the title.
+        frontier: the plans and their bounds.
+        baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
+        chosen: a plan to mark.
+    """
     figure, axes = _figure(width=6.4, height=4.0)
     time_s, energy_j, bound_j = frontier.time_s, frontier.energy_j, frontier.energy_lower_bound_j
     floor = min(float(bound_j.min()), baseline_energy_j) - 0.06 * (baseline_energy_j - float(bound_j.min()))
@@ -80,43 +86,8 @@ def frontier_png(
 
     if chosen is not None:
         axes.plot(chosen.iteration_time_s, chosen.energy_j, "D", color=_GREEN, ms=6, label="this plan", zorder=5)
-    free = frontier.lookup(baseline_time_s)
-    saving = 100 * (1 - energy_j[free] / baseline_energy_j)
-    axes.annotate(
-        "",
-        (float(time_s[free]), float(energy_j[free])),
-        (baseline_time_s, baseline_energy_j),
-        arrowprops={"arrowstyle": "->", "color": _INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 3},
-    )
-    axes.annotate(
-        f"−{saving:.1f} % energy,\nno slowdown",
-        (baseline_time_s, (baseline_energy_j + float(energy_j[free])) / 2),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        color=_INK,
-    )
-    least = frontier.least_energy
-    axes.plot(float(time_s[least]), float(energy_j[least]), "o", mfc="white", mec=_BLUE, ms=5.5, zorder=4)
-    axes.annotate(
-        f"least energy, −{100 * (1 - energy_j[least] / baseline_energy_j):.1f} %",
-        (float(time_s[least]), float(energy_j[least])),
-        xytext=(0, 16),
-        textcoords="offset points",
-        ha="center",
-        color=_INK,
-    )
-    for index, name, side in ((0, "$T_{min}$", 1), (len(frontier) - 1, "$T^*$", -1)):
-        axes.axvline(float(time_s[index]), color=_MUTED, lw=0.6, ls=(0, (2, 3)), zorder=0)
-        axes.annotate(
-            f"{name} = {time_s[index]:.3f} s",
-            (float(time_s[index]), 0.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(4 * side, 4),
-            textcoords="offset points",
-            ha="left" if side > 0 else "right",
-            color=_MUTED,
-        )
+    _mark_savings(axes, frontier, baseline_time_s, baseline_energy_j)
+    _mark_ends(axes, frontier)
     axes.set_ylim(bottom=floor)
     axes.margins(x=0.04)
     axes.set_xlabel("iteration time (s)")
@@ -132,16 +103,62 @@ def frontier_png(
     return _png(figure)
 
 
+def _mark_savings(axes: Any, frontier: Frontier, baseline_time_s: float, baseline_energy_j: float) -> None:
+    """Mark the saving without slowdown, and the point of least energy."""
+    time_s, energy_j = frontier.time_s, frontier.energy_j
+    same_time = frontier.lookup(baseline_time_s)
+    saving = 100 * (1 - energy_j[same_time] / baseline_energy_j)
+    axes.annotate(
+        "",
+        (float(time_s[same_time]), float(energy_j[same_time])),
+        (baseline_time_s, baseline_energy_j),
+        arrowprops={"arrowstyle": "->", "color": _INK, "lw": 0.9, "shrinkA": 5, "shrinkB": 3},
+    )
+    axes.annotate(
+        f"−{saving:.1f} % energy,\nno slowdown",
+        (baseline_time_s, (baseline_energy_j + float(energy_j[same_time])) / 2),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        color=_INK,
+    )
+    least = frontier.least_energy
+    axes.plot(float(time_s[least]), float(energy_j[least]), "o", mfc="white", mec=_BLUE, ms=5.5, zorder=4)
+    axes.annotate(
+        f"least energy, −{100 * (1 - energy_j[least] / baseline_energy_j):.1f} %",
+        (float(time_s[least]), float(energy_j[least])),
+        xytext=(0, 16),
+        textcoords="offset points",
+        ha="center",
+        color=_INK,
+    )
+
+
+def _mark_ends(axes: Any, frontier: Frontier) -> None:
+    """Mark T_min and T*."""
+    time_s = frontier.time_s
+    for index, name, side in ((0, "$T_{min}$", 1), (len(frontier) - 1, "$T^*$", -1)):
+        axes.axvline(float(time_s[index]), color=_MUTED, lw=0.6, ls=(0, (2, 3)), zorder=0)
+        axes.annotate(
+            f"{name} = {time_s[index]:.3f} s",
+            (float(time_s[index]), 0.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4 * side, 4),
+            textcoords="offset points",
+            ha="left" if side > 0 else "right",
+            color=_MUTED,
+        )
+
+
 def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: Simulator) -> bytes:
-    """Pipelines one above the other on a common time axis, each instruction coloured by its power.
+    """Draw pipelines one above the other on a common time axis, each instruction coloured by its power.
 
     Args:
-        problem: what runs.
+        problem: the problem.
         plans: a title and the choice of options of each.
         simulator: of the problem.
     """
     import matplotlib as mpl
-    from matplotlib.collections import PolyCollection
 
     runs = [(title, simulator.run(choice), simulator.instruction_energy_j(choice)) for title, choice in plans]
     powers = [energy_j / (run.end_s - run.start_s) for _, run, energy_j in runs]
@@ -152,27 +169,8 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
         min(problem.blocking_power_w, *(float(p.min()) for p in powers)), max(float(p.max()) for p in powers)
     )
     colours = mpl.colormaps["YlOrRd"]
-    stage = problem.schedule.stage
-    edge = 0.3 if problem.instructions / problem.stages <= 4 * _LABELLED_BOXES else 0.0
     for axes, (title, run, _), power in zip(np.atleast_1d(panels), runs, powers, strict=True):
-        # A waiting GPU draws its blocking power: the whole lane is painted with it first.
-        for s in range(problem.stages):
-            axes.barh(
-                s, float(run.iteration_time_s), height=0.86, color=colours(limits(problem.blocking_power_w)), lw=0
-            )
-        low, high = stage - 0.43, stage + 0.43
-        corners = np.stack(
-            [
-                np.stack(corner, axis=1)
-                for corner in ((run.start_s, low), (run.end_s, low), (run.end_s, high), (run.start_s, high))
-            ],
-            axis=1,
-        )
-        axes.add_collection(
-            PolyCollection(
-                list(corners), facecolors=colours(limits(power)), edgecolors=_INK if edge else "none", linewidths=edge
-            )
-        )
+        _draw_instructions(axes, problem, run, colours(limits(power)), colours(limits(problem.blocking_power_w)))
         _label(axes, problem, run, limits(power))
         axes.axvline(float(run.iteration_time_s), color=_INK, lw=0.9)
         axes.set_title(f"{title}: {float(run.iteration_time_s):.4g} s, {float(run.energy_j):,.0f} J")
@@ -199,8 +197,28 @@ def gantt_png(problem: Problem, plans: Sequence[tuple[str, Choice]], simulator: 
     return _png(figure)
 
 
+def _draw_instructions(axes: Any, problem: Problem, run: Simulation, colour: Any, waiting: Any) -> None:
+    """Draw each instruction as a box of its colour, on rows of the colour of a waiting GPU."""
+    from matplotlib.collections import PolyCollection
+
+    for stage in range(problem.stages):
+        axes.barh(stage, float(run.iteration_time_s), height=0.86, color=waiting, lw=0)
+    low, high = problem.schedule.stage - 0.43, problem.schedule.stage + 0.43
+    corners = np.stack(
+        [
+            np.stack(corner, axis=1)
+            for corner in ((run.start_s, low), (run.end_s, low), (run.end_s, high), (run.start_s, high))
+        ],
+        axis=1,
+    )
+    edge = 0.3 if problem.instructions / problem.stages <= 4 * _LABELLED_BOXES else 0.0
+    axes.add_collection(
+        PolyCollection(list(corners), facecolors=colour, edgecolors=_INK if edge else "none", linewidths=edge)
+    )
+
+
 def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
-    """Microbatch numbers, where there is room; forwards upright, everything else in italics."""
+    """Write microbatch numbers where there is room; forwards upright, everything else in italics."""
     schedule = problem.schedule
     if problem.instructions / problem.stages > _LABELLED_BOXES:
         return
@@ -214,7 +232,7 @@ def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
         strict=True,
     )
     for x, stage, microbatch, kind, dark in rows:
-        if kind == Kind.CONSTANT:  # loading: too short for a number
+        if kind == Kind.CONSTANT:  # too short for a number
             continue
         axes.text(
             x,
@@ -229,13 +247,20 @@ def _label(axes: Any, problem: Problem, run: Simulation, shade: Floats) -> None:
 
 
 def compare_png(problem: Problem, frontier: Frontier, rows: list[Row], single: tuple[Floats, Floats]) -> bytes:
-    """Every rival's plan, and every single clock's ``(time_s, energy_j)``, with our frontier; against all-maximum."""
+    """Draw every method's plan with the frontier, against all clocks at their maximum.
+
+    Args:
+        problem: gives the title.
+        frontier: this solver's plans.
+        rows: the methods' plans, all clocks at their maximum first.
+        single: time and energy of every plan with one clock for all instructions, float[clocks] seconds and joules.
+    """
     figure, axes = _figure(width=6.4, height=4.0)
     base_s, base_j = rows[0].iteration_time_s, rows[0].energy_j
     assert base_s is not None
     assert base_j is not None
     slowest = max(row.iteration_time_s or 0 for row in rows) / base_s - 1
-    limit = 100 * max(3 * slowest, 0.1)  # the stretch where rivals are
+    limit = 100 * max(3 * slowest, 0.1)  # the range of the other methods
     for (time_s, energy_j), style, label in (
         ((frontier.time_s, frontier.energy_j), {"color": _BLUE, "marker": "o", "ls": "-"}, "this solver's plans"),
         (single, {"color": _MUTED, "marker": ".", "ls": "", "ms": 5}, "one clock for all instructions"),
@@ -268,7 +293,13 @@ def _name(problem: Problem) -> str:
 
 
 def calibration_png(trace: Trace, calibration: Calibration, train_fraction: float) -> bytes:
-    """Predicted against measured iteration time of every iteration, and the error of each, plan by plan."""
+    """Draw predicted against measured time of every iteration, and the error of each, plan by plan.
+
+    Args:
+        trace: the measured iterations.
+        calibration: predicts them.
+        train_fraction: as given to `calibrate`, to distinguish fitted iterations.
+    """
     from perseus_solver.calibration.estimate import chosen_iterations, predict_s, replay_s
 
     figure, (left, right) = _side_by_side(width=9.0, height=4.0)
@@ -282,7 +313,7 @@ def calibration_png(trace: Trace, calibration: Calibration, train_fraction: floa
             ("calibrated, held out", predicted_s, ~fitted, _BLUE, "o"),
             ("calibrated, fitted", predicted_s, fitted, _GREEN, "+"),
         ]
-    # The order of the legend, the least interesting drawn first.
+    # In the order of the legend; what comes first is drawn below the others.
     ends = [float(f(np.append(measured_s, series[0][1]))) for f in (np.min, np.max)]
     left.plot(ends, ends, "-", color=_MUTED, lw=0.8, label="measured = predicted")
     plan = np.unique(trace.plan, return_inverse=True)[1]
@@ -297,7 +328,7 @@ def calibration_png(trace: Trace, calibration: Calibration, train_fraction: floa
     left.set_xlabel("measured iteration time (s)")
     left.set_ylabel("predicted iteration time (s)")
     left.legend(fontsize=8)
-    right.set_title(f"the model {calibration.verdict} this run")
+    right.set_title(f"the model {calibration.status} this run")
     right.set_xlabel("plan, in the order run")
     right.set_ylabel("error of the prediction (%)")
     return _png(figure)

@@ -1,10 +1,10 @@
-"""Which stage of which pipeline is slow, and how many times: robust statistics with hysteresis.
+"""Detect slow stages from measured instruction times: robust statistics with hysteresis.
 
-Called by the operator with telemetry, an iteration at a time, and by the rehearsal on recorded runs. Each
-instruction is compared with what its plan promises, and each stage with the same stage of the other pipelines: a
-planned slowdown, a profile that is off by some per cent and a change of clocks look the same everywhere and raise no
-alarm. Slowness outside computations (loading, network) does not show here. What to do about a straggler is not
-decided here.
+A stage is compared twice. First with its plan: its *pace* is measured time divided by planned time, the median over its
+instructions. Then with the same stage of the other data-parallel pipelines. A planned slowdown, a profile that is off
+by some percent and a clock change are the same in all pipelines and raise no alarm. Slowness outside computations (data
+loading, network) is not visible here. What to do about a straggler (Perseus, SOSP 2024, section 3) is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -18,25 +18,46 @@ from statistics import median, median_low
 
 import numpy as np
 
-from perseus_solver.kinds import Floats, Ints
+from perseus_solver.kinds import SIGMA_PER_MAD, Floats, Ints
 from perseus_solver.model.simulator import Choice, Simulator
 
+__all__ = [
+    "MIN_EXCESS",
+    "SIGMAS",
+    "SIGMA_PER_MAD",
+    "Detector",
+    "Straggler",
+    "Thresholds",
+    "least_slowdowns",
+    "stage_pace",
+    "straggling_time_s",
+]
+
 SIGMAS = 4.0
-"""Standard deviations between noise and alarm: with two iterations that must agree, less than one false alarm in 10⁸
-iterations of a stage, if noise is normal."""
-LEAST = 0.01
-"""Slower by less than this is no straggler: no plan is chosen that finely."""
+"""Standard deviations of noise below the threshold. With two iterations that must agree, that is less than one false
+alarm in 10⁸ iterations of a stage if the noise is normal.
+"""
+MIN_EXCESS = 0.01
+"""A stage that is slower by a smaller share is no straggler: the points of a frontier are not closer than that."""
 _WINDOW = 5
+"""Iterations since its onset over which the slowdown of a straggler is a median, so that it follows changes."""
 
 
-def stage_pace(duration_s: Floats, promised_s: Floats, stage_offset: Ints) -> Floats:
-    """How many times slower than promised each stage was: the median over its instructions, [stages] or [iterations,
-    stages].
+def stage_pace(duration_s: Floats, planned_s: Floats, stage_offset: Ints) -> Floats:
+    """Return measured time divided by planned time of each stage, the median over its instructions.
 
-    The median, because single instructions are delayed by tens of per cent on healthy GPUs, while a slow GPU slows
-    all of them.
+    The median is used because single instructions are delayed by tens of percent on healthy GPUs, while a slow GPU
+    slows all of them.
+
+    Args:
+        duration_s: float[n] or float[iterations, n], measured seconds of each instruction in schedule order.
+        planned_s: planned seconds, of the same shape.
+        stage_offset: int[stages + 1]; stage s owns instructions ``stage_offset[s] … stage_offset[s + 1] − 1``.
+
+    Returns:
+        float[stages] or float[iterations, stages], ratios; 1.2 is 20 % slower than planned.
     """
-    ratio = duration_s / promised_s
+    ratio = duration_s / planned_s
     pace: Floats = np.stack([np.median(ratio[..., a:b], axis=-1) for a, b in pairwise(stage_offset.tolist())], axis=-1)
     return pace
 
@@ -46,9 +67,9 @@ class Thresholds:
     """When a stage counts as slow.
 
     Attributes:
-        enter: relative pace, stage by stage, from which an iteration speaks for a straggler.
-        leave: relative pace up to which an iteration speaks for its recovery.
-        confirm: consecutive iterations that must agree.
+        enter: for each stage, the pace relative to the other pipelines from which an iteration counts as slow.
+        leave: for each stage, the relative pace up to which an iteration counts as recovered.
+        confirm: number of consecutive iterations that must agree.
     """
 
     enter: tuple[float, ...]
@@ -64,9 +85,15 @@ class Thresholds:
             raise ValueError(f"confirm must be at least 1, not {self.confirm}")
 
     @classmethod
-    def from_noise(cls, noise: Sequence[float], *, least: float = LEAST, confirm: int = 2) -> Thresholds:
-        """Above what two healthy paces differ by; ``noise`` is `Calibration.stage_noise`."""
-        margins = [max(least, _margin(sigma)) for sigma in noise]
+    def from_noise(cls, noise: Sequence[float], *, min_excess: float = MIN_EXCESS, confirm: int = 2) -> Thresholds:
+        """Return thresholds above the difference between two healthy stages.
+
+        Args:
+            noise: for each stage, the standard deviation of its pace as a share; see `Calibration.stage_noise`.
+            min_excess: smallest share above 1 to use as a threshold.
+            confirm: number of consecutive iterations that must agree.
+        """
+        margins = [max(min_excess, _margin(sigma)) for sigma in noise]
         return cls(
             enter=tuple(1 + margin for margin in margins),
             leave=tuple(1 + margin / 2 for margin in margins),
@@ -75,26 +102,42 @@ class Thresholds:
 
 
 def _margin(sigma: float) -> float:
-    """Two paces with standard deviation σ differ by one of √2·σ."""
+    """Return the share that noise seldom exceeds: two paces with standard deviation σ differ by one of √2·σ."""
     return SIGMAS * math.sqrt(2) * sigma
 
 
-def least_degrees(noise: Sequence[float], *, least: float = LEAST) -> tuple[float, ...]:
-    """The smallest slowdown of each stage that noise cannot hide from the threshold that it cannot reach."""
-    return tuple((1 + max(least, _margin(sigma))) * (1 + _margin(sigma)) for sigma in noise)
+def least_slowdowns(noise: Sequence[float], *, min_excess: float = MIN_EXCESS) -> tuple[float, ...]:
+    """Return the smallest slowdown of each stage that is reliably detected in spite of noise.
+
+    Args:
+        noise: for each stage, the standard deviation of its pace as a share.
+        min_excess: as in `Thresholds.from_noise`.
+
+    Returns:
+        Ratios ≥ 1: the threshold, plus the noise that may hide a slowdown from it.
+    """
+    return tuple((1 + max(min_excess, _margin(sigma))) * (1 + _margin(sigma)) for sigma in noise)
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A stage that is slow now. ``degree``: how many times slower than the same stage elsewhere."""
+    """A stage that is slow now.
 
-    pipeline: int
+    Attributes:
+        dp: index of its pipeline.
+        stage: its stage.
+        slowdown: its time divided by that of the same stage in other pipelines; 1.2 is 20 % slower.
+    """
+
+    dp: int
     stage: int
-    degree: float
+    slowdown: float
 
 
 @dataclass(slots=True)
 class _Stage:
+    """What is known of one stage of one pipeline."""
+
     pace: float = 1.0
     agreeing: int = 0
     slow: bool = False
@@ -102,10 +145,14 @@ class _Stage:
 
 
 class Detector:
-    """Hysteresis over iterations, for all stages of all pipelines of a job.
+    """Hysteresis over iterations, for all stages of all data-parallel pipelines of a job.
 
-    The reference of a stage is the low median over pipelines of its latest pace: of two pipelines the faster; of
-    many, robust while less than half are slow. A job of one pipeline has no stragglers: nobody waits for it.
+    The reference of a stage is the low median over pipelines of its latest pace: of two pipelines the faster one; of
+    many, robust while fewer than half are slow. A job with one pipeline has no stragglers, because no pipeline waits
+    for it.
+
+    Attributes:
+        thresholds: when a stage counts as slow; may be replaced between iterations.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -113,32 +160,36 @@ class Detector:
         self._pipelines: dict[int, list[_Stage]] = {}
 
     def observe(self, paces: Mapping[int, Iterable[float]], *, evident: Collection[int] = ()) -> None:
-        """Take in one iteration: of each pipeline, its stages' paces as `stage_pace` has them. O(stages × pipelines).
+        """Record one iteration. O(stages × pipelines).
 
-        A pipeline that is not reported stays what it was, and a reference for the others. Iterations in which ranks of
-        a pipeline ran different plans must be left out. ``evident``: pipelines whose hardware itself says that it is
-        slowed: one slow iteration is enough for them.
+        A pipeline that is absent keeps its state and its latest pace, which still counts for the reference. Leave out
+        iterations in which the ranks of a pipeline ran different plans.
+
+        Args:
+            paces: for each pipeline, the pace of each of its stages as `stage_pace` returns it.
+            evident: pipelines whose hardware reports that it is slowed down; for them one slow iteration is enough.
 
         Raises:
-            ValueError: not one positive, finite number for each stage; nothing is taken in.
+            ValueError: a pipeline has not one positive, finite number for each stage; nothing is recorded.
         """
         stages = len(self.thresholds.enter)
-        told = {pipeline: [float(value) for value in pace] for pipeline, pace in paces.items()}
-        for pipeline, pace in told.items():
+        checked = {dp: [float(value) for value in pace] for dp, pace in paces.items()}
+        for dp, pace in checked.items():
             if len(pace) != stages or not all(0 < value < math.inf for value in pace):
-                raise ValueError(f"pace of pipeline {pipeline} must be {stages} positive, finite numbers, one a stage")
-        for pipeline, pace in told.items():
-            own = self._pipelines.setdefault(pipeline, [_Stage() for _ in pace])
+                raise ValueError(f"pace of pipeline {dp} must be {stages} positive, finite numbers, one for each stage")
+        for dp, pace in checked.items():
+            own = self._pipelines.setdefault(dp, [_Stage() for _ in pace])
             for state, value in zip(own, pace, strict=True):
                 state.pace = value
         for stage in range(stages):
             reference = median_low([own[stage].pace for own in self._pipelines.values()])
-            for pipeline in told:
-                state = self._pipelines[pipeline][stage]
-                confirm = 1 if pipeline in evident and not state.slow else self.thresholds.confirm
+            for dp in checked:
+                state = self._pipelines[dp][stage]
+                confirm = 1 if dp in evident and not state.slow else self.thresholds.confirm
                 self._judge(state, state.pace / reference, stage, confirm)
 
     def _judge(self, own: _Stage, relative: float, stage: int, confirm: int) -> None:
+        """Advance the hysteresis of one stage by an iteration with this pace relative to the reference."""
         if own.slow:
             own.agreeing = own.agreeing + 1 if relative <= self.thresholds.leave[stage] else 0
         else:
@@ -146,7 +197,7 @@ class Detector:
             if own.agreeing == 0:
                 own.since_onset.clear()
                 return
-        # An iteration that speaks for recovery says nothing about how slow the stage is.
+        # An iteration that counts as recovered does not show how slow the stage is.
         if not own.slow or own.agreeing == 0:
             own.since_onset.append(relative)
         if own.agreeing >= confirm:
@@ -154,30 +205,38 @@ class Detector:
             if not own.slow:
                 own.since_onset.clear()
 
-    def forget(self, pipeline: int) -> None:
-        """A pipeline has gone or started again."""
-        self._pipelines.pop(pipeline, None)
+    def forget(self, dp: int) -> None:
+        """Delete the state of a pipeline that has ended or started again."""
+        self._pipelines.pop(dp, None)
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
-        """Slow stages, the slowest first."""
+        """The slow stages, the slowest first."""
         found = [
-            Straggler(pipeline, stage, median(state.since_onset))
-            for pipeline, stages in self._pipelines.items()
+            Straggler(dp, stage, median(state.since_onset))
+            for dp, stages in self._pipelines.items()
             for stage, state in enumerate(stages)
             if state.slow
         ]
-        return tuple(sorted(found, key=lambda one: -one.degree))
+        return tuple(sorted(found, key=lambda one: -one.slowdown))
 
 
-def straggling_time_s(simulator: Simulator, choice: Choice, degree_of_stage: Mapping[int, float]) -> float:
-    """T′: the iteration time of a pipeline that runs a plan while some of its stages are slow.
+def straggling_time_s(simulator: Simulator, choice: Choice, slowdown_of_stage: Mapping[int, float]) -> float:
+    """Return T′: the iteration time of a pipeline that runs a plan while some of its stages are slow.
 
-    Never more than the largest degree times the plan's own time: what a slow stage adds may be hidden by others, and
-    delays do not stretch.
+    The other pipelines can run the plan at min(T*, T′) without delaying the job (Perseus, SOSP 2024, section 3). T′ is
+    at most the largest slowdown times the planned time, because slack may hide a part and delays do not grow.
+
+    Args:
+        simulator: of the planning problem.
+        choice: int[n], the plan as positions in the options.
+        slowdown_of_stage: slowdown of each slow stage, a ratio ≥ 1.
+
+    Returns:
+        Seconds, overhead included.
     """
-    degree = np.ones(simulator.problem.stages)
-    for stage, value in degree_of_stage.items():
-        degree[stage] = value
-    duration_s = simulator.duration_s(choice) * degree[simulator.problem.schedule.stage]
+    slowdown = np.ones(simulator.problem.stages)
+    for stage, value in slowdown_of_stage.items():
+        slowdown[stage] = value
+    duration_s = simulator.duration_s(choice) * slowdown[simulator.problem.schedule.stage]
     return float(simulator.end_s(duration_s).max()) + simulator.problem.overhead_s

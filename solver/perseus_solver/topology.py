@@ -1,6 +1,7 @@
-"""Topological levels of a precedence graph given as flat edge arrays.
+"""Topological levels of a precedence graph that is given as flat arrays of edges.
 
-Used by the simulator, the order reader and the engine.
+A level holds the instructions whose longest chain of predecessors has the same length. Sweeping a graph one level at a
+time needs a few numpy calls for each level instead of Python code for each instruction.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import numpy.typing as npt
 from perseus_solver.kinds import Ints
 
 STUCK = -1
-"""Level of an instruction on or behind a cycle."""
+"""Level of an instruction that is on a cycle or behind one."""
 
 
 def levels(n: int, before: Ints, after: Ints) -> npt.NDArray[np.intp]:
-    """Number of edges on the longest chain that ends in each of n nodes; `STUCK` where a cycle stands before it.
+    """Return the number of edges on the longest chain that ends in each node (Kahn's algorithm, a level at a time).
 
-    Peels off what waits for nothing, a level at a time: O(n + m) work in a few numpy calls a level.
+    O(n + m) work in a few numpy calls for each level.
+
+    Args:
+        n: number of nodes.
+        before, after: int32[m], the ends of each edge; ``after`` waits for ``before``.
+
+    Returns:
+        int[n], the level of each node, `STUCK` where a cycle precedes it.
     """
     successors = after[np.argsort(before, kind="stable")]
     first = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=n))])

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.doubles.detector_replay import Rehearsal
+from tests.doubles.detector_replay import DetectorReplay
 
 from perseus_solver.calibration import Calibration, Trace, calibrate, predict_s, read_trace
-from perseus_solver.calibration.noise import usual_durations_s
+from perseus_solver.calibration.noise import median_durations_s
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import solve_deadline, solve_frontier
 from perseus_solver.kinds import Floats
@@ -35,7 +35,7 @@ TRACES = {
 }
 FACTORS = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5)
 JUDGED = slice(0, None, 2)
-"""Even iterations of the recorded scatter; odd ones are for calibration."""
+"""Even iterations of the recorded scatter evaluate; odd ones are for calibration."""
 Result = dict[str, Any]
 
 
@@ -48,7 +48,7 @@ def trace(name: str) -> Trace:
 
 @cache
 def calibration(name: str) -> Calibration:
-    """Learnt from a third of its plans."""
+    """The calibration from a third of the run's plans."""
     return calibrate(trace(name))
 
 
@@ -71,22 +71,22 @@ def heldout() -> Result:
 
 
 def stragglers() -> Result:
-    """Each run beside itself, as it was and with every stage slowed down from every iteration on."""
+    """Replay each run beside itself, as it was and with every stage slowed down from every iteration on."""
     alarms, iterations, onsets, found, worst = 0, 0, 0, 0, 0.0
     figures: Result = {}
     for name in TRACES:
-        learnt = calibration(name)
-        assert learnt.thresholds is not None
-        assert learnt.least_degrees is not None
-        least = max(learnt.least_degrees)
-        rehearsal = Rehearsal(trace(name), learnt.thresholds)
-        alarms += rehearsal.false_alarms()
-        iterations += rehearsal.iterations
+        fitted = calibration(name)
+        assert fitted.thresholds is not None
+        assert fitted.least_slowdowns is not None
+        least = max(fitted.least_slowdowns)
+        replayed = DetectorReplay(trace(name), fitted.thresholds)
+        alarms += replayed.false_alarms()
+        iterations += replayed.iterations
         for factor in (least, *FACTORS):
-            outcome = rehearsal.slow_down(factor)
+            outcome = replayed.slow_down(factor)
             onsets += outcome.onsets
             found += outcome.found
-            worst = max(worst, outcome.degree_error)
+            worst = max(worst, outcome.slowdown_error)
         figures[f"straggler_least_degree_{name}"] = _figure(least, "x")
     return {
         "straggler_real_trace_false_alarms": _figure(alarms, f"of {iterations}"),
@@ -97,11 +97,11 @@ def stragglers() -> Result:
 
 
 def slowdown_bound(bound: float = 0.05) -> Result:
-    """Share of the iterations of a noisy run that keep a bound over the measured time at the highest clocks.
+    """Share of the iterations of a noisy run that meet a bound over the measured time at the highest clocks.
 
-    The run: a published profile on four stages under delays, gaps and an overhead that the planner is not told;
+    The run: a published profile on four stages with delays, gaps and an overhead that the planner does not know;
     instructions and iterations scatter as those of the BERT run did. Odd iterations of the noise are for calibration,
-    even ones for judgement.
+    even ones for evaluation.
     """
     run = trace("bert")
     schedule = run.schedule
@@ -120,15 +120,15 @@ def slowdown_bound(bound: float = 0.05) -> Result:
         np.concatenate([duration_s for _, duration_s in recorded]),
         np.concatenate([time_s for time_s, _ in recorded]),
     )
-    promised_s = np.concatenate(
+    planned_s = np.concatenate(
         [np.tile(simulator.duration_s(plan), (len(d), 1)) for plan, (_, d) in zip(plans, recorded, strict=True)]
     )
-    learnt = calibrate(seen, train_fraction=None, promised_s=promised_s)
-    real = build_problem(profile, schedule, blocking_power_w=83.64, calibration=learnt)
+    fitted = calibrate(seen, train_fraction=None, planned_s=planned_s)
+    real = build_problem(profile, schedule, blocking_power_w=83.64, calibration=fitted)
     limit_s = base_s * (1 + bound)
     held, used = {}, {}
     for name, chosen in (
-        ("calibrated", solve_deadline(real, learnt.deadline_s(limit_s))),
+        ("calibrated", solve_deadline(real, fitted.deadline_s(limit_s))),
         ("bare", solve_deadline(bare, limit_s)),
         ("relative", solve_deadline(bare, frontier.t_min_s * (1 + bound))),
     ):
@@ -143,7 +143,7 @@ def slowdown_bound(bound: float = 0.05) -> Result:
 
 
 class _Truth:
-    """A pipeline that takes time between computations too, which the planner is not told."""
+    """A pipeline with delays between computations that the planner does not know."""
 
     def __init__(self, problem: Problem, run: Trace, predicted_s: Floats) -> None:
         generator = np.random.default_rng(8)
@@ -153,7 +153,7 @@ class _Truth:
         np.fill_diagonal(between, generator.uniform(0.0005, 0.003, size=stages))
         delay_s = between[stage[problem.edge_from], stage[problem.edge_to]]
         self._simulator = Simulator(replace(problem, edge_delay_s=delay_s, overhead_s=0.2))
-        self._inside = run.duration_s / usual_durations_s(run)
+        self._inside = run.duration_s / median_durations_s(run)
         self._outside = run.iteration_time_s / predicted_s
 
     def run(self, choice: Choice, part: slice) -> tuple[Floats, Floats]:

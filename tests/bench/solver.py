@@ -34,7 +34,8 @@ would take it ten times longer.
 MICROBATCHES = (12, 24, 48, 96)
 LOWTIME_BUDGET_S = {12: 120.0, 24: 75.0, 48: 75.0, 96: 75.0}
 """Enough to finish at 12 microbatches, so that energies are compared along the whole frontier there. The environment
-variable PERSEUS_BENCH_LOWTIME_S gives it another budget, for who has the patience."""
+variable PERSEUS_BENCH_LOWTIME_S sets another budget.
+"""
 COMPARED = 20
 ROUNDING = 1e-12  # of sums in another order
 Result = dict[str, Any]
@@ -87,8 +88,8 @@ def against_lowtime(profile: str, microbatches: int) -> dict[str, Result]:
             point = solve_deadline(problem, t)
             excess.append((point.energy_j + blocking_w * (t - point.iteration_time_s)) / e - 1.0)
         results[f"solver_worst_energy_vs_lowtime_percent_{name}"] = figure(100 * max(excess), "%", peer)
-        dearer = sum(share > ROUNDING for share in excess)
-        results[f"solver_times_dearer_than_lowtime_{name}"] = figure(dearer, f"of {len(excess)}", peer)
+        extra = sum(share > ROUNDING for share in excess)
+        results[f"solver_times_dearer_than_lowtime_{name}"] = figure(extra, f"of {len(excess)}", peer)
     return results
 
 

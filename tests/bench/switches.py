@@ -15,8 +15,8 @@ from tests.bench.solver import PROFILES, Result, figure, problem_of, solved
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 from perseus_solver.model.simulator import Simulator
+from perseus_solver.switching import Switching, reduce_clock_changes
 from perseus_solver.switching.runs import Clocks
-from perseus_solver.switching.switches import Switching, calm
 
 LOSSES = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
 LATENCIES_S = (0.001, 0.005, 0.01, 0.02)
@@ -26,9 +26,9 @@ LABELS = {"gpt3-175b_a100-sxm": "GPT-3 175B, A100", "bloom-176b_a40": "Bloom 176
 
 
 def curve(profile: str, microbatches: int) -> dict[float, Frontier]:
-    """Calm frontiers for every loss; 0 stands for the frontier as it was."""
+    """Frontiers with fewer clock changes for every loss; 0 stands for the frontier as solved."""
     problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
-    return {0.0: frontier} | {loss: calm(problem, frontier, loss=loss) for loss in LOSSES}
+    return {0.0: frontier} | {loss: reduce_clock_changes(problem, frontier, loss=loss) for loss in LOSSES}
 
 
 def realised_s(problem: Problem, point: Point, latency_s: float) -> float:
@@ -40,9 +40,9 @@ def realised_s(problem: Problem, point: Point, latency_s: float) -> float:
 
 
 def saved(profile: str, microbatches: int) -> Result:
-    """Median changes of the calm frontier at the default loss; the peer is the frontier as it was."""
+    """Median clock changes at the default loss; the peer is the frontier as solved."""
     problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
-    before, after = (float(np.median(f.clock_changes)) for f in (frontier, calm(problem, frontier)))
+    before, after = (float(np.median(f.clock_changes)) for f in (frontier, reduce_clock_changes(problem, frontier)))
     return figure(after, "changes", "least energy", before)
 
 
@@ -75,14 +75,14 @@ def latency_table() -> str:
         deadline_s = SLOWDOWN * frontier.t_min_s
         point = frontier[frontier.lookup(deadline_s)]
         for latency_s in LATENCIES_S:
-            calmed = calm(problem, frontier, Switching(latency_s=latency_s))
-            chosen = calmed[calmed.lookup(deadline_s)]
+            reduced = reduce_clock_changes(problem, frontier, Switching(latency_s=latency_s))
+            chosen = reduced[reduced.lookup(deadline_s)]
             late = realised_s(problem, point, latency_s) / point.iteration_time_s - 1
             early = chosen.iteration_time_s / point.iteration_time_s - 1
-            dearer = chosen.energy_j / point.energy_j - 1
+            extra = chosen.energy_j / point.energy_j - 1
             lines.append(
                 f"| {LABELS[profile]} | {1000 * latency_s:g} ms | {point.clock_changes} | {100 * late:+.1f} % | "
-                f"{chosen.clock_changes} | {100 * early:+.1f} % | {100 * dearer:+.1f} % |"
+                f"{chosen.clock_changes} | {100 * early:+.1f} % | {100 * extra:+.1f} % |"
             )
     return "\n".join(lines)
 
@@ -117,10 +117,13 @@ def main() -> None:
     for profile in PROFILES:
         problem, frontier = problem_of(profile, 96), solved(profile, 96)[0]
         begun_s = time.process_time()
-        calm(problem, frontier)
+        reduce_clock_changes(problem, frontier)
         spent_s = time.process_time() - begun_s
-        print(f"\n{LABELS[profile]}, 96 microbatches: {len(frontier)} plans calmed in {spent_s:.1f} s of CPU")
-        first = calm(problem, frontier, loss=0.01)[0]
+        print(
+            f"\n{LABELS[profile]}, 96 microbatches: "
+            f"{len(frontier)} plans with fewer clock changes in {spent_s:.1f} s of CPU"
+        )
+        first = reduce_clock_changes(problem, frontier, loss=0.01)[0]
         print(f"the fastest plan: {frontier[0].clock_changes} changes, with 1 % of loss {first.clock_changes}")
     if options.plot:
         draw(curves, options.plot)

@@ -1,9 +1,8 @@
-"""What the straggler detector would have done on a recorded run. Called by the CLI, to say what can be told apart,
-and by the benchmark.
+"""Replay the straggler detector on a recorded run: false alarms, and slow stages found.
 
-The run is replayed as the telemetry of one pipeline beside another that runs the same plans: the iteration that
-follows under the same plan. What the plan promises is taken from its first iteration alone, as an online profile
-would. Then one stage of the first pipeline is made slow. Nothing here decides about plans.
+The run is replayed as the telemetry of one pipeline beside another that runs the same plans: the iteration that follows
+under the same plan. The planned times are taken from the first iteration of each plan alone, as an online profile
+would. Then one stage of the first pipeline is made slow.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from perseus_solver.errors import InvalidTrace
 from perseus_solver.kinds import Floats
 from perseus_solver.stragglers import Detector, Straggler, Thresholds, stage_pace
 
-SLOW, BESIDE = 0, 1
-"""Numbers of the two pipelines."""
+SLOW, HEALTHY = 0, 1
+"""Indices of the two pipelines."""
 _WARM = 3
-"""Healthy iterations before the onset: enough for every counter of the detector to be at rest."""
+"""Healthy iterations before the onset: enough to bring every counter of the detector to its idle state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,56 +29,56 @@ class Outcome:
     Attributes:
         onsets: how many were tried.
         found: how many were found within ``confirm`` iterations, with pipeline and stage and nothing else.
-        degree_error: largest relative error of the degree among those found; 0 if none was.
+        slowdown_error: largest relative error of the slowdown among those found; 0 if none was.
     """
 
     onsets: int
     found: int
-    degree_error: float
+    slowdown_error: float
 
 
-class Rehearsal:
+class DetectorReplay:
     """One recorded run, ready to be replayed.
 
     Raises:
-        InvalidTrace: no plan ran for two iterations, so nothing can stand beside anything.
+        InvalidTrace: no plan ran for two iterations, so there is no second pipeline.
     """
 
     def __init__(self, trace: Trace, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        own, beside = [], []
+        own, neighbour = [], []
         for plan in np.unique(trace.plan):
             rows = np.flatnonzero(trace.plan == plan)
             if rows.size > 1:
                 own.append(rows)
-                beside.append(np.roll(rows, -1))
+                neighbour.append(np.roll(rows, -1))
         if not own:
-            raise InvalidTrace("no plan ran for two iterations, so no pipeline can be shown beside another")
-        promised_s = _first_of_plan_s(trace)
-        pace = stage_pace(trace.duration_s, promised_s, trace.schedule.stage_offset)
-        self._own, self._beside = pace[np.concatenate(own)], pace[np.concatenate(beside)]
+            raise InvalidTrace("no plan ran for two iterations, so there is no second pipeline")
+        planned_s = _first_of_plan_s(trace)
+        pace = stage_pace(trace.duration_s, planned_s, trace.schedule.stage_offset)
+        self._own, self._neighbour = pace[np.concatenate(own)], pace[np.concatenate(neighbour)]
 
     @property
     def iterations(self) -> int:
-        """How many are replayed; iterations of plans that ran only once are not."""
+        """Number of iterations replayed; those of plans that ran only once are not."""
         return len(self._own)
 
     def false_alarms(self) -> int:
-        """Iterations of the unmodified run after which some stage counts as slow."""
+        """Return the number of iterations of the unmodified run after which some stage counts as slow."""
         detector = Detector(self._thresholds)
         return sum(bool(self._step(detector, k, self._own[k])) for k in range(len(self._own)))
 
     def slow_down(self, factor: float) -> Outcome:
-        """Every stage in turn, from every iteration on."""
+        """Slow down every stage in turn, from every iteration on."""
         last = len(self._own) - self._thresholds.confirm
         onsets, found, worst = 0, 0, 0.0
         for stage in range(self._own.shape[1]):
             for onset in range(_WARM, last + 1):
                 seen = self._after_onset(stage, onset, factor)
                 onsets += 1
-                if [(one.pipeline, one.stage) for one in seen] == [(SLOW, stage)]:
+                if [(one.dp, one.stage) for one in seen] == [(SLOW, stage)]:
                     found += 1
-                    worst = max(worst, abs(seen[0].degree / factor - 1))
+                    worst = max(worst, abs(seen[0].slowdown / factor - 1))
         return Outcome(onsets, found, worst)
 
     def _after_onset(self, stage: int, onset: int, factor: float) -> tuple[Straggler, ...]:
@@ -93,12 +92,12 @@ class Rehearsal:
         return seen
 
     def _step(self, detector: Detector, k: int, own: Floats) -> tuple[Straggler, ...]:
-        detector.observe({SLOW: own, BESIDE: self._beside[k]})
+        detector.observe({SLOW: own, HEALTHY: self._neighbour[k]})
         return detector.stragglers
 
 
 def _first_of_plan_s(trace: Trace) -> Floats:
-    """[iterations, instructions]: durations in the first iteration of the plan in force."""
+    """Return the durations in the first iteration of the plan in force, float[iterations, instructions]."""
     _, first, which = np.unique(trace.plan, return_index=True, return_inverse=True)
-    promised: Floats = trace.duration_s[first[which]]
-    return promised
+    planned: Floats = trace.duration_s[first[which]]
+    return planned

@@ -23,7 +23,7 @@ from tests.doubles.agent_commander import Hand
 from perseus_sim.cluster.live_job import LiveJob, start_live_job, tables_of
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
-from perseus_solver.schedules import Schedule, read_order
+from perseus_solver.schedules import Schedule, read_schedule
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
@@ -175,7 +175,7 @@ class Harness:
 
     def _command(self, hand: Hand, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int) -> Followed:
         said = [json.loads((shared / f"{step}.{rank}.ready").read_text()) for rank in range(stages * pipelines)]
-        schedule = read_order(shared / f"{step}.csv")
+        schedule = read_schedule(shared / f"{step}.csv")
         # A process that has said hello is known at once, with its GPU only after the kubelet has been asked.
         wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in hand.ranks()) == stages * pipelines, job)
         ranks = sorted(

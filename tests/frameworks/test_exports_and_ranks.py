@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perseus_solver.schedules import build_schedule, read_order
+from perseus_solver.schedules import build_schedule, read_schedule
 
 pytestmark = pytest.mark.timeout(660)  # one process asks all of it before the first test
 
@@ -22,7 +22,7 @@ def inspected(run_alone: Callable[..., Any]) -> Any:
 def test_every_export_is_an_order_that_runs(inspected: Any) -> None:
     for key, text in inspected["orders"].items():
         stages, microbatches, chunks = (int(number) for number in key.split("-")[1:])
-        schedule = read_order(text)  # refuses what deadlocks or is incomplete
+        schedule = read_schedule(text)  # refuses what deadlocks or is incomplete
         assert (schedule.stages, schedule.microbatches, schedule.chunks) == (stages, microbatches, chunks), key
 
 
@@ -36,7 +36,7 @@ def test_exports_are_what_the_solver_plans_under_the_same_name(inspected: Any) -
         built = build_schedule(
             SOLVER[name], stages=stages, microbatches=microbatches, chunks=chunks if chunks > 1 else None
         )
-        exported = read_order(text)
+        exported = read_schedule(text)
         assert [exported.of_stage(s) for s in range(stages)] == [built.of_stage(s) for s in range(stages)], key
         compared += 1
     assert compared == 6

@@ -1,4 +1,4 @@
-"""Laws of the replay, and what calibration and straggler detection promise on real training runs."""
+"""Laws of the replay, and of calibration and straggler detection on real training runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doubles.detector_replay import Rehearsal
+from tests.doubles.detector_replay import DetectorReplay
 
 from perseus_solver.calibration import Calibration, Trace, calibrate, read_trace
 from perseus_solver.calibration.replay import Replay
@@ -50,16 +50,16 @@ def test_real_iterations_are_predicted(sosp24: Path, name: str) -> None:
 def test_real_iterations_raise_no_alarm_and_hide_no_straggler(sosp24: Path, name: str) -> None:
     trace, found = measured(sosp24, name)
     assert found.thresholds is not None
-    assert found.least_degrees is not None
-    rehearsal = Rehearsal(trace, found.thresholds)
-    assert rehearsal.iterations == trace.plan.size
-    assert rehearsal.false_alarms() == 0
-    least = max(found.least_degrees)
+    assert found.least_slowdowns is not None
+    replayed = DetectorReplay(trace, found.thresholds)
+    assert replayed.iterations == trace.plan.size
+    assert replayed.false_alarms() == 0
+    least = max(found.least_slowdowns)
     assert least < min(FACTORS)
     for factor in (least, *FACTORS):
-        outcome = rehearsal.slow_down(factor)
+        outcome = replayed.slow_down(factor)
         assert outcome.found == outcome.onsets > 200
-        assert outcome.degree_error < 0.02
+        assert outcome.slowdown_error < 0.02
 
 
 # ------------------------------------------------------------------------------------------------------------ replay
@@ -160,7 +160,7 @@ def test_a_bound_holds_with_calibration_and_not_without() -> None:
     limit_s = BOUND * float(np.median(run(all_maximum(bare), 50)[0]))
     plans = [planned.choice_of(point.frequencies_mhz) for point in solve_frontier(bare, points=10)]
     seen = [run(plan, 12) for plan in plans]
-    learnt = calibrate(
+    fitted = calibrate(
         Trace(
             schedule,
             np.repeat(np.arange(len(plans), dtype=np.int32), 12),
@@ -168,16 +168,16 @@ def test_a_bound_holds_with_calibration_and_not_without() -> None:
             np.concatenate([time_s for time_s, _ in seen]),
         ),
         train_fraction=None,
-        promised_s=np.repeat([planned.duration_s(plan) for plan in plans], 12, axis=0),
+        planned_s=np.repeat([planned.duration_s(plan) for plan in plans], 12, axis=0),
     )
-    real = build_problem(profile, schedule, blocking_power_w=BLOCKING_W, calibration=learnt)
+    real = build_problem(profile, schedule, blocking_power_w=BLOCKING_W, calibration=fitted)
     held = {}
     for name, point in (
-        ("with", solve_deadline(real, learnt.deadline_s(limit_s))),
+        ("with", solve_deadline(real, fitted.deadline_s(limit_s))),
         ("without", solve_deadline(bare, limit_s)),
     ):
         time_s, _ = run(planned.choice_of(point.frequencies_mhz), 1000)
         held[name] = float(np.mean(time_s <= limit_s))
     assert held["with"] >= 0.99
     assert held["without"] < 0.5
-    assert learnt.deadline_s(limit_s) > 0.96 * limit_s  # the bound is used, not evaded
+    assert fitted.deadline_s(limit_s) > 0.96 * limit_s  # the bound is used, not evaded

@@ -18,7 +18,7 @@ from perseus_solver.kinds import Options
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.relaxation.curve import Engine, trace
+from perseus_solver.relaxation.curve import Engine, trace_curve
 from perseus_solver.schedules import build_schedule
 
 LAW = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
@@ -111,8 +111,8 @@ def test_the_numbering_of_tables_does_not_matter(problem: Problem) -> None:
 @given(problems(), st.floats(0.02, 0.98))
 def test_the_relaxation_is_the_linear_programme_of_an_independent_solver(problem: Problem, share: float) -> None:
     engine = Engine(problem, repeat=False)
-    makespan = np.floor(engine.fastest + share * (engine.slowest - engine.fastest))
-    samples = trace(engine, lambda _share: None, makespan)
+    makespan = np.floor(engine.fastest_ticks + share * (engine.slowest_ticks - engine.fastest_ticks))
+    samples = trace_curve(engine, lambda _share: None, makespan)
     for _ in range(16):  # every round halves the interval of prices around the best
         samples = engine.refine(samples, np.array([makespan]))
     best = max(sample.bound.at(makespan * engine.tables.tick_s) for sample in samples)
@@ -149,7 +149,9 @@ def _glop(problem: Problem, makespan_s: float) -> float:
 def test_the_plan_lies_between_its_bound_and_near_the_integer_optimum(problem: Problem, share: float) -> None:
     engine = Engine(problem)
     tick_s = engine.tables.tick_s
-    deadline_s = (engine.fastest + share * (engine.slowest - engine.fastest)) * tick_s + problem.overhead_s
+    deadline_s = (
+        engine.fastest_ticks + share * (engine.slowest_ticks - engine.fastest_ticks)
+    ) * tick_s + problem.overhead_s
     point = solve_deadline(problem, deadline_s)
     blocking_w = problem.blocking_power_w * problem.stages
     effective_j = point.energy_j - blocking_w * point.iteration_time_s
@@ -160,7 +162,7 @@ def test_the_plan_lies_between_its_bound_and_near_the_integer_optimum(problem: P
     assert effective_j <= optimum_j + 0.03 * scale
 
 
-def test_what_remains_on_real_measurements_is_integrality(sosp24: Path) -> None:
+def test_the_remaining_gap_on_real_measurements_is_integrality(sosp24: Path) -> None:
     """Four stages and microbatches of Bloom: the proven integer optimum itself lies well above the relaxation."""
     lines = (sosp24 / "stage_profile" / "bloom-176b_a40.csv").read_text().split()
     rows = [line for line in lines[1:] if int(line.split(",")[0]) < 4]

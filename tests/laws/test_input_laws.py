@@ -1,4 +1,4 @@
-"""Whatever arrives as a profile or an order, the answer is a value or one clear line, and it comes soon."""
+"""Whatever is given as a profile or a schedule CSV, the answer is a value or one clear line, and it comes soon."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from perseus_solver.errors import InvalidProfile, InvalidSchedule, SolverError
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.sampling import Sampling
-from perseus_solver.schedules import read_order
+from perseus_solver.schedules import read_schedule
 
 Answer = TypeVar("Answer")
 
 PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
     f"{s},{what},{f},0.5,20\n" for s in range(2) for what in ("forward", "backward") for f in (1400, 1300)
 )
-ORDER = "0F0,0F1,2F0,2F1,,,2B0,2B1,0B0,,0B1\n,1F0,1F1,3F0,(3B0;3F1)OVERLAP_F_B,3B1,1B0,1B1,,\n"
+SCHEDULE_CSV = "0F0,0F1,2F0,2F1,,,2B0,2B1,0B0,,0B1\n,1F0,1F1,3F0,(3B0;3F1)OVERLAP_F_B,3B1,1B0,1B1,,\n"
 
 
 def damaged(text: str) -> st.SearchStrategy[str]:
@@ -73,10 +73,14 @@ def test_profiles_are_read_or_refused(source: str | bytes) -> None:
 
 
 @settings(max_examples=300)
-@given(st.one_of(damaged(ORDER), damaged(ORDER).map(str.encode), st.binary(max_size=200), st.text(max_size=200)))
+@given(
+    st.one_of(
+        damaged(SCHEDULE_CSV), damaged(SCHEDULE_CSV).map(str.encode), st.binary(max_size=200), st.text(max_size=200)
+    )
+)
 @example("9999F9999999\n")
 @example("0F0,0B0,0F9999999,0B9999999\n")
-def test_orders_are_read_or_refused(source: str | bytes) -> None:
-    schedule = read_or_refused(lambda: read_order(source), InvalidSchedule)
+def test_schedule_csvs_are_read_or_refused(source: str | bytes) -> None:
+    schedule = read_or_refused(lambda: read_schedule(source), InvalidSchedule)
     if schedule:
         assert schedule.instructions >= 2 * schedule.microbatches

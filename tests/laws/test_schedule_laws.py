@@ -19,7 +19,7 @@ from perseus_solver.kinds import Kind, Options
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import Profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
+from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule, write_schedule
 from perseus_solver.schedules.base import ABSENT, assemble
 from perseus_solver.topology import STUCK, levels
 
@@ -42,7 +42,7 @@ sizes = {"stages": st.integers(1, 9), "microbatches": st.integers(1, 24), "chunk
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=40, deadline=None)
 @given(**sizes)
-def test_every_schedule_runs_everything_once_in_an_order_that_works(
+def test_every_schedule_runs_every_instruction_once_without_deadlock(
     name: str, stages: int, microbatches: int, chunks: int
 ) -> None:
     schedule = build(name, stages, microbatches, chunks)
@@ -115,9 +115,9 @@ def test_simulated_times_respect_the_data_flow(
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in {"dualpipe", "early-recompute-1f1b"}])
 @settings(max_examples=15, deadline=None)
 @given(**sizes)
-def test_orders_round_trip_through_torch(name: str, stages: int, microbatches: int, chunks: int) -> None:
+def test_schedules_round_trip_through_torch_csv(name: str, stages: int, microbatches: int, chunks: int) -> None:
     schedule = build(name, stages, microbatches, chunks)
-    again = read_order(write_order(schedule))
+    again = read_schedule(write_schedule(schedule))
     for field in ("kind", "microbatch", "chunk", "stage_offset", "position"):
         assert (getattr(again, field) == getattr(schedule, field)).all()
 
@@ -185,24 +185,24 @@ def test_longer_durations_never_shorten_the_iteration(
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**31), stages=st.integers(1, 4), microbatches=st.integers(1, 4))
-def test_any_shuffled_order_either_runs_or_is_refused_as_deadlock(seed: int, stages: int, microbatches: int) -> None:
-    """The reader's verdict is that of actually trying to execute the order, one instruction after the other."""
+def test_any_shuffled_schedule_either_runs_or_is_refused_as_deadlock(seed: int, stages: int, microbatches: int) -> None:
+    """The reader accepts exactly those schedules that can be executed, one instruction after the other."""
     rng = np.random.default_rng(seed)
-    orders = []
+    per_stage = []
     for _ in range(stages):
         order = [(kind, m) for kind in ("F", "B") for m in range(microbatches)]
         for _ in range(int(rng.integers(0, 3))):
             a, b = rng.integers(0, len(order), 2)
             order[a], order[b] = order[b], order[a]
-        orders.append(order)
-    text = "".join(",".join(f"{s}{kind}{m}" for kind, m in order) + "\n" for s, order in enumerate(orders))
+        per_stage.append(order)
+    text = "".join(",".join(f"{s}{kind}{m}" for kind, m in order) + "\n" for s, order in enumerate(per_stage))
 
     done: set[tuple[str, int, int]] = set()
     at = [0] * stages
     moved = True
     while moved:
         moved = False
-        for stage, order in enumerate(orders):
+        for stage, order in enumerate(per_stage):
             if at[stage] == len(order):
                 continue
             kind, m = order[at[stage]]
@@ -215,10 +215,10 @@ def test_any_shuffled_order_either_runs_or_is_refused_as_deadlock(seed: int, sta
                 at[stage] += 1
                 moved = True
     if len(done) == 2 * stages * microbatches:
-        assert read_order(text).instructions == len(done)
+        assert read_schedule(text).instructions == len(done)
     else:
-        with pytest.raises(InvalidSchedule, match="the order deadlocks"):
-            read_order(text)
+        with pytest.raises(InvalidSchedule, match="the schedule deadlocks"):
+            read_schedule(text)
 
 
 def random_profile(stages: int, seed: int) -> Profile:

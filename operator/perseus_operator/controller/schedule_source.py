@@ -20,7 +20,7 @@ from perseus_operator.planning.state import JobState
 from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import errors as solver_errors
-from perseus_solver.schedules import read_order
+from perseus_solver.schedules import read_schedule
 
 _LETTERS: dict[int, str] = {
     agent_pb2.INSTRUCTION_KIND_FORWARD: "F",
@@ -51,7 +51,7 @@ def check_schedule(schedule_csv: str, pipeline: Pipeline) -> None:
         InvalidSchedule: one line with the rule, and the row and cell where there is one.
     """
     try:
-        schedule = read_order(schedule_csv)
+        schedule = read_schedule(schedule_csv)
     except solver_errors.InvalidSchedule as error:
         raise InvalidSchedule(Reason.SCHEDULE_INVALID, f"spec.pipeline: {error}.") from error
     for name, actual, wanted in (
@@ -122,7 +122,7 @@ def assemble_schedule(stages: Sequence[DeclaredSchedule]) -> str:
     for position in placements:
         schedule_csv = "".join(_row(own, stage, position) for stage, own in enumerate(stages))
         try:
-            read_order(schedule_csv)
+            read_schedule(schedule_csv)
         except solver_errors.InvalidSchedule as error:
             refusals.append(str(error))
         else:

@@ -134,7 +134,7 @@ class CalibrateRequest:
     plan: npt.NDArray[np.int32]
     duration_s: Floats
     iteration_time_s: Floats
-    promised_s: Floats
+    planned_s: Floats
 
     def to_bytes(self) -> bytes:
         """One line of JSON, then the arrays."""
@@ -144,7 +144,7 @@ class CalibrateRequest:
             plan=self.plan,
             duration_s=self.duration_s,
             iteration_time_s=self.iteration_time_s,
-            promised_s=self.promised_s,
+            planned_s=self.planned_s,
         )
         return json.dumps(asdict(self.inputs)).encode() + b"\n" + arrays.getvalue()
 
@@ -163,7 +163,7 @@ def calibrate_in_process(request: CalibrateRequest) -> bytes:
         SolverError: the iterations say too little.
     """
     trace = Trace(schedule_of(request.inputs), request.plan, request.duration_s, request.iteration_time_s)
-    found = calibrate(trace, promised_s=request.promised_s)
+    found = calibrate(trace, planned_s=request.planned_s)
     change = None
     if found.explains:
         known = request.inputs.calibration

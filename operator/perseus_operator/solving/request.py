@@ -60,13 +60,13 @@ def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedu
         profile: of the request, if it has been parsed already. A request without one has no constant-time instructions.
     """
     from perseus_solver.model.profile import read_profile
-    from perseus_solver.schedules import build_schedule, read_order, with_constants
+    from perseus_solver.schedules import build_schedule, read_schedule, with_constants
 
     if profile is None and request.profile_csv:
         profile = read_profile(request.profile_csv.encode(), stages=request.stages)
     constants = profile.constant_stages if profile else ()
     if request.schedule_csv:
-        return with_constants(read_order(request.schedule_csv), constants)
+        return with_constants(read_schedule(request.schedule_csv), constants)
     return build_schedule(
         request.schedule,
         stages=request.stages,

@@ -22,12 +22,12 @@ OUT_OF_MEMORY: Final = 4
 def solve_in_process(request: SolveRequest) -> bytes:
     """Solve in this process; the frontier's bytes."""
     from perseus_solver.frontier import solve_frontier
-    from perseus_solver.switching.switches import calm
+    from perseus_solver.switching import reduce_clock_changes
 
     problem = problem_of(request)
     frontier = solve_frontier(problem, points=request.points)
     if request.switch_loss is not None:
-        frontier = calm(problem, frontier, loss=request.switch_loss)
+        frontier = reduce_clock_changes(problem, frontier, loss=request.switch_loss)
     return frontier.to_bytes()
 
 

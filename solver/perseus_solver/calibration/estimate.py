@@ -1,5 +1,4 @@
-"""From measured iterations to a calibration: choose the plans to fit, fit, judge on the others. Pure; called by CLI
-and operator."""
+"""From measured iterations to a calibration: choose the plans to fit, fit them, and measure the error on the others."""
 
 from __future__ import annotations
 
@@ -11,25 +10,29 @@ import numpy.typing as npt
 from perseus_solver.calibration import fit
 from perseus_solver.calibration.confidence import profile_intervals
 from perseus_solver.calibration.model import Calibration, Delay, Estimate, Parameters, Quality
-from perseus_solver.calibration.noise import instruction_noise, stage_noise, usual_durations_s
+from perseus_solver.calibration.noise import instruction_noise, median_durations_s, stage_noise
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidTrace
 from perseus_solver.kinds import Floats
 
 LIMIT_PERCENT = 1.0
-"""Nine of ten iterations must be predicted within this for the model to explain a run. The delays left out by plain
-replay are 1.3 to 6.8 % on published runs; a model that cannot tell iterations to 1 % has not found them."""
+"""Nine of ten iterations must be predicted within this percentage for the model to explain a run. A replay without
+delays is off by 1.3 to 6.8 % on published runs, so a model with a larger error has not found the delays.
+"""
 _NINE_OF_TEN = 0.9
 MIN_PLANS = 2
-"""Fewer tell nothing about plans not seen."""
+"""Fewer fitted plans say nothing about other plans."""
 MIN_ITERATIONS = 6
-"""Fitted iterations; with fewer, two parameters and an outlier already fit anything."""
+"""With fewer fitted iterations, two parameters and an outlier already fit anything."""
 _MISSED = 0.005
-"""Share of iterations that may take longer than the allowance; half of what is promised."""
-_UPPER = 1.645  # one-sided 95 % of a normal law; the mean of n exponentials has the standard error mean / √n
+"""Share of undisturbed iterations that may exceed the allowance."""
+_UPPER = 1.645
+"""One-sided 95 % quantile of a normal distribution; the mean of n exponentials has the standard error mean / √n."""
 _DISTURBED = 10.0
-"""Median excesses beyond which an iteration was disturbed (checkpoint, evaluation): it would break any bound."""
+"""An iteration whose excess is more than this many median excesses was disturbed (checkpoint, evaluation) and does not
+count for the allowance.
+"""
 
 
 def calibrate(
@@ -37,27 +40,31 @@ def calibrate(
     *,
     train_fraction: float | None = 0.33,
     limit_percent: float = LIMIT_PERCENT,
-    promised_s: Floats | None = None,
+    planned_s: Floats | None = None,
 ) -> Calibration:
-    """Fit delays and overhead on some of the plans and judge them on the others.
+    """Fit delays and overhead on some of the plans, and measure the error of the predictions on the others.
 
     Args:
-        trace: measured iterations. Where one plan ran throughout, give every few iterations a plan number of their
-            own.
-        train_fraction: share of the plans to fit, evenly spread over the order they were run in, rounded down to
-            whole plans. None: all, for use when nothing is to be proved; the verdict is then over the fitted
+        trace: measured iterations. Where one plan ran throughout, give every few iterations a plan number of their own.
+        train_fraction: share of the plans to fit, evenly spread over the order in which they ran, rounded down to whole
+            plans. None: fit all, where no error on other plans is needed; the error is then that of the fitted
             iterations.
-        limit_percent: the error within which nine of ten judged iterations must lie.
-        promised_s: [iterations, instructions], what plan and profile say each instruction takes, for `allowance`. None:
-            not known, the median under the same plan stands for it, which with few iterations a plan is too kind.
+        limit_percent: the error, in percent of the measured time, within which nine of ten iterations must be
+            predicted.
+        planned_s: float[iterations, instructions], seconds that plan and profile give each instruction, for the
+            allowance. None: not known, so the median under the same plan is used, which makes the allowance too small
+            where a plan ran only a few iterations.
+
+    Returns:
+        The calibration. If the model does not explain the run, it has no parameters.
 
     Raises:
-        InvalidTrace: too few plans or iterations.
+        InvalidTrace: too few plans or iterations, or ``planned_s`` does not fit the trace.
     """
-    if promised_s is None:
-        promised_s = usual_durations_s(trace)
-    elif promised_s.shape != trace.duration_s.shape or not (np.isfinite(promised_s) & (promised_s > 0)).all():
-        raise InvalidTrace(f"promised_s must be positive and of shape {list(trace.duration_s.shape)}")
+    if planned_s is None:
+        planned_s = median_durations_s(trace)
+    elif planned_s.shape != trace.duration_s.shape or not (np.isfinite(planned_s) & (planned_s > 0)).all():
+        raise InvalidTrace(f"planned_s must be positive and of shape {list(trace.duration_s.shape)}")
     fitted = chosen_iterations(trace, train_fraction)
     judged = np.ones_like(fitted) if train_fraction is None else ~fitted
     replay = Replay(trace.schedule)
@@ -89,30 +96,55 @@ def calibrate(
         quality=quality,
         noise=instruction_noise(trace),
         stage_noise=stage_noise(trace),
-        allowance=_allowance(trace, found.predict_s(replay, promised_s)),
+        allowance=_allowance(trace, found.predict_s(replay, planned_s)),
     )
 
 
 def predict_s(calibration: Calibration, trace: Trace) -> Floats:
-    """Iteration times of measured computations as a calibration predicts them.
+    """Predict iteration times from measured computations.
+
+    Args:
+        calibration: gives the delays and the overhead.
+        trace: gives the computations; its iteration times are not used.
+
+    Returns:
+        float[iterations], seconds.
 
     Raises:
-        InvalidCalibration: it explains nothing, or another pipeline.
+        InvalidCalibration: the calibration does not explain its run, or is of another pipeline.
     """
     delay_s, gap_s, overhead_s = calibration.delays_for(trace.schedule)
     replay = Replay(trace.schedule)
     values = np.array([*(delay_s[a, b] for a, b in replay.pairs), *gap_s])
-    return fit.Parameters(values, overhead_s).predict_s(replay, trace.duration_s)
+    return fit.FittedDelays(values, overhead_s).predict_s(replay, trace.duration_s)
 
 
 def replay_s(trace: Trace) -> Floats:
-    """What the graph of the schedule predicts without any delay."""
+    """Predict iteration times from the graph of the schedule alone, without delays.
+
+    Args:
+        trace: gives the computations; its iteration times are not used.
+
+    Returns:
+        float[iterations], seconds.
+    """
     replay = Replay(trace.schedule)
     return replay.time_s(trace.duration_s, np.zeros(replay.parameters))
 
 
 def chosen_iterations(trace: Trace, train_fraction: float | None) -> npt.NDArray[np.bool_]:
-    """Which iterations `calibrate` fits: those of evenly spread plans."""
+    """Return which iterations `calibrate` fits: those of evenly spread plans.
+
+    Args:
+        trace: measured iterations.
+        train_fraction: share of the plans to fit; None: all.
+
+    Returns:
+        bool[iterations].
+
+    Raises:
+        InvalidTrace: the fraction is out of range, or too few plans or iterations remain.
+    """
     plans = np.unique(trace.plan)
     if train_fraction is None:
         count = plans.size
@@ -137,7 +169,7 @@ def _percent(predicted_s: Floats, measured_s: Floats) -> Floats:
     return error
 
 
-def _with_intervals(replay: Replay, train: Trace, found: fit.Parameters, plans: int) -> Parameters:
+def _with_intervals(replay: Replay, train: Trace, found: fit.FittedDelays, plans: int) -> Parameters:
     low, high = profile_intervals(replay, train, found, plans)
     low = np.maximum(low, 0.0)  # a delay is never negative; the search ends within rounding of zero
     _, crossings = replay.crossings(train.duration_s, found.delay_s)
@@ -153,12 +185,12 @@ def _with_intervals(replay: Replay, train: Trace, found: fit.Parameters, plans: 
 
 
 def _allowance(trace: Trace, planned_s: Floats) -> float:
-    """How far nearly all iterations stay within the time planned from promised durations.
+    """Return the share by which nearly all iterations stay within the time predicted from planned durations.
 
-    Promises hide that the slowest of many noisy paths sets the pace, so this is measured, not derived; over all
-    iterations, because nothing is fitted here. There are rarely enough iterations to see one in two hundred: the tail
-    above the median is taken to be exponential, which is heavier than normal, and its mean at the upper end of what
-    so many iterations tell.
+    Planned durations do not show that the slowest of many noisy paths determines the iteration, so the allowance is
+    measured, not derived. All iterations count, because nothing is fitted here. There are rarely enough iterations to
+    observe one in two hundred. Therefore the tail above the median is taken to be exponential, which is heavier than
+    normal, with a mean at the upper end of its interval.
     """
     ratio = trace.iteration_time_s / planned_s
     middle = float(np.median(ratio))

@@ -1,13 +1,12 @@
-"""Delays and overhead that explain measured iteration times best: robust, regularised, non-negative.
+"""Find the delays and the overhead that explain measured iteration times best: robust, regularised, non-negative.
 
-The model and its equations are in the package's docstring. Called by `calibrate`; knows no files and gives no verdict.
-
-Least absolute relative deviations, so that an iteration disturbed by a checkpoint counts no more than any other. The
-makespan T is a maximum of linear functions of the delays, one for each path, hence convex; |T + o − y| is the larger of
-T + o − y, convex, and y − o − T, concave. A step replaces the concave part by its tangent, the path critical now, and
-the convex part by all paths seen so far, and solves the linear programme that this gives: a majorant, up to paths not
-yet seen, which are added until none is missing (convex-concave procedure with cutting planes). Each accepted step
-lowers the objective, but the objective is not convex, so several starts are taken.
+The equations are in the docstring of the package. Errors are absolute and relative to the iteration, so that an
+iteration disturbed by a checkpoint counts no more than any other. The makespan T is a maximum of linear functions of
+the delays, one for each path, hence convex; |T + o − y| is the larger of T + o − y, which is convex, and y − o − T,
+which is concave. A step replaces the concave part by its tangent, the path that is critical now, and the convex part by
+all paths seen so far, and solves the linear programme that results. This majorises the objective up to paths not yet
+seen, which are added until none is missing (convex-concave procedure with cutting planes). Each accepted step lowers
+the objective. The objective is not convex, so the search begins at several points.
 """
 
 from __future__ import annotations
@@ -18,42 +17,51 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.calibration.linear_program import minimise
+from perseus_solver.calibration.linear_program import SCALE, minimise
 from perseus_solver.calibration.replay import Replay
 from perseus_solver.kinds import Floats
 
 REGULARISATION = 0.1
-"""A delay may differ from its siblings only where that removes, on average over iterations, more than a tenth of what
-one more crossing of it would add. So each delay that no critical path sees equals the others, and no iteration is
-explained by a whim."""
+"""A delay may differ from the others of its kind only where that removes, on average over iterations, more than a tenth
+of what one more crossing of it would add. Hence a delay that no critical path crosses equals the others.
+"""
 TIE = 1e-3
 """Share of the regularisation that also pulls the common delays to zero: where only a sum is determined, the overhead
-has it."""
-_FIRST_STEPS = 4
-_FINALISTS = 2
-_STEPS = 40
+gets it.
+"""
+_FIRST_STEPS, _FINALISTS, _STEPS = 4, 2, 40
+"""Steps from every start, starts that continue, and steps from each of those."""
 _GRID = 8
+"""Values of a common delay that starts try, besides 0."""
 _NEGLIGIBLE = 1e-7
-"""An improvement of the mean relative error below this is none: clocks resolve microseconds in iterations of
-seconds."""
+"""An improvement of the mean relative error below this does not count: clocks resolve microseconds in iterations of
+seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parameters:
-    """Delays as `Replay` orders them, and what every iteration takes in addition; seconds."""
+class FittedDelays:
+    """Delays in the order of `Replay`, float[delays], and the overhead of every iteration; seconds."""
 
     delay_s: Floats
     overhead_s: float
 
     def predict_s(self, replay: Replay, duration_s: Floats) -> Floats:
-        """Iteration times for given computations, [iterations, instructions]."""
+        """Return iteration times, float[iterations], for measured computations, float[iterations, instructions]."""
         return replay.time_s(duration_s, self.delay_s) + self.overhead_s
 
 
 class Fit:
-    """Fits one set of iterations."""
+    """The fit of one set of iterations."""
 
     def __init__(self, replay: Replay, duration_s: Floats, time_s: Floats) -> None:
+        """Prepare the fit.
+
+        Args:
+            replay: the graph of the schedule.
+            duration_s: float[iterations, instructions], measured seconds of each instruction.
+            time_s: float[iterations], measured seconds of each iteration.
+        """
         self._replay = replay
         self._duration_s = duration_s
         self._time_s = time_s
@@ -61,8 +69,8 @@ class Fit:
         links = len(replay.pairs)
         self._kinds = [k for k in (slice(0, links), slice(links, replay.parameters)) if k.stop > k.start]
 
-    def best(self) -> Parameters:
-        """From each start a few steps, from the best of those to the end."""
+    def best(self) -> FittedDelays:
+        """Take a few steps from each start, continue with the best of them to the end, and return the best result."""
         begun = [_Descent(self, start) for start in self._starts()]
         for descent in begun:
             descent.walk(_FIRST_STEPS)
@@ -71,13 +79,13 @@ class Fit:
             descent.walk(_STEPS)
         return min(begun, key=lambda descent: descent.value).here
 
-    def _starts(self) -> Iterator[Parameters]:
-        """For each common delay between stages on a ladder, with the best common gap within stages on another."""
+    def _starts(self) -> Iterator[FittedDelays]:
+        """Yield, for each common delay between stages on a grid, the best common gap within stages on another grid."""
         duration_s, time_s, replay = self._duration_s, self._time_s, self._replay
         none = np.zeros(replay.parameters)
         bare_s, crossed = replay.crossings(duration_s, none)
         missing_s = max(float(np.median(time_s - bare_s)), 0.0)
-        # Geometric, down from the delay that alone would explain all that is missing.
+        # A geometric grid, down from the delay that would explain all missing time alone.
         ladders = []
         for kind in self._kinds:
             most = missing_s / max(float(np.median(crossed[:, kind].sum(axis=1))), 1.0)
@@ -90,16 +98,16 @@ class Fit:
                 delay_s[self._kinds[0]] = common
                 delay_s[self._kinds[-1]] = other
                 makespan_s = replay.time_s(duration_s, delay_s)
-                start = Parameters(delay_s, max(float(np.median(time_s - makespan_s)), 0.0))
+                start = FittedDelays(delay_s, max(float(np.median(time_s - makespan_s)), 0.0))
                 row.append((self.objective(start, makespan_s), start))
             yield min(row, key=lambda item: item[0])[1]
 
     def paths(self) -> _Paths:
-        """Where critical paths are collected."""
+        """Return an empty set of paths."""
         return _Paths(self._replay, self._duration_s)
 
-    def objective(self, parameters: Parameters, makespan_s: Floats) -> float:
-        """Mean relative error and penalty."""
+    def objective(self, parameters: FittedDelays, makespan_s: Floats) -> float:
+        """Return mean relative error plus penalty."""
         penalty_s = 0.0
         for kind in self._kinds:
             delays = parameters.delay_s[kind]
@@ -108,24 +116,25 @@ class Fit:
         error = np.abs(makespan_s + parameters.overhead_s - self._time_s) / self._time_s
         return float(error.mean()) + self._weight * penalty_s
 
-    def step(self, seen: _Paths, active: _Cuts) -> Parameters:
-        """The least of the majorant. Columns are delays, overhead, common delays, deviations and relative errors.
+    def step(self, seen: _Paths, active: _CuttingPlanes) -> FittedDelays:
+        """Return the minimum of the majorant.
 
-        Times in milliseconds and errors in per mille, so that numbers are near 1.
+        The columns are delays, overhead, common delays, deviations and relative errors. Times and errors are scaled by
+        `SCALE`, so that numbers are near 1.
         """
         count, kinds, n = self._replay.parameters, len(self._kinds), self._time_s.size
-        weight = self._weight  # a share per second is per mille per millisecond
+        weight = self._weight
         belongs = np.zeros((count, kinds))
         for j, kind in enumerate(self._kinds):
             belongs[kind, j] = 1
 
-        def bounds(cuts: _Cuts, sign: float) -> tuple[Floats, Floats]:
-            """Rows and limits: ``sign`` times (cut + overhead − measured) is at most the error."""
+        def bounds(cuts: _CuttingPlanes, sign: float) -> tuple[Floats, Floats]:
+            """Return rows and limits: ``sign`` times (cut + overhead − measured) is at most the error."""
             measured_s = self._time_s[cuts.owner][:, None]
             nothing, error = np.zeros((cuts.owner.size, kinds + count)), np.zeros((cuts.owner.size, n))
             error[np.arange(cuts.owner.size), cuts.owner] = -1
             row = np.hstack([sign * cuts.crossed / measured_s, sign / measured_s, nothing, error])
-            return row, sign * 1e3 * (1 - cuts.computing_s / measured_s[:, 0])
+            return row, sign * SCALE * (1 - cuts.computing_s / measured_s[:, 0])
 
         over, over_limit = bounds(seen.cuts, 1.0)
         under, under_limit = bounds(active, -1.0)
@@ -143,13 +152,13 @@ class Fit:
             low=np.zeros(columns),
             high=np.full(columns, np.inf),
         )
-        return Parameters(solution[:count] / 1e3, float(solution[count]) / 1e3)
+        return FittedDelays(solution[:count] / SCALE, float(solution[count]) / SCALE)
 
 
 class _Descent:
-    """The way down from one start."""
+    """The descent from one start."""
 
-    def __init__(self, fit: Fit, start: Parameters) -> None:
+    def __init__(self, fit: Fit, start: FittedDelays) -> None:
         self._fit = fit
         self._seen = fit.paths()
         self.here = start
@@ -158,7 +167,7 @@ class _Descent:
         self._arrived = False
 
     def walk(self, steps: int) -> None:
-        """So many more steps, or until none improves."""
+        """Take up to this many more steps, until none improves."""
         while steps and not self._arrived:
             steps -= 1
             there = self._fit.step(self._seen, self._active)
@@ -167,42 +176,48 @@ class _Descent:
             if value < self.value - _NEGLIGIBLE:
                 self.here, self.value, self._active = there, value, critical
             else:
-                # With no path missing, the majorant was exact where it is least: it touches the objective here.
+                # With no path missing, the majorant is exact at its minimum, so this is a local minimum.
                 self._arrived = not self._seen.grew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Cuts:
-    """Paths: of which iteration, how long its computations take, and how often it crosses each delay."""
+class _CuttingPlanes:
+    """Paths.
+
+    Attributes:
+        owner: int[paths], the iteration of each.
+        computing_s: float[paths], seconds of its computations.
+        crossed: float[paths, delays], how often it crosses each delay.
+    """
 
     owner: npt.NDArray[np.intp]
     computing_s: Floats
     crossed: Floats
 
-    def time_s(self, parameters: Parameters) -> Floats:
-        """Length of each path, without overhead."""
+    def time_s(self, parameters: FittedDelays) -> Floats:
+        """Return the length of each path in seconds, without overhead."""
         length: Floats = self.computing_s + self.crossed @ parameters.delay_s
         return length
 
 
 class _Paths:
-    """All paths that were ever critical; the longest of an iteration bounds its makespan from below."""
+    """All paths that were ever critical. The longest of an iteration bounds its makespan from below."""
 
     def __init__(self, replay: Replay, duration_s: Floats) -> None:
         self._replay = replay
         self._duration_s = duration_s
-        self.cuts = _Cuts(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, replay.parameters)))
+        self.cuts = _CuttingPlanes(np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros((0, replay.parameters)))
         self.grew = True
 
-    def critical(self, at: Parameters) -> _Cuts:
-        """The critical path of each iteration. Those not seen before are kept; ``grew`` says whether there were any."""
+    def critical(self, at: FittedDelays) -> _CuttingPlanes:
+        """Return the critical path of each iteration, and add those that are new; ``grew`` says whether any was."""
         makespan_s, crossed = self._replay.crossings(self._duration_s, at.delay_s)
-        found = _Cuts(np.arange(makespan_s.size), makespan_s - crossed @ at.delay_s, crossed)
+        found = _CuttingPlanes(np.arange(makespan_s.size), makespan_s - crossed @ at.delay_s, crossed)
         known_s = np.zeros(makespan_s.size)
         np.maximum.at(known_s, self.cuts.owner, self.cuts.time_s(at))
         new = makespan_s > known_s * (1 + _NEGLIGIBLE)
         self.grew = bool(new.any())
-        self.cuts = _Cuts(
+        self.cuts = _CuttingPlanes(
             np.concatenate([self.cuts.owner, found.owner[new]]),
             np.concatenate([self.cuts.computing_s, found.computing_s[new]]),
             np.concatenate([self.cuts.crossed, found.crossed[new]]),

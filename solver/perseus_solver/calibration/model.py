@@ -1,30 +1,28 @@
-"""A calibration: the verdict, the parameters with their intervals, the noise, and how well it predicted what it had
-not seen.
+"""A calibration: its parameters with intervals, the noise, and the error on iterations that were not fitted.
 
-Made by `calibrate`, kept as JSON by the CLI and by the operator beside the profile, read by `build_problem`. A
-calibration that does not explain its run holds no parameters, so that nothing can be built on them.
+It is stored as JSON. A calibration that does not explain its run has no parameters, so that no plan can be based on it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from perseus_solver.calibration.fields import Fields
 from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import InvalidCalibration
 from perseus_solver.kinds import Floats, Kind
 from perseus_solver.schedules import Schedule
-from perseus_solver.stragglers import Thresholds, least_degrees
+from perseus_solver.stragglers import Thresholds, least_slowdowns
 
 VERSION: Final = 1
 EXPLAINS: Final = "explains"
 DOES_NOT_EXPLAIN: Final = "does not explain"
 MAX_BYTES = 8 << 20
-"""Of the JSON; a thousand stages take about one."""
+"""Size limit of the JSON; a thousand stages take about one MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +36,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Between the end of an instruction on one stage and the begin of the next on another, or on the same one.
+    """Time between the end of an instruction on one stage and the start of the next, on another stage or the same.
 
-    ``crossed``: some critical path of the run passed here. If none did, the value is that of the other delays of its
-    kind, and any other up to ``estimate.high_s`` would explain the run as well.
+    Attributes:
+        from_stage, to_stage: the two ends; equal for a gap within a stage.
+        estimate: seconds.
+        crossed: some critical path of the run crosses this delay. If none does, the value is that of the other delays
+            of its kind, and any value up to ``estimate.high_s`` would explain the run as well.
     """
 
     from_stage: int
@@ -52,10 +53,14 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How near the model comes to measured iteration times; errors are absolute percentages of the measured time.
+    """Errors of predicted iteration times: absolute percentages of the measured time.
 
-    ``heldout`` is over iterations not used for fitting; None where all were. ``replay`` is the graph without any
-    delay, on the same iterations.
+    Attributes:
+        plans_fitted, plans_heldout, iterations_fitted, iterations_heldout: how many were fitted, and how many not.
+        fitted_mape_percent: mean error of the fitted iterations.
+        heldout_mape_percent, heldout_median_percent, heldout_max_percent: error of the others; None where all were
+            fitted.
+        replay_mape_percent: mean error without any delay, on the same iterations.
     """
 
     plans_fitted: int
@@ -71,7 +76,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What was fitted: time outside the graph, delays of messages between stages, gaps within each stage."""
+    """What was fitted: time outside the graph, delays of messages between stages, and gaps within each stage."""
 
     overhead: Estimate
     edges: tuple[Delay, ...]
@@ -80,18 +85,20 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Everything learnt from one run.
+    """The calibration of one pipeline from one run.
 
     Attributes:
-        schedule, stages, microbatches, chunks: the pipeline it was learnt on, and the only one it may be used for:
-            where the split between overhead and delays is not determined, another number of microbatches would be
-            predicted wrongly.
-        reason: one sentence for the verdict.
+        schedule, stages, microbatches, chunks: the pipeline of the run, and the only one that the calibration may be
+            used for. Where the split between overhead and delays is not determined, it would predict another number of
+            microbatches wrongly.
+        reason: one sentence on why the model explains the run, or does not.
         parameters: None if the model does not explain the run.
-        noise: of every instruction of every stage; empty if no plan ran twice.
-        stage_noise: spread of each stage's pace from one iteration to the next, a share (see `stragglers`); None: not
-        measured.
-        allowance: share by which nearly all undisturbed iterations stay within what is planned from typical durations.
+        quality: errors of the predictions.
+        noise: of every kind of instruction of every stage; empty if no plan ran twice.
+        stage_noise: standard deviation of each stage's pace from one iteration to the next, a share; None: not
+            measured.
+        allowance: share by which nearly all undisturbed iterations stay within the time predicted from planned
+            durations.
     """
 
     schedule: str
@@ -107,36 +114,49 @@ class Calibration:
 
     @property
     def explains(self) -> bool:
-        """Whether the model may be used."""
+        """Whether the model explains its run and may be used."""
         return self.parameters is not None
 
     @property
-    def verdict(self) -> str:
-        """In words."""
+    def status(self) -> str:
+        """``explains`` or ``does not explain``, as in the JSON's ``verdict``."""
         return EXPLAINS if self.explains else DOES_NOT_EXPLAIN
 
     @property
     def thresholds(self) -> Thresholds | None:
-        """When a stage is slow; None if its usual scatter was not measured."""
+        """When a stage counts as slow; None if the noise of the stages was not measured."""
         return None if self.stage_noise is None else Thresholds.from_noise(self.stage_noise)
 
     @property
-    def least_degrees(self) -> tuple[float, ...] | None:
-        """The smallest slowdown of each stage that can be told from noise."""
-        return None if self.stage_noise is None else least_degrees(self.stage_noise)
+    def least_slowdowns(self) -> tuple[float, ...] | None:
+        """The smallest slowdown of each stage that is reliably detected, ratios ≥ 1; None if noise was not measured."""
+        return None if self.stage_noise is None else least_slowdowns(self.stage_noise)
 
     def deadline_s(self, bound_s: float) -> float:
-        """The longest planned iteration time with which nearly every undisturbed iteration keeps within a bound."""
+        """Return the longest planned iteration time with which nearly every undisturbed iteration meets a bound.
+
+        Args:
+            bound_s: iteration time that measured iterations must not exceed, seconds.
+
+        Returns:
+            Seconds.
+        """
         return bound_s / (1 + self.allowance)
 
     def delays_for(self, schedule: Schedule) -> tuple[Floats, Floats, float]:
-        """Delays between stages as a matrix [from stage, to stage], the gap within each stage, and the overhead.
+        """Return the delays and the overhead for a schedule.
+
+        Args:
+            schedule: the schedule to plan.
+
+        Returns:
+            float[stages, stages] delays between stages [from, to], float[stages] gaps, and the overhead; seconds.
 
         Raises:
-            InvalidCalibration: it does not explain its run, or was learnt on another pipeline.
+            InvalidCalibration: the calibration does not explain its run, or is of another pipeline.
         """
         if self.parameters is None:
-            raise InvalidCalibration(f"the calibration does not explain the run it was made from: {self.reason}")
+            raise InvalidCalibration(f"the calibration does not explain the run that it was fitted to: {self.reason}")
         for name, mine, wanted in (
             ("schedule", self.schedule, schedule.name),
             ("stages", self.stages, schedule.stages),
@@ -144,9 +164,7 @@ class Calibration:
             ("chunks", self.chunks, schedule.chunks),
         ):
             if mine != wanted:
-                raise InvalidCalibration(
-                    f"the calibration was made with {name} {mine}, the problem has {name} {wanted}"
-                )
+                raise InvalidCalibration(f"the calibration is of {name} {mine}, but the problem has {name} {wanted}")
         delay_s = np.zeros((self.stages, self.stages))
         gap_s = np.zeros(self.stages)
         for edge in self.parameters.edges:
@@ -156,11 +174,11 @@ class Calibration:
         return delay_s, gap_s, self.parameters.overhead.value_s
 
     def to_json(self) -> str:
-        """What `from_json` reads; the main figures first."""
+        """Return the calibration as JSON for `from_json`, the main figures first."""
         found = self.parameters
         document: dict[str, Any] = {
             "version": VERSION,
-            "verdict": self.verdict,
+            "verdict": self.status,
             "reason": self.reason,
             "heldout_mape_percent": self.quality.heldout_mape_percent,
             "heldout_max_percent": self.quality.heldout_max_percent,
@@ -170,7 +188,7 @@ class Calibration:
             "edge_delay_s": found and [_plain(delay) for delay in found.edges],
             "stage_gap_s": found and [_plain(delay) for delay in found.gaps],
             "allowance": self.allowance,
-            "straggler_least_degree": self.least_degrees and list(self.least_degrees),
+            "straggler_least_degree": self.least_slowdowns and list(self.least_slowdowns),
             "schedule": self.schedule,
             "stages": self.stages,
             "microbatches": self.microbatches,
@@ -183,23 +201,26 @@ class Calibration:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Calibration:
-        """Read and check.
+        """Read and check the JSON of a calibration.
+
+        Args:
+            text: at most `MAX_BYTES` of JSON.
 
         Raises:
-            InvalidCalibration: naming the field and the rule.
+            InvalidCalibration: the message names the field and the rule.
         """
         if len(text) > MAX_BYTES:
             raise InvalidCalibration(f"the calibration is too large: at most {MAX_BYTES >> 20} MiB")
         try:
-            root = _Fields(json.loads(text), "")
+            root = Fields(json.loads(text), "")
         except (ValueError, RecursionError) as error:
             raise InvalidCalibration(f"the calibration is not JSON: {error}") from None
         version = root.count("version")
         if version != VERSION:
             raise InvalidCalibration(f"the calibration is of version {version}, this program reads {VERSION}")
-        verdict = root.text("verdict")
-        if verdict not in (EXPLAINS, DOES_NOT_EXPLAIN):
-            raise InvalidCalibration(f"verdict must be '{EXPLAINS}' or '{DOES_NOT_EXPLAIN}', not {verdict[:40]!r}")
+        status = root.text("verdict")
+        if status not in (EXPLAINS, DOES_NOT_EXPLAIN):
+            raise InvalidCalibration(f"verdict must be '{EXPLAINS}' or '{DOES_NOT_EXPLAIN}', not {status[:40]!r}")
         stages = root.count("stages", least=1)
         return cls(
             schedule=root.text("schedule"),
@@ -207,7 +228,7 @@ class Calibration:
             microbatches=root.count("microbatches", least=1),
             chunks=root.count("chunks", least=1),
             reason=root.text("reason"),
-            parameters=_parameters(root, stages) if verdict == EXPLAINS else None,
+            parameters=_parameters(root, stages) if status == EXPLAINS else None,
             quality=_quality(root.child("quality")),
             noise=tuple(_noise(entry, stages) for entry in root.children("noise")),
             stage_noise=root.numbers("stage_noise", length=stages),
@@ -220,7 +241,7 @@ def _plain(delay: Delay) -> dict[str, Any]:
     return ends | asdict(delay.estimate) | {"crossed": delay.crossed}
 
 
-def _parameters(root: _Fields, stages: int) -> Parameters:
+def _parameters(root: Fields, stages: int) -> Parameters:
     overhead = Estimate(root.number("overhead_s"), root.number("overhead_low_s"), root.number("overhead_high_s"))
     edges, gaps = (
         tuple(
@@ -243,7 +264,7 @@ def _parameters(root: _Fields, stages: int) -> Parameters:
     return Parameters(overhead, edges, gaps)
 
 
-def _quality(entry: _Fields) -> Quality:
+def _quality(entry: Fields) -> Quality:
     return Quality(
         plans_fitted=entry.count("plans_fitted"),
         plans_heldout=entry.count("plans_heldout"),
@@ -257,7 +278,7 @@ def _quality(entry: _Fields) -> Quality:
     )
 
 
-def _noise(entry: _Fields, stages: int) -> Noise:
+def _noise(entry: Fields, stages: int) -> Noise:
     label = entry.text("kind")
     kinds = {kind.label: kind for kind in Kind}
     if label not in kinds:
@@ -272,63 +293,3 @@ def _noise(entry: _Fields, stages: int) -> Noise:
         iteration_low_percent=entry.number("iteration_low_percent"),
         iteration_high_percent=entry.number("iteration_high_percent"),
     )
-
-
-def _number(value: object, where: str) -> float:
-    # A JSON true is an int to Python.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
-        raise InvalidCalibration(f"{where} must be a finite number, zero or more, not {str(value)[:40]!r}")
-    return float(value)
-
-
-class _Fields:
-    """One JSON object, read by name; every refusal says where."""
-
-    def __init__(self, value: object, where: str) -> None:
-        if not isinstance(value, dict):
-            raise InvalidCalibration(f"{where.rstrip('.') or 'the calibration'} must be an object")
-        self._values: dict[str, Any] = value
-        self.where = where
-
-    def _get(self, name: str, wanted: type, rule: str) -> Any:
-        value = self._values.get(name)
-        if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-            raise InvalidCalibration(f"{self.where}{name} must be {rule}, not {str(value)[:40]!r}")
-        return value
-
-    def text(self, name: str) -> str:
-        return str(self._get(name, str, "a text"))
-
-    def flag(self, name: str) -> bool:
-        return bool(self._get(name, bool, "true or false"))
-
-    def count(self, name: str, least: int = 0, most: int | None = None) -> int:
-        value = int(self._get(name, int, "a whole number"))
-        if value < least or (most is not None and value > most):
-            upper = "" if most is None else f" and at most {most}"
-            raise InvalidCalibration(f"{self.where}{name} must be at least {least}{upper}, not {value}")
-        return value
-
-    def number(self, name: str) -> float:
-        return _number(self._values.get(name), self.where + name)
-
-    def maybe(self, name: str) -> float | None:
-        return None if self._values.get(name) is None else self.number(name)
-
-    def numbers(self, name: str, length: int) -> tuple[float, ...] | None:
-        if self._values.get(name) is None:
-            return None
-        values = self.list(name)
-        if len(values) != length:
-            raise InvalidCalibration(f"{self.where}{name} must have {length} entries, one a stage, not {len(values)}")
-        return tuple(_number(value, f"{self.where}{name}[{i}]") for i, value in enumerate(values))
-
-    def list(self, name: str) -> list[Any]:
-        found: list[Any] = self._get(name, list, "a list")
-        return found
-
-    def child(self, name: str) -> _Fields:
-        return _Fields(self._values.get(name), f"{self.where}{name}.")
-
-    def children(self, name: str) -> tuple[_Fields, ...]:
-        return tuple(_Fields(value, f"{self.where}{name}[{i}].") for i, value in enumerate(self.list(name)))

@@ -1,7 +1,7 @@
-"""Telemetry of a running job, kept as far as it takes to calibrate. Fed by the operator; pure, bounded, no clock.
+"""Collect telemetry of a running job for calibration: bounded, with no clock and no I/O.
 
-Each addition is one iteration of the whole job, with the durations of its slowest pipeline, since that is the one whose
-computations the iteration waited for. What to do with the trace is not decided here.
+Each addition is one iteration of the whole job, with the durations of its slowest pipeline, because the iteration
+waited for the computations of that one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from perseus_solver.kinds import Floats
 from perseus_solver.schedules import Schedule
 
 MOST_ITERATIONS = 120
-"""Kept; the oldest give way. A fit takes longer than linearly in them, and the latest describe the job best."""
+"""Iterations stored; the oldest are dropped. The time of a fit grows more than linearly with them, and the latest
+describe the job best.
+"""
 BLOCK = 4
-"""Consecutive iterations of one plan that are held out together; longer stretches are cut into blocks of this many, so
-that a job that runs one plan throughout can be judged too. Neighbours in time err together."""
+"""Consecutive iterations of one plan that are held out together, because neighbours in time have a common error. A
+longer stretch is cut into blocks of this many, so that a run of one plan can be calibrated too.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,48 +35,53 @@ class _Iteration:
 
 
 class Recorder:
-    """The latest iterations of one job under one schedule."""
+    """The latest iterations of one job under one schedule.
+
+    Attributes:
+        schedule: what every iteration runs.
+    """
 
     def __init__(self, schedule: Schedule, most: int = MOST_ITERATIONS) -> None:
+        """Create an empty recorder that stores at most ``most`` iterations."""
         self.schedule = schedule
-        self._kept: deque[_Iteration] = deque(maxlen=most)
+        self._iterations: deque[_Iteration] = deque(maxlen=most)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._iterations)
 
     def add(self, *, plan: int, iteration_time_s: float, stages: Sequence[Sequence[float]]) -> None:
-        """Take in one iteration.
+        """Add one iteration.
 
         Args:
-            plan: what was in force on the slowest pipeline, such as the index of the frontier's point; any number.
-            iteration_time_s: of the job, from its begin to the begin of the next.
-            stages: for each stage of the slowest pipeline the durations in schedule order, seconds; of tensor-parallel
+            plan: number of the plan on the slowest pipeline, such as the index of the frontier's point.
+            iteration_time_s: seconds from the start of the job's iteration to the start of the next.
+            stages: for each stage of the slowest pipeline its durations in schedule order, seconds; of tensor-parallel
                 ranks the longest of each instruction.
 
         Raises:
-            InvalidTrace: not the durations of this schedule; nothing is taken in.
+            InvalidTrace: these are not the durations of the schedule; nothing is added.
         """
         wanted = np.diff(self.schedule.stage_offset).tolist()
         if [len(own) for own in stages] != wanted:
             raise InvalidTrace(
-                f"stages must have {wanted} durations, as schedule {self.schedule.name} has instructions, "
+                f"stages must have {wanted} durations, one for each instruction of schedule {self.schedule.name}, "
                 f"not {[len(own) for own in stages]}"
             )
         duration_s = np.concatenate([np.asarray(own, dtype=np.float64) for own in stages])
         Trace(self.schedule, np.zeros(1, dtype=np.int32), duration_s[None], np.array([iteration_time_s]))
-        self._kept.append(_Iteration(plan, iteration_time_s, duration_s))
+        self._iterations.append(_Iteration(plan, iteration_time_s, duration_s))
 
     def trace(self) -> Trace:
-        """Everything kept, in blocks of consecutive iterations of one plan; see `BLOCK`.
+        """Return all stored iterations, in blocks of consecutive iterations of one plan; see `BLOCK`.
 
         Raises:
             InvalidTrace: nothing was added yet.
         """
-        if not self._kept:
+        if not self._iterations:
             raise InvalidTrace("no iteration was recorded yet")
         block, length, before = -1, 0, None
         blocks = []
-        for one in self._kept:
+        for one in self._iterations:
             if one.plan != before or length == BLOCK:
                 block, length, before = block + 1, 0, one.plan
             blocks.append(block)
@@ -81,6 +89,6 @@ class Recorder:
         return Trace(
             self.schedule,
             np.array(blocks, dtype=np.int32),
-            np.stack([one.duration_s for one in self._kept]),
-            np.array([one.iteration_time_s for one in self._kept]),
+            np.stack([one.duration_s for one in self._iterations]),
+            np.array([one.iteration_time_s for one in self._iterations]),
         )

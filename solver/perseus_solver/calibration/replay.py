@@ -1,8 +1,7 @@
 """Replay measured iterations through the schedule's graph, and count what each critical path crosses.
 
-Called by the fit, once per step, for all iterations at once. The delays of the model are few and shared: one for
-every direction of every stage boundary, and one gap for every stage between its consecutive instructions. Knows no
-files and decides nothing.
+All iterations are swept at once. The delays of the model are few and shared: one for every direction of every stage
+boundary, and one gap for every stage between its consecutive instructions.
 """
 
 from __future__ import annotations
@@ -10,23 +9,23 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.schedules import Schedule
 from perseus_solver.topology import levels
 
 Pairs = tuple[tuple[int, int], ...]
-Index = npt.NDArray[np.intp]
 
 
 class Replay:
-    """Longest paths of one schedule under shared delays. Not changed by its runs.
+    """Longest paths of one schedule under shared delays. Runs do not change it.
 
     Attributes:
-        pairs: (from stage, to stage) of each communication delay; delay j of a run belongs to ``pairs[j]``.
+        pairs: (from stage, to stage) of each communication delay; delay j belongs to ``pairs[j]``.
         parameters: number of delays, the communication delays first, then the gap of each stage.
     """
 
     def __init__(self, schedule: Schedule) -> None:
+        """Level the graph of a schedule."""
         self.schedule = schedule
         before, after = schedule.edges()
         stage = schedule.stage.astype(np.int64)
@@ -44,31 +43,44 @@ class Replay:
         rank[self._order] = np.arange(n)
         by_target = np.argsort(rank[after], kind="stable")
         source, target, group = rank[before[by_target]], rank[after[by_target]], group[by_target]
-        degree = np.bincount(target, minlength=n)
-        slot = np.arange(target.size) - (np.cumsum(degree) - degree)[target]
-        # Row n is "nothing": it ends at 0, without delay, so that every instruction has equally many predecessors.
-        self._before: Index = np.full((int(degree.max(initial=1)), n), n, dtype=np.intp)
+        in_degree = np.bincount(target, minlength=n)
+        slot = np.arange(target.size) - (np.cumsum(in_degree) - in_degree)[target]
+        # Row n stands for a missing neighbour, which ends at 0 without delay, so that every instruction has equally
+        # many predecessors.
+        self._before: Index = np.full((int(in_degree.max(initial=1)), n), n, dtype=np.intp)
         self._group: Index = np.full_like(self._before, self.parameters)
         self._before[slot, target], self._group[slot, target] = source, group
         self._bounds = np.concatenate([[0], np.cumsum(np.bincount(level))]).tolist()
 
     def time_s(self, duration_s: Floats, delay_s: Floats) -> Floats:
-        """Makespan of each iteration."""
+        """Return the makespan of each iteration in seconds.
+
+        Args:
+            duration_s: float[iterations, instructions], seconds.
+            delay_s: float[parameters], seconds.
+        """
         end, _ = self._ends(duration_s, delay_s)
         time: Floats = end.max(axis=0)
         return time
 
     def crossings(self, duration_s: Floats, delay_s: Floats) -> tuple[Floats, Floats]:
-        """Makespan of each iteration, and how often its critical path crosses each delay: [iterations, parameters].
+        """Return the makespan of each iteration, and how often its critical path crosses each delay.
 
         The makespan is the maximum over paths of (durations + crossings · delays), so the counts are its gradient.
+
+        Args:
+            duration_s: float[iterations, instructions], seconds.
+            delay_s: float[parameters], seconds.
+
+        Returns:
+            float[iterations] seconds, and float[iterations, parameters] counts.
         """
         end, critical = self._ends(duration_s, delay_s)
         column = np.arange(duration_s.shape[0])
         counts = np.zeros((column.size, self.parameters + 1))
         at = end.argmax(axis=0)
         while (at < self.instructions).any():
-            inner = np.minimum(at, self.instructions - 1)  # a path that has ended stays at "nothing"
+            inner = np.minimum(at, self.instructions - 1)  # a path that has ended stays at the missing neighbour
             slot = critical[inner, column]
             live = at < self.instructions
             counts[column[live], self._group[slot, inner][live]] += 1
@@ -77,7 +89,10 @@ class Replay:
         return time, counts[:, : self.parameters]
 
     def _ends(self, duration_s: Floats, delay_s: Floats) -> tuple[Floats, npt.NDArray[np.int8]]:
-        """End of each instruction (rows by level, "nothing" last) and the slot of the predecessor it waited for."""
+        """Return the end of each instruction, and the slot of its latest predecessor.
+
+        Rows are in level order; the last row of the ends stands for a missing neighbour.
+        """
         delay = np.append(delay_s, 0.0)
         columns = duration_s.T[self._order]
         end = np.zeros((self.instructions + 1, columns.shape[1]))

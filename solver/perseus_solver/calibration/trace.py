@@ -1,8 +1,7 @@
 """Measured iterations: how long every instruction took, and how long the iteration as a whole.
 
-`read_trace` is the door for the two CSV files; the operator builds a `Trace` from telemetry itself. Both are checked
-here by name, and after it nothing checks numbers again. Nothing is averaged or left out: what an outlier is, the fit
-decides.
+`read_trace` reads two CSV files; telemetry becomes a `Trace` directly. Both are checked here once, by name, and numbers
+are not checked again later. Nothing is averaged or left out: outliers are left to the fit.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from perseus_solver.schedules import Schedule, build_schedule
 INSTRUCTION_COLUMNS = ("plan", "iteration", "stage", "instruction", "microbatch", "duration_s")
 ITERATION_COLUMNS = ("plan", "iteration", "stage", "iteration_time_s")
 MAX_ROWS = 4_000_000
-"""Thirty times the largest published trace; bounds time and memory before anything is parsed."""
+"""Thirty times the largest published trace. Bounds time and memory before anything is parsed."""
 MAX_BYTES = 256 << 20
 _MAX_COUNT = 1_000_000_000
 _LONGEST_S = 1e6
@@ -42,10 +41,13 @@ class Trace:
 
     Attributes:
         schedule: what every iteration ran.
-        plan: int[iterations], which frequency plan was in force. Iterations of a plan are held out
-            together, because they err together.
-        duration_s: float[iterations, instructions], computations only, numbered as in the schedule.
-        iteration_time_s: float[iterations], of the slowest rank.
+        plan: int[iterations], number of the plan in force. Iterations of a plan are held out together, because they
+            have a common error.
+        duration_s: float[iterations, instructions], seconds of the computations, numbered as in the schedule.
+        iteration_time_s: float[iterations], seconds, of the slowest rank.
+
+    Raises:
+        InvalidTrace: a shape does not fit, or a time is not positive or too long.
     """
 
     schedule: Schedule
@@ -69,7 +71,7 @@ class Trace:
                 raise InvalidTrace(f"{name} must be more than 0 and less than {_LONGEST_S:g} s")
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> Trace:
-        """Some of the iterations."""
+        """Return the iterations that ``chosen``, bool[iterations], marks."""
         return Trace(self.schedule, self.plan[chosen], self.duration_s[chosen], self.iteration_time_s[chosen])
 
 
@@ -82,61 +84,70 @@ def read_trace(
     microbatches: int | None = None,
     chunks: int | None = None,
 ) -> Trace:
-    """Read and join the two files.
+    """Read and join the two files of a measured run.
 
     Args:
         instructions: rows of `INSTRUCTION_COLUMNS`, and ``chunk`` if stages hold several.
         iterations: rows of `ITERATION_COLUMNS`, one for every rank; the slowest rank's time is the iteration's.
         schedule: name of the schedule that was run.
-        stages, microbatches: None: as many as the files have. Otherwise the files must have as many.
-        chunks: model chunks a stage; None: as many as the schedule needs.
+        stages, microbatches: the numbers expected; None: those of the files.
+        chunks: model chunks on each stage; None: as many as the schedule needs.
+
+    Returns:
+        The iterations, sorted by plan and iteration.
 
     Raises:
-        InvalidTrace: naming the file, the line, the column and the rule.
+        InvalidTrace: the message names the file, the line, the column and the rule.
         InvalidSchedule: no such schedule, or it cannot run these counts.
     """
-    what = _rows(instructions, "instructions", INSTRUCTION_COLUMNS, optional="chunk")
-    when = _rows(iterations, "iterations", ITERATION_COLUMNS)
-    found_stages, found_microbatches = int(what.column["stage"].max()) + 1, int(what.column["microbatch"].max()) + 1
+    instruction_rows = _rows(instructions, "instructions", INSTRUCTION_COLUMNS, optional="chunk")
+    iteration_rows = _rows(iterations, "iterations", ITERATION_COLUMNS)
+    found_stages, found_microbatches = (
+        int(instruction_rows.column["stage"].max()) + 1,
+        int(instruction_rows.column["microbatch"].max()) + 1,
+    )
     for name, wanted, found in (("stages", stages, found_stages), ("microbatches", microbatches, found_microbatches)):
         if wanted is not None and wanted != found:
             raise InvalidTrace(f"instructions: {name} are 0 … {found - 1}, but the schedule has {wanted}")
-    constant = what.column["instruction"] == Kind.CONSTANT
-    order = build_schedule(
+    constant = instruction_rows.column["instruction"] == Kind.CONSTANT
+    executed = build_schedule(
         schedule,
         stages=found_stages,
         microbatches=found_microbatches,
         chunks=chunks,
-        constants=np.unique(what.column["stage"][constant]).tolist(),
+        constants=np.unique(instruction_rows.column["stage"][constant]).tolist(),
     )
 
-    runs, run_of = np.unique(np.stack([when.column["plan"], when.column["iteration"]]), axis=1, return_inverse=True)
-    time_s = _iteration_times(when, runs, run_of, order.stages)
-    duration_s = _durations(what, runs, order)
-    return Trace(order, runs[0].astype(np.int32), duration_s, time_s)
+    runs, run_of = np.unique(
+        np.stack([iteration_rows.column["plan"], iteration_rows.column["iteration"]]), axis=1, return_inverse=True
+    )
+    time_s = _iteration_times(iteration_rows, runs, run_of, executed.stages)
+    duration_s = _durations(instruction_rows, runs, executed)
+    return Trace(executed, runs[0].astype(np.int32), duration_s, time_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One parsed file."""
+    """One parsed file: its columns of counts, and its values in seconds."""
 
     file: str
     column: dict[str, npt.NDArray[np.int64]]
     value: Floats
 
-    def refuse(self, row: int, rule: str) -> InvalidTrace:
-        # The header is line 1 and empty lines are refused, so rows and lines march together.
+    def error(self, row: int, rule: str) -> InvalidTrace:
+        """Return the error that a row breaks a rule."""
+        # The header is line 1 and empty lines are refused, so row k is on line k + 2.
         return InvalidTrace(f"{self.file}, line {row + 2}: {rule}")
 
 
-def _iteration_times(when: _Rows, runs: npt.NDArray[np.int64], run_of: npt.NDArray[np.intp], stages: int) -> Floats:
-    stage = when.column["stage"]
+def _iteration_times(rows: _Rows, runs: npt.NDArray[np.int64], run_of: npt.NDArray[np.intp], stages: int) -> Floats:
+    stage = rows.column["stage"]
     if int(stage.max()) >= stages:
-        raise when.refuse(
+        raise rows.error(
             int(np.argmax(stage >= stages)), f"stage is {int(stage.max())}, but instructions has {stages} stages"
         )
     time_s = np.full((runs.shape[1], stages), np.nan)
-    _fill(time_s, run_of.reshape(-1), stage, when)
+    _fill(time_s, run_of.reshape(-1), stage, rows)
     missing = np.argwhere(np.isnan(time_s))
     if missing.size:
         run, absent = missing[0]
@@ -145,16 +156,20 @@ def _iteration_times(when: _Rows, runs: npt.NDArray[np.int64], run_of: npt.NDArr
     return slowest
 
 
-def _durations(what: _Rows, runs: npt.NDArray[np.int64], schedule: Schedule) -> Floats:
-    """[iterations, instructions], every place filled exactly once."""
-    run_code, known = _code(what.column["plan"], what.column["iteration"]), _code(runs[0], runs[1])
+def _durations(rows: _Rows, runs: npt.NDArray[np.int64], schedule: Schedule) -> Floats:
+    """Return float[iterations, instructions], with every instruction measured exactly once."""
+    run_code, known = (
+        _code(rows.column["plan"], rows.column["iteration"]),
+        _code(runs[0], runs[1]),
+    )
     by_code = np.argsort(known)
     at = np.minimum(np.searchsorted(known[by_code], run_code), known.size - 1)
-    strange = known[by_code][at] != run_code
-    if strange.any():
-        row = int(np.argmax(strange))
-        raise what.refuse(
-            row, f"plan {what.column['plan'][row]}, iteration {what.column['iteration'][row]} has no row in iterations"
+    unknown = known[by_code][at] != run_code
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise rows.error(
+            row,
+            f"plan {rows.column['plan'][row]}, iteration {rows.column['iteration'][row]} has no row in iterations",
         )
     place = {
         key: i
@@ -168,18 +183,18 @@ def _durations(what: _Rows, runs: npt.NDArray[np.int64], schedule: Schedule) -> 
             )
         )
     }
-    keys = zip(*(what.column[c].tolist() for c in ("stage", "instruction", "microbatch", "chunk")), strict=True)
+    keys = zip(*(rows.column[c].tolist() for c in ("stage", "instruction", "microbatch", "chunk")), strict=True)
     instruction = np.array([place.get(key, -1) for key in keys])
     if (instruction < 0).any():
         row = int(np.argmax(instruction < 0))
-        label = Kind(int(what.column["instruction"][row])).label
-        raise what.refuse(
+        label = Kind(int(rows.column["instruction"][row])).label
+        raise rows.error(
             row,
-            f"schedule {schedule.name} has no {label} of microbatch {what.column['microbatch'][row]}, "
-            f"chunk {what.column['chunk'][row]} on stage {what.column['stage'][row]}",
+            f"schedule {schedule.name} has no {label} of microbatch {rows.column['microbatch'][row]}, "
+            f"chunk {rows.column['chunk'][row]} on stage {rows.column['stage'][row]}",
         )
     duration_s = np.full((known.size, schedule.instructions), np.nan)
-    _fill(duration_s, by_code[at], instruction, what)
+    _fill(duration_s, by_code[at], instruction, rows)
     missing = np.argwhere(np.isnan(duration_s))
     if missing.size:
         run, absent = missing[0]
@@ -199,12 +214,12 @@ def _fill(table: Floats, run: npt.NDArray[np.intp], column: npt.NDArray[np.int64
     _, first, count = np.unique(flat, return_index=True, return_counts=True)
     if (count > 1).any():
         twice = np.flatnonzero(flat == flat[first[int(np.argmax(count > 1))]])[1]
-        raise rows.refuse(int(twice), "the same place of the same iteration is measured twice")
+        raise rows.error(int(twice), "the same stage or instruction of the same iteration is measured twice")
     table[run, column] = rows.value
 
 
 def _rows(source: Source, file: str, columns: Sequence[str], optional: str | None = None) -> _Rows:
-    """Parse one file; the last of ``columns`` is its value in seconds, the others are counts from 0."""
+    """Parse one file. The last of ``columns`` is its value in seconds, the others are counts from 0."""
     reader = csv.reader(io.StringIO(_text(source, file)))
     header = [name.strip() for name in next(reader, [])]
     missing = [name for name in columns if name not in header]

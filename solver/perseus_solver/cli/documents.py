@@ -1,6 +1,6 @@
-"""The JSON that the CLI writes: a frontier or one plan, streamed, because a large frontier has millions of entries.
+"""The JSON that the command writes: a frontier or one plan, streamed, because a large frontier has millions of entries.
 
-The shapes are public: people and other programs read them. Nothing is computed here beyond the baseline.
+Other programs read these documents, so their keys do not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perseus_solver.model.result import Frequencies, Frontier, Point
 
 
 class PlanWriter:
-    """Writes frequencies of one problem's instructions; what does not change between plans is prepared once."""
+    """Writes the clocks of one problem's instructions. What is the same in all plans is prepared once."""
 
     def __init__(self, problem: Problem) -> None:
         schedule = problem.schedule
@@ -33,13 +33,13 @@ class PlanWriter:
         self._offset = problem.stage_offset.tolist()
 
     def stages(self, frequencies_mhz: Frequencies) -> str:
-        """``[[{…},…],…]``: each stage in execution order."""
+        """Return ``[[{…},…],…]``: the instructions of each stage in execution order."""
         cells = [f"{head}{clock}}}" for head, clock in zip(self._heads, frequencies_mhz.tolist(), strict=True)]
         rows = (",".join(cells[a:b]) for a, b in zip(self._offset[:-1], self._offset[1:], strict=True))
         return "[" + ",".join(f"[{row}]" for row in rows) + "]"
 
     def point(self, point: Point) -> str:
-        """One plan with its figures."""
+        """Return one plan with its figures."""
         figures = {
             "iteration_time_s": point.iteration_time_s,
             "energy_j": point.energy_j,
@@ -52,14 +52,21 @@ class PlanWriter:
 
 
 def plan_document(problem: Problem, point: Point) -> Iterator[bytes]:
-    """What ``perseus plan`` writes."""
+    """Yield what ``perseus plan`` writes."""
     yield PlanWriter(problem).point(point).encode() + b"\n"
 
 
 def frontier_document(
     problem: Problem, frontier: Frontier, *, baseline_time_s: float, baseline_energy_j: float, solve_seconds: float
 ) -> Iterator[bytes]:
-    """What ``perseus frontier`` writes, a plan at a time."""
+    """Yield what ``perseus frontier`` writes, one plan at a time.
+
+    Args:
+        problem: the problem that was solved.
+        frontier: its solution.
+        baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
+        solve_seconds: how long solving took.
+    """
     head = {
         "schedule": problem.schedule.name,
         "stages": problem.stages,

@@ -1,7 +1,4 @@
-"""Files the CLI writes: checked for writability before the work, complete or not there at all after it.
-
-Nothing here knows what is written.
-"""
+"""Files that the command writes: checked for writability before the work, and complete or absent after it."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ Writer = Callable[[Iterable[bytes]], None]
 
 
 class Unwritable(SolverError):
-    """A file cannot be written where it was asked for."""
+    """A file cannot be written."""
 
 
 class Outputs:
-    """The files of one command. Used as a context: leaving it without an error puts all of them in place, else none.
+    """The files of one command, as a context: leaving it without an error puts all of them in place, otherwise none.
 
-    Each is written to a hidden neighbour and renamed, so a reader never sees half a file and an old one survives a
-    failure.
+    Each file is written under a hidden name beside its target and then renamed. So a reader never sees half a file, and
+    an old file survives a failure.
     """
 
     def __init__(self) -> None:
@@ -49,14 +46,14 @@ class Outputs:
                     os.unlink(temporary)
 
     def open(self, option: str, name: str) -> Writer:
-        """Reserve a file now; the function returned writes it later.
+        """Reserve a file, and return the function that writes it later.
 
         Args:
-            option: the command-line option that named it, for messages.
-            name: path, or ``-`` for standard output.
+            option: the command-line option that named the file, for messages.
+            name: its path, or ``-`` for standard output.
 
         Raises:
-            Unwritable: it could not be written.
+            Unwritable: the file cannot be written.
         """
         if name == STDOUT:
             return _write_stdout
@@ -100,7 +97,7 @@ def _write_through(option: str, target: Path, chunks: Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def _refusing(option: str, target: Path) -> Iterator[None]:
-    """A full disk is bad input too, not a traceback."""
+    """Turn an error of the file system, such as a full disk, into a message of one line."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, for people only: none if that is not a terminal or the work is short."""
+"""A progress bar on standard error: none if that is not a terminal or the work is short."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WIDTH = 30
 
 
 class ProgressBar:
-    """Called with (done, total); used as a context, so that the line is cleared at the end."""
+    """A bar that is called with (done, total), as a context: the line is cleared at the end."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -1,1 +1,1 @@
-"""Our plans beside those that others would make from the same measurements."""
+"""This solver's plans beside those that other methods make from the same measurements."""

@@ -1,7 +1,6 @@
-"""What others would do with the same measurements: plans to compare ours with, as choices of options.
+"""Plans that other methods make from the same measurements, as choices of options.
 
-Their times and energies come from `perseus_solver.model.simulator`, like ours. Called by
-`perseus_solver.comparison.compare` and by benchmarks.
+Their times and energies come from `perseus_solver.model.simulator`, like those of this solver's plans.
 """
 
 from __future__ import annotations
@@ -18,12 +17,27 @@ Plan = npt.NDArray[np.intp]
 
 
 def all_maximum(problem: Problem) -> Plan:
-    """Every instruction at its highest clock: what a job does without us."""
+    """Return the plan with every instruction at its highest clock: what a job does without Perseus.
+
+    Args:
+        problem: the problem to plan.
+
+    Returns:
+        int[n], positions in the options.
+    """
     return np.zeros(problem.instructions, dtype=np.intp)
 
 
 def at_clock(problem: Problem, frequency_mhz: int) -> Plan:
-    """Every instruction at one clock."""
+    """Return the plan with every instruction at one clock.
+
+    Args:
+        problem: the problem to plan.
+        frequency_mhz: a clock at which every instruction was measured.
+
+    Returns:
+        int[n], positions in the options.
+    """
     place = [
         0 if t.kind is Kind.CONSTANT else int(np.flatnonzero(t.frequency_mhz == frequency_mhz)[0])
         for t in problem.options
@@ -32,16 +46,23 @@ def at_clock(problem: Problem, frequency_mhz: int) -> Plan:
 
 
 def common_clocks(problem: Problem) -> list[int]:
-    """Clocks at which every instruction was measured, descending."""
+    """Return the clocks at which every instruction was measured, in MHz, descending."""
     measured = [set(t.frequency_mhz.tolist()) for t in problem.options if t.kind is not Kind.CONSTANT]
     return sorted(set.intersection(*measured), reverse=True)
 
 
 def best_single_clock(simulator: Simulator, deadline_s: float) -> Plan:
-    """The one clock for all instructions that takes the least energy and is not slower than the deadline.
+    """Return the plan of least energy with one clock for all instructions that meets a deadline.
+
+    Args:
+        simulator: of the problem.
+        deadline_s: longest iteration time allowed, seconds.
+
+    Returns:
+        int[n], positions in the options.
 
     Raises:
-        InvalidProblem: no clock common to all instructions is that fast.
+        InvalidProblem: no clock that is common to all instructions is that fast.
     """
     problem = simulator.problem
     best: tuple[float, Plan] | None = None
@@ -56,14 +77,21 @@ def best_single_clock(simulator: Simulator, deadline_s: float) -> Plan:
 
 
 def envpipe(simulator: Simulator) -> Plan:
-    """EnvPipe's heuristic (Choi et al., USENIX ATC'23), its assignment of clocks; it also reorders, which we leave out.
+    """Return the plan of EnvPipe's heuristic (Choi et al., USENIX ATC 2023), without its reordering of instructions.
 
-    It takes the last stage for the heaviest. The *outer envelope* of the pipeline, which is the last stage, the first
-    microbatch's forwards and the last microbatch's backwards, runs at the highest clock; all else starts at the clock
-    of least energy. While the critical path leaves the envelope, the slowest clocks on it are raised by one step. It
-    ends when the critical path is the envelope, or runs at the highest clocks throughout and can be raised no further.
+    The heuristic assumes that the last stage is the heaviest. The *outer envelope* of the pipeline is the last stage,
+    the forwards of the first microbatch and the backwards of the last microbatch. It runs at the highest clock; all
+    other instructions start at the clock of least energy. While the critical path leaves the envelope, the slowest
+    clocks on it are raised by one step. The heuristic ends when the critical path is the envelope, or runs at the
+    highest clocks throughout.
 
     Each round raises a clock, so there are at most n × options rounds, and far fewer in practice.
+
+    Args:
+        simulator: of the problem.
+
+    Returns:
+        int[n], positions in the options.
 
     Raises:
         InvalidProblem: the schedule has chunks or split backwards, for which the envelope is not defined.
@@ -79,7 +107,7 @@ def envpipe(simulator: Simulator) -> Plan:
         | (backward & (schedule.microbatch == schedule.microbatches - 1))
         | (schedule.kind == Kind.CONSTANT)
     )
-    plan = np.where(envelope, 0, _thriftiest_clock(problem))
+    plan = np.where(envelope, 0, _least_energy_clock(problem))
     frequency = np.zeros((len(problem.options), max(t.frequency_mhz.size for t in problem.options)), dtype=np.int32)
     for row, table in zip(frequency, problem.options, strict=True):
         row[: table.frequency_mhz.size] = table.frequency_mhz
@@ -95,8 +123,11 @@ def envpipe(simulator: Simulator) -> Plan:
         plan[raisable[clocks == clocks.min()]] -= 1
 
 
-def _thriftiest_clock(problem: Problem) -> Plan:
-    """The single clock of least energy, waiting not counted; what was not measured there takes its nearest clock."""
+def _least_energy_clock(problem: Problem) -> Plan:
+    """Return the plan of the single clock of least energy, waiting not counted.
+
+    An instruction that was not measured at that clock runs at its nearest.
+    """
     counts = np.bincount(problem.option_of, minlength=len(problem.options))
     clocks = sorted({f for t in problem.options for f in t.frequency_mhz.tolist()})
     nearest = [[int(np.abs(t.frequency_mhz - f).argmin()) for t in problem.options] for f in clocks]
@@ -117,9 +148,9 @@ def _predecessors(problem: Problem) -> list[list[tuple[int, float]]]:
 
 
 def _critical_path(end_s: npt.NDArray[np.float64], predecessors: list[list[tuple[int, float]]]) -> npt.NDArray[np.intp]:
-    """From the last instruction to end back to a first, always to the predecessor that was waited for.
+    """Return the critical path from the last instruction to end back to a first one.
 
-    Of two that end together the one on the same stage is taken, as EnvPipe does when no wait is seen.
+    Of two predecessors that end together the one on the same stage is taken, as EnvPipe does where no wait is seen.
     """
     end, at = end_s.tolist(), int(np.argmax(end_s))
     path = [at]

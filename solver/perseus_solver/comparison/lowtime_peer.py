@@ -1,9 +1,8 @@
-"""The one door to lowtime, the field's solver: its plans for a problem, to compare with ours. Never needed to plan
-anything.
+"""Run lowtime, the solver of the Perseus authors, on the same problem. This is the only module that imports lowtime.
 
-Follows lowtime's own recipe: effective energies, Pareto filter, an exponential fitted to each table, durations rounded
-down to a time grid, Phillips-Dessouky from slow to fast. What it returns are choices; their times and energies come
-from our simulator.
+It follows lowtime's own recipe: effective energies, Pareto filter, an exponential fitted to each table, durations
+rounded down to a time grid, Phillips-Dessouky from slow to fast. The results are choices of options; times and energies
+come from this solver's simulator. Planning never needs lowtime.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LOOSER = 0.95
 
 
 class PeerFailed(SolverError):
-    """lowtime could not solve this problem."""
+    """lowtime is not installed, was not asked for, or could not solve this problem."""
 
 
 def installed() -> bool:
@@ -32,11 +31,11 @@ def installed() -> bool:
 
 
 def lowtime_plans(problem: Problem, *, unit_time_s: float) -> Iterator[npt.NDArray[np.intp]]:
-    """lowtime's plans, slow to fast, each as [n] positions in the options; the caller may stop at any time.
+    """Yield lowtime's plans, slow to fast, each as int[n] positions in the options. The caller may stop at any time.
 
     Args:
-        problem: without delays between stages, which lowtime does not know.
-        unit_time_s: its time grid and step. A finer grid costs proportionally more steps.
+        problem: a problem without delays between stages, which lowtime does not support.
+        unit_time_s: its time grid and step, seconds. A finer grid takes proportionally more steps.
 
     Raises:
         PeerFailed: the problem has delays, or lowtime's fit of a table failed.
@@ -53,7 +52,7 @@ def lowtime_plans(problem: Problem, *, unit_time_s: float) -> Iterator[npt.NDArr
     from lowtime.solver import PhillipsDessouky
 
     if problem.edge_delay_s.any():
-        raise PeerFailed("lowtime knows no delays between stages")
+        raise PeerFailed("lowtime supports no delays between stages; plan without delays")
     specs = []
     for table in problem.options:
         effective = table.energy_j - problem.blocking_power_w * table.time_s
@@ -66,7 +65,7 @@ def lowtime_plans(problem: Problem, *, unit_time_s: float) -> Iterator[npt.NDArr
             if len(candidates.options) <= FEW_OPTIONS:
                 candidates = CandidateExecutionOptions(options=options, noise_factor=LOOSER)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the dozens of fits it tries many fail; only the best counts
+                warnings.simplefilter("ignore")  # many of its fits fail; only the best one counts
                 fit = ExponentialModel(candidates, search_strategy="best")
             specs.append(OperationSpec(options=candidates, cost_model=fit))
         except (ValueError, RuntimeError, TypeError) as error:

@@ -1,1 +1,1 @@
-"""The planning problem and what a solution means: profile, problem, result, and the exact simulator."""
+"""The planning problem and its solutions: profile, problem, exact simulator, and frontier."""

@@ -1,7 +1,7 @@
-"""The optimisation problem as flat arrays: instructions, their measured options, and the order between them.
+"""The optimisation problem as flat arrays: instructions, their measured options, and the precedence between them.
 
-Built once from a profile and a schedule; read by the engine, the rounding, the simulator and the certificate checker
-alike. Nothing here decides anything.
+It is built once from a profile and a schedule, and then read by the solver, the simulator and the certificate checker
+alike.
 """
 
 from __future__ import annotations
@@ -18,31 +18,40 @@ from perseus_solver.model.profile import Profile
 from perseus_solver.schedules import Schedule
 
 
-class Waits(Protocol):
-    """What a calibration has learnt about the time between computations."""
+class DelaySource(Protocol):
+    """A calibration: times between computations that were estimated from measured iterations."""
 
     def delays_for(self, schedule: Schedule) -> tuple[Floats, Floats, float]:
-        """Seconds between stages [from, to], before each instruction of a stage, and outside the pipeline."""
+        """Return the delays for a schedule.
+
+        Returns:
+            float[stages, stages] seconds between stages [from, to], float[stages] seconds before each instruction of a
+            stage, and seconds of each iteration outside the pipeline.
+
+        Raises:
+            InvalidCalibration: the calibration cannot be used, or is of another pipeline.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Choose one option for every instruction.
+    """Choose one option for every instruction, so that the iteration is short and takes little energy.
 
     Instructions are numbered stage by stage, in the order in which the stage executes them: stage s owns
     ``stage_offset[s] … stage_offset[s + 1] − 1``.
 
     Attributes:
-        schedule: where the order came from.
-        options: distinct choice tables.
+        schedule: the schedule that gives the precedence.
+        options: the distinct tables of options.
         option_of: int32[n], the table of each instruction.
         edge_from, edge_to: int32[m], precedence: ``edge_to`` starts no earlier than ``edge_from`` ends plus the delay.
-            Includes the edges between consecutive instructions of a stage. No cycles.
+            Includes the edges between consecutive instructions of a stage. Free of cycles.
         edge_delay_s: float[m], communication delay of each edge, or gap within a stage, seconds.
-        blocking_power_w: GPU power while waiting, watts.
-        overhead_s: fixed time per iteration outside the graph, seconds (added to every iteration time, every stage
-            waits in it).
+        stage_offset: int32[stages + 1].
+        blocking_power_w: power of one GPU while it waits, watts.
+        overhead_s: fixed time of each iteration outside the graph, seconds. It is part of every iteration time, and
+            every stage waits in it.
     """
 
     schedule: Schedule
@@ -62,7 +71,7 @@ class Problem:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages (GPUs per pipeline and tensor rank), N."""
+        """Number of stages, N."""
         return int(self.stage_offset.shape[0]) - 1
 
 
@@ -73,34 +82,35 @@ def build_problem(
     blocking_power_w: float,
     delay_s: float | Floats = 0.0,
     overhead_s: float = 0.0,
-    calibration: Waits | None = None,
+    calibration: DelaySource | None = None,
 ) -> Problem:
-    """Join measurements and order.
+    """Join a profile and a schedule (Perseus, SOSP 2024, section 4: the problem formulation).
 
-    Where a stage runs several chunks and the profile has no ``chunk`` column, its rows are taken to describe all of
-    the stage's layers,
-    of which each chunk holds an equal part: 1/chunks of the time and energy. In a bidirectional schedule each chunk is
-        a whole place in
-    its copy of the model, so it takes the rows of that place in full.
+    Where a stage runs several chunks and the profile has no ``chunk`` column, its rows describe all layers of the
+    stage, and each chunk takes an equal part of their time and energy: 1/chunks. In a bidirectional schedule each chunk
+    is a whole position in its copy of the model and takes the rows of that position in full.
 
     Args:
-        profile: what instructions cost.
-        schedule: their order.
-        blocking_power_w: GPU power while waiting, watts.
+        profile: measured time and energy of every instruction.
+        schedule: which instructions run, and in which order.
+        blocking_power_w: power of one GPU while it waits, watts.
         delay_s: communication delay between stages, seconds: one number, or a matrix [from stage, to stage].
-        overhead_s: time per iteration outside the pipeline (optimizer step, gradient synchronisation), seconds.
-        calibration: gives delays, gaps and overhead as learnt from real iterations, instead of the two above; times
-            of the problem are then times of real iterations.
+        overhead_s: time of each iteration outside the pipeline (optimizer step, gradient synchronisation), seconds.
+        calibration: gives delays, gaps and overhead as estimated from measured iterations, instead of ``delay_s`` and
+            ``overhead_s``; times of the problem are then times of real iterations.
+
+    Returns:
+        The planning problem.
 
     Raises:
         InvalidProblem: the profile lacks an instruction of the schedule, or a parameter is out of range.
-        InvalidCalibration: it explains nothing, or another pipeline.
-        InvalidSchedule: the order is incomplete or deadlocks.
+        InvalidCalibration: the calibration does not explain its run, or is of another pipeline.
+        InvalidSchedule: the schedule is incomplete or deadlocks.
     """
     gap_s = np.zeros(schedule.stages)
     if calibration is not None:
         if overhead_s or np.any(delay_s):
-            raise InvalidProblem("delay_s and overhead_s must not be given with a calibration, which holds both")
+            raise InvalidProblem("delay_s and overhead_s must not be given with a calibration, which has both")
         delay_s, gap_s, overhead_s = calibration.delays_for(schedule)
     for name, value in (("blocking_power_w", blocking_power_w), ("overhead_s", overhead_s)):
         if not (math.isfinite(value) and value >= 0):
@@ -133,7 +143,7 @@ def build_problem(
 
 
 def _match(profile: Profile, schedule: Schedule) -> tuple[tuple[Options, ...], Ints]:
-    """One table for each (stage, chunk, kind) that the schedule runs, and the table of each instruction."""
+    """Return one table for each (stage, chunk, kind) that the schedule runs, and the table of each instruction."""
     kinds = max(Kind) + 1
     key = (schedule.stage * schedule.chunks + schedule.chunk) * kinds + schedule.kind
     used, option_of = np.unique(key, return_inverse=True)

@@ -1,8 +1,8 @@
-"""Measurements: the CSV `stage,instruction,frequency,time,energy[,chunk]` (MHz, s, J), validated, as option tables.
+"""Measurements: the CSV ``stage,instruction,frequency,time,energy[,chunk]`` (MHz, s, J), checked, as tables of options.
 
-`read_profile` is the door through which every profile enters, in the CLI and in the operator; after it nothing checks
-numbers again. Each refusal is one line with the line of the file, the column and the rule. Measurements are not
-smoothed or fitted here; how repeated samples become one option is in `perseus_solver.model.sampling`.
+Every profile is checked here once, and numbers are not checked again later. Each refusal is one line with the line of
+the file, the column and the rule. Measurements are neither smoothed nor fitted; how repeated samples become one option
+is in `perseus_solver.model.sampling`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from perseus_solver.model.sampling import Sampling, condense
 
 COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 MAX_ROWS = 250_000
-"""64 stages × 4 kinds × 2 chunks × 100 clocks × 4 samples with room to spare; read and checked in about two seconds."""
+"""64 stages × 4 kinds × 2 chunks × 100 clocks × 4 samples fit; reading takes about two seconds."""
 MAX_BYTES = 64 << 20
 _MAX_STAGE = 1_023
 _MAX_CHUNK = 63
 _MAX_MHZ = 65_535  # plans store clocks in 16 bits
-_SMALLEST, _LARGEST = 1e-9, 1e9  # seconds and joules; outside, integer scaling of the solver would lose all precision
+_SMALLEST, _LARGEST = 1e-9, 1e9  # seconds and joules; outside, the solver's integer time would lose its precision
 _KINDS = {kind.label: kind for kind in Kind}
 
 Key = tuple[int, Kind, int]
@@ -36,13 +36,13 @@ Key = tuple[int, Kind, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """Option tables of every stage.
+    """The measured options of every stage.
 
     Attributes:
         stages: number of stages that may be used, 0 … stages − 1.
         tables: measured options by (stage, kind, chunk); chunk is 0 throughout where `has_chunks` is false.
         has_chunks: the CSV had a ``chunk`` column, so every chunk has its own measurements.
-        notes: what was done to the measurements or left out, one sentence each.
+        notes: what was changed in the measurements or left out, one sentence each.
     """
 
     stages: int
@@ -57,8 +57,8 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One validated row."""
+class _Row:
+    """One validated row: the line of the file, and its values in MHz, seconds and joules."""
 
     line: int
     stage: int
@@ -74,12 +74,15 @@ def read_profile(source: str | bytes | Path, *, stages: int | None = None, sampl
 
     Args:
         source: the CSV itself as text or bytes, or the path of a file.
-        stages: how many stages are needed; None: as many as the CSV has. More than needed are left out, with a note.
-        sampling: allow several samples of one (stage, instruction, frequency) and say how they become one option;
+        stages: how many stages are needed; None: as many as the CSV has. Further stages are left out, with a note.
+        sampling: allow several samples of one (stage, instruction, frequency), and say how they become one option;
             None: a repeated row is an error.
 
+    Returns:
+        The profile; every number in it is finite and in range, and every stage has a forward and a backward.
+
     Raises:
-        InvalidProfile: naming the line, the column and the rule.
+        InvalidProfile: the message names the line, the column and the rule.
     """
     if stages is not None and stages < 1:
         raise InvalidProfile(f"stages must be at least 1, not {stages}")
@@ -89,7 +92,7 @@ def read_profile(source: str | bytes | Path, *, stages: int | None = None, sampl
     samples, has_chunks = _read_rows(text)
     found = max(sample.stage for sample in samples) + 1
     if stages is not None and found < stages:
-        raise InvalidProfile(f"profile has {found} stages (0 … {found - 1}), fewer than the {stages} asked for")
+        raise InvalidProfile(f"profile has {found} stages (0 … {found - 1}), but {stages} are needed")
     notes: list[str] = []
     if stages is not None and found > stages:
         notes.append(f"the profile has {found} stages; the first {stages} are used")
@@ -116,7 +119,7 @@ def _decode(data: bytes) -> str:
     if not data.strip(b"\xef\xbb\xbf \t\r\n"):
         raise InvalidProfile(f"profile is empty; the first line must name the columns {','.join(COLUMNS)}")
     if b"\0" in data:
-        raise InvalidProfile("profile is not a text file: it holds NUL bytes (binary, or UTF-16; save it as UTF-8)")
+        raise InvalidProfile("profile is not a text file: it has NUL bytes (binary, or UTF-16); save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -124,8 +127,8 @@ def _decode(data: bytes) -> str:
         raise InvalidProfile(f"profile line {line}: not UTF-8 text (byte 0x{data[error.start]:02x})") from error
 
 
-def _read_rows(text: str) -> tuple[list[Sample], bool]:
-    # strict refuses a quote that never ends instead of swallowing the rest of the file into one cell
+def _read_rows(text: str) -> tuple[list[_Row], bool]:
+    # strict refuses a quote that never ends; otherwise the rest of the file would become one cell.
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered = _numbered(rows)
     _, header = next(numbered, (0, []))
@@ -152,7 +155,7 @@ def _read_rows(text: str) -> tuple[list[Sample], bool]:
                 f"known are {', '.join(_KINDS)}"
             )
         samples.append(
-            Sample(
+            _Row(
                 line=line,
                 stage=_integer(line, "stage", stage, 0, _MAX_STAGE),
                 kind=kind,
@@ -168,7 +171,7 @@ def _read_rows(text: str) -> tuple[list[Sample], bool]:
 
 
 def _numbered(rows: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not blank, with their number in the file (quoted line breaks are not expected in numbers)."""
+    """Yield the rows that are not blank, with their line in the file."""
     line = 0
     while True:
         line += 1
@@ -177,7 +180,7 @@ def _numbered(rows: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise InvalidProfile(f"profile line {line}: not CSV: {error}") from error
+            raise InvalidProfile(f"profile line {line}: cannot be parsed as CSV: {error}") from error
         if any(cell.strip() for cell in row):
             yield line, row
 
@@ -231,8 +234,8 @@ def _short(text: str) -> str:
     return repr(stripped if len(stripped) <= 40 else stripped[:37] + "...")
 
 
-def _tables(samples: list[Sample], sampling: Sampling | None, notes: list[str]) -> dict[Key, Options]:
-    groups: dict[Key, dict[int, list[Sample]]] = {}
+def _tables(samples: list[_Row], sampling: Sampling | None, notes: list[str]) -> dict[Key, Options]:
+    groups: dict[Key, dict[int, list[_Row]]] = {}
     for sample in samples:
         clocks = groups.setdefault((sample.stage, sample.kind, sample.chunk), {})
         same = clocks.setdefault(sample.frequency_mhz, [])
@@ -240,7 +243,7 @@ def _tables(samples: list[Sample], sampling: Sampling | None, notes: list[str]) 
             raise InvalidProfile(
                 f"profile line {sample.line}: duplicate row: stage {sample.stage}, {sample.kind.label}, "
                 f"{sample.frequency_mhz} MHz is already on line {same[0].line}; "
-                "several samples are read only when asked for"
+                "repeated rows need sampling (--samples)"
             )
         same.append(sample)
     tables = {}
@@ -266,7 +269,7 @@ def _tables(samples: list[Sample], sampling: Sampling | None, notes: list[str]) 
 
 
 def _check_complete(profile: Profile) -> None:
-    """Every stage has a forward and a whole backward. What further chunks need depends on the schedule."""
+    """Check that every stage has a forward and a whole backward. What further chunks need depends on the schedule."""
     for stage in range(profile.stages):
         has = {kind for s, kind, chunk in profile.tables if s == stage and chunk == 0}
         if not has:

@@ -1,8 +1,4 @@
-"""What a solve returns: one verified point, or the whole frontier, and how a frontier travels as bytes.
-
-The operator stores frontiers, the CLI prints them, the agent's plans are cut from them. Plain values: nothing here
-computes a plan.
-"""
+"""Solutions: one verified plan with its bound, or the whole frontier, and the bytes in which a frontier is stored."""
 
 from __future__ import annotations
 
@@ -21,13 +17,20 @@ from perseus_solver.kinds import Floats, Ints
 Frequencies = npt.NDArray[np.uint16]
 
 OPTIMAL_GAP = 1e-9
-"""A certified gap below this is rounding noise of float64 sums: the plan is optimal."""
+"""A certified gap below this is rounding of float64 sums: the plan is optimal."""
 DEFAULT_GAP = 3e-3
-"""A plan within this certified gap is as good as promised; a plan beyond it ran into the search limit."""
+"""The gap that the search aims for. A plan with a larger one reached the limit of the search."""
 
 
 class Status(StrEnum):
-    """The verdict on a point."""
+    """How good a plan is proven to be.
+
+    Attributes:
+        OPTIMAL: no plan that ends as early takes less energy.
+        WITHIN_GAP: the certified gap is within the one aimed for.
+        LIMIT_REACHED: the search ended with a larger gap; the plan is feasible.
+        INFEASIBLE: no plan is this fast.
+    """
 
     OPTIMAL = "optimal"
     WITHIN_GAP = "within_gap"
@@ -35,28 +38,34 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible"
 
 
-def verdict(gap: float, promised: float = DEFAULT_GAP) -> Status:
-    """The status of a feasible plan with this certified gap."""
+def status_of(gap: float, allowed: float = DEFAULT_GAP) -> Status:
+    """Return the status of a feasible plan.
+
+    Args:
+        gap: its certified gap, a share.
+        allowed: the gap aimed for, a share.
+    """
     if gap <= OPTIMAL_GAP:
         return Status.OPTIMAL
-    return Status.WITHIN_GAP if gap <= promised else Status.LIMIT_REACHED
+    return Status.WITHIN_GAP if gap <= allowed else Status.LIMIT_REACHED
 
 
 class InvalidFrontier(SolverError):
-    """Bytes that are not a frontier, or one of a version this program does not read."""
+    """The bytes are not a frontier, or of a version that this program does not read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """One plan and what is known about it.
+    """One plan, with its exact figures and its proven bound.
 
     Attributes:
-        iteration_time_s: exact, re-simulated from the profile.
-        energy_j: iteration energy: Σ e + blocking power × waiting time of all stages.
-        energy_lower_bound_j: no plan that ends by ``iteration_time_s`` takes less, proven by a dual flow.
-        status: what the gap amounts to.
+        iteration_time_s: seconds, re-simulated from the profile.
+        energy_j: joules of an iteration: Σ e + blocking power × waiting time of all stages.
+        energy_lower_bound_j: no plan that ends by ``iteration_time_s`` takes less; proven by a dual flow.
+        status: how good the plan is proven to be.
         frequencies_mhz: uint16[n], stage by stage in execution order; 0 for constant-time instructions.
-        clock_changes: changes of clock in one iteration of a steady run, over all stages (last to first counts).
+        clock_changes: clock changes in one iteration of a steady run, over all stages. The change from the last
+            instruction to the first of the next iteration counts.
     """
 
     iteration_time_s: float
@@ -68,7 +77,7 @@ class Point:
 
     @property
     def gap(self) -> float:
-        """Certified distance from the optimum: energy over bound, minus one."""
+        """Certified distance from the optimum: energy divided by bound, minus one."""
         return self.energy_j / self.energy_lower_bound_j - 1.0
 
 
@@ -79,16 +88,19 @@ _STATUSES = tuple(Status)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frontier:
-    """Plans from the fastest, T_min, to the one of least effective energy, T*; sorted by time, none dominated.
+    """Plans from T_min to T*, sorted by time, none dominated by another.
+
+    The first plan is the fastest, the last takes the least effective energy. ``len``, indexing and iteration give the
+    plans as `Point`.
 
     Attributes:
-        time_s: float[points], increasing.
-        energy_j, energy_lower_bound_j: float[points], iteration energy and its proven bound.
-        statuses: one per point.
+        time_s: float[points], increasing, seconds.
+        energy_j, energy_lower_bound_j: float[points], joules of an iteration and the proven bound on it.
+        statuses: one for each point.
         frequencies_mhz: uint16[points, n], instructions stage by stage, in execution order.
-        stage_offset: stage s owns columns ``stage_offset[s] … stage_offset[s + 1] − 1``.
+        stage_offset: int32[stages + 1]; stage s owns columns ``stage_offset[s] … stage_offset[s + 1] − 1``.
         clock_changes: int[points], see `Point`.
-        blocking_power_w: of the problem solved.
+        blocking_power_w: power of one waiting GPU, watts, as in the problem solved.
     """
 
     time_s: Floats
@@ -118,47 +130,56 @@ class Frontier:
 
     @property
     def t_min_s(self) -> float:
-        """The fastest iteration."""
+        """Iteration time of the fastest plan, seconds."""
         return float(self.time_s[0])
 
     @property
     def t_star_s(self) -> float:
-        """The iteration beyond which being slower saves nothing more."""
+        """Iteration time beyond which slower plans save no energy, seconds."""
         return float(self.time_s[-1])
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages."""
+        """Number of stages."""
         return len(self.stage_offset) - 1
 
     @property
     def gap(self) -> Floats:
-        """Certified gap of every point."""
+        """Certified gap of every point, a share."""
         gap: Floats = self.energy_j / self.energy_lower_bound_j - 1.0
         return gap
 
     @property
     def effective_energy_j(self) -> Floats:
-        """Σ (e − P_blk·t) of every point, up to the constant of the fixed overhead: what never rises along the
-        frontier.
+        """Σ (e − P_blk·t) of every point, joules, up to the constant of the fixed overhead.
+
+        It never rises along the frontier.
         """
         effective: Floats = self.energy_j - self.blocking_power_w * self.stages * self.time_s
         return effective
 
     @property
     def least_energy(self) -> int:
-        """The point of least iteration energy. It lies before T*: there the saving of going slower no longer pays for
-        waiting.
+        """Index of the point of least iteration energy.
+
+        It is before T*: from there on, waiting takes more energy than slower clocks save.
         """
         return int(np.argmin(self.energy_j))
 
     def lookup(self, time_s: float) -> int:
-        """The slowest point not slower than ``time_s``, or the nearest end: min(T*, T') is this bisection."""
+        """Return the index of the slowest point not slower than a time, or of the nearest end.
+
+        For a pipeline that waits for a straggler with iteration time T′, that is the point at min(T*, T′).
+
+        Args:
+            time_s: seconds.
+        """
         return max(int(self.time_s.searchsorted(time_s, side="right")) - 1, 0)
 
     def to_bytes(self) -> bytes:
-        """The frontier, versioned and compressed; neighbouring plans differ little, so differences are what is
-        stored.
+        """Return the frontier as versioned, compressed bytes.
+
+        Neighbouring plans differ little, so differences are stored.
         """
         clocks, coded = np.unique(self.frequencies_mhz, return_inverse=True)
         steps = np.diff(coded.reshape(self.frequencies_mhz.shape).astype("<u2"), axis=0, prepend=np.uint16(0))
@@ -178,7 +199,10 @@ class Frontier:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Frontier:
-        """The inverse of `to_bytes`.
+        """Read what `to_bytes` wrote.
+
+        Args:
+            data: the bytes.
 
         Raises:
             InvalidFrontier: not a frontier, another version, or damaged.

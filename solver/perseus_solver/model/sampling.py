@@ -1,8 +1,7 @@
-"""Several samples of one instruction at one clock become one option, on the safe side.
+"""Turn several samples of one instruction at one clock into one option that is rarely too fast.
 
-Called by `perseus_solver.model.profile` alone. An instruction that takes longer than its option says stretches the
-whole pipeline, while one that is faster costs almost nothing, so latency gets a guard band and every correction raises
-it.
+An instruction that takes longer than its option says delays the whole pipeline, while one that is faster saves almost
+nothing. Therefore times get a guard band, and every correction raises them.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import SIGMA_PER_MAD, Floats
 
-_NORMAL_FROM_MAD = 1.4826  # standard deviation of a normal law over its median absolute deviation
-_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, normal law
+_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, for a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +23,10 @@ class Sampling:
     """How repeated samples are read.
 
     Attributes:
-        guard: latency is the median plus this many standard errors of it. 2 (default) leaves a true median above the
-            option about one time in forty; 0 takes the bare median.
-        repair_monotone: a lower clock is not believed to be faster: times are raised to the largest at any higher
-            clock. Off by default, because the solver can use whatever was really measured.
+        guard: the time of an option is the median of its samples plus this many standard errors. With 2, the true
+            median is above the option about one time in forty; 0 takes the bare median.
+        repair_monotone: raise times so that no lower clock is faster than a higher one. Off by default, because the
+            solver can use whatever was really measured.
     """
 
     guard: float = 2.0
@@ -41,10 +40,18 @@ class Sampling:
 def condense(
     time_s: Sequence[Floats], energy_j: Sequence[Floats], sampling: Sampling
 ) -> tuple[Floats, Floats, list[str]]:
-    """Time and energy of each clock from its samples (clocks by descending frequency), and what was done, in words.
+    """Return time and energy of each clock from its samples.
 
     The relative spread is pooled over the clocks of the table: five samples of one clock say little about it, those of
-    forty clocks together much. Energy is the plain median: an error there costs joules, not the deadline.
+    forty clocks together much. Energy is the plain median, because an error there costs joules, not the deadline.
+
+    Args:
+        time_s: for each clock, by descending frequency, its samples in seconds.
+        energy_j: the same in joules.
+        sampling: how to read them.
+
+    Returns:
+        float[clocks] seconds, float[clocks] joules, and notes on what was changed.
     """
     median = np.array([np.median(samples) for samples in time_s])
     energy = np.array([np.median(samples) for samples in energy_j])
@@ -52,10 +59,10 @@ def condense(
     notes: list[str] = []
     time = median
     if sampling.guard > 0:
-        # Differences of consecutive samples spread √2 times as much as samples, whatever their number and drift.
+        # Differences of consecutive samples spread √2 times as much as the samples, whatever their number and drift.
         steps = [np.abs(np.diff(np.log(samples))) for samples in time_s if samples.size > 1]
         if steps:
-            spread = _NORMAL_FROM_MAD * float(np.median(np.concatenate(steps))) / math.sqrt(2)
+            spread = SIGMA_PER_MAD * float(np.median(np.concatenate(steps))) / math.sqrt(2)
             band = sampling.guard * spread * _MEDIAN_OVER_MEAN / np.sqrt(count)
             time = median * (1 + band)
             notes.append(
@@ -63,7 +70,7 @@ def condense(
                 f"against a spread of {100 * spread:.2g} %"
             )
         else:
-            notes.append("no clock has two samples: the spread is unknown and no guard band was added")
+            notes.append("no clock has two samples, so the spread is unknown and no guard band was added")
     if sampling.repair_monotone:
         repaired = np.maximum.accumulate(time)
         raised = repaired > time

@@ -1,8 +1,7 @@
-"""Exact re-simulation: start and end of every instruction by longest path, iteration time, energy and slack.
+"""Simulate plans exactly: start and end of every instruction by longest path, iteration time, energy and slack.
 
-The arbiter of every plan: the engine, the rounding, the baselines and the CLI all take their numbers from here, never
-from a model. One `Simulator` per problem holds the topological levels; a run is then a handful of numpy calls a level,
-for one plan or for many at once. Decides nothing.
+All figures of plans come from here, never from a model of the solver. A `Simulator` levels the graph once; a run is
+then a few numpy calls for each level, for one plan or for many at once.
 """
 
 from __future__ import annotations
@@ -19,15 +18,21 @@ from perseus_solver.schedules.base import name_cycle
 from perseus_solver.topology import levels
 
 Choice = npt.NDArray[np.integer]
-"""Index into the options of each instruction: [n], or [plans, n]."""
+"""A plan as positions in the options of each instruction: int[n], or int[plans, n] for many."""
 
 _AT_ONCE = 1 << 21
-"""Instructions over all plans that `Simulator.totals` simulates together: some 100 MiB of arrays."""
+"""Instructions over all plans that `Simulator.totals` simulates at once: about 100 MiB of arrays."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
-    """What a plan does: [n] arrays for one plan, [plans, n] for many (then time and energy are arrays as well)."""
+    """The outcome of one plan, or of many.
+
+    Attributes:
+        start_s, end_s: float[n] or float[plans, n], seconds from the start of the iteration.
+        iteration_time_s: float or float[plans], seconds, overhead included.
+        energy_j: float or float[plans], joules of the iteration, waiting included.
+    """
 
     start_s: Floats
     end_s: Floats
@@ -36,16 +41,19 @@ class Simulation:
 
 
 class Simulator:
-    """Runs plans of one problem. Building costs O(n + m); a run O(n + m) in a few numpy calls a level.
+    """Runs plans of one problem. Building takes O(n + m), and so does a run, in a few numpy calls for each level.
 
-    Not changed by its runs, so it may be shared between threads.
+    Runs do not change it, so threads may share it.
     """
 
     def __init__(self, problem: Problem) -> None:
         """Level the graph.
 
+        Args:
+            problem: the problem whose plans will be run.
+
         Raises:
-            InvalidSchedule: the order has a cycle; names its instructions.
+            InvalidSchedule: the precedence has a cycle; the message names its instructions.
         """
         self.problem = problem
         n = problem.instructions
@@ -57,29 +65,29 @@ class Simulator:
         level = levels(n, problem.edge_from, problem.edge_to)
         if (level < 0).any():
             cycle = name_cycle(problem.schedule, problem.edge_from, problem.edge_to, level < 0)
-            raise InvalidSchedule(f"the order deadlocks: {cycle}")
+            raise InvalidSchedule(f"the schedule deadlocks: {cycle}")
         self._order = np.argsort(level, kind="stable")  # rank in level order → instruction
         self._rank = np.empty(n, dtype=np.intp)
         self._rank[self._order] = np.arange(n)
         bounds = np.concatenate([[0], np.cumsum(np.bincount(level))])
         ends = (problem.edge_from, problem.edge_to)
         self._forward = self._sweep(*ends, bounds)
-        # Rank of the instruction before on the same stage; n stands for none.
+        # Rank of the preceding instruction on the same stage; n stands for none.
         self._previous = np.full(n, n, dtype=np.intp)
         inner = np.setdiff1d(np.arange(n), problem.stage_offset)
         self._previous[self._rank[inner]] = self._rank[inner - 1]
         self._backward = self._sweep(*ends[::-1], bounds)[::-1]
 
     def _sweep(self, before: Ints, after: Ints, bounds: npt.NDArray[np.integer]) -> list[_Level]:
-        """For each level, the first neighbour of each instruction, the second, …; n stands for none."""
+        """Return, for each level, the first neighbour of each instruction, the second, and so on; n stands for none."""
         n = self.problem.instructions
         rank = self._rank
         order = np.argsort(rank[after], kind="stable")
         source, target = rank[before[order]], rank[after[order]]
         delay = self.problem.edge_delay_s[order]
-        degree = np.bincount(target, minlength=n)
-        nth = np.arange(target.size) - (np.cumsum(degree) - degree)[target]
-        width = int(degree.max(initial=1))
+        in_degree = np.bincount(target, minlength=n)
+        nth = np.arange(target.size) - (np.cumsum(in_degree) - in_degree)[target]
+        width = int(in_degree.max(initial=1))
         neighbour = np.full((width, n), n, dtype=np.intp)
         neighbour[nth, target] = source
         wait = np.zeros((width, n, 1))
@@ -87,14 +95,20 @@ class Simulator:
         delayed = bool(delay.any())
         steps = []
         for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            depth = max(int(degree[low:high].max()), 1)
+            depth = max(int(in_degree[low:high].max()), 1)
             looks = tuple(np.ascontiguousarray(neighbour[k, low:high]) for k in range(depth))
             waits = tuple(wait[k, low:high] for k in range(depth)) if delayed else None
             steps.append((low, high, looks, waits))
         return steps
 
     def choice_of(self, frequencies_mhz: npt.NDArray[np.integer]) -> Choice:
-        """Positions in the options for the clocks of a plan, [n] or [plans, n].
+        """Return the positions in the options that belong to the clocks of a plan.
+
+        Args:
+            frequencies_mhz: int[n] or int[plans, n], MHz; 0 for constant-time instructions.
+
+        Returns:
+            The plan as `Choice`, of the same shape.
 
         Raises:
             InvalidProblem: an instruction was not measured at its clock.
@@ -112,18 +126,37 @@ class Simulator:
         return choice
 
     def duration_s(self, choice: Choice) -> Floats:
-        """Time of each instruction under a plan."""
+        """Return the time of each instruction under a plan.
+
+        Args:
+            choice: int[n] or int[plans, n], positions in the options.
+
+        Returns:
+            Seconds, of the shape of ``choice``.
+        """
         return self._time_s[self._first + choice]
 
     def instruction_energy_j(self, choice: Choice) -> Floats:
-        """Energy of each instruction under a plan."""
+        """Return the energy of each instruction under a plan.
+
+        Args:
+            choice: int[n] or int[plans, n], positions in the options.
+
+        Returns:
+            Joules, of the shape of ``choice``.
+        """
         return self._energy_j[self._first + choice]
 
     def end_s(self, duration_s: Floats, pause_s: Floats | None = None) -> Floats:
-        """Earliest end of each instruction for given durations, [n] or [plans, n].
+        """Return the earliest end of each instruction for given durations.
 
-        ``pause_s``: how long the stage itself needs before each instruction starts, after the one before has ended;
-        waiting for other stages, or in a gap, counts.
+        Args:
+            duration_s: float[n] or float[plans, n], seconds.
+            pause_s: of the same shape: seconds that the stage itself needs before each instruction starts, after the
+                one before has ended. Waiting for other stages, or in a gap, counts towards it.
+
+        Returns:
+            Seconds from the start of the iteration, without overhead, of the shape of ``duration_s``.
         """
         n = self.problem.instructions
         one = duration_s.ndim == 1
@@ -133,10 +166,14 @@ class Simulator:
         return ends[:, 0] if one else ends.T
 
     def slack_s(self, duration_s: Floats, deadline_s: float | None = None) -> Floats:
-        """How much later each instruction may start without the iteration ending after the deadline (None: after its
-        earliest end).
+        """Return by how many seconds each instruction may start later without the iteration ending after a deadline.
 
-        Zero on critical paths (up to rounding), negative where the deadline is missed.
+        Args:
+            duration_s: float[n] or float[plans, n], seconds.
+            deadline_s: seconds, overhead included; None: the earliest end of the iteration.
+
+        Returns:
+            Zero on critical paths (up to rounding), negative where the deadline is missed.
         """
         n = self.problem.instructions
         end = self.end_s(duration_s)
@@ -152,7 +189,11 @@ class Simulator:
         return slack
 
     def run(self, choice: Choice) -> Simulation:
-        """Simulate one plan [n] or many [plans, n]."""
+        """Simulate one plan or many.
+
+        Args:
+            choice: int[n] or int[plans, n], positions in the options.
+        """
         duration = self.duration_s(choice)
         end = self.end_s(duration)
         time = end.max(axis=-1) + self.problem.overhead_s
@@ -161,14 +202,21 @@ class Simulator:
         )
 
     def totals(self, choices: Choice) -> tuple[Floats, Floats]:
-        """Iteration time and energy of many plans [plans, n], in memory for a few of them at a time."""
+        """Simulate many plans, a few at a time to limit memory.
+
+        Args:
+            choices: int[plans, n], positions in the options.
+
+        Returns:
+            float[plans] iteration times in seconds, and float[plans] iteration energies in joules.
+        """
         step = max(1, _AT_ONCE // self.problem.instructions)
         parts = [self.run(choices[k : k + step]) for k in range(0, len(choices), step)]
         time_s = np.concatenate([part.iteration_time_s for part in parts])
         return time_s, np.concatenate([part.energy_j for part in parts])
 
     def _energy(self, choice: Choice, duration_s: Floats, iteration_time_s: Floats) -> Floats:
-        """Σ e plus blocking power over every stage's waiting time."""
+        """Return Σ e plus blocking power times the waiting time of every stage."""
         waiting_s = self.problem.stages * iteration_time_s - duration_s.sum(axis=-1)
         computing_j: Floats = self.instruction_energy_j(choice).sum(axis=-1)
         blocking_j: Floats = self.problem.blocking_power_w * waiting_s
@@ -181,9 +229,10 @@ _Level = tuple[int, int, tuple[npt.NDArray[np.intp], ...], tuple[Floats, ...] | 
 def _longest(
     duration_s: Floats, levels: list[_Level], n: int, pause: tuple[npt.NDArray[np.intp], Floats] | None = None
 ) -> Floats:
-    """Longest path up to and including each instruction; rows in level order, one column a plan.
+    """Return the longest path up to and including each instruction; rows in level order, a column for each plan.
 
-    Row n, always 0, is 'nothing'. ``pause``: one more neighbour of each row, and the time to it in each plan.
+    Row n, always 0, stands for "no neighbour". ``pause`` is one more neighbour of each row, and the time to it in each
+    plan.
     """
     ends = np.zeros((n + 1, duration_s.shape[1]))
     for low, high, looks, waits in levels:

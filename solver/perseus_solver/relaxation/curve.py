@@ -1,8 +1,8 @@
-"""The relaxed frontier of a problem, sampled at prices: proven lines below it and schedules near it.
+"""The relaxed frontier of a problem, sampled at prices of time: proven lines below it, and timetables near it.
 
-Every flow, at whatever price, proves a line; the frontier is their upper envelope. Prices are added where they may
-raise it most (``prices``). Where the graph repeats, flows come from ``steady``, else from one network for all. Called
-by ``frontier``.
+Every flow, at whatever price, proves a line below all plans; the relaxed frontier is the upper envelope of these lines.
+Prices are added where they may raise the envelope most (``prices``). Where the schedule repeats, flows come from
+``steady``, otherwise from one network for the whole graph.
 """
 
 from __future__ import annotations
@@ -16,34 +16,45 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.certify import Bound, Certificate, prove
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-from perseus_solver.relaxation.graph import Graph, Index, build_graph
-from perseus_solver.relaxation.periods import find_runs
-from perseus_solver.relaxation.prices import Doubt
-from perseus_solver.relaxation.relaxation import Dual, build_network, durations, intervals, solve_price, stretch
+from perseus_solver.relaxation.graph import Graph, build_graph
+from perseus_solver.relaxation.network import Dual, build_network, intervals, optimal_timetables, solve_price, stretch
+from perseus_solver.relaxation.periods import find_repetitions
+from perseus_solver.relaxation.prices import Uncertainty
 from perseus_solver.relaxation.steady import NotSteady, Steady
 from perseus_solver.relaxation.tables import build_tables
 
 Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
 SHARPNESS = 2e-5
-"""The envelope is known well enough where a new line can raise it by no more than this share of the energy."""
-_NOTHING = 1e-300  # joules; keeps shares defined where a problem takes no energy at all
+"""Refinement ends when a new line can raise the envelope by no more than this share of the energy."""
+_NOTHING = 1e-300
+"""Joules; avoids a division by zero where a problem takes no energy at all."""
 MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 7, 60_000
-"""With 40 well chosen prices the envelope lies within a few hundredths of a percent of the relaxation's frontier. A
-network with many rows gets fewer, so that prices × rows stay about constant, and the flows between two prices are
-mixed instead (`Engine.mixed`)."""
+"""With 40 well chosen prices the envelope is within a few hundredths of a percent of the relaxed frontier. A network
+with many rows gets fewer, so that prices × rows is about constant, and flows between two prices are mixed instead
+(`Engine.mixed`).
+"""
 MIXED = 4
 """Mixtures between two samples."""
-KEEP, LEAST_GAIN = 8, 2
-"""Blocks of a run solved at either end of it: disturbances die out within about so many (eight prove the same as the
-whole to 1e-5 on the published profiles). Repetition is used where it leaves out at least twice as many as it keeps."""
+BOUNDARY_BLOCKS, LEAST_SAVING = 8, 2
+"""Blocks that are solved at either end of a repetition, because disturbances decay within about so many: eight prove
+the same as the whole graph to 1e-5 on the published profiles. Repetition is used where it leaves out at least
+`LEAST_SAVING` times as many blocks as it solves.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A price, the flow that is best at it, and the line that this proves."""
+    """The best flow at one price, and the line that it proves.
+
+    Attributes:
+        price: units of `Tables.unit_w`.
+        edge: float or int[m], units on every edge.
+        through: float or int[n], units through every instruction.
+        bound: the proven line.
+    """
 
     price: int
     edge: Flow
@@ -52,35 +63,58 @@ class Sample:
 
 
 class Engine:
-    """One problem, ready to be solved at prices. ``edge`` and ``through`` of samples are numbered as in the problem."""
+    """One problem, ready to be solved at prices of time.
+
+    Attributes:
+        problem: the problem.
+        tables: its options, in ticks.
+        graph: its precedence, in levels.
+        table_of: int[n], the table of each row of the graph.
+        steady: the solver of the repeated part; None where nothing repeats.
+        alike, kind: instructions of one kind carry the same flow at every price; ``alike`` holds one of each kind, and
+            ``kind`` the kind of each row.
+        fastest_ticks, slowest_ticks: makespan with every instruction at its fastest, and at its cheapest.
+    """
 
     def __init__(self, problem: Problem, *, repeat: bool = True) -> None:
-        """Prepare; without ``repeat`` the graph is solved as a whole even where it repeats."""
+        """Prepare a problem.
+
+        Args:
+            problem: the problem to solve.
+            repeat: solve one block of a repeated part instead of all; False solves the whole graph.
+
+        Raises:
+            InvalidProblem: the precedence has a cycle.
+        """
         self.problem = problem
         self.tables = build_tables(problem)
         self.graph: Graph = build_graph(problem, self.tables.tick_s)
         self.table_of: Index = problem.option_of[self.graph.order].astype(np.intp)
-        self.steady = self._find_rhythm() if repeat else None
+        self.steady = self._find_steady_state() if repeat else None
         self._network = None if self.steady else build_network(self.tables, self.graph, self.table_of)
-        # Instructions of one kind carry the same flow at every price; ``alike`` holds one of each.
         self.alike, kind = self.steady.kinds() if self.steady else (self.graph.order, self.graph.rank)
         self.kind: Index | None = kind[self.graph.order] if self.steady else None
         rows = self.steady.rows if self.steady else self.graph.n
         self.most_prices = min(max(PRICED_ROWS // max(rows, 1), LEAST_PRICES), MOST_PRICES)
-        ends = np.stack((self.tables.ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
-        self.fastest, self.slowest = map(float, self.graph.finish(ends).max(axis=0))
+        extreme_ticks = np.stack((self.tables.time_ticks[:, 0], self.tables.hull_ticks[:, -1]), axis=1)[self.table_of]
+        self.fastest_ticks, self.slowest_ticks = map(float, self.graph.finish_ticks(extreme_ticks).max(axis=0))
 
-    def _find_rhythm(self) -> Steady | None:
-        runs = find_runs(self.problem, self.graph, (2 + LEAST_GAIN) * KEEP)
-        if not runs:
+    def _find_steady_state(self) -> Steady | None:
+        """Return the solver of the repeated part of the graph, None where nothing repeats often enough."""
+        repetitions = find_repetitions(self.problem, self.graph, (2 + LEAST_SAVING) * BOUNDARY_BLOCKS)
+        if not repetitions:
             return None
         try:
-            return Steady(self.problem, self.tables, runs, KEEP)
+            return Steady(self.problem, self.tables, repetitions, BOUNDARY_BLOCKS)
         except NotSteady:
             return None
 
     def sample(self, prices: list[int]) -> list[Sample]:
-        """Solve at these prices; every bound is proven on the full problem."""
+        """Solve at these prices. Every bound is proven on the full problem.
+
+        Args:
+            prices: units of `Tables.unit_w`.
+        """
         if self.steady:
             found = self.steady.solve(prices)
         else:
@@ -94,19 +128,27 @@ class Engine:
             Sample(d.price, d.edge, d.through, prove(self.problem, self.certificate(d.edge, d.through))) for d in found
         ]
 
-    def refine(self, samples: list[Sample], makespan: Floats) -> list[Sample]:
-        """More samples, each where it may raise the bound at one of these makespans most."""
-        fastest_s = self.fastest * self.tables.tick_s
-        prices = {self._next(samples, at_s, fastest_s) for at_s in (makespan * self.tables.tick_s).tolist()}
+    def refine(self, samples: list[Sample], makespan_ticks: Floats) -> list[Sample]:
+        """Solve further prices where they may raise the bound at given makespans most.
+
+        Args:
+            samples: the samples so far.
+            makespan_ticks: float[makespans], a price is solved for each.
+
+        Returns:
+            All samples, from high to low prices.
+        """
+        fastest_s = self.fastest_ticks * self.tables.tick_s
+        prices = {self._next(samples, at_s, fastest_s) for at_s in (makespan_ticks * self.tables.tick_s).tolist()}
         return _sorted([*samples, *self.sample(sorted({price for price, _ in prices if price is not None}))])
 
     def mixed(self, samples: list[Sample]) -> list[Sample]:
-        """Proofs between the samples where these are few: convex combinations of two flows are flows."""
+        """Return proofs between the samples where these are few: convex combinations of two flows are flows."""
         if self.most_prices == MOST_PRICES:
             return []
         found = []
         for one, other in pairwise(samples):
-            # Prices in geometric steps, as the curve bends; from 0 there are none.
+            # Prices in geometric steps; in linear steps from 0.
             ratio = other.price / one.price
             steps = np.linspace(0.0, 1.0, MIXED + 2)[1:-1]
             for share in ((1 - ratio**steps) / (1 - ratio) if ratio else steps).tolist():
@@ -117,38 +159,56 @@ class Engine:
         return found
 
     def certificate(self, edge: Flow, through: Flow) -> Certificate:
-        """A flow in watts."""
+        """Convert a flow to watts."""
         unit = self.tables.unit_w
         return Certificate(edge.astype(np.float64) * unit, through.astype(np.float64) * unit)
 
-    def schedules(self, samples: list[Sample]) -> tuple[Floats, Floats]:
-        """Durations (level order) and makespans, in ticks, of schedules that go with the flows, fast to slow."""
+    def timetables(self, samples: list[Sample]) -> tuple[Floats, Floats]:
+        """Return relaxed timetables that belong to the flows, fast to slow.
+
+        Args:
+            samples: from high to low prices.
+
+        Returns:
+            Durations in ticks, float[n, samples] in level order, and makespans in ticks, float[samples].
+        """
         order = self.graph.order
         through = np.stack([s.through for s in samples], axis=1)[order].astype(np.int64)
         if not self.steady:
             duals = [Dual(s.price, s.edge.astype(np.int64), s.through[order].astype(np.int64)) for s in samples]
-            return durations(self.tables, self.graph, self.table_of, duals)
-        ends = [self.fastest]
+            return optimal_timetables(self.tables, self.graph, self.table_of, duals)
+        meeting_ticks = [self.fastest_ticks]
         for fast, slow in pairwise(samples):
-            ends.append(crossing(fast.bound, slow.bound) / self.tables.tick_s)
-        shortest, longest = intervals(self.tables, self.table_of, through)
-        return stretch(self.graph, shortest, longest, np.floor(np.clip(ends, self.fastest, self.slowest)))
+            meeting_ticks.append(crossing(fast.bound, slow.bound) / self.tables.tick_s)
+        shortest_ticks, longest_ticks = intervals(self.tables, self.table_of, through)
+        return stretch(
+            self.graph,
+            shortest_ticks,
+            longest_ticks,
+            np.floor(np.clip(meeting_ticks, self.fastest_ticks, self.slowest_ticks)),
+        )
 
-    def ends(self) -> list[int]:
-        """The prices at which every duration is known."""
+    def end_prices(self) -> list[int]:
+        """Return the two prices at which every duration is known: all slowest, and all fastest."""
         return [0, self.steepest()]
 
     def forecast(self, most: int) -> list[int]:
-        """Prices to begin with: where few can be afforded, those that the rhythm alone, which is cheap, wants next."""
+        """Return the prices to begin with.
+
+        Where only a few prices can be afforded, these are the ones that the repeated part alone, which is cheap, would
+        add next.
+        """
         if self.steady is None or self.most_prices == MOST_PRICES:
-            return self.ends()
-        top, twice = self._rhythm([self.steepest(), 2 * self.steepest()])
-        # Beyond the dearest price all is at its fastest: from there the line rises with the rhythm's shortest time.
+            return self.end_prices()
+        top, twice = self._circulation_samples([self.steepest(), 2 * self.steepest()])
+        # Above the steepest price everything is at its fastest, so there the line rises with the shortest time.
         fastest_s = (twice.bound.constant_j - top.bound.constant_j) / (twice.bound.price_w - top.bound.price_w)
-        found = self.explore([top, *self._rhythm([0])], self._rhythm, most, fastest_s=fastest_s)
+        found = self.explore(
+            [top, *self._circulation_samples([0])], self._circulation_samples, most, fastest_s=fastest_s
+        )
         return [sample.price for sample in found]
 
-    def _rhythm(self, prices: list[int]) -> list[Sample]:
+    def _circulation_samples(self, prices: list[int]) -> list[Sample]:
         assert self.steady is not None
         nothing = np.zeros(0, dtype=np.int64)
         return [Sample(price, nothing, nothing, self.steady.lines(price)) for price in prices]
@@ -163,10 +223,19 @@ class Engine:
         fastest_s: float | None = None,
         report: Callable[[float], None] = lambda _share: None,
     ) -> list[Sample]:
-        """Add the most telling price until nothing visible can be gained, or ``most`` are there."""
+        """Add the price that may raise the envelope most, until the gain is negligible or ``most`` samples are there.
+
+        Args:
+            samples: the samples to begin with.
+            solve: returns the samples at prices.
+            most: largest number of samples.
+            at_s: refine the bound at this makespan only; None: anywhere.
+            fastest_s: the shortest makespan; None: that of the problem.
+            report: called with the share of the work that is done.
+        """
         samples = _sorted(samples)
         if fastest_s is None:
-            fastest_s = self.fastest * self.tables.tick_s
+            fastest_s = self.fastest_ticks * self.tables.tick_s
         while len(samples) < most:
             price, rise = self._next(samples, at_s, fastest_s)
             if price is None or rise <= SHARPNESS:
@@ -176,27 +245,32 @@ class Engine:
         return samples
 
     def _next(self, samples: list[Sample], at_s: float | None, fastest_s: float) -> tuple[int | None, float]:
-        """The price that may raise the envelope most (at one makespan, or anywhere), and by what share of the energy;
-        none where all prices between two samples have been solved.
+        """Return the price that may raise the envelope most, and by what share of the energy.
+
+        The rise is that at one makespan, or the largest anywhere. The price is None where all prices between
+        neighbouring samples have been solved.
         """
         prices = np.array([sample.price for sample in reversed(samples)])
         lines = [sample.bound for sample in reversed(samples)]
         price_w, value_j = np.array([b.price_w for b in lines]), np.array([b.constant_j for b in lines])
-        doubt = Doubt.between(price_w, value_j, fastest_s, self.slowest * self.tables.tick_s)
+        uncertainty = Uncertainty.between(price_w, value_j, fastest_s, self.slowest_ticks * self.tables.tick_s)
         waiting_w = self.problem.blocking_power_w * self.problem.stages
         if at_s is None:
-            rise = doubt.rise_j() / np.maximum(doubt.least_j + (waiting_w - doubt.price_w) * doubt.makespan_s, _NOTHING)
+            energy_j = uncertainty.least_j + (waiting_w - uncertainty.price_w) * uncertainty.makespan_s
+            rise = uncertainty.rise_j() / np.maximum(energy_j, _NOTHING)
         else:
             known_j = float((value_j - price_w * at_s).max())
-            rise = doubt.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
-        middle = np.rint(doubt.price_w / self.tables.unit_w).astype(np.int64)
+            rise = uncertainty.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
+        middle = np.rint(uncertainty.price_w / self.tables.unit_w).astype(np.int64)
         rise = np.where((prices[:-1] < middle) & (middle < prices[1:]), rise, 0.0)
         best = int(rise.argmax())
         return (int(middle[best]), float(rise[best])) if rise[best] > 0 else (None, 0.0)
 
     def steepest(self) -> int:
-        """A price at which nothing has a reason left to be slow: no cut is dearer than the first slopes it may hold,
-        and of a stage, whose instructions follow each other, it holds one.
+        """Return a price at which every instruction is at its fastest.
+
+        No cut costs more than the steepest slopes of the instructions it may contain, and of a stage, whose
+        instructions follow each other, it contains one.
         """
         problem = self.problem
         slope = self.tables.hull_price[problem.option_of, 0]
@@ -212,18 +286,24 @@ def _sorted(samples: list[Sample]) -> list[Sample]:
 
 
 def crossing(fast: Bound, slow: Bound) -> float:
-    """The makespan in seconds at which two lines meet."""
+    """Return the makespan in seconds at which two lines meet."""
     if fast.price_w <= slow.price_w:
         return math.inf
     return (fast.constant_j - slow.constant_j) / (fast.price_w - slow.price_w)
 
 
-def trace(engine: Engine, report: Callable[[float], None], only: float | None = None) -> list[Sample]:
-    """Samples of the frontier from dear to cheap time, until new lines can no longer raise the envelope visibly.
+def trace_curve(engine: Engine, report: Callable[[float], None], only_ticks: float | None = None) -> list[Sample]:
+    """Sample the relaxed frontier until new lines can no longer raise the envelope noticeably.
 
-    ``only`` is a makespan in ticks: then just the stretch around it is refined.
+    Args:
+        engine: the problem.
+        report: called with the share of the work that is done.
+        only_ticks: refine the bound around this makespan only; None: everywhere.
+
+    Returns:
+        Samples from high to low prices, which is from fast to slow timetables.
     """
-    at_s = None if only is None else only * engine.tables.tick_s
+    at_s = None if only_ticks is None else only_ticks * engine.tables.tick_s
     most = engine.most_prices
-    samples = engine.sample(engine.forecast(most) if only is None else engine.ends())
+    samples = engine.sample(engine.forecast(most) if only_ticks is None else engine.end_prices())
     return engine.explore(samples, engine.sample, most, at_s=at_s, report=report)

@@ -1,8 +1,8 @@
-"""The precedence graph, cut into levels that are swept one numpy operation at a time, for many plans at once.
+"""The precedence graph in levels, which are swept one numpy operation at a time, for many plans at once.
 
-A level holds the instructions whose longest chain of predecessors has equal length. No path joins two instructions of
-a level, so a level is a wavefront: what one of its instructions does with its slack takes nothing from the others.
-Arrays are numbered by level (``order`` maps back); a plan is a column. Called by the engine and the rounding.
+A level holds the instructions whose longest chain of predecessors has the same length. No path joins two instructions
+of a level, so what one of them does with its slack takes nothing from the others. Arrays are numbered by level
+(``order`` maps back to the problem); a plan is a column.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.topology import STUCK
 from perseus_solver.topology import levels as levels_of
 
-Index = npt.NDArray[np.intp]
 Links = tuple[tuple[Index, Floats | None, Index], ...]
-"""Columns of (neighbour, delay to it or None where all are 0, edge)."""
+"""Columns of (neighbour, delay to it in ticks or None where all are 0, edge)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Rows ``begin … end − 1``; the j-th link column holds each row's j-th neighbour, or row n by edge m where it has
-    fewer.
+    """Rows ``begin … end − 1`` of one level.
+
+    The j-th column of ``before`` and ``after`` holds each row's j-th neighbour, or row n by edge m where it has fewer.
     """
 
     begin: int
@@ -37,56 +36,80 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Levels of a problem. Row ``n`` of a time array stands for "no neighbour"."""
+    """The levels of a problem. Row ``n`` of an array of times stands for "no neighbour".
+
+    Attributes:
+        n: number of instructions.
+        order: int[n], the instruction of each row.
+        rank: int[n], the row of each instruction.
+        tail, head: int[m], the rows that each edge joins.
+        delay_ticks: float[m], the delay of each edge.
+        levels: the levels, in order.
+    """
 
     n: int
     order: Index
     rank: Index
     tail: Index
     head: Index
-    delay: Floats
+    delay_ticks: Floats
     levels: tuple[Level, ...]
 
-    def finish(self, duration: Floats) -> Floats:
-        """Earliest finish of every row (and 0 in row n), one column a plan. O(edges · plans)."""
-        done = np.empty((self.n + 1, duration.shape[1]))
-        done[self.n] = 0.0
+    def finish_ticks(self, duration_ticks: Floats) -> Floats:
+        """Return the earliest end of every row (and 0 in row n). O(edges · plans).
+
+        Args:
+            duration_ticks: float[n, plans].
+
+        Returns:
+            float[n + 1, plans].
+        """
+        done_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
+        done_ticks[self.n] = 0.0
         for level in self.levels:
             rows = slice(level.begin, level.end)
-            np.add(latest_of(done, level.before), duration[rows], out=done[rows])
-        return done
+            np.add(latest_of(done_ticks, level.before), duration_ticks[rows], out=done_ticks[rows])
+        return done_ticks
 
-    def tail_length(self, duration: Floats) -> Floats:
-        """Longest way from the finish of a row to the end of the iteration (and 0 in row n)."""
-        rest = np.empty((self.n + 1, duration.shape[1]))
-        reach = np.empty_like(rest)  # the rest plus the row's own duration
-        rest[self.n] = reach[self.n] = 0.0
+    def tail_ticks(self, duration_ticks: Floats) -> Floats:
+        """Return the longest way from the end of each row to the end of the iteration (and 0 in row n).
+
+        Args:
+            duration_ticks: float[n, plans].
+
+        Returns:
+            float[n + 1, plans].
+        """
+        rest_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
+        reach_ticks = np.empty_like(rest_ticks)  # the rest plus the row's own duration
+        rest_ticks[self.n] = reach_ticks[self.n] = 0.0
         for level in reversed(self.levels):
             rows = slice(level.begin, level.end)
-            rest[rows] = latest_of(reach, level.after)
-            np.add(rest[rows], duration[rows], out=reach[rows])
-        return rest
+            rest_ticks[rows] = latest_of(reach_ticks, level.after)
+            np.add(rest_ticks[rows], duration_ticks[rows], out=reach_ticks[rows])
+        return rest_ticks
 
 
-def latest_of(times: Floats, links: Links) -> Floats | float:
-    """The latest time among the neighbours of each row of a level, delays added."""
+def latest_of(times_ticks: Floats, links: Links) -> Floats | float:
+    """Return the latest time among the neighbours of each row of a level, delays added."""
     if not links:
         return 0.0
-    index, delay, _ = links[0]
-    latest: Floats = times[index]
-    if delay is not None:
-        latest += delay
-    for index, delay, _ in links[1:]:
-        other = times[index]
-        if delay is not None:
-            other += delay
-        np.maximum(latest, other, out=latest)
-    return latest
+    index, delay_ticks, _ = links[0]
+    latest_ticks: Floats = times_ticks[index]
+    if delay_ticks is not None:
+        latest_ticks += delay_ticks
+    for index, delay_ticks, _ in links[1:]:
+        other_ticks = times_ticks[index]
+        if delay_ticks is not None:
+            other_ticks += delay_ticks
+        np.maximum(latest_ticks, other_ticks, out=latest_ticks)
+    return latest_ticks
 
 
-def _links(edges: Index, ends: tuple[Index, Index], delay: Floats, rows: slice, none: int) -> Links:
-    """Columns of neighbours for a range of rows; ``edges`` are sorted by their near end; ``ends`` are all (near,
-    far).
+def _links(edges: Index, ends: tuple[Index, Index], delay_ticks: Floats, rows: slice, none: int) -> Links:
+    """Return columns of neighbours for a range of rows.
+
+    ``edges`` are sorted by their near end; ``ends`` are the near and far ends of all edges.
     """
     near, far = ends
     begin, end = rows.start, rows.stop
@@ -98,17 +121,21 @@ def _links(edges: Index, ends: tuple[Index, Index], delay: Floats, rows: slice, 
     for j in range(int(slot.max()) + 1):
         chosen = slot == j
         index = np.full(end - begin, none, dtype=np.intp)
-        wait = np.zeros((end - begin, 1))
+        wait_ticks = np.zeros((end - begin, 1))
         edge = np.full(end - begin, len(near), dtype=np.intp)
         index[row[chosen]] = far[edges[chosen]]
-        wait[row[chosen], 0] = delay[edges[chosen]]
+        wait_ticks[row[chosen], 0] = delay_ticks[edges[chosen]]
         edge[row[chosen]] = edges[chosen]
-        columns.append((index, wait if wait.any() else None, edge))
+        columns.append((index, wait_ticks if wait_ticks.any() else None, edge))
     return tuple(columns)
 
 
 def build_graph(problem: Problem, tick_s: float) -> Graph:
-    """Level the graph of a problem; delays are rounded up to ticks like durations.
+    """Level the graph of a problem. Delays are rounded up to ticks, like durations.
+
+    Args:
+        problem: the problem.
+        tick_s: seconds in a tick.
 
     Raises:
         InvalidProblem: the edges contain a cycle.
@@ -123,7 +150,7 @@ def build_graph(problem: Problem, tick_s: float) -> Graph:
     rank = np.empty(n, dtype=np.intp)
     rank[order] = np.arange(n)
     tail, head = rank[tail], rank[head]
-    delay = np.ceil(problem.edge_delay_s / tick_s)
+    delay_ticks = np.ceil(problem.edge_delay_s / tick_s)
     bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
     into, out_of = np.argsort(head, kind="stable"), np.argsort(tail, kind="stable")
     into_at, out_at = np.searchsorted(head[into], bounds), np.searchsorted(tail[out_of], bounds)
@@ -131,9 +158,9 @@ def build_graph(problem: Problem, tick_s: float) -> Graph:
         Level(
             begin,
             end,
-            before=_links(into[into_at[i] : into_at[i + 1]], (head, tail), delay, slice(begin, end), n),
-            after=_links(out_of[out_at[i] : out_at[i + 1]], (tail, head), delay, slice(begin, end), n),
+            before=_links(into[into_at[i] : into_at[i + 1]], (head, tail), delay_ticks, slice(begin, end), n),
+            after=_links(out_of[out_at[i] : out_at[i + 1]], (tail, head), delay_ticks, slice(begin, end), n),
         )
         for i, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
     )
-    return Graph(n, order, rank, tail, head, delay, levels)
+    return Graph(n, order, rank, tail, head, delay_ticks, levels)

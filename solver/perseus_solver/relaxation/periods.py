@@ -1,10 +1,9 @@
-"""Repetition in a schedule: stretches of the graph that consist of equal blocks, found from its structure alone.
+"""Find the parts of a schedule that consist of equal blocks, from the structure of its graph alone.
 
 The ancestors of an instruction form a prefix of every stage. Where these prefixes grow by the same amount again and
-again as one stage moves on, and what lies between two of them has the same choices and the same edges, the graph
-repeats: the steady state of 1F1B, both phases of GPipe, whatever a custom order may hold. Some stages reach their
-rhythm earlier and leave it later than all do together, so in the end each stage has a range of blocks of its own.
-Called by ``steady``.
+again as one stage proceeds, and what lies between two of them has the same options and the same edges, the graph
+repeats: the steady state of 1F1B, both phases of GPipe, or any repetition in a custom schedule. Some stages begin to
+repeat earlier and end later than all do together, so in the end each stage has its own range of blocks.
 """
 
 from __future__ import annotations
@@ -14,35 +13,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from perseus_solver.kinds import Index, Int64s
 from perseus_solver.model.problem import Problem
-from perseus_solver.relaxation.graph import Graph, Index
-
-Ints64 = npt.NDArray[np.int64]
+from perseus_solver.relaxation.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Repetition:
     """Equal blocks one after the other.
 
-    Block j holds, of each stage s, the instructions ``first[s] + j·step[s] … first[s] + (j + 1)·step[s] − 1``
-    (counted within the stage). Its nodes are numbered stage by stage.
+    Block j holds, of each stage s, the instructions ``first[s] + j·step[s] … first[s] + (j + 1)·step[s] − 1`` (counted
+    within the stage). Its nodes are numbered stage by stage.
 
     Attributes:
         first, step: int[stages].
         low, high: int[stages], the stage repeats from block ``low[s]`` to before block ``high[s]``.
-        option_of: table of each node.
-        tail, head: nodes joined by each class of edges; ``back``: how many blocks before its head the tail lies.
-        delay_s: of each class.
+        option_of: int[nodes], the table of each node.
+        tail, head: int[classes], the nodes that each class of edges joins.
+        back: int[classes], by how many blocks the tail precedes the head.
+        delay_s: float[classes], seconds.
     """
 
-    first: Ints64
-    step: Ints64
-    low: Ints64
-    high: Ints64
+    first: Int64s
+    step: Int64s
+    low: Int64s
+    high: Int64s
     option_of: Index
     tail: Index
     head: Index
-    back: Ints64
+    back: Int64s
     delay_s: npt.NDArray[np.float64]
 
     @property
@@ -51,30 +50,30 @@ class Run:
         return int(self.step.sum())
 
     @property
-    def begin(self) -> Ints64:
-        """Where the run begins on each stage."""
+    def begin(self) -> Int64s:
+        """Where the repetition begins on each stage."""
         return self.first + self.low * self.step
 
     @property
-    def end(self) -> Ints64:
-        """Where it ends."""
+    def end(self) -> Int64s:
+        """Where the repetition ends on each stage."""
         return self.first + self.high * self.step
 
     @property
-    def count(self) -> Ints64:
+    def count(self) -> Int64s:
         """How often each node is repeated."""
         return np.repeat(self.high - self.low, self.step)
 
-    def locate(self, problem: Problem) -> tuple[Ints64, Ints64]:
-        """Block and node of every instruction of the problem, as if the run went on for ever."""
+    def locate(self, problem: Problem) -> tuple[Int64s, Int64s]:
+        """Return block and node of every instruction of the problem, as if the repetition had no end."""
         offset = problem.stage_offset.astype(np.int64)
         stage = np.repeat(np.arange(problem.stages), np.diff(offset))
         place = np.arange(problem.instructions) - offset[stage]
         block, within = np.divmod(place - self.first[stage], self.step[stage])
         return block, np.concatenate(([0], np.cumsum(self.step)[:-1]))[stage] + within
 
-    def classify(self, problem: Problem, block: Ints64, node: Ints64) -> Ints64:
-        """The class of every edge of the problem, −1 where it is of none."""
+    def classify(self, problem: Problem, block: Int64s, node: Int64s) -> Int64s:
+        """Return the class of every edge of the problem, −1 where it belongs to none."""
         tail, head = problem.edge_from, problem.edge_to
         back = block[head] - block[tail]
         span = int(self.back.max(initial=0)) + 1
@@ -87,7 +86,11 @@ class Run:
 
 
 def ancestors(problem: Problem, graph: Graph) -> npt.NDArray[np.int32]:
-    """int32[n, stages]: how many instructions of each stage come before an instruction is done, itself included."""
+    """Return how many instructions of each stage precede the end of each instruction, itself included.
+
+    Returns:
+        int32[n, stages].
+    """
     stages = problem.stages
     offset = problem.stage_offset.astype(np.int64)
     stage = np.repeat(np.arange(stages), np.diff(offset))[graph.order]
@@ -101,50 +104,57 @@ def ancestors(problem: Problem, graph: Graph) -> npt.NDArray[np.int32]:
     return prefix[graph.rank]
 
 
-def find_runs(problem: Problem, graph: Graph, least_blocks: int) -> list[Run]:
-    """Non-overlapping runs of at least ``least_blocks`` blocks, in order of execution; the widest coverage wins."""
+def find_repetitions(problem: Problem, graph: Graph, least_blocks: int) -> list[Repetition]:
+    """Find repetitions that do not overlap, in order of execution; those that cover most instructions are preferred.
+
+    Args:
+        problem: the problem.
+        graph: its levels.
+        least_blocks: smallest number of blocks of a repetition.
+    """
     prefix = ancestors(problem, graph)
-    found: list[Run] = []
+    found: list[Repetition] = []
     for stage in {0, problem.stages - 1}:
         own = prefix[problem.stage_offset[stage] : problem.stage_offset[stage + 1]].astype(np.int64)
-        found += _runs_along(problem, own, least_blocks)
-    found.sort(key=lambda run: -int(run.count.sum()))
-    chosen: list[Run] = []
-    for run in found:
-        if all((run.end <= r.begin).all() or (r.end <= run.begin).all() for r in chosen):
-            chosen.append(run)
-    chosen.sort(key=lambda run: int(run.begin.sum()))
+        found += _repetitions_along(problem, own, least_blocks)
+    found.sort(key=lambda repetition: -int(repetition.count.sum()))
+    chosen: list[Repetition] = []
+    for repetition in found:
+        if all((repetition.end <= r.begin).all() or (r.end <= repetition.begin).all() for r in chosen):
+            chosen.append(repetition)
+    chosen.sort(key=lambda repetition: int(repetition.begin.sum()))
     offset = problem.stage_offset.astype(np.int64)
     lengths = offset[1:] - offset[:-1]
-    for i, run in enumerate(chosen):
+    for i, repetition in enumerate(chosen):
         after = chosen[i + 1].begin if i + 1 < len(chosen) else lengths
-        chosen[i] = _extended(problem, run, chosen[i - 1].end if i else np.zeros_like(lengths), after)
+        chosen[i] = _extended(problem, repetition, chosen[i - 1].end if i else np.zeros_like(lengths), after)
     return chosen
 
 
-def _runs_along(problem: Problem, prefix: Ints64, least_blocks: int) -> list[Run]:
-    """Runs seen from one stage, whose instructions have these ancestor prefixes, for the shortest period that yields
-    any.
+def _repetitions_along(problem: Problem, prefix: Int64s, least_blocks: int) -> list[Repetition]:
+    """Return the repetitions seen from one stage, for the shortest period that has any.
+
+    ``prefix`` is int[instructions of the stage, stages], the ancestors of each of its instructions.
     """
     length = len(prefix)
     for period in range(1, length // max(least_blocks, 2) + 1):
         growth = prefix[period:] - prefix[:-period]
         steady = (growth[period:] == growth[:-period]).all(axis=1)
         edges = np.flatnonzero(np.diff(np.concatenate(([0], steady.view(np.int8), [0]))))
-        runs = []
+        repetitions = []
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             blocks = (end - begin - 1) // period + 2
             if blocks >= least_blocks and (growth[begin] > 0).all():
-                run = _verify(problem, prefix[begin], growth[begin], blocks)
-                if run is not None and run.high[0] - run.low[0] >= least_blocks:
-                    runs.append(run)
-        if runs:
-            return runs
+                repetition = _verify(problem, prefix[begin], growth[begin], blocks)
+                if repetition is not None and repetition.high[0] - repetition.low[0] >= least_blocks:
+                    repetitions.append(repetition)
+        if repetitions:
+            return repetitions
     return []
 
 
-def _verify(problem: Problem, first: Ints64, step: Ints64, blocks: int) -> Run | None:
-    """The longest part of a supposed run around its middle whose blocks have equal choices and equal incoming edges."""
+def _verify(problem: Problem, first: Int64s, step: Int64s, blocks: int) -> Repetition | None:
+    """Return the longest part of a supposed repetition, around its middle, of equal options and edges."""
     offset = problem.stage_offset.astype(np.int64)
     stage = np.repeat(np.arange(problem.stages), np.diff(offset))
     place = np.arange(problem.instructions) - offset[stage]
@@ -183,7 +193,7 @@ def _verify(problem: Problem, first: Ints64, step: Ints64, blocks: int) -> Run |
     twice = len(np.unique(per_block[:, :3], axis=0)) < len(per_block)
     if not (equal[middle] and len(per_block)) or twice or (per_block[:, 2] < 0).any():
         return None
-    return Run(
+    return Repetition(
         first=first,
         step=step,
         low=np.full(problem.stages, low),
@@ -196,24 +206,27 @@ def _verify(problem: Problem, first: Ints64, step: Ints64, blocks: int) -> Run |
     )
 
 
-def _extended(problem: Problem, run: Run, begin: Ints64, end: Ints64) -> Run:
-    """The run with all blocks of each stage, between these places, that follow on and are like the others: same
-    choices, and edges in and out of the same classes.
+def _extended(problem: Problem, repetition: Repetition, begin: Int64s, end: Int64s) -> Repetition:
+    """Return the repetition with all further blocks of each stage, between these positions, that are like the others.
+
+    Like the others means the same options, and edges in and out of the same classes.
     """
-    block, node = run.locate(problem)
-    edge_class = run.classify(problem, block, node)
-    like = problem.option_of == run.option_of[node]
-    for ends, pattern in ((problem.edge_from, run.tail), (problem.edge_to, run.head)):
-        wanted = np.bincount(pattern, minlength=run.nodes)[node]
+    block, node = repetition.locate(problem)
+    edge_class = repetition.classify(problem, block, node)
+    like = problem.option_of == repetition.option_of[node]
+    for ends, pattern in ((problem.edge_from, repetition.tail), (problem.edge_to, repetition.head)):
+        wanted = np.bincount(pattern, minlength=repetition.nodes)[node]
         known = np.bincount(ends[edge_class >= 0], minlength=problem.instructions)
         like &= (np.bincount(ends, minlength=problem.instructions) == known) & (known == wanted)
-    low, high = run.low.copy(), run.high.copy()
+    low, high = repetition.low.copy(), repetition.high.copy()
     offset = problem.stage_offset.astype(np.int64)
-    for s, step in enumerate(run.step.tolist()):
-        # Whole blocks of the stage, as far as it goes either way.
-        least, most = -int((run.first[s] - begin[s]) // step), int((end[s] - run.first[s]) // step)
-        rows = slice(int(offset[s] + run.first[s]) + least * step, int(offset[s] + run.first[s]) + most * step)
+    for s, step in enumerate(repetition.step.tolist()):
+        # Whole blocks of the stage, in both directions.
+        least, most = -int((repetition.first[s] - begin[s]) // step), int((end[s] - repetition.first[s]) // step)
+        rows = slice(
+            int(offset[s] + repetition.first[s]) + least * step, int(offset[s] + repetition.first[s]) + most * step
+        )
         different = np.flatnonzero(~like[rows].reshape(-1, step).all(axis=1)) + least
         low[s] = max(different[different < low[s]].max(initial=least - 1) + 1, least)
         high[s] = different[different >= high[s]].min(initial=most)
-    return replace(run, low=low, high=high)
+    return replace(repetition, low=low, high=high)

@@ -1,8 +1,8 @@
-"""Which price to solve next: the one that may tell most about the frontier.
+"""Choose the price to solve next: the one that may raise the bound most.
 
-What a price proves, L(v), is concave in the price. Between two prices it lies above their chord and below the chords on
-either side, prolonged; where those meet is the most that a new line may rise above the known ones. Solving there halves
-the doubt about a smooth curve four times over, and settles a straight piece at once. Pure numbers; called by ``curve``.
+The value L(v) that a price v proves is concave in the price. Between two prices it lies above their chord and below the
+chords on either side, prolonged. Where those meet is the most that a new line may rise above the known ones. For a
+smooth curve, solving there divides the uncertainty by four; for a straight piece it removes it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from perseus_solver.kinds import Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Doubt:
-    """For every two neighbouring prices, the price in between where their knowledge is poorest.
+class Uncertainty:
+    """For every two neighbouring prices, the price in between at which L is least known.
 
     Attributes:
-        price_w: that price.
-        most_j: L is at most this there.
-        least_j: and at least this.
-        makespan_s: where the lines of the two prices meet.
+        price_w: float[intervals], that price, watts.
+        most_j: float[intervals], upper bound on L there, joules.
+        least_j: float[intervals], lower bound on L there, joules.
+        makespan_s: float[intervals], where the lines of the two prices meet, seconds.
     """
 
     price_w: Floats
@@ -31,22 +31,28 @@ class Doubt:
     makespan_s: Floats
 
     @classmethod
-    def between(cls, price_w: Floats, value_j: Floats, fastest_s: float, slowest_s: float) -> Doubt:
-        """``value_j``: L at rising prices; its slope is a makespan, between the two given."""
+    def between(cls, price_w: Floats, value_j: Floats, fastest_s: float, slowest_s: float) -> Uncertainty:
+        """Return the uncertainty between prices.
+
+        Args:
+            price_w: float[prices], increasing, watts.
+            value_j: float[prices], L at each, joules. Its slope is a makespan, between the two given.
+            fastest_s, slowest_s: shortest and longest makespan, seconds.
+        """
         width = np.diff(price_w)
         slope = np.diff(value_j) / width
         before = np.maximum(np.append(slowest_s, slope[:-1]), slope)
         after = np.minimum(np.append(slope[1:], fastest_s), slope)
-        # From the left at the slope before, from the right at the slope after: where they meet, as a share of the way.
+        # The chords of the neighbours, prolonged from the left and from the right, meet at this share of the way.
         bend = before - after
         share = np.divide(slope - after, bend, out=np.full_like(bend, 0.5), where=bend > 0)
         least = value_j[:-1] + slope * share * width
         return cls(price_w[:-1] + share * width, least + (before - slope) * share * width, least, slope)
 
     def rise_j(self) -> Floats:
-        """How much a line in between may raise the envelope of all lines, at most."""
+        """Return by how many joules a line in between may raise the envelope of all lines, at most."""
         return self.most_j - self.least_j
 
     def rise_at_j(self, makespan_s: float, known_j: float) -> Floats:
-        """The same at one makespan, where the envelope is known to reach so high."""
+        """Return the same at one makespan, where the envelope is known to be ``known_j``."""
         return self.most_j - self.price_w * makespan_s - known_j

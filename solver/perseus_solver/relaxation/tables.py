@@ -1,10 +1,8 @@
-"""Choices as rectangular arrays: per option table the Pareto-efficient options, their lower convex hull, and integral
-time.
+"""Options as rectangular arrays in integer time: Pareto-efficient options, and their lower convex hulls.
 
-Time is counted in *ticks*. Every duration is rounded up to whole ticks and kept in a float64, whose sums are exact
-below 2^53; so the engine compares times without any tolerance, and a plan that meets a deadline in ticks meets it in
-seconds. Called by the engine and the rounding; energies here are effective energies, e − P_blk·t (DESIGN: the
-vocabulary), in joules.
+Time is counted in *ticks*. Every duration is rounded up to whole ticks and stored in a float64, whose sums are exact
+below 2^53. So the solver compares times without a tolerance, and a plan that meets a deadline in ticks meets it in
+seconds. Energies are effective energies, e − P_blk·t, in joules: energy beyond what a waiting GPU takes.
 """
 
 from __future__ import annotations
@@ -14,46 +12,44 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats, Options
+from perseus_solver.kinds import Floats, Index, Options
 from perseus_solver.model.problem import Problem
 
-TICKS = 2.0**36
-"""Ticks in an upper bound of the longest iteration divided by the stages, so about 2^36 an iteration. Rounding up makes
-a path of a thousand instructions some 10^-8 longer; with 64 times fewer ticks, plans for T_min on long pipelines missed
-it. Sums along any path stay below 2^53, where a float64 stops counting in ones, and costs times nodes, with which the
-flow solver computes, below 2^63."""
-
-PRICE_UNITS = 2.0**24
-"""Units in the steepest hull slope (joules a second): prices are resolved to 6e-8 of it, finer than any measured
-watt.
+TICKS_PER_HORIZON = 2.0**36
+"""Ticks in an upper bound of the longest iteration divided by the stages, so about 2^36 in an iteration. Rounding up
+makes a path of a thousand instructions about 10^-8 longer; with 64 times fewer ticks, plans for T_min on long pipelines
+missed it. Sums along any path stay below 2^53, where a float64 is no longer exact, and costs times nodes, with which
+the flow solver computes, below 2^63.
 """
 
-Index = npt.NDArray[np.intp]
+PRICE_UNITS = 2.0**24
+"""Units in the steepest hull slope (joules per second): prices are resolved to 6e-8 of it, finer than any measured
+watt.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Option tables side by side, fastest option first; short rows are padded on the right.
+    """Tables of options side by side, fastest option first; short rows are padded on the right.
 
     Attributes:
         tick_s: seconds in a tick.
         unit_w: watts in a unit of flow.
-        size: options of each table that are Pareto-efficient in (time, effective energy).
-        ticks: float[tables, width], strictly increasing, padded with infinity.
+        size: int[tables], options that are Pareto-efficient in (time, effective energy).
+        time_ticks: float[tables, width], strictly increasing, padded with infinity.
         energy_j: float[tables, width], strictly decreasing, padded with the last value.
         time_s: float[tables, width], the exact durations, padded with the last value.
-        row: int[tables, width], where the option stands in ``Options``.
-        hull_size: corners of the lower convex hull.
+        row: int[tables, width], the position of the option in ``Options``.
+        hull_size: int[tables], corners of the lower convex hull.
         hull_ticks, hull_energy_j: float[tables, hull width], padded with the last corner.
-        hull_price: int64[tables, hull width]: the least flow at which corner k beats corner k + 1; falls along the
-        row; the last
-            corner of each row has 0.
+        hull_price: int64[tables, hull width], the least flow at which corner k is better than corner k + 1. Decreases
+            along the row; the last corner of each row has 0.
     """
 
     tick_s: float
     unit_w: float
     size: Index
-    ticks: Floats
+    time_ticks: Floats
     energy_j: Floats
     time_s: Floats
     row: Index
@@ -64,8 +60,14 @@ class Tables:
 
 
 def efficient(options: Options, blocking_power_w: float) -> Index:
-    """Positions of the Pareto-efficient options, by increasing time: no other is as fast for as little effective
-    energy.
+    """Return the Pareto-efficient options: no other option is as fast for as little effective energy.
+
+    Args:
+        options: measured options.
+        blocking_power_w: power of one waiting GPU, watts.
+
+    Returns:
+        int[efficient options], their positions by increasing time.
     """
     effective_j = options.energy_j - blocking_power_w * options.time_s
     order = np.lexsort((effective_j, options.time_s))
@@ -75,7 +77,15 @@ def efficient(options: Options, blocking_power_w: float) -> Index:
 
 
 def lower_hull(time: Floats, energy: Floats) -> Index:
-    """Corners of the lower convex hull of points sorted by time (Andrew's monotone chain)."""
+    """Return the corners of the lower convex hull of points (Andrew's monotone chain).
+
+    Args:
+        time: float[points], increasing.
+        energy: float[points].
+
+    Returns:
+        int[corners], their positions.
+    """
     hull: list[int] = []
     for i in range(len(time)):
         while len(hull) >= 2:
@@ -88,7 +98,7 @@ def lower_hull(time: Floats, energy: Floats) -> Index:
 
 
 def _stack(rows: list[Floats], pad: float | None) -> Floats:
-    """Rows of different length as one array; ``pad`` None repeats the last value."""
+    """Return rows of different length as one array; ``pad`` None repeats the last value."""
     out = np.empty((len(rows), max(map(len, rows))))
     for line, row in zip(out, rows, strict=True):
         line[: len(row)] = row
@@ -97,30 +107,37 @@ def _stack(rows: list[Floats], pad: float | None) -> Floats:
 
 
 def build_tables(problem: Problem) -> Tables:
-    """Filter, sort and scale the choices of a problem. O(options · log), independent of the number of instructions."""
+    """Filter, sort and scale the options of a problem.
+
+    O(options · log), independent of the number of instructions.
+
+    Args:
+        problem: the problem.
+    """
     counts = np.bincount(problem.option_of, minlength=len(problem.options))
-    # No schedule is longer than all its slowest instructions and delays one after the other.
+    # No timetable is longer than all slowest instructions and delays one after the other.
     horizon_s = float(
         sum(c * o.time_s.max() for c, o in zip(counts, problem.options, strict=True)) + problem.edge_delay_s.sum()
     )
-    # A pipeline keeps its stages busy at once, hence the division: finer ticks, still exact (2^36 · 2^10 < 2^53).
-    tick_s = horizon_s / max(1, min(problem.stages, 2**10)) / TICKS if horizon_s > 0 else 1.0
+    # The stages of a pipeline work at the same time, so the horizon is divided: finer ticks, still exact
+    # (2^36 · 2^10 < 2^53).
+    tick_s = horizon_s / max(1, min(problem.stages, 2**10)) / TICKS_PER_HORIZON if horizon_s > 0 else 1.0
 
-    rows, times, ticks, energies, hulls = [], [], [], [], []
+    rows, times, time_ticks, energies, hulls = [], [], [], [], []
     for options in problem.options:
         row = efficient(options, problem.blocking_power_w)
-        tick = np.ceil(options.time_s[row] / tick_s)
-        # Two options may fall on one tick: the later one is the cheaper.
-        last = np.append(np.diff(tick) > 0, True)
-        row, tick = row[last], tick[last]
+        whole_ticks = np.ceil(options.time_s[row] / tick_s)
+        # Of two options with the same ticks, the later one is cheaper.
+        last = np.append(np.diff(whole_ticks) > 0, True)
+        row, whole_ticks = row[last], whole_ticks[last]
         energy = options.energy_j[row] - problem.blocking_power_w * options.time_s[row]
         rows.append(row.astype(np.float64))
         times.append(options.time_s[row])
-        ticks.append(tick)
+        time_ticks.append(whole_ticks)
         energies.append(energy)
-        hulls.append(lower_hull(tick, energy))
+        hulls.append(lower_hull(whole_ticks, energy))
 
-    slopes = [-np.diff(e[h]) / np.diff(t[h] * tick_s) for e, t, h in zip(energies, ticks, hulls, strict=True)]
+    slopes = [-np.diff(e[h]) / np.diff(t[h] * tick_s) for e, t, h in zip(energies, time_ticks, hulls, strict=True)]
     steepest = max((float(s.max()) for s in slopes if len(s)), default=1.0)
     unit_w = steepest / PRICE_UNITS
     prices = [np.append(np.rint(s / unit_w), 0.0) for s in slopes]
@@ -128,12 +145,12 @@ def build_tables(problem: Problem) -> Tables:
         tick_s=tick_s,
         unit_w=unit_w,
         size=np.array([len(r) for r in rows], dtype=np.intp),
-        ticks=_stack(ticks, np.inf),
+        time_ticks=_stack(time_ticks, np.inf),
         energy_j=_stack(energies, None),
         time_s=_stack(times, None),
         row=_stack(rows, None).astype(np.intp),
         hull_size=np.array([len(h) for h in hulls], dtype=np.intp),
-        hull_ticks=_stack([t[h] for t, h in zip(ticks, hulls, strict=True)], None),
+        hull_ticks=_stack([t[h] for t, h in zip(time_ticks, hulls, strict=True)], None),
         hull_energy_j=_stack([e[h] for e, h in zip(energies, hulls, strict=True)], None),
         hull_price=_stack(prices, 0.0).astype(np.int64),
     )

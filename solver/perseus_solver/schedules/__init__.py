@@ -1,7 +1,7 @@
-"""Pipeline schedules by name: the order in which every stage runs its instructions.
+"""Pipeline schedules: which instructions every stage runs, and in which order.
 
-`build_schedule` and `read_order` are the only doors; the generators behind them are pure functions of the counts,
-vectorised over microbatches. Costs and clocks do not belong here.
+`build_schedule` builds a schedule by name, `read_schedule` reads a custom schedule from its CSV. The generators behind
+them are pure functions of the counts, vectorised over microbatches. A schedule holds neither times nor clocks.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from perseus_solver.errors import InvalidSchedule
 from perseus_solver.schedules.base import Schedule, with_constants
 from perseus_solver.schedules.classic import early_recompute, gpipe, interleaved, one_f_one_b
 from perseus_solver.schedules.dualpipe import dualpipe
-from perseus_solver.schedules.torch_order import read_order, write_order
+from perseus_solver.schedules.torch_csv import read_schedule, write_schedule
 from perseus_solver.schedules.zero_bubble import zb_h1, zb_v
 
-__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_order", "with_constants", "write_order"]
+__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_schedule", "with_constants", "write_schedule"]
 
 MAX_STAGES = 1_024
 MAX_INSTRUCTIONS = 4_000_000
-"""Of the forwards and backwards together: refuse before memory does (about a kilobyte of arrays each over a whole
-solve)."""
+"""Forwards and backwards together. A whole solve takes about a kilobyte of arrays for each, so a larger schedule is
+refused before memory runs out.
+"""
 
 _GENERATORS: dict[str, Callable[[int, int], Schedule]] = {
     "gpipe": gpipe,
@@ -34,27 +35,28 @@ _INTERLEAVED = "interleaved-1f1b"
 _FIXED_CHUNKS = {"zb-v": 2, "dualpipe": 2}
 
 SCHEDULES = tuple(sorted((*_GENERATORS, _INTERLEAVED)))
-"""Names that `build_schedule` knows."""
+"""Names that `build_schedule` accepts."""
 
 
 def build_schedule(
     name: str, *, stages: int, microbatches: int, chunks: int | None = None, constants: Collection[int] = ()
 ) -> Schedule:
-    """The order of instructions of a named schedule.
+    """Build a named schedule.
 
     Args:
         name: one of `SCHEDULES`.
-        stages: GPUs in the pipeline.
-        microbatches: per iteration and pipeline.
-        chunks: model chunks (virtual stages) on each stage; None: as many as the schedule needs. Only
-        interleaved-1f1b has
-            a choice, and must be told.
-        constants: stages that run a constant-time instruction (data loading) before each forward of their first
-        chunk; give
-            `Profile.constant_stages`.
+        stages: number of stages, 1 to `MAX_STAGES`.
+        microbatches: number of microbatches in an iteration of one pipeline, at least 1.
+        chunks: model chunks (virtual stages) on each stage; None: as many as the schedule needs. Only interleaved-1f1b
+            has a choice, and needs 2 or more.
+        constants: stages that run a constant-time instruction (data loading) before each forward of their first chunk;
+            usually `Profile.constant_stages`.
+
+    Returns:
+        The schedule, whose instructions are numbered stage by stage in execution order.
 
     Raises:
-        InvalidSchedule: unknown name or counts that the schedule cannot run.
+        InvalidSchedule: unknown name, or counts that the schedule cannot run.
     """
     if name not in SCHEDULES:
         raise InvalidSchedule(f"schedule {name!r} is unknown; known are {', '.join(SCHEDULES)}")
@@ -67,7 +69,8 @@ def build_schedule(
         raise InvalidSchedule(f"stages must be at most {MAX_STAGES:,}, not {stages:,}")
     if 2 * stages * microbatches * (chunks or 1) > MAX_INSTRUCTIONS:
         raise InvalidSchedule(
-            f"stages × microbatches × chunks is too large: more than {MAX_INSTRUCTIONS:,} forwards and backwards"
+            f"2 × stages × microbatches × chunks is {2 * stages * microbatches * (chunks or 1):,}; "
+            f"at most {MAX_INSTRUCTIONS:,} forwards and backwards are supported"
         )
     if name == _INTERLEAVED:
         if chunks is None or chunks < 2:

@@ -1,7 +1,7 @@
-"""A pipeline schedule: which instructions every stage runs, in which order, and what each must wait for.
+"""The schedule as flat arrays: what every stage runs, in which order, and what each instruction waits for.
 
-Made by the generators of this package and by the reader of torch's exported orders; read by
-`perseus_solver.model.problem`. Holds no times: what an instruction costs is the profile's business.
+Flat arrays instead of objects keep schedules with millions of instructions small, and everything that follows can be
+vectorised. A schedule holds no times; what an instruction takes is in the profile.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ _NAMED_IN_CYCLE = 8  # enough to see the loop, short enough for one line
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """The order of instructions on every stage, as flat arrays stage by stage.
+    """Which instructions every stage runs, and in which order, as flat arrays stage by stage.
 
-    A *stage* is a GPU of the pipeline; a *position* is a place in the model's chain of layers. A stage that holds
-    several chunks of the model (virtual stages) holds several positions. Microbatch m passes the positions upwards in
-    its forwards, downwards in its backwards.
+    A *position* is a place in the model's chain of layers. A stage that holds several chunks of the model (virtual
+    stages) has several positions. Microbatch m passes the positions upwards in its forwards and downwards in its
+    backwards.
 
     Attributes:
         name: as given to `build_schedule`, or ``custom``.
         microbatches: M; microbatches are numbered 0 … M − 1.
         kind, microbatch, chunk: int32[n], what each instruction is.
         stage_offset: int32[stages + 1]; stage s owns ``stage_offset[s] … stage_offset[s + 1] − 1``, in execution order.
-        position: int32[stages, chunks], place of each chunk in the model. `ABSENT` where a stage has fewer chunks,
-        and for
-            recomputations, which run under a chunk number of their own and wait for no other stage.
-        bidirectional: two copies of the model run towards each other (DualPipe): every position lies on two stages,
-            and chunk c of a stage is its place in copy c.
+        position: int32[stages, chunks], position of each chunk. `ABSENT` where a stage has fewer chunks, and for
+            recomputations, which have a chunk number of their own and wait for no other stage.
+        bidirectional: two copies of the model run in opposite directions (DualPipe): every position is on two stages,
+            and chunk c of a stage is its position in copy c.
     """
 
     name: str
@@ -52,7 +51,7 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """Number of GPUs in the pipeline, N."""
+        """Number of stages, N."""
         return int(self.position.shape[0])
 
     @property
@@ -71,32 +70,48 @@ class Schedule:
         return np.repeat(np.arange(self.stages, dtype=np.int32), np.diff(self.stage_offset))
 
     def span(self, stage: int) -> slice:
-        """Where a stage's instructions are in the arrays."""
+        """Return the slice of the arrays that holds a stage."""
         return slice(int(self.stage_offset[stage]), int(self.stage_offset[stage + 1]))
 
     def of_stage(self, stage: int) -> list[tuple[str, int, int]]:
-        """``(instruction, microbatch, chunk)`` of one stage in execution order: what a training process registers."""
+        """Return the instructions of one stage in execution order, as a rank registers them.
+
+        Args:
+            stage: 0 … stages − 1.
+
+        Returns:
+            ``(instruction, microbatch, chunk)`` of each.
+        """
         own = self.span(stage)
         labels = [Kind(k).label for k in self.kind[own].tolist()]
         return list(zip(labels, self.microbatch[own].tolist(), self.chunk[own].tolist(), strict=True))
 
     def columns(self, stage: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Kinds, microbatches and chunks of one stage in execution order: what travels to an agent."""
+        """Return the instructions of one stage in execution order, as they are sent to an agent.
+
+        Args:
+            stage: 0 … stages − 1.
+
+        Returns:
+            Kinds, microbatches and chunks, one of each for every instruction.
+        """
         own = self.span(stage)
         return tuple(self.kind[own].tolist()), tuple(self.microbatch[own].tolist()), tuple(self.chunk[own].tolist())
 
     def describe(self, instruction: int) -> str:
-        """An instruction in words, for messages."""
+        """Return an instruction in words, for messages, such as ``forward 3 on stage 1``."""
         stage = int(np.searchsorted(self.stage_offset, instruction, side="right")) - 1
         chunk = f" of chunk {int(self.chunk[instruction])}" if self.chunks > 1 else ""
         return f"{Kind(int(self.kind[instruction])).label} {int(self.microbatch[instruction])}{chunk} on stage {stage}"
 
     def edges(self) -> tuple[Ints, Ints]:
-        """Precedence between instructions: ``(before, after)``, the order on each stage first, then data from other
-        stages.
+        """Return the precedence between instructions.
 
-        Data flow between instructions of one stage is implied by the order there, so no instruction has more than two
-        predecessors.
+        The consecutive instructions of each stage come first, then data from other stages. Data flow between
+        instructions of one stage is implied by their order there, so no instruction has more than two predecessors.
+
+        Returns:
+            ``(before, after)``, int32[m] each: ``after`` starts when ``before`` has ended.
 
         Raises:
             InvalidSchedule: an instruction is missing, runs twice, or waits for one that runs later on its own stage.
@@ -113,13 +128,13 @@ class Schedule:
         if late.any():
             k = int(np.argmax(late))
             raise InvalidSchedule(
-                f"the order deadlocks: {self.describe(int(after[k]))} runs before "
+                f"the schedule deadlocks: {self.describe(int(after[k]))} runs before "
                 f"{self.describe(int(before[k]))}, whose result it needs"
             )
         return np.concatenate([chain, before[~same]]), np.concatenate([chain + 1, after[~same]]).astype(np.int32)
 
     def _data_flow(self) -> tuple[Ints, Ints]:
-        """Forward up the positions, gradients down, weight gradients after the input gradients of their own stage."""
+        """Forwards go up the positions, gradients down; weight gradients follow the input gradients of their stage."""
         position = self.position[self.stage, self.chunk]
         positions = int(self.position.max()) + 1
         place = self.microbatch.astype(np.int64) * positions + position
@@ -127,12 +142,12 @@ class Schedule:
 
         def at(*kinds: Kind) -> Ints:
             """The instruction of one of these kinds at each place; `ABSENT` where there is none."""
-            who = np.flatnonzero(np.isin(self.kind, kinds) & flows).astype(np.int32)
+            which = np.flatnonzero(np.isin(self.kind, kinds) & flows).astype(np.int32)
             table = np.full(self.microbatches * positions, ABSENT, dtype=np.int32)
-            table[place[who]] = who
-            twice = np.flatnonzero(table[place[who]] != who)
+            table[place[which]] = which
+            twice = np.flatnonzero(table[place[which]] != which)
             if twice.size:
-                raise InvalidSchedule(f"{self.name}: {self.describe(int(who[twice[0]]))} runs more than once")
+                raise InvalidSchedule(f"{self.name}: {self.describe(int(which[twice[0]]))} runs more than once")
             return table
 
         forward = at(Kind.FORWARD)
@@ -167,28 +182,45 @@ class Schedule:
 
 def assemble(
     name: str,
-    orders: Sequence[npt.NDArray[np.integer]],
+    per_stage: Sequence[npt.NDArray[np.integer]],
     *,
     microbatches: int,
     position: npt.NDArray[np.integer],
     bidirectional: bool = False,
 ) -> Schedule:
-    """A schedule from one int array [instructions, 3] of (kind, microbatch, chunk) a stage."""
-    rows = np.concatenate(orders).astype(np.int32)
+    """Join the instructions of all stages into a schedule.
+
+    Args:
+        name: name of the schedule.
+        per_stage: for each stage int[instructions, 3], rows of (kind, microbatch, chunk) in execution order.
+        microbatches: number of microbatches.
+        position: int[stages, chunks], see `Schedule`.
+        bidirectional: see `Schedule`.
+    """
+    rows = np.concatenate(per_stage).astype(np.int32)
     return Schedule(
         name=name,
         microbatches=microbatches,
         kind=np.ascontiguousarray(rows[:, 0]),
         microbatch=np.ascontiguousarray(rows[:, 1]),
         chunk=np.ascontiguousarray(rows[:, 2]),
-        stage_offset=np.cumsum([0, *(len(order) for order in orders)]).astype(np.int32),
+        stage_offset=np.cumsum([0, *(len(rows_of_stage) for rows_of_stage in per_stage)]).astype(np.int32),
         position=position.astype(np.int32),
         bidirectional=bidirectional,
     )
 
 
 def rows(kind: Kind, microbatch: npt.NDArray[np.integer], chunk: npt.NDArray[np.integer] | int = 0) -> Ints:
-    """Instructions of one kind, as rows (kind, microbatch, chunk) for `assemble`."""
+    """Return instructions of one kind as rows for `assemble`.
+
+    Args:
+        kind: their kind.
+        microbatch: int[instructions].
+        chunk: int[instructions], or one chunk for all.
+
+    Returns:
+        int32[instructions, 3].
+    """
     out = np.empty((microbatch.size, 3), dtype=np.int32)
     out[:, 0] = kind
     out[:, 1] = microbatch
@@ -197,17 +229,21 @@ def rows(kind: Kind, microbatch: npt.NDArray[np.integer], chunk: npt.NDArray[np.
 
 
 def run(kind: Kind, first: int, last: int, chunk: int = 0) -> Ints:
-    """One kind of instruction on microbatches first … last − 1."""
+    """Return one kind of instruction on microbatches first … last − 1, as rows for `assemble`."""
     return rows(kind, np.arange(first, last), chunk)
 
 
 def weave(*runs: Ints) -> Ints:
-    """Runs of equal length in turn: a0, b0, c0, a1, b1, c1, …"""
+    """Interleave sequences of equal length: a0, b0, c0, a1, b1, c1, …"""
     return np.stack(runs, axis=1).reshape(-1, 3)
 
 
 def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
-    """The same schedule with a constant-time instruction before each forward of chunk 0 on the given stages.
+    """Return the schedule with a constant-time instruction before each forward of chunk 0 on the given stages.
+
+    Args:
+        schedule: a schedule without constant-time instructions.
+        stages: where they run; usually `Profile.constant_stages`.
 
     Raises:
         InvalidSchedule: a stage does not exist.
@@ -216,17 +252,17 @@ def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
         return schedule
     if not set(stages) <= set(range(schedule.stages)):
         raise InvalidSchedule(f"constants must be stages 0 … {schedule.stages - 1}, not {sorted(stages)}")
-    orders = []
+    per_stage = []
     for stage in range(schedule.stages):
         own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
-        order = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
+        rows_of_stage = np.column_stack([schedule.kind[own], schedule.microbatch[own], schedule.chunk[own]])
         if stage in stages:
-            at = np.flatnonzero((order[:, 0] == Kind.FORWARD) & (order[:, 2] == 0))
-            order = np.insert(order, at, rows(Kind.CONSTANT, order[at, 1]), axis=0)
-        orders.append(order)
+            at = np.flatnonzero((rows_of_stage[:, 0] == Kind.FORWARD) & (rows_of_stage[:, 2] == 0))
+            rows_of_stage = np.insert(rows_of_stage, at, rows(Kind.CONSTANT, rows_of_stage[at, 1]), axis=0)
+        per_stage.append(rows_of_stage)
     return assemble(
         schedule.name,
-        orders,
+        per_stage,
         microbatches=schedule.microbatches,
         position=schedule.position,
         bidirectional=schedule.bidirectional,
@@ -234,7 +270,13 @@ def with_constants(schedule: Schedule, stages: Collection[int]) -> Schedule:
 
 
 def name_cycle(schedule: Schedule, before: Ints, after: Ints, stuck: npt.NDArray[np.bool_]) -> str:
-    """The instructions of one cycle among those that can never start, in words."""
+    """Return one cycle among the instructions that can never start, in words.
+
+    Args:
+        schedule: names the instructions.
+        before, after: int[m], the precedence that has a cycle.
+        stuck: bool[n], the instructions that can never start.
+    """
     inner = stuck[before] & stuck[after]
     waits_for = dict(zip(after[inner].tolist(), before[inner].tolist(), strict=True))
     at = next(iter(waits_for))
@@ -243,7 +285,7 @@ def name_cycle(schedule: Schedule, before: Ints, after: Ints, stuck: npt.NDArray
         path[at] = None
         at = waits_for[at]
     cycle = list(path)[list(path).index(at) :]
-    words = [schedule.describe(i) for i in cycle[:_NAMED_IN_CYCLE]]
+    named = [schedule.describe(i) for i in cycle[:_NAMED_IN_CYCLE]]
     if len(cycle) > _NAMED_IN_CYCLE:
-        words.append(f"… {len(cycle) - _NAMED_IN_CYCLE} more …")
-    return " waits for ".join([*words, schedule.describe(at)])
+        named.append(f"… {len(cycle) - _NAMED_IN_CYCLE} more …")
+    return " waits for ".join([*named, schedule.describe(at)])

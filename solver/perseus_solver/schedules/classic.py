@@ -1,6 +1,6 @@
-"""GPipe and the 1F1B family: plain, interleaved over chunks, with early recomputation.
+"""GPipe and the 1F1B family: plain, interleaved over chunks, and with early recomputation.
 
-Pure functions of the counts, called through `build_schedule`, which has checked them.
+Pure functions of counts that were checked before.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ from perseus_solver.kinds import Ints, Kind
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, rows, run, weave
 
 RECOMPUTATION = 1
-"""Chunk number under which early-recompute 1F1B runs its recomputations."""
+"""Chunk number of the recomputations of early-recompute 1F1B."""
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al., 2019)."""
-    order = np.concatenate([run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)])
-    return assemble("gpipe", [order] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
+    """Return GPipe: all forwards, then all backwards (Huang et al., 2019)."""
+    rows_of_stage = np.concatenate([run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)])
+    return assemble("gpipe", [rows_of_stage] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    """1F1B with flush (Narayanan et al., 2019): N − s forwards on stage s, then backward and forward in turn."""
-    orders = []
+    """Return 1F1B with flush (Narayanan et al., 2019): N − s forwards on stage s, then backward and forward in turn."""
+    per_stage = []
     for stage in range(stages):
         warm = min(microbatches, stages - stage)
         forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
-        orders.append(alternate(forward, backward, warm))
-    return assemble("1f1b", orders, microbatches=microbatches, position=np.arange(stages)[:, None])
+        per_stage.append(alternate(forward, backward, warm))
+    return assemble("1f1b", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def early_recompute(stages: int, microbatches: int) -> Schedule:
-    """1F1B whose activations are recomputed just before each backward, without waiting for its gradient (Merak, 2023).
+    """Return 1F1B that recomputes activations just before each backward (Merak, 2023).
 
-    A recomputation is a forward of chunk `RECOMPUTATION`; the last stage, whose backward follows its forward at once,
-    keeps its activations. The profile's ``backward`` must then be without recomputation. A recomputation costs what
-    the stage's ``forward`` costs, unless the profile has ``forward`` rows of that chunk.
+    A recomputation does not wait for the gradient. It is a forward of chunk `RECOMPUTATION`. The last stage stores its
+    activations, because its backward follows its forward at once. The profile's ``backward`` must not include
+    recomputation. A recomputation takes the time and energy of the stage's ``forward``, unless the profile has
+    ``forward`` rows of that chunk.
     """
-    orders = []
+    per_stage = []
     for stage in range(stages):
         forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
         if stage == stages - 1:
-            orders.append(alternate(forward, backward, 1))
+            per_stage.append(alternate(forward, backward, 1))
             continue
         warm = min(microbatches, stages - stage)
         again = run(Kind.FORWARD, 0, microbatches, chunk=RECOMPUTATION)
         steady = microbatches - warm
-        orders.append(
+        per_stage.append(
             np.concatenate(
                 [
                     forward[:warm],
@@ -57,19 +58,20 @@ def early_recompute(stages: int, microbatches: int) -> Schedule:
             )
         )
     position = np.stack([np.arange(stages), np.full(stages, ABSENT)], axis=1)
-    return assemble("early-recompute-1f1b", orders, microbatches=microbatches, position=position)
+    return assemble("early-recompute-1f1b", per_stage, microbatches=microbatches, position=position)
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
-    """Interleaved 1F1B (Narayanan et al., 2021): chunk c of stage s is place c·N + s of the model.
+    """Return interleaved 1F1B (Narayanan et al., 2021): chunk c of stage s is position c·N + s of the model.
 
-    Microbatches go through the chunks in rounds of about N; torch's generalisation lets a round be longer than N.
+    Microbatches pass the chunks in rounds of N, or of more than N where their number requires it, as torch generalises
+    the schedule.
     """
     rounds = max(1, microbatches // stages)
     if microbatches % rounds:
         raise InvalidSchedule(
             f"interleaved-1f1b runs microbatches in {rounds} rounds, and {microbatches} is not a multiple of {rounds}; "
-            "take a multiple of the number of stages"
+            "use a multiple of the number of stages"
         )
     length = microbatches // rounds
     k = np.arange(microbatches * chunks)
@@ -77,15 +79,15 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     chunk = k // length % chunks
     forward = rows(Kind.FORWARD, microbatch, chunk)
     backward = rows(Kind.BACKWARD, microbatch, chunks - 1 - chunk)
-    orders = []
+    per_stage = []
     for stage in range(stages):
         warm = min((chunks - 1) * length + 2 * (stages - 1 - stage) + 1, k.size)
-        orders.append(alternate(forward, backward, warm))
+        per_stage.append(alternate(forward, backward, warm))
     position = np.arange(chunks)[None, :] * stages + np.arange(stages)[:, None]
-    return assemble("interleaved-1f1b", orders, microbatches=microbatches, position=position)
+    return assemble("interleaved-1f1b", per_stage, microbatches=microbatches, position=position)
 
 
 def alternate(forward: Ints, backward: Ints, warm: int) -> Ints:
-    """``warm`` forwards, then one backward and one forward in turn, then the remaining backwards."""
+    """Return ``warm`` forwards, then one backward and one forward in turn, then the remaining backwards."""
     steady = len(forward) - warm
     return np.concatenate([forward[:warm], weave(backward[:steady], forward[warm:]), backward[steady:]])

@@ -1,8 +1,8 @@
-"""DualPipe (DeepSeek-AI, 2024): two copies of the model run towards each other, each fed half of the microbatches.
+"""DualPipe (DeepSeek-AI, 2024): two copies of the model run in opposite directions, each on half of the microbatches.
 
-Stage s holds place s of copy 0 (chunk 0) and place N − 1 − s of copy 1 (chunk 1). Microbatches 0 … M/2 − 1 enter copy
-0 at the first stage, the others copy 1 at the last. A forward and a backward that the original may overlap on one GPU
-are two instructions here, forward first. Called through `build_schedule`.
+Stage s holds position s of copy 0 (chunk 0) and position N − 1 − s of copy 1 (chunk 1). Microbatches 0 … M/2 − 1 enter
+copy 0 at the first stage, the others copy 1 at the last. The original may overlap a forward and a backward on one GPU;
+here they are two instructions, forward first.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from perseus_solver.schedules.base import Schedule, assemble
 
 # Steps of the pattern. Direction 0 entered at the nearer end of the pipeline, direction 1 at the farther.
 _F0, _F1, _B0, _B1 = 0, 1, 2, 3
-_I0, _I1 = 4, 5  # a backward whose weight gradient is put off …
-_W = 6  # … and the oldest weight gradient put off
+_I0, _I1 = 4, 5  # a backward whose weight gradient is postponed
+_W = 6  # the oldest postponed weight gradient
 
 
 def dualpipe(stages: int, microbatches: int) -> Schedule:
-    """The eight phases of the published order.
+    """Return the eight phases of the published schedule.
 
     Raises:
-        InvalidSchedule: an odd number of stages or microbatches, or fewer than two microbatches a stage.
+        InvalidSchedule: an odd number of stages or microbatches, or fewer than two microbatches for each stage.
     """
     if stages % 2:
         raise InvalidSchedule(f"dualpipe needs an even number of stages, not {stages}")
@@ -32,18 +32,20 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
             f"dualpipe needs an even number of microbatches, at least 2 × stages = {2 * stages}, not {microbatches}"
         )
     half = microbatches // 2
-    orders = [_spell(_steps(stages, stage, half), half, far=int(stage >= stages // 2)) for stage in range(stages)]
+    per_stage = [
+        _instructions(_steps(stages, stage, half), half, far=int(stage >= stages // 2)) for stage in range(stages)
+    ]
     position = np.stack([np.arange(stages), stages - 1 - np.arange(stages)], axis=1)
-    return assemble("dualpipe", orders, microbatches=microbatches, position=position, bidirectional=True)
+    return assemble("dualpipe", per_stage, microbatches=microbatches, position=position, bidirectional=True)
 
 
 def _steps(stages: int, stage: int, half: int) -> Ints:
-    """One stage's order as steps; it depends only on the distance from the nearer end."""
+    """Return the steps of one stage, which depend only on its distance from the nearer end."""
     depth = min(stage, stages - 1 - stage)
     inner = stages // 2 - 1 - depth
     last_pairs = np.tile([_B1, _B0], depth + 1)
-    put_off = np.arange(last_pairs.size) >= depth + 1  # of the last pairs, the second half leaves its weights for later
-    last_pairs[put_off] += _I0 - _B0
+    postponed = np.arange(last_pairs.size) >= depth + 1  # the second half of the last pairs runs its weights later
+    last_pairs[postponed] += _I0 - _B0
     return np.concatenate(
         [
             np.tile([_F0], 2 * inner),
@@ -58,8 +60,8 @@ def _steps(stages: int, stage: int, half: int) -> Ints:
     ).astype(np.int32)
 
 
-def _spell(steps: Ints, half: int, far: int) -> Ints:
-    """Steps to instructions: microbatches of each direction in turn, weight gradients first in, first out."""
+def _instructions(steps: Ints, half: int, far: int) -> Ints:
+    """Turn steps into instructions: microbatches of each direction in turn, weight gradients first in, first out."""
     out = np.zeros((steps.size, 3), dtype=np.int32)
     for direction in (0, 1):
         chunk = direction ^ far
@@ -67,9 +69,9 @@ def _spell(steps: Ints, half: int, far: int) -> Ints:
         backward = np.flatnonzero((steps == _B0 + direction) | (steps == _I0 + direction))
         out[forward, 0] = Kind.FORWARD
         out[backward, 0] = np.where(steps[backward] == _B0 + direction, Kind.BACKWARD, Kind.INPUT_GRADIENT)
-        for who in (forward, backward):
-            out[who, 1] = chunk * half + np.arange(half)
-            out[who, 2] = chunk
+        for which in (forward, backward):
+            out[which, 1] = chunk * half + np.arange(half)
+            out[which, 2] = chunk
     weights = np.flatnonzero(steps == _W)
     out[weights] = out[(steps == _I0) | (steps == _I1)]
     out[weights, 0] = Kind.WEIGHT_GRADIENT

@@ -1,7 +1,7 @@
 """Zero-bubble schedules (Qi et al., 2023 and 2024): the backward is split, and weight gradients fill the bubbles.
 
 Input gradients carry the dependency between stages; the weight gradient of a microbatch waits only for its own input
-gradient. Pure functions of the counts, called through `build_schedule`.
+gradient. Pure functions of counts that were checked before.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from perseus_solver.schedules.base import Schedule, assemble, run, weave
 
 
 def zb_h1(stages: int, microbatches: int) -> Schedule:
-    """ZB-H1: 1F1B with split backward and no more activations alive than 1F1B has on its first stage.
+    """Return ZB-H1: 1F1B with split backward and no more stored activations than 1F1B has on its first stage.
 
-    Stage s keeps N − s microbatches in flight, so it may put off s weight gradients, which then fill its final bubble.
+    Stage s has N − s microbatches in flight, so it can postpone s weight gradients, which then fill its final bubble.
     """
-    orders = []
+    per_stage = []
     for stage in range(stages):
         warm = min(microbatches, stages - stage)
         lag = min(stage, microbatches)
@@ -29,26 +29,27 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
         now, new = microbatches - lag, microbatches - warm
         turn = np.concatenate([3 * step, 3 * (step[:now] + lag) + 1, 3 * step[:new] + 2])
         steady = np.concatenate([inputs, weights[:now], forward[warm:]])[np.argsort(turn)]
-        orders.append(np.concatenate([forward[:warm], steady, weights[now:]]))
-    return assemble("zb-h1", orders, microbatches=microbatches, position=np.arange(stages)[:, None])
+        per_stage.append(np.concatenate([forward[:warm], steady, weights[now:]]))
+    return assemble("zb-h1", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
-    """ZB-V: two chunks a stage, the second half of the model running back over the stages in a V.
+    """Return ZB-V: two chunks on each stage, the second half of the model running back over the stages in a V.
 
-    Chunk 0 of stage s is place s, chunk 1 place 2N − 1 − s. The pattern needs 2N − 1 microbatches to fill the
-    pipeline; with fewer, those that do not exist are left out of it.
+    Chunk 0 of stage s is position s, chunk 1 position 2N − 1 − s. The pattern needs 2N − 1 microbatches to fill the
+    pipeline; with fewer, the missing ones are left out of it.
     """
     filled = max(2 * stages - 1, microbatches)
-    orders = []
+    per_stage = []
     for stage in range(stages):
-        order = _v_order(stages, stage, filled)
-        orders.append(order[order[:, 1] < microbatches])
+        rows_of_stage = _v_stage(stages, stage, filled)
+        per_stage.append(rows_of_stage[rows_of_stage[:, 1] < microbatches])
     position = np.stack([np.arange(stages), 2 * stages - 1 - np.arange(stages)], axis=1)
-    return assemble("zb-v", orders, microbatches=microbatches, position=position)
+    return assemble("zb-v", per_stage, microbatches=microbatches, position=position)
 
 
-def _v_order(stages: int, stage: int, microbatches: int) -> Ints:
+def _v_stage(stages: int, stage: int, microbatches: int) -> Ints:
+    """Return the instructions of one stage of ZB-V."""
     kinds = (Kind.FORWARD, Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)
     (f0, i0, w0), (f1, i1, w1) = ([run(kind, 0, microbatches, chunk) for kind in kinds] for chunk in (0, 1))
     ahead = 2 * (stages - stage) - 1  # forwards down the first leg before the first one comes back

@@ -1,1 +1,5 @@
-"""Better plans near the bound: the plans found so far, and the moves that improve them."""
+"""The search for plans near the bound: the plans found so far, and the moves that improve them.
+
+``rounding`` turns relaxed timetables into plans of measured options; ``recreate``, ``exchange`` and ``cuts`` improve
+plans; ``pool`` stores all plans with their exact figures and applies these in turn.
+"""

@@ -1,8 +1,8 @@
-"""Plans found so far, their bounds, and the ways to find better ones. Called by ``frontier`` alone.
+"""All plans found so far, with their exact figures and bounds, and the ways to find better ones.
 
-For each deadline the relaxation's schedules are rounded (``rounding``); where that leaves a gap, more prices are solved
-and more mixtures tried, plans are spliced with their neighbours, and small graphs are searched (``recreate``). Whatever
-is found is simulated exactly before it counts.
+For each deadline relaxed timetables are rounded (``rounding``). Where that leaves a gap, more prices are solved, more
+mixtures are tried, plans are spliced with their neighbours, and small graphs are searched (``recreate``). Every plan is
+simulated exactly before it counts.
 """
 
 from __future__ import annotations
@@ -13,170 +13,205 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.certify import iteration_bound
-from perseus_solver.kinds import Floats
-from perseus_solver.model.result import DEFAULT_GAP, Frontier, verdict
+from perseus_solver.kinds import Floats, Index
+from perseus_solver.model.result import DEFAULT_GAP, Frontier, status_of
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
-from perseus_solver.relaxation.graph import Index
 from perseus_solver.relaxation.tables import lower_hull
 from perseus_solver.search.cuts import Cuts
 from perseus_solver.search.exchange import exchanged
 from perseus_solver.search.recreate import Recreate
 from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans
-from perseus_solver.switching.switches import clock_changes
+from perseus_solver.switching import clock_changes
 
 Columns = npt.NDArray[np.int16]
 
 _GOOD_GAP = 1e-3
-"""Plans within this of their bound are left as they are; for the others more ways of rounding are tried."""
+"""Plans within this gap are not improved further."""
 _CELLS, _LARGE = 4_000_000, 2_000_000
-"""Instructions × plans rounded at once, a few hundred megabytes of work arrays; beyond so many in all, in two passes:
-relaxed schedules as they are, and mixtures of the best plans that come of it."""
+"""Instructions × plans rounded at once, a few hundred megabytes of work arrays. If there are more than `_LARGE` in all,
+there are two passes: relaxed timetables alone, then mixtures of the best plans that result.
+"""
 _NEAR = [(0, 0), (1, 1)]
 _WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
-"""Spans tried for every deadline, and where the result is poor (see `round_plans`)."""
+"""Spans tried for every deadline (`_NEAR`), and where the result is poor; see `round_plans`."""
 _FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
 _SPLICES = [(True, _BOTH, [(0, 0)]), (False, _FORTH, [(0, 0), (1, 1)]), (False, _BOTH, [(0, 0), (2, 2)])]
-"""The passes that mix plans with plans, whether only those at corners, their ways and spans: what one finds, the next
-may use."""
+"""The passes that mix plans with plans: whether only those on the convex hull, their directions and spans. Each pass
+may use what the one before found.
+"""
 _SMALL, _MIDDLE = 400, 2_000
-"""Instructions of the largest graphs that are searched: for all deadlines, for a single one."""
+"""Instructions of the largest graphs that are searched: for all deadlines, and for a single one."""
 _AGAIN, _STEPS = 2, 8.0
-"""How often plans of a single deadline are exchanged along their longest paths, and how near they must lie."""
+"""How often plans of a single deadline are exchanged along their longest paths, and how near to its optimum they must
+be.
+"""
 _MOVED, _MOVED_ROWS = 4, 3_072
 """Plans for a single deadline of which parts are moved, and their instructions: the second best may lead further than
-the best."""
+the best.
+"""
 _WORST = 24
-"""Deadlines of a frontier for which parts of the timetable are moved, at most."""
+"""Largest number of deadlines of a frontier for which parts of the timetable are moved."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 12, 16, 30))
 _SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 1, 32, 12),)
-"""Passes of the search: for gaps above this, from so many plans, with so many trials a round, so many rounds. For the
-whole frontier, and for a single deadline on a small graph or a larger one."""
+"""Passes of the search: for gaps above this, from so many plans, with so many trials in a round, and so many rounds.
+`_SEARCH` is for the whole frontier, the others are for a single deadline on a small graph or a larger one.
+"""
 
 
 class Pool:
-    """Rounded plans, a column each, with what the simulator says about them."""
+    """Rounded plans, a column each, with their exact figures.
+
+    Attributes:
+        samples: the samples of the relaxed frontier.
+        proofs: the samples and the mixtures between them.
+        curve: the relaxed timetables that are rounded.
+    """
 
     def __init__(self, engine: Engine, samples: list[Sample], *, exact: bool = False) -> None:
-        """Prepare; ``exact``: a plan that ends before its deadline has not done well because its own bound is near."""
+        """Prepare the pool.
+
+        Args:
+            engine: the problem.
+            samples: samples of its relaxed frontier.
+            exact: plan for a single deadline: measure gaps at the deadline instead of at each plan's own time.
+        """
         self._engine, self._exact = engine, exact
         self._rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         self._simulator = Simulator(engine.problem)
         self._columns: list[Columns] = []
-        self._makespan, self._time_s, self._energy_j, self._effective_j = (np.zeros(0) for _ in range(4))
-        self._learn(samples)
+        self._makespan_ticks, self._time_s, self._energy_j, self._effective_j = (np.zeros(0) for _ in range(4))
+        self._use_samples(samples)
 
-    def _learn(self, samples: list[Sample]) -> None:
+    def _use_samples(self, samples: list[Sample]) -> None:
+        """Replace the samples, and the timetables and proofs that follow from them."""
         self.samples = samples
         self.proofs = sorted([*samples, *self._engine.mixed(samples)], key=lambda s: -s.price)
-        # Only optimal flows determine a schedule; the rhythm's are rounded, so those in between serve as well.
+        # Only optimal flows determine a timetable. Those of circulations are rounded, so mixtures serve as well.
         flows = self.proofs if self._engine.steady else samples
-        duration, makespan = self._engine.schedules(flows)
-        finish = self._engine.graph.finish(duration)[:-1]
-        order = np.argsort(makespan, kind="stable")
+        duration_ticks, makespan_ticks = self._engine.timetables(flows)
+        finish_ticks = self._engine.graph.finish_ticks(duration_ticks)[:-1]
+        order = np.argsort(makespan_ticks, kind="stable")
         through = np.stack([s.through[self._engine.alike] for s in flows], axis=1).astype(np.float64)
-        self.curve = Curve((finish - duration)[:, order], finish[:, order], through[:, order], makespan[order])
+        self.curve = Curve(
+            (finish_ticks - duration_ticks)[:, order], finish_ticks[:, order], through[:, order], makespan_ticks[order]
+        )
 
     def bound_j(self, time_s: Floats) -> Floats:
-        """The best proven bound on iteration energy."""
+        """Return the best proven bound on the iteration energy at each iteration time in seconds."""
         return iteration_bound(self._engine.problem, [s.bound for s in self.proofs], time_s)
 
-    def add(self, deadline: Floats, report: Callable[[float], None]) -> None:
-        """Round for these deadlines (ticks), a few at a time; where the result is poor, look closer."""
+    def add(self, deadline_ticks: Floats, report: Callable[[float], None]) -> None:
+        """Round for these deadlines, a few at a time; where the result is poor, solve more prices and mix more plans.
+
+        Args:
+            deadline_ticks: float[deadlines].
+            report: called with the share of the work that is done.
+        """
         n = self._engine.graph.n
-        if n * len(deadline) > _LARGE:
-            # Where relaxed schedules end by themselves, they are rounded best.
-            self._round(self.curve, np.unique(np.floor(self.curve.makespan)), _NEAR[:1], ways=_BACK)
+        if n * len(deadline_ticks) > _LARGE:
+            # Relaxed timetables are rounded best at their own ends.
+            self._round(self.curve, np.unique(np.floor(self.curve.makespan_ticks)), _NEAR[:1], ways=_BACK)
             report(1 / 3)
             self._round(
-                self._plans(corners=True), deadline, _NEAR[:1], ways=_BACK, report=lambda s: report((1 + 2 * s) / 3)
+                self._plans(corners=True),
+                deadline_ticks,
+                _NEAR[:1],
+                ways=_BACK,
+                report=lambda s: report((1 + 2 * s) / 3),
             )
             return
-        self._round(self.curve, deadline, _NEAR, report=report)
+        self._round(self.curve, deadline_ticks, _NEAR, report=report)
         for worst in (_GOOD_GAP, DEFAULT_GAP):
-            poor = deadline[self._gap(deadline) > worst]
+            poor = deadline_ticks[self._gap(deadline_ticks) > worst]
             if len(poor):
-                self._learn(self._engine.refine(self.samples, poor))
+                self._use_samples(self._engine.refine(self.samples, poor))
                 self._round(self.curve, poor, _WIDE, ways=_FORTH)
         for corners, ways, spans in _SPLICES:
-            poor = deadline[self._gap(deadline) > _GOOD_GAP]
+            poor = deadline_ticks[self._gap(deadline_ticks) > _GOOD_GAP]
             if len(poor):
                 self._round(self._plans(corners=corners), poor, spans, ways=ways)
 
-    def search(self, deadline: Floats) -> None:
-        """On small graphs: search from the cheapest plans for these deadlines, or for the poor ones of them."""
+    def search(self, deadline_ticks: Floats) -> None:
+        """On small graphs, search from the cheapest plans for these deadlines, or for those whose gap is large."""
         n = self._engine.graph.n
         if n > (_MIDDLE if self._exact else _SMALL):
             return
         one = _SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE
         for worst, starts, tries, rounds in one if self._exact else _SEARCH:
-            # The last two of a single deadline are itself and itself in ticks, rounded up.
-            poor = deadline[-2:] if self._exact else deadline[self._gap(deadline) > worst]
+            # Of a single deadline, the last two are the deadline itself and the one with room for rounding up.
+            poor = deadline_ticks[-2:] if self._exact else deadline_ticks[self._gap(deadline_ticks) > worst]
             self._recreate(poor, starts, tries, rounds)
 
     def exchange(self, deadline_s: float) -> None:
-        """Other mixtures along the longest path of the cheapest plan that ends by a deadline, and of the cheapest of
-        all: where one chain decides, nothing off it needs to be any faster."""
-        deadline = self._in_ticks(deadline_s)
+        """Try other mixtures on the longest path of two plans: the cheapest by a deadline, and the cheapest of all.
+
+        Where one chain determines the time, nothing off it needs to be faster.
+        """
+        deadline_ticks = self._in_ticks(deadline_s)
         cheapest = self._cheapest(self._time_s <= deadline_s, 1)
-        for start in self._pick(np.append(cheapest, self._effective_j.argmin())).T:
+        for start in self._select(np.append(cheapest, self._effective_j.argmin())).T:
             plan = start
             for _ in range(_AGAIN):
                 most_j = float(self._effective_j[self._time_s <= deadline_s].min())
-                found = exchanged(self._rounder, plan, deadline, most_j=most_j, within=_STEPS)
+                found = exchanged(self._rounder, plan, deadline_ticks, most_j=most_j, within=_STEPS)
                 if not found.shape[1]:
                     break
-                self._keep(found)
-                plan = found[:, 0]  # if another path is the longest now, that one is next
+                self._store(found)
+                plan = found[:, 0]  # if another path is now the longest, it is next
 
-    def move(self, deadline: Floats) -> None:
-        """Whole parts of the timetable, by minimum cuts: where the cheapest plans for these deadlines are poorest."""
+    def move(self, deadline_ticks: Floats) -> None:
+        """Move whole parts of the timetable, by minimum cuts, where the gaps of the cheapest plans are largest."""
         if self._engine.graph.n > _MIDDLE:
             return
-        gap = self._gap(deadline)
+        gap = self._gap(deadline_ticks)
         worst = np.argsort(-gap, kind="stable")[:_WORST]
         cuts = Cuts(self._rounder)
-        for end in deadline[worst[gap[worst] > 2 * _GOOD_GAP]].tolist():
-            self._improve(cuts, self._cheapest(self._makespan <= end, 1), end)
+        for end_ticks in deadline_ticks[worst[gap[worst] > 2 * _GOOD_GAP]].tolist():
+            self._improve(cuts, self._cheapest(self._makespan_ticks <= end_ticks, 1), end_ticks)
 
     def move_exactly(self, deadline_s: float) -> None:
-        """The same for one deadline: from the cheapest plans in time, and from those that come little too late and are
-        the cheapest for their time."""
+        """Move whole parts of the timetable for one deadline.
+
+        It starts from the cheapest plans in time, and from those that are slightly late and the cheapest for their
+        time.
+        """
         engine = self._engine
         if engine.graph.n > _MIDDLE:
             return
-        cuts, deadline = Cuts(self._rounder), self._in_ticks(deadline_s)
+        cuts, deadline_ticks = Cuts(self._rounder), self._in_ticks(deadline_s)
         starts = min(max(_MOVED_ROWS // engine.graph.n, 1), _MOVED)
         cheapest = self._cheapest(self._time_s <= deadline_s, starts)
-        reach_s = cuts.reach(self._pick(cheapest[:1])[:, 0]) * engine.tables.tick_s
-        for makespan, which in zip(self._makespan[cheapest].tolist(), cheapest[:, None], strict=True):
-            self._improve(cuts, which, max(deadline, makespan))  # rounded up to ticks it may seem to come late
+        reach_s = cuts.reach(self._select(cheapest[:1])[:, 0]) * engine.tables.tick_s
+        for makespan_ticks, which in zip(self._makespan_ticks[cheapest].tolist(), cheapest[:, None], strict=True):
+            # Rounded up to ticks, a plan that is in time may seem late.
+            self._improve(cuts, which, max(deadline_ticks, makespan_ticks))
         late_s = self._time_s - deadline_s
         near = np.flatnonzero((late_s > 0) & (late_s <= reach_s))
-        _, first = np.unique(self._effective_j[near] + self._price_w(deadline) * late_s[near], return_index=True)
+        _, first = np.unique(self._effective_j[near] + self._price_w(deadline_ticks) * late_s[near], return_index=True)
         for which in near[first[:starts], None]:
-            self._improve(cuts, which, deadline)
+            self._improve(cuts, which, deadline_ticks)
 
     def _in_ticks(self, deadline_s: float) -> float:
-        """What is left for the graph until a deadline, not rounded."""
+        """Return the ticks that a deadline leaves for the graph, not rounded."""
         return (deadline_s - self._engine.problem.overhead_s) / self._engine.tables.tick_s
 
-    def _improve(self, cuts: Cuts, which: Index, deadline: float) -> None:
-        """Try moves on one of the plans, in ticks."""
-        plan = cuts.hurried(self._pick(which)[:, 0], deadline)
+    def _improve(self, cuts: Cuts, which: Index, deadline_ticks: float) -> None:
+        """Try moves on one of the plans."""
+        plan = cuts.shortened(self._select(which)[:, 0], deadline_ticks)
         if plan is not None:
-            self._keep(cuts.improved(plan, deadline)[:, None])
+            self._store(cuts.improved(plan, deadline_ticks)[:, None])
 
-    def _price_w(self, deadline: float) -> float:
-        """What a second less costs around a deadline (ticks), as the bounds have it."""
+    def _price_w(self, deadline_ticks: float) -> float:
+        """Return what a second less costs around a deadline, in watts, according to the bounds."""
         problem, tick_s = self._engine.problem, self._engine.tables.tick_s
-        left, right, _ = self.curve.around(np.array([deadline]))
-        ends_s = self.curve.makespan[[left[0], right[0]]] * tick_s + problem.overhead_s
+        left, right, _ = self.curve.around(np.array([deadline_ticks]))
+        ends_s = self.curve.makespan_ticks[[left[0], right[0]]] * tick_s + problem.overhead_s
         effective_j = self.bound_j(ends_s) - problem.blocking_power_w * problem.stages * ends_s
         return max(0.0, float(effective_j[0] - effective_j[1]) / max(float(ends_s[1] - ends_s[0]), tick_s))
 
-    def add_single_clocks(self, deadline: float) -> None:
-        """Every plan with one clock for all, what it leaves unused given away: so no such plan beats ours."""
+    def add_single_clocks(self, deadline_ticks: float) -> None:
+        """Add every plan with one clock for all, its slack distributed, so that no such plan beats the result."""
         engine = self._engine
         clocks = np.unique(np.concatenate([o.frequency_mhz for o in engine.problem.options]))
         if len(clocks) * engine.graph.n > _LARGE:
@@ -188,89 +223,94 @@ class Pool:
             efficient_s = tables.time_s[k, : tables.size[k]]
             position[k] = np.maximum(efficient_s.searchsorted(options.time_s[nearest], side="right") - 1, 0)
         columns = position[engine.table_of]
-        limit = np.where(self._rounder.makespan(columns) <= deadline, deadline, 0.0)
-        self._keep(improve(self._rounder, columns, limit))
+        limit = np.where(self._rounder.makespan_ticks(columns) <= deadline_ticks, deadline_ticks, 0.0)
+        self._store(improve(self._rounder, columns, limit))
 
     def _round(
         self,
         curve: Curve,
-        deadline: Floats,
+        deadline_ticks: Floats,
         spans: list[tuple[int, int]],
         *,
         ways: tuple[bool, ...] = _BOTH,
         report: Callable[[float], None] = lambda _share: None,
     ) -> None:
-        """Mix schedules of the curve, for a few deadlines at a time."""
+        """Mix timetables of the curve, for a few deadlines at a time."""
         size = max(_CELLS // self._engine.graph.n, 1)
-        for begin in range(0, len(deadline), size):
-            self._keep(round_plans(self._rounder, curve, deadline[begin : begin + size], spans, ways=ways))
-            report(min(begin + size, len(deadline)) / len(deadline))
+        for begin in range(0, len(deadline_ticks), size):
+            self._store(round_plans(self._rounder, curve, deadline_ticks[begin : begin + size], spans, ways=ways))
+            report(min(begin + size, len(deadline_ticks)) / len(deadline_ticks))
 
     def _plans(self, *, corners: bool = False) -> Curve:
-        """The plans that no other dominates, or only the corners of their lower convex hull, to be mixed like relaxed
-        schedules."""
-        order = np.lexsort((self._effective_j, self._makespan))
+        """Return the plans that no other dominates as timetables, to be mixed like relaxed ones.
+
+        With ``corners``, only those on the lower convex hull.
+        """
+        order = np.lexsort((self._effective_j, self._makespan_ticks))
         least = np.minimum.accumulate(self._effective_j[order])
         kept = order[np.append(True, least[1:] < least[:-1])]
         if corners:
-            kept = kept[lower_hull(self._makespan[kept], self._effective_j[kept])]
-        return self._rounder.curve(self._pick(kept), self.curve)
+            kept = kept[lower_hull(self._makespan_ticks[kept], self._effective_j[kept])]
+        return self._rounder.curve(self._select(kept), self.curve)
 
-    def _recreate(self, deadline: Floats, starts: int, tries: int, rounds: int) -> None:
-        if not len(deadline):
+    def _recreate(self, deadline_ticks: Floats, starts: int, tries: int, rounds: int) -> None:
+        """Search from the cheapest plans for these deadlines."""
+        if not len(deadline_ticks):
             return
-        ends: list[float] = deadline.tolist()
-        chosen = [self._cheapest(self._makespan <= end, starts) for end in ends]
-        target = np.repeat(deadline, [len(start) for start in chosen])
-        columns, through = self._pick(np.concatenate(chosen)), self.curve.through_at(target)
+        ends: list[float] = deadline_ticks.tolist()
+        chosen = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
+        target_ticks = np.repeat(deadline_ticks, [len(start) for start in chosen])
+        columns, through = self._select(np.concatenate(chosen)), self.curve.through_at(target_ticks)
         graph, problem = self._engine.graph, self._engine.problem
         stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
         search = Recreate(self._rounder, stage[graph.order])
         size = max(_CELLS // (graph.n * tries), 1)
-        for begin in range(0, len(target), size):
+        for begin in range(0, len(target_ticks), size):
             part = slice(begin, begin + size)
-            self._keep(search.run(columns[:, part], target[part], through[:, part], tries, rounds))
+            self._store(search.run(columns[:, part], target_ticks[part], through[:, part], tries, rounds))
 
     def _cheapest(self, fitting: npt.NDArray[np.bool_], count: int) -> Index:
-        """Different plans of those that fit, the cheapest first; fewer if there are not as many."""
+        """Return distinct plans of those that fit, the cheapest first; fewer if there are not as many."""
         fits = np.flatnonzero(fitting)
         _, first = np.unique(self._effective_j[fits], return_index=True)
         return fits[first[:count]]
 
-    def _pick(self, which: Index) -> Index:
+    def _select(self, which: Index) -> Index:
+        """Return the choices of these plans, int[n, plans]."""
         if len(self._columns) > 1:
             self._columns = [np.concatenate(self._columns, axis=1)]
         return self._columns[0][:, which].astype(np.intp)
 
-    def _keep(self, columns: Index) -> None:
+    def _store(self, columns: Index) -> None:
+        """Simulate plans and add them to the pool."""
         rounder = self._rounder
         time_s, energy_j = self._simulator.totals(self._choice(columns))
         self._columns.append(columns.astype(np.int16))
-        self._makespan = np.append(self._makespan, rounder.makespan(columns))
+        self._makespan_ticks = np.append(self._makespan_ticks, rounder.makespan_ticks(columns))
         self._effective_j = np.append(self._effective_j, rounder.energy_j(columns))
         self._time_s, self._energy_j = np.append(self._time_s, time_s), np.append(self._energy_j, energy_j)
 
     def _choice(self, columns: npt.NDArray[np.signedinteger]) -> Choice:
-        """Positions in the problem's options, plans [plans, n]."""
+        """Return positions in the problem's options, int[plans, n]."""
         engine = self._engine
         row: Choice = engine.tables.row[engine.table_of[:, None], columns][engine.graph.rank].T.astype(np.int32)
         return row
 
-    def _gap(self, deadline: Floats) -> Floats:
-        """How far the best plan for each deadline is from the bound at its own time, or at the deadline (``exact``)."""
+    def _gap(self, deadline_ticks: Floats) -> Floats:
+        """Return the gap of the best plan for each deadline, at its own time, or at the deadline (``exact``)."""
         problem = self._engine.problem
-        ends: list[float] = deadline.tolist()
-        best = np.array([self._cheapest(self._makespan <= end, 1)[0] for end in ends], dtype=np.intp)
+        ends: list[float] = deadline_ticks.tolist()
+        best = np.array([self._cheapest(self._makespan_ticks <= end_ticks, 1)[0] for end_ticks in ends], dtype=np.intp)
         time_s, energy_j = self._time_s[best], self._energy_j[best]
         if self._exact:
-            end_s = np.maximum(deadline * self._engine.tables.tick_s + problem.overhead_s, time_s)
+            end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
             energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
             time_s = end_s
         gap: Floats = energy_j / self.bound_j(time_s) - 1.0
         return gap
 
     def frontier(self, points: int | None = None) -> Frontier:
-        """The plans that no other dominates; at most ``points`` of them."""
+        """Return the plans that no other dominates, at most ``points`` of them."""
         problem = self._engine.problem
         time_s, energy_j = self._time_s, self._energy_j
         effective = energy_j - problem.blocking_power_w * problem.stages * time_s
@@ -285,12 +325,12 @@ class Pool:
         clocks = np.zeros((len(problem.options), max(len(o.frequency_mhz) for o in problem.options)), dtype=np.uint16)
         for row, options in zip(clocks, problem.options, strict=True):
             row[: len(options.frequency_mhz)] = options.frequency_mhz
-        frequency = clocks[problem.option_of, self._choice(self._pick(kept))]
+        frequency = clocks[problem.option_of, self._choice(self._select(kept))]
         return Frontier(
             time_s=time_s[kept],
             energy_j=energy_j[kept],
             energy_lower_bound_j=bound,
-            statuses=tuple(verdict(g) for g in gap.tolist()),
+            statuses=tuple(status_of(g) for g in gap.tolist()),
             frequencies_mhz=frequency,
             stage_offset=problem.stage_offset,
             clock_changes=clock_changes(frequency, problem.stage_offset),
@@ -299,8 +339,10 @@ class Pool:
 
 
 def _spread(time_s: Floats, effective_j: Floats, gap: Floats, points: int) -> Index:
-    """Which ``points`` plans to keep: the frontier in as many equal parts, time and energy counting alike, and of each
-    part the best proven plan; both ends, and the best of the rest where parts are empty.
+    """Return which ``points`` plans to keep.
+
+    The frontier is divided into as many equal parts, with time and energy weighted alike, and of each part the plan of
+    smallest gap is kept; besides, both ends, and the best of the rest where parts are empty.
     """
     along = (time_s - time_s[0]) / (time_s[-1] - time_s[0])
     along += (effective_j[0] - effective_j) / (effective_j[0] - effective_j[-1])

@@ -1,8 +1,8 @@
-"""Local search on plans: ruin a small part, recreate it, keep the best outcome.
+"""Local search on plans: ruin a small part, recreate it, keep the best outcome (Schrimpf et al., 2000).
 
-A trial makes some instructions faster, near each other in the order and in the pipeline, and hands the time that this
-sets free out again: once at a random share of what time is worth, once free. Many trials of many plans are swept side
-by side. Called by ``pool`` for small graphs, where whole options weigh most; proves nothing.
+A trial makes some instructions faster, near each other in the schedule and in the pipeline, and distributes the time
+that this gains again: once at a random share of its worth, once for nothing. Many trials of many plans are swept side
+by side. It is used on small graphs, where single options weigh most.
 """
 
 from __future__ import annotations
@@ -10,37 +10,45 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats
-from perseus_solver.relaxation.graph import Index
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.search.rounding import Rounder
 
 _SHARES = np.linspace(0.0, 1.4, 8)
-"""Of the worth of time; above 1, time is kept for those who come later."""
+"""Shares of the worth of time. Above 1, time is left for instructions that come later."""
 _REACH, _DENSITY = 6, 0.6
-"""A ruined part lies within at most this distance of an instruction (in levels), and holds this share of those that
-do."""
+"""A ruined part is within at most this distance of an instruction (in levels), and contains this share of those that
+are.
+"""
 _FEW, _FINE = 4, 3
-"""Instructions ruined anywhere, on average at most; and how many options a trial goes back that goes back a little."""
+"""Instructions ruined anywhere, on average at most; and how many options a small step back is."""
 
 
 class Recreate:
-    """The search on one problem. Reproducible: the same calls find the same plans."""
+    """The search on one problem. It is reproducible: the same calls find the same plans."""
 
     def __init__(self, rounder: Rounder, stage: Index) -> None:
-        """``stage`` of each row."""
+        """Prepare the search; ``stage`` is int[n], the stage of each row."""
         self._rounder, self._random = rounder, np.random.default_rng(0)
         graph = rounder.graph
         self._level = np.repeat(np.arange(len(graph.levels)), [part.end - part.begin for part in graph.levels])
         self._stage = stage
 
-    def run(self, choice: Index, deadline: Floats, through: Floats, tries: int, rounds: int) -> Index:
-        """Plans (columns) made no dearer, each within its deadline; so many trials of each a round."""
+    def run(self, choice: Index, deadline_ticks: Floats, through: Floats, tries: int, rounds: int) -> Index:
+        """Return plans that take no more energy, each within its deadline.
+
+        Args:
+            choice: int[n, plans], where to begin.
+            deadline_ticks: float[plans].
+            through: float[kinds, plans], the worth of time.
+            tries: trials of each plan in a round.
+            rounds: number of rounds.
+        """
         rounder, columns = self._rounder, choice.shape[1]
         of = np.repeat(np.arange(columns), tries)  # the plan that a trial starts from
-        first, limit = np.arange(columns) * tries, deadline[of]
+        first, limit_ticks = np.arange(columns) * tries, deadline_ticks[of]
         worth = np.stack([rounder.worth(through * share) for share in _SHARES], axis=2)
         free = worth[:, of, 0]
-        # Elsewhere nothing waits for time, and as much of it has been used as can be.
+        # Where time is worth nothing, an instruction is as slow as it can be already.
         scarce = (through > 0)[rounder.kind]
         scarce[:, ~scarce.any(axis=0)] = True
         scarce = scarce[:, of]
@@ -48,32 +56,35 @@ class Recreate:
         for turn in range(rounds):
             trial = self._ruined(choice[:, of], scarce)
             share = self._random.integers(0, len(_SHARES), len(of))
-            rounder.reclaim(trial, limit, worth[:, of, share], back=bool(turn % 2))
-            rounder.reclaim(trial, limit, free, back=bool(turn % 2))
+            rounder.reclaim(trial, limit_ticks, worth[:, of, share], backward=bool(turn % 2))
+            rounder.reclaim(trial, limit_ticks, free, backward=bool(turn % 2))
             found = rounder.energy_j(trial).reshape(columns, tries)
             least, best = found.min(axis=1), found.argmin(axis=1)
-            taken = least <= energy  # sidesteps are welcome: they lead on to other plans
+            taken = least <= energy  # a plan of equal energy may lead to better ones
             choice = np.where(taken, trial[:, first + best], choice)
             energy = np.where(taken, least, energy)
         return choice
 
     def _ruined(self, trial: Index, scarce: npt.NDArray[np.bool_]) -> Index:
-        """Every other trial a neighbourhood, made much faster or a little; the others a few anywhere, a little."""
+        """Make instructions faster: a neighbourhood in every other trial, a few anywhere in the others."""
         columns, random = trial.shape[1], self._random
-        dice = random.random(trial.shape, dtype=np.float32)
+        draw = random.random(trial.shape, dtype=np.float32)
         count = scarce.sum(axis=0)
         centre = (np.cumsum(scarce, axis=0) <= random.integers(0, count)).sum(axis=0)
         reach = random.integers(0, _REACH + 1, columns)
-        near = (self._away(centre) <= reach) & (dice < _DENSITY)
-        anywhere = scarce & (dice < random.integers(1, _FEW + 1, columns) / count)
+        near = (self._away(centre) <= reach) & (draw < _DENSITY)
+        anywhere = scarce & (draw < random.integers(1, _FEW + 1, columns) / count)
         apart = np.arange(columns) % 2 == 1
         steps = np.asarray(random.integers(1, _FINE + 1, columns))
-        steps[~apart & (random.random(columns) < 0.5)] = self._rounder.tables.ticks.shape[1]
+        steps[~apart & (random.random(columns) < 0.5)] = self._rounder.tables.time_ticks.shape[1]
         return np.where(np.where(apart, anywhere, near), np.maximum(trial - steps, 0), trial)
 
     def _away(self, centre: Index) -> Index:
-        """How far each row is from these. Along a stage a microbatch is two levels apart from the next, its forward and
-        its backward; the stage beside is as far."""
+        """Return how far each row is from these rows.
+
+        On a stage a microbatch is two levels from the next, its forward and its backward; the next stage counts as
+        much.
+        """
         level, stage = self._level, self._stage
         away: Index = np.abs(level[:, None] - level[centre]) + 2 * np.abs(stage[:, None] - stage[centre])
         return away

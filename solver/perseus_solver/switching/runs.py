@@ -1,9 +1,9 @@
-"""Plans with few clocks: whole runs of a stage's instructions at one clock each. Called by ``switches``.
+"""Plans with few clocks: whole runs of a stage's instructions at one clock each.
 
-A stage's order falls into the lead (its first instructions of one kind), the steady state and the tail. A run at one
-clock takes no longer than the same instructions in the plan it is made from, times a ratio: a timetable stretched by a
-ratio is a timetable. Within the run, time moves between instructions, so a plan may still end later than meant;
-whoever asks must simulate. Nothing here decides which plan is used.
+The instructions of a stage fall into the lead (its first instructions of one kind), the steady state and the tail. A
+run at one clock takes no longer than the same instructions in the plan it is made from, times a ratio: a timetable
+stretched by a ratio is still a timetable. Within the run, time moves between instructions, so a plan may end later than
+intended and must be simulated.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 
-Index = npt.NDArray[np.intp]
-
 CUTS = ((1, 0), (16, 0), (16, 8))
-"""Ways to cut: lead and tail into so many runs each, as on critical ways their instructions want clocks of their own;
-and so many instructions left alone at both ends of the steady state, where time moved within it would be missed."""
+"""Ways to cut a stage: number of runs in lead and tail each, because instructions on critical paths need clocks of
+their own there; and number of single instructions at both ends of the steady state, where a shift of time would delay
+other stages.
+"""
 
 
 class Clocks:
-    """A problem's options, laid out by clock. A plan is a row of positions in ``mhz``, one an instruction.
+    """A problem's options by clock. A plan is a row of positions in ``mhz``, one for each instruction.
 
     Attributes:
-        mhz: all clocks, rising; 0 for constant-time instructions comes first, if any.
-        time_s, energy_j: [table, clock], infinite where not measured; the energy is effective: less blocking power.
-        rows: the instructions that set a clock; ``rows_of_stage``: the same for each stage.
+        mhz: all clocks, increasing; 0, for constant-time instructions, comes first, if any.
+        time_s, energy_j: float[tables, clocks], infinite where not measured; the energy is effective: less blocking
+            power.
+        rows: int[], the instructions that set a clock.
+        rows_of_stage: the same for each stage.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -47,12 +49,15 @@ class Clocks:
         self.rows_of_stage = [self.rows[a:b] for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
 
     def duration_s(self, plans: Index) -> Floats:
-        """Time of each instruction."""
+        """Return the seconds of each instruction, float[plans, n]."""
         duration: Floats = self.time_s[self.option_of, plans]
         return duration
 
     def changed(self, plans: Index) -> npt.NDArray[np.bool_]:
-        """Whether an instruction's clock differs from the one before it on its stage (the first's: from the last)."""
+        """Return whether each instruction's clock differs from that of the preceding one on its stage.
+
+        The first instruction follows the last.
+        """
         changed = np.zeros(plans.shape, dtype=np.bool_)
         for rows in self.rows_of_stage:
             own = plans[:, rows]
@@ -61,14 +66,15 @@ class Clocks:
 
 
 class Runs:
-    """One way to cut all stages into runs, and the best single clock for each."""
+    """One way to cut all stages into runs, and the best single clock for each run."""
 
-    def __init__(self, clocks: Clocks, parts: int, alone: int) -> None:
+    def __init__(self, clocks: Clocks, parts: int, single: int) -> None:
+        """Cut the stages; see `CUTS` for ``parts`` and ``single``."""
         self._clocks = clocks
         kind = np.array([int(options.kind) for options in clocks.problem.options])[clocks.option_of]
         begins, first = [], 0
         for rows in clocks.rows_of_stage:
-            begins += [first + cut for cut in _cuts(kind[rows], parts, alone)]
+            begins += [first + cut for cut in _cuts(kind[rows], parts, single)]
             first += len(rows)
         self._begin = np.array(begins, dtype=np.intp)
         length = np.diff(np.append(self._begin, first))
@@ -83,13 +89,14 @@ class Runs:
             self._energy_j[own] += count[own, None] * clocks.energy_j[k]
 
     def _sum(self, values: npt.NDArray[np.float64]) -> Floats:
-        """Over each run, of values [plans, instructions]."""
+        """Sum values [plans, instructions] over each run."""
         total: Floats = np.add.reduceat(values[:, self._clocks.rows], self._begin, axis=1)
         return total
 
     def _best(self, time_s: Floats) -> tuple[Index, Floats]:
-        """For each run, the clock of least energy that takes no longer, or the fastest; and its energy, infinite where
-        no clock was measured for all its instructions. [plans, runs]
+        """Return for each run [plans, runs] the cheapest clock that takes no longer, or the fastest, and its energy.
+
+        The energy is infinite where no clock was measured for all instructions of the run.
         """
         energy = np.where(self._time_s <= time_s[:, :, None], self._energy_j, np.inf)
         best = energy.argmin(axis=2)
@@ -98,7 +105,7 @@ class Runs:
         return best, self._energy_j[np.arange(len(self._begin)), best]
 
     def stretched(self, plan: Index, ratio: Floats) -> Index:
-        """Each run at one clock, in at most its time in this plan times each ratio."""
+        """Return the plan with each run at one clock, in at most its time in this plan times each ratio."""
         planned = self._sum(self._clocks.duration_s(plan[None]))
         best, energy = self._best(planned * ratio[:, None])
         rows = self._clocks.rows
@@ -107,36 +114,37 @@ class Runs:
         return merged
 
     def merged(self, plans: Index, shares: Floats) -> Iterator[Index]:
-        """The plans with some runs at one clock, those first that give up least for a change; as many as hold each of
-        these shares of the changes inside runs.
+        """Yield the plans with some runs at one clock, those first that cost least energy for each change saved.
+
+        Each share gives one variant: as many runs are merged as hold that share of the changes inside runs.
         """
         clocks = self._clocks
         best, energy = self._best(self._sum(clocks.duration_s(plans)))
-        dearer = energy - self._sum(clocks.energy_j[clocks.option_of, plans])
+        extra_j = energy - self._sum(clocks.energy_j[clocks.option_of, plans])
         inside = clocks.changed(plans)
         inside[:, clocks.rows[self._begin]] = False
         changes = self._sum(inside.astype(np.float64))
-        order = np.where(changes > 0, dearer / np.maximum(changes, 1.0), np.inf).argsort(axis=1, kind="stable")
-        saved = np.empty_like(changes)  # with this run and all before it
+        order = np.where(changes > 0, extra_j / np.maximum(changes, 1.0), np.inf).argsort(axis=1, kind="stable")
+        saved = np.empty_like(changes)  # by this run and all before it
         np.put_along_axis(saved, order, np.take_along_axis(changes, order, axis=1).cumsum(axis=1), axis=1)
         for share in shares.tolist():
             least = saved - changes < share * changes.sum(axis=1, keepdims=True)
-            taken = (least & (changes > 0) & np.isfinite(dearer))[:, self._run_of]
+            taken = (least & (changes > 0) & np.isfinite(extra_j))[:, self._run_of]
             merged = plans.copy()
             merged[:, clocks.rows] = np.where(taken, best[:, self._run_of], plans[:, clocks.rows])
             yield merged
 
 
-def _cuts(kind: npt.NDArray[np.integer], parts: int, alone: int) -> list[int]:
-    """Where the runs of a stage begin; see `CUTS`."""
+def _cuts(kind: npt.NDArray[np.integer], parts: int, single: int) -> list[int]:
+    """Return where the runs of a stage begin; see `CUTS`."""
     n = len(kind)
     if n == 0:
         return []
     lead = int((kind != kind[0]).argmax()) or n
     tail = max(n - (int((kind[::-1] != kind[-1]).argmax()) or n), lead)
-    if tail - lead <= 2 * alone:
-        alone = 0
+    if tail - lead <= 2 * single:
+        single = 0
     ends = [np.linspace(a, b, parts, endpoint=False).astype(int) for a, b in ((0, lead), (tail, n)) if a < b]
-    single = [np.arange(lead, lead + alone + 1) % n, np.arange(tail - alone, tail)]
-    begins: list[int] = np.unique(np.concatenate(ends + single)).tolist()
+    single_begins = [np.arange(lead, lead + single + 1) % n, np.arange(tail - single, tail)]
+    begins: list[int] = np.unique(np.concatenate(ends + single_begins)).tolist()
     return begins

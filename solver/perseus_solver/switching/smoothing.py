@@ -1,18 +1,17 @@
-"""The cheapest clock sequences when a change of clock has a price: Viterbi over all stages and plans at once.
+"""The cheapest sequences of clocks when a clock change has a price: Viterbi, over all stages and plans at once.
 
-Only speeds instructions up, so precedence needs no look: what a plan left idle, a smoothed plan leaves idle as well.
-Called by ``switches``, as the last step; knows nothing of schedules.
+It only makes instructions faster, so precedence cannot be violated: the idle time of a plan only grows.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from perseus_solver.kinds import Floats
-from perseus_solver.switching.runs import Clocks, Index
+from perseus_solver.kinds import Floats, Index
+from perseus_solver.switching.runs import Clocks
 
 _CELLS = 100_000_000
-"""Positions × stages × clocks × plans walked at once, a byte each."""
+"""Positions × stages × clocks × plans in memory at once, a byte each."""
 
 
 class Smoother:
@@ -21,29 +20,33 @@ class Smoother:
     def __init__(self, clocks: Clocks, plans: Index) -> None:
         self._clocks, self._plans = clocks, plans
         # Only instructions that set a clock take part; stages are padded to the longest.
-        self._seat = np.full((max(map(len, clocks.rows_of_stage)), len(clocks.rows_of_stage)), -1, dtype=np.intp)
+        self._row_at = np.full((max(map(len, clocks.rows_of_stage)), len(clocks.rows_of_stage)), -1, dtype=np.intp)
         for stage, rows in enumerate(clocks.rows_of_stage):
-            self._seat[: len(rows), stage] = rows
+            self._row_at[: len(rows), stage] = rows
 
     def plan(self, price_j: Floats) -> Index:
-        """The cheapest plans in which no instruction is slower than planned, for a price of a change (one a plan)."""
-        size = max(_CELLS // (self._seat.size * len(self._clocks.mhz)), 1)
+        """Return the cheapest plans in which no instruction is slower than planned.
+
+        ``price_j`` is the price of a change, one for each plan.
+        """
+        size = max(_CELLS // (self._row_at.size * len(self._clocks.mhz)), 1)
         parts = [slice(begin, begin + size) for begin in range(0, len(self._plans), size)]
         return np.concatenate([self._plan(self._plans[part], price_j[part]) for part in parts])
 
     def _plan(self, plans: Index, price_j: Floats) -> Index:
-        # The ring is cut at the first instruction. Where an open sequence ends is where the closed one should begin.
+        # An iteration follows the other, so the sequence is closed. It is cut at the first instruction: the clock at
+        # which the open sequence ends is the one at which the closed sequence begins.
         open_end = self._walk(plans, price_j, None)[0]
         _, chosen = self._walk(plans, price_j, open_end)
         smooth = plans.copy()
-        at = self._seat >= 0
-        smooth[:, self._seat[at]] = chosen[at].T
+        at = self._row_at >= 0
+        smooth[:, self._row_at[at]] = chosen[at].T
         return smooth
 
     def _walk(self, plans: Index, price_j: Floats, before: Index | None) -> tuple[Index, Index]:
-        """(last clock [points, stages], clock [position, stages, points])."""
+        """Return the last clock [points, stages], and all clocks [position, stages, points]."""
         clocks = self._clocks
-        positions, stages = self._seat.shape
+        positions, stages = self._row_at.shape
         points, width = len(plans), len(clocks.mhz)
         price = price_j[:, None, None]
         stays = np.empty((positions, points, stages, width), dtype=np.bool_)
@@ -51,7 +54,7 @@ class Smoother:
         value = np.zeros((points, stages, width))
         if before is not None:
             value += np.where(np.arange(width) == before[:, :, None], 0.0, price)
-        for i, rows in enumerate(self._seat):
+        for i, rows in enumerate(self._row_at):
             source[i] = value.argmin(axis=2)
             other = np.take_along_axis(value, source[i][:, :, None], axis=2) + price
             stays[i] = value <= other

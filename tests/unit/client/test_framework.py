@@ -16,7 +16,7 @@ import perseus_client
 from perseus_client import framework, torch_pipelining
 from perseus_client.framework import Attachment, Cell, Place, Unsupported
 from perseus_client.session import Session
-from perseus_solver.schedules import build_schedule, read_order
+from perseus_solver.schedules import build_schedule, read_schedule
 
 Call = tuple[str, Any]
 
@@ -71,7 +71,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recorder, tuple[Any,
 def test_one_f_one_b_is_the_solvers(stages: int, microbatches: int) -> None:
     rows = [framework.one_f_one_b_row(stage, stages, microbatches) for stage in range(stages)]
     exported, built = (
-        read_order(framework.csv_of(rows)),
+        read_schedule(framework.csv_of(rows)),
         build_schedule("1f1b", stages=stages, microbatches=microbatches),
     )
     for stage in range(stages):

@@ -22,7 +22,7 @@ from perseus_operator.planning.planner import Solve, inputs_digest
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_proto.rank import RankId
 from perseus_solver.kinds import Kind
-from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_order
+from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_schedule
 
 KINDS = {kind.label: int(kind) for kind in Kind}
 
@@ -45,7 +45,7 @@ def test_what_processes_report_is_the_schedule_they_were_given(name: str, stages
     chunks = 2 if name == "interleaved-1f1b" else None
     schedule = build_schedule(name, stages=stages, microbatches=2 * stages, chunks=chunks)
     order = assemble_schedule([told(schedule, stage) for stage in range(stages)])
-    assert order == write_order(schedule)
+    assert order == write_schedule(schedule)
     again = read_order(order)
     assert [again.of_stage(stage) for stage in range(stages)] == [schedule.of_stage(s) for s in range(stages)]
     assert again.position.tolist() == schedule.position.tolist()
@@ -62,7 +62,7 @@ def test_stages_that_do_not_fit_together_are_one_clear_error() -> None:
 
 
 def test_a_schedule_of_another_shape_is_refused_by_field() -> None:
-    order = write_order(build_schedule("1f1b", stages=2, microbatches=3))
+    order = write_schedule(build_schedule("1f1b", stages=2, microbatches=3))
     check_schedule(order, pipeline())
     check_schedule(order, pipeline(microbatches=3))
     with pytest.raises(
@@ -71,7 +71,7 @@ def test_a_schedule_of_another_shape_is_refused_by_field() -> None:
         check_schedule(order, pipeline(microbatches=4))
     with pytest.raises(InvalidSchedule, match=r"^spec\.pipeline\.stages: is 3, but the schedule has 2 stages\.$"):
         check_schedule(order, pipeline(stages=3))
-    for damaged, why in (("", "order is empty"), ("0F0,0X0\n1F0\n", "row 1"), ("0F0\n1F0\n", "backward")):
+    for damaged, why in (("", "schedule CSV is empty"), ("0F0,0X0\n1F0\n", "row 1"), ("0F0\n1F0\n", "backward")):
         with pytest.raises(InvalidSchedule, match=f"^spec.pipeline: .*{why}") as refused:
             check_schedule(damaged, pipeline())
         assert refused.value.reason == Reason.SCHEDULE_INVALID
@@ -108,7 +108,7 @@ def test_processes_must_agree_and_all_must_have_reported(make_job: Any) -> None:
     assert collect_schedule(job.state, {}) is None
     assert collect_schedule(job.state, {place: said[place] for place in list(said)[:3]}) is None
     assert collect_schedule(job.state, {**said, RankId(1, 1, 0): ()}) is None
-    assert collect_schedule(job.state, said) == write_order(schedule)
+    assert collect_schedule(job.state, said) == write_schedule(schedule)
     other = told(build_schedule("gpipe", stages=2, microbatches=4), 1)
     with pytest.raises(InvalidSchedule, match="dp 1, stage 1, tp 0 differs from dp 0, stage 1, tp 0"):
         collect_schedule(job.state, {**said, RankId(1, 1, 0): other})
@@ -136,6 +136,6 @@ def test_nothing_is_solved_before_the_schedule_is_known_and_another_schedule_is_
 
 def test_a_request_with_a_custom_schedule_is_solved_by_it() -> None:
     schedule = build_schedule("zb-h1", stages=2, microbatches=3)
-    request = SolveRequest("", "custom", 2, 0, None, 1, 4, schedule_csv=write_order(schedule))
+    request = SolveRequest("", "custom", 2, 0, None, 1, 4, schedule_csv=write_schedule(schedule))
     again = schedule_of(request)
     assert [again.of_stage(stage) for stage in range(2)] == [schedule.of_stage(stage) for stage in range(2)]

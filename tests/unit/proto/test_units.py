@@ -16,6 +16,10 @@ def test_time_survives_the_wire_to_half_a_microsecond(time_s: float) -> None:
     assert units.s_from_us(units.us_from_s(time_s)) == pytest.approx(time_s, abs=0.51e-6, rel=1e-12)
 
 
+def test_milliseconds_for_messages_are_not_rounded() -> None:
+    assert units.fractional_ms_from_s(0.0125) == 12.5
+
+
 @given(st.floats(min_value=0, max_value=1e9))
 def test_energy_survives_the_wire_to_half_a_millijoule(energy_j: float) -> None:
     assert units.j_from_mj(units.mj_from_j(energy_j)) == pytest.approx(energy_j, abs=0.51e-3, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Calibration on made-up runs whose truth is known: what it finds, what it refuses, and what a problem does with it."""
+"""Calibration of synthetic runs with known delays: what it finds, what it refuses, and how a problem uses it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from perseus_solver.schedules import build_schedule
 
 
 @pytest.fixture(scope="module")
-def learnt() -> Calibration:
+def calibrated() -> Calibration:
     return calibrate(run())
 
 
-def test_exact_runs_are_predicted_exactly_and_the_truth_lies_in_the_intervals(learnt: Calibration) -> None:
-    assert learnt.explains
-    assert learnt.quality.plans_fitted == 19  # of 60, rounded down from 19.8
-    assert learnt.quality.heldout_mape_percent is not None
-    assert learnt.quality.heldout_mape_percent < 0.02
-    assert learnt.quality.replay_mape_percent > 5
-    assert learnt.parameters is not None
+def test_exact_runs_are_predicted_exactly_and_the_truth_lies_in_the_intervals(calibrated: Calibration) -> None:
+    assert calibrated.explains
+    assert calibrated.quality.plans_fitted == 19  # of 60, rounded down from 19.8
+    assert calibrated.quality.heldout_mape_percent is not None
+    assert calibrated.quality.heldout_mape_percent < 0.02
+    assert calibrated.quality.replay_mape_percent > 5
+    assert calibrated.parameters is not None
     widened = 5e-4  # the run is noiseless, so intervals are as narrow as the search stops
-    found = learnt.parameters
+    found = calibrated.parameters
     for estimate, true_s in (
         (found.overhead, OVERHEAD_S),
         *((edge.estimate, MESSAGE_S[edge.from_stage, edge.to_stage]) for edge in found.edges),
@@ -55,10 +55,10 @@ def test_exact_runs_are_predicted_exactly_and_the_truth_lies_in_the_intervals(le
         assert estimate.low_s - widened <= true_s <= estimate.high_s + widened
 
 
-def test_unseen_plans_of_another_kind_are_predicted(learnt: Calibration) -> None:
+def test_unseen_plans_of_another_kind_are_predicted(calibrated: Calibration) -> None:
     plan, duration_s = durations(5, 1, 0.0, seed=99)
     unseen = Trace(SCHEDULE, plan, duration_s, truth_s(duration_s))
-    assert predict_s(learnt, unseen) == pytest.approx(unseen.iteration_time_s, rel=1e-3)
+    assert predict_s(calibrated, unseen) == pytest.approx(unseen.iteration_time_s, rel=1e-3)
 
 
 def test_outliers_do_not_move_the_fit() -> None:
@@ -85,7 +85,7 @@ def test_noise_is_measured() -> None:
     assert quiet.allowance < loud.allowance < 0.1
 
 
-def test_plans_that_ran_once_tell_no_noise() -> None:
+def test_plans_that_ran_once_show_no_noise() -> None:
     found = calibrate(run(each=1))
     assert found.noise == ()
     assert found.stage_noise is None
@@ -146,7 +146,7 @@ def test_one_stage_has_no_messages() -> None:
         (9, 3, float("nan"), "train_fraction"),
     ],
 )
-def test_too_little_to_learn_from_is_refused(plans: int, each: int, fraction: float, rule: str) -> None:
+def test_too_few_plans_or_iterations_are_refused(plans: int, each: int, fraction: float, rule: str) -> None:
     with pytest.raises(InvalidTrace, match=rule):
         calibrate(run(plans, each), train_fraction=fraction)
 
@@ -162,10 +162,10 @@ def test_all_iterations_may_be_fitted_when_nothing_is_to_be_proved() -> None:
 # ---------------------------------------------------------------------------------------------- what a problem does
 
 
-def test_a_problem_has_real_times_and_counts_the_overhead_once(learnt: Calibration) -> None:
+def test_a_problem_has_real_times_and_counts_the_overhead_once(calibrated: Calibration) -> None:
     profile = read_profile(PROFILE)
     bare = Simulator(build_problem(profile, SCHEDULE, blocking_power_w=50))
-    real = Simulator(build_problem(profile, SCHEDULE, blocking_power_w=50, calibration=learnt))
+    real = Simulator(build_problem(profile, SCHEDULE, blocking_power_w=50, calibration=calibrated))
     random = np.random.default_rng(2)
     choice = random.integers(0, 3, size=(6, SCHEDULE.instructions))
     duration_s = bare.duration_s(choice)
@@ -176,8 +176,8 @@ def test_a_problem_has_real_times_and_counts_the_overhead_once(learnt: Calibrati
     assert more_j == pytest.approx(50 * STAGES * more_s)
 
 
-def test_the_frontier_is_in_real_time(learnt: Calibration) -> None:
-    problem = build_problem(read_profile(PROFILE), SCHEDULE, blocking_power_w=50, calibration=learnt)
+def test_the_frontier_is_in_real_time(calibrated: Calibration) -> None:
+    problem = build_problem(read_profile(PROFILE), SCHEDULE, blocking_power_w=50, calibration=calibrated)
     frontier = solve_frontier(problem, points=8)
     simulator = Simulator(problem)
     for point in frontier:
@@ -185,29 +185,29 @@ def test_the_frontier_is_in_real_time(learnt: Calibration) -> None:
         assert point.iteration_time_s == pytest.approx(float(truth_s(simulator.duration_s(choice)[None])[0]), rel=2e-3)
 
 
-def test_a_calibration_is_for_its_own_pipeline(learnt: Calibration) -> None:
+def test_a_calibration_is_for_its_own_pipeline(calibrated: Calibration) -> None:
     profile = read_profile(PROFILE)
     longer = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES + 1)
-    with pytest.raises(InvalidCalibration, match="made with microbatches 8, the problem has microbatches 9"):
-        build_problem(profile, longer, blocking_power_w=50, calibration=learnt)
+    with pytest.raises(InvalidCalibration, match="of microbatches 8, but the problem has microbatches 9"):
+        build_problem(profile, longer, blocking_power_w=50, calibration=calibrated)
     other = build_schedule("gpipe", stages=STAGES, microbatches=MICROBATCHES)
     with pytest.raises(InvalidCalibration, match="schedule 1f1b"):
-        build_problem(profile, other, blocking_power_w=50, calibration=learnt)
+        build_problem(profile, other, blocking_power_w=50, calibration=calibrated)
     with pytest.raises(InvalidProblem, match="must not be given with a calibration"):
-        build_problem(profile, SCHEDULE, blocking_power_w=50, overhead_s=0.1, calibration=learnt)
+        build_problem(profile, SCHEDULE, blocking_power_w=50, overhead_s=0.1, calibration=calibrated)
 
 
 # ----------------------------------------------------------------------------------------------------------- the JSON
 
 
-def test_json_has_the_main_figures_and_survives_the_way(learnt: Calibration) -> None:
-    text = learnt.to_json()
+def test_json_has_the_main_figures_and_is_read_back(calibrated: Calibration) -> None:
+    text = calibrated.to_json()
     document = json.loads(text)
     assert {"overhead_s", "edge_delay_s", "heldout_mape_percent", "heldout_max_percent", "verdict"} <= set(document)
     assert document["verdict"] == "explains"
     assert len(document["edge_delay_s"]) == 2 * (STAGES - 1)
-    assert Calibration.from_json(text) == learnt
-    assert Calibration.from_json(text.encode()) == learnt
+    assert Calibration.from_json(text) == calibrated
+    assert Calibration.from_json(text.encode()) == calibrated
 
 
 def _delete(key: str) -> Callable[[dict[str, Any]], None]:
@@ -251,15 +251,15 @@ def _set(*path: str | int, value: object) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_damaged_json_is_refused_by_name(
-    learnt: Calibration, damage: Callable[[dict[str, Any]], None], rule: str
+    calibrated: Calibration, damage: Callable[[dict[str, Any]], None], rule: str
 ) -> None:
-    document = json.loads(learnt.to_json())
+    document = json.loads(calibrated.to_json())
     damage(document)
     with pytest.raises(InvalidCalibration, match=rule):
         Calibration.from_json(json.dumps(document))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "NaN", "[" * 100_000, '{"version": NaN}', "{" * 5])
-def test_what_is_no_calibration_is_refused(text: str) -> None:
+def test_text_that_is_no_calibration_is_refused(text: str) -> None:
     with pytest.raises(InvalidCalibration):
         Calibration.from_json(text)

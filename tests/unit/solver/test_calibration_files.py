@@ -1,4 +1,4 @@
-"""What a calibration is learnt from: files, arrays, telemetry of a job, the command line."""
+"""The sources of a calibration: files, arrays, telemetry of a job, and the command line."""
 
 from __future__ import annotations
 
@@ -72,9 +72,15 @@ def test_files_are_read_back(files: tuple[list[str], list[str]], tmp_path: Path)
         (0, 5, None, "inf", "line 6, column duration_s"),
         (0, 5, None, "fast", "line 6, column duration_s"),
         (0, 5, "0,0,0", "0,77,0", "line 6: plan 0, iteration 77 has no row in iterations"),
-        (0, 2, ",forward,1,", ",forward,0,", "line 3: the same place of the same iteration is measured twice"),
+        (
+            0,
+            2,
+            ",forward,1,",
+            ",forward,0,",
+            "line 3: the same stage or instruction",
+        ),
         (0, 2, None, "", "column duration_s"),
-        (1, 3, "0,0,2", "0,0,1", "iterations, line 4: the same place"),
+        (1, 3, "0,0,2", "0,0,1", "iterations, line 4: the same stage"),
         (1, 3, "0,0,2", "0,0,9", "iterations, line 4: stage is 9, but instructions has 3 stages"),
         (1, 3, "0,0,2", "0,50,2", "iterations: plan 0, iteration 0 has no row for stage 2"),
         (0, 3, "forward,2,", "weight_gradient,2,", "schedule 1f1b has no weight_gradient of microbatch 2"),
@@ -158,7 +164,7 @@ def test_a_recorder_is_bounded_and_cuts_blocks_where_the_plan_changes() -> None:
 
 
 @pytest.mark.parametrize("damage", ["short", "stage", "zero", "time"])
-def test_a_recorder_refuses_what_is_not_of_its_schedule(damage: str) -> None:
+def test_a_recorder_refuses_durations_of_another_schedule(damage: str) -> None:
     recorder = Recorder(SCHEDULE)
     _, duration_s = durations(1, 1, 0.0)
     stages, time_s = stages_of(duration_s[0]), 2.0

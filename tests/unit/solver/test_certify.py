@@ -1,4 +1,4 @@
-"""The proof checker: it accepts what follows and nothing else."""
+"""The proof checker accepts what follows and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def solved(problem: Problem) -> tuple[Frontier, tuple[Certificate, ...]]:
     return solve_certified(problem, 20)
 
 
-def test_what_the_engine_returns_is_proven(problem: Problem, solved: tuple[Frontier, tuple[Certificate, ...]]) -> None:
+def test_the_solver_proves_its_frontier(problem: Problem, solved: tuple[Frontier, tuple[Certificate, ...]]) -> None:
     check_frontier(problem, *solved)
 
 
@@ -75,7 +75,7 @@ def test_flow_along_one_path_proves_that_path(problem: Problem) -> None:
         (lambda edge, through: (edge, through * 2.0), "conservation"),
     ],
 )
-def test_what_is_not_a_flow_is_refused(
+def test_an_invalid_flow_is_refused(
     problem: Problem, solved: tuple[Frontier, tuple[Certificate, ...]], spoil: object, message: str
 ) -> None:
     flow = next(c for c in solved[1] if c.through_w.max() > 1)
@@ -94,7 +94,7 @@ def test_what_is_not_a_flow_is_refused(
         (lambda f: replace(f, time_s=f.time_s * 0.999), "takes .* s, not"),
         (
             lambda f: replace(f, **{k: getattr(f, k)[::-1] for k in _COLUMNS}),
-            "must rise in time",
+            "time must rise",
         ),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_claim_that_does_not_follow_is_refused(
 _COLUMNS = ("time_s", "energy_j", "energy_lower_bound_j", "frequencies_mhz")
 
 
-def test_overhead_is_waiting_for_every_stage(problem: Problem) -> None:
+def test_every_stage_waits_in_the_overhead(problem: Problem) -> None:
     nothing = [prove(problem, Certificate(np.zeros(len(problem.edge_from)), np.zeros(problem.instructions)))]
     later = replace(problem, overhead_s=2.0)
     assert iteration_bound(later, nothing, np.array([30.0])) == iteration_bound(problem, nothing, np.array([30.0]))

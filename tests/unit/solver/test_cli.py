@@ -1,4 +1,4 @@
-"""The command line as people and scripts meet it: formats, messages, exit codes, and nothing half-written."""
+"""The command line: formats, messages, exit codes, and no partly written files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perseus_solver.cli import main
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import build_schedule, write_order
+from perseus_solver.schedules import build_schedule, write_schedule
 
 # Three stages, the middle one heaviest; clocks with diminishing returns.
 PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
@@ -125,7 +125,7 @@ def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path:
             assert [(i["instruction"], i["microbatch"], i["chunk"]) for i in row] == schedule.of_stage(stage)
 
 
-def test_plan_meets_its_deadline_in_each_way_of_giving_it(
+def test_plan_meets_its_deadline_however_it_is_given(
     perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     problem = build_problem(
@@ -157,16 +157,18 @@ def test_standard_output_carries_the_json_alone(perseus: Callable[..., tuple[int
     assert "against all clocks at maximum" in err
 
 
-def test_an_exported_order_gives_the_same_plan(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    order = tmp_path / "order.csv"
-    order.write_text(write_order(build_schedule("1f1b", stages=3, microbatches=6)))
+def test_an_exported_schedule_gives_the_same_plan(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    csv_file = tmp_path / "order.csv"
+    csv_file.write_text(write_schedule(build_schedule("1f1b", stages=3, microbatches=6)))
     _, named, _ = perseus("plan", "--output", "-")
-    code, exported, _ = perseus("plan", "--order", str(order), "--output", "-", pipeline=False)
+    code, exported, _ = perseus("plan", "--order", str(csv_file), "--output", "-", pipeline=False)
     assert code == 0
     assert json.loads(exported) == json.loads(named)
 
 
-def test_deadline_below_t_min_says_what_t_min_is(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_deadline_below_t_min_is_refused_with_t_min(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     file = tmp_path / "plan.json"
     code, out, err = perseus("plan", "--deadline-s", "0.1", "--output", str(file))
     assert code == 2
@@ -181,7 +183,7 @@ def test_deadline_below_t_min_says_what_t_min_is(perseus: Callable[..., tuple[in
     [
         (["--schedule", "2f2b"], "schedule '2f2b' is unknown"),
         (["--stages", "0"], "stages must be at least 1, not 0"),
-        (["--stages", "9"], "profile has 3 stages (0 … 2), fewer than the 9 asked for"),
+        (["--stages", "9"], "profile has 3 stages (0 … 2), but 9 are needed"),
         (["--stages", "many"], "argument --stages: invalid int value: 'many'"),
         (["--microbatches", "-1"], "microbatches must be at least 1, not -1"),
         (["--chunks", "2"], "chunks must be 1 for 1f1b, not 2"),
@@ -194,7 +196,7 @@ def test_deadline_below_t_min_says_what_t_min_is(perseus: Callable[..., tuple[in
         (["--repair"], "--repair needs --samples"),
         (
             ["--order", "o.csv"],
-            "--order already says what --schedule, --stages, --microbatches would say; leave them out",
+            "--order already gives what --schedule, --stages, --microbatches would give; leave them out",
         ),
         (["--profile", "absent.csv"], "profile absent.csv cannot be read: No such file or directory"),
         (["--output", "absent/plan.json"], "--output absent/plan.json cannot be written: No such file or directory"),
@@ -275,7 +277,7 @@ def test_links_permissions_and_devices_are_respected(
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
-def test_samples_are_read_only_when_asked_for(perseus: Callable[..., tuple[int, str, str]], profile: Path) -> None:
+def test_repeated_rows_need_samples(perseus: Callable[..., tuple[int, str, str]], profile: Path) -> None:
     lines = PROFILE.splitlines()
     profile.write_text("\n".join(lines + lines[1:]) + "\n")
     code, _, err = perseus("plan", "--output", "-")
@@ -287,7 +289,7 @@ def test_samples_are_read_only_when_asked_for(perseus: Callable[..., tuple[int, 
     assert "note: stage 0, forward: time raised by" in err
 
 
-def test_more_stages_than_asked_for_are_mentioned(perseus: Callable[..., tuple[int, str, str]]) -> None:
+def test_unused_stages_are_noted(perseus: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = perseus("plan", "--output", "-", "--stages", "2")
     assert code == 0
     assert "note: the profile has 3 stages; the first 2 are used" in err
@@ -328,12 +330,12 @@ def test_plans_with_few_clock_changes(perseus: Callable[..., tuple[int, str, str
         written: dict[str, Any] = json.loads(target.read_text())
         return written
 
-    usual, calm = plan(), plan("--max-switch-loss", "2%")
-    assert calm["clock_changes"] < usual["clock_changes"]
-    assert calm["energy_j"] <= usual["energy_j"] * 1.02
-    assert resimulate(calm) == pytest.approx((calm["iteration_time_s"], calm["energy_j"]))
+    usual, few = plan(), plan("--max-switch-loss", "2%")
+    assert few["clock_changes"] < usual["clock_changes"]
+    assert few["energy_j"] <= usual["energy_j"] * 1.02
+    assert resimulate(few) == pytest.approx((few["iteration_time_s"], few["energy_j"]))
     slow = plan("--switch-latency-s", "0.02", "--switch-cost-j", "0.1")
-    assert slow["clock_changes"] <= calm["clock_changes"]
+    assert slow["clock_changes"] <= few["clock_changes"]
 
 
 def test_frontiers_with_few_clock_changes(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -346,7 +348,7 @@ def test_frontiers_with_few_clock_changes(perseus: Callable[..., tuple[int, str,
     assert np.mean(changes("--max-switch-loss", "2%")) < 0.8 * np.mean(changes())
 
 
-def test_an_unkeepable_deadline_is_said(
+def test_a_deadline_that_switching_makes_impossible_is_noted(
     perseus: Callable[..., tuple[int, str, str]], profile: Path, tmp_path: Path
 ) -> None:
     # Forward is fastest at one clock, backward at another: without changes, the usual plan's time is out of reach.
@@ -359,7 +361,7 @@ def test_an_unkeepable_deadline_is_said(
     words = ("plan", "--output", str(target), "--deadline-s", str(fastest_s * 1.0001), "--switch-latency-s")
     code, _, errors = perseus(*words, "0.3")
     assert code == 0
-    assert "no plan found keeps" in errors
+    assert "no plan found meets" in errors
     assert json.loads(target.read_text())["iteration_time_s"] > fastest_s * 1.0001
     code, _, errors = perseus(*words, "-1")
     assert code == 2

@@ -1,4 +1,4 @@
-"""The rivals: each is what its description says, and ours is never worse on its own ground."""
+"""The other methods do what their descriptions say, and this solver is never worse at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perseus_solver.comparison import baselines, lowtime_peer
-from perseus_solver.comparison.compare import as_json, as_table, compare, single_clocks
+from perseus_solver.comparison.table import as_json, as_table, compare, single_clocks
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
@@ -29,7 +29,7 @@ def pipeline(schedule: str = "1f1b", heaviest: int = 2) -> Problem:
     return build_problem(profile, build_schedule(schedule, stages=3, microbatches=5), blocking_power_w=60)
 
 
-def test_ours_is_never_worse_at_the_same_time() -> None:
+def test_the_solver_is_never_worse_at_the_same_time() -> None:
     rows = compare(pipeline())
     assert [row.name for row in rows] == ["all-maximum", "best single frequency", "EnvPipe's heuristic", "lowtime"]
     for row in rows[:3]:
@@ -41,7 +41,7 @@ def test_ours_is_never_worse_at_the_same_time() -> None:
     assert "--lowtime" in rows[3].note or "not installed" in rows[3].note
 
 
-def test_best_single_clock_is_the_thriftiest_within_the_deadline() -> None:
+def test_best_single_clock_takes_least_energy_within_the_deadline() -> None:
     problem = pipeline()
     simulator = Simulator(problem)
     base = simulator.run(baselines.all_maximum(problem))
@@ -55,7 +55,7 @@ def test_best_single_clock_is_the_thriftiest_within_the_deadline() -> None:
         baselines.best_single_clock(simulator, 0.001)
 
 
-def test_envpipe_keeps_time_where_the_last_stage_is_heaviest_and_saves() -> None:
+def test_envpipe_saves_without_slowdown_where_the_last_stage_is_heaviest() -> None:
     problem = pipeline(heaviest=2)
     simulator = Simulator(problem)
     base, plan = simulator.run(baselines.all_maximum(problem)), baselines.envpipe(simulator)
@@ -66,7 +66,7 @@ def test_envpipe_keeps_time_where_the_last_stage_is_heaviest_and_saves() -> None
     assert (plan[schedule.stage == 2] == 0).all()  # the envelope stays at the highest clock
 
 
-def test_envpipe_ends_and_pays_for_its_assumption_where_another_stage_is_heaviest() -> None:
+def test_envpipe_ends_where_another_stage_is_heaviest() -> None:
     """It still runs the light last stage at full speed, and raises the path through stage 0 to the highest clocks."""
     problem = pipeline(heaviest=0)
     simulator = Simulator(problem)
@@ -75,7 +75,7 @@ def test_envpipe_ends_and_pays_for_its_assumption_where_another_stage_is_heavies
     assert (plan[problem.schedule.stage == 2] == 0).all()
 
 
-def test_rivals_that_do_not_apply_say_so() -> None:
+def test_methods_that_do_not_apply_say_so() -> None:
     rows = compare(pipeline("zb-h1"))
     assert rows[2].iteration_time_s is None
     assert rows[2].note == "EnvPipe is defined for plain forwards and backwards, not for zb-h1"
@@ -89,7 +89,7 @@ def test_rivals_that_do_not_apply_say_so() -> None:
     }
 
 
-def test_table_has_a_line_for_each_rival() -> None:
+def test_table_has_a_line_for_each_method() -> None:
     lines = as_table(compare(pipeline())).splitlines()
     assert len(lines) == 2 + 4
     assert lines[2].startswith("all-maximum")
@@ -123,7 +123,7 @@ def test_lowtime_plans_are_choices_from_slow_to_fast() -> None:
 
 
 @pytest.mark.skipif(not lowtime_peer.installed(), reason="lowtime is not installed (extra 'bench')")
-def test_lowtime_refuses_what_it_does_not_know() -> None:
+def test_lowtime_refuses_what_it_does_not_support() -> None:
     problem = pipeline()
     delayed = build_problem(
         read_profile(
@@ -133,7 +133,7 @@ def test_lowtime_refuses_what_it_does_not_know() -> None:
         blocking_power_w=0,
         delay_s=0.1,
     )
-    with pytest.raises(lowtime_peer.PeerFailed, match="knows no delays"):
+    with pytest.raises(lowtime_peer.PeerFailed, match="supports no delays"):
         next(lowtime_peer.lowtime_plans(delayed, unit_time_s=0.01))
     with pytest.raises(lowtime_peer.PeerFailed, match="lowtime cannot fit forward of stage 0"):
         next(lowtime_peer.lowtime_plans(problem, unit_time_s=10.0))

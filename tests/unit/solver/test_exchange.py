@@ -1,4 +1,6 @@
-"""Exchanges on a chain: the optimum of a knapsack is found where small changes do not lead, and no path is mistaken."""
+"""Exchanges on a chain: the optimum of a knapsack is found where small changes do not lead to it, and the path is
+right.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def chain() -> tuple[Engine, Rounder, np.ndarray, np.ndarray]:
     return engine, Rounder(engine.tables, engine.graph, engine.table_of), time_s, energy_j
 
 
-def test_of_a_chain_the_best_of_all_mixtures_is_proposed_and_all_that_is_proposed_fits() -> None:
+def test_the_best_mixture_of_a_chain_is_proposed_and_all_proposals_fit() -> None:
     engine, rounder, time_s, energy_j = chain()
     fastest = np.zeros(engine.graph.n, dtype=np.intp)
     for deadline_s in np.linspace(time_s.min(), time_s.max(), 42)[1:-1].tolist():
@@ -61,8 +63,8 @@ def test_of_a_chain_the_best_of_all_mixtures_is_proposed_and_all_that_is_propose
         assert rounder.energy_j(found).min() >= least_j * (1 - 1e-12)
 
 
-def test_of_a_chain_every_mixture_that_no_other_beats_is_found_at_its_own_time() -> None:
-    """Which it fills to the last bit."""
+def test_every_undominated_mixture_of_a_chain_is_found_at_its_own_time() -> None:
+    """A deadline that a mixture fills exactly."""
     engine, rounder, time_s, energy_j = chain()
     order = np.lexsort((energy_j, time_s))
     least_j = np.minimum.accumulate(energy_j[order])
@@ -84,61 +86,68 @@ def test_the_longest_path_is_a_path_and_as_long_as_the_plan(delay_s: float) -> N
     edges = set(zip(engine.graph.tail.tolist(), engine.graph.head.tolist(), strict=True))
     for _ in range(20):
         choice = (random.random(engine.graph.n) * size).astype(np.intp)
-        duration = rounder.ticks(choice[:, None])[:, 0]
-        path, delays = longest_path(engine.graph, duration)
+        duration_ticks = rounder.duration_ticks(choice[:, None])[:, 0]
+        path, delays = longest_path(engine.graph, duration_ticks)
         assert set(zip(path[:-1].tolist(), path[1:].tolist(), strict=True)) <= edges
-        assert duration[path].sum() + delays == rounder.makespan(choice[:, None])[0]
+        assert duration_ticks[path].sum() + delays == rounder.makespan_ticks(choice[:, None])[0]
 
 
-def test_what_is_proposed_changes_the_longest_path_only_and_fits_the_deadline_on_it() -> None:
+def test_proposals_change_only_the_longest_path_and_fit_the_deadline_on_it() -> None:
     problem = problem_of(3, 6)
     engine = Engine(problem)
     rounder = Rounder(engine.tables, engine.graph, engine.table_of)
     choice = np.full(engine.graph.n, 2, dtype=np.intp)
-    path, _ = longest_path(engine.graph, rounder.ticks(choice[:, None])[:, 0])
-    deadline = float(rounder.makespan(choice[:, None])[0]) * 1.013
-    found = exchanged(rounder, choice, deadline)
+    path, _ = longest_path(engine.graph, rounder.duration_ticks(choice[:, None])[:, 0])
+    deadline_ticks = float(rounder.makespan_ticks(choice[:, None])[0]) * 1.013
+    found = exchanged(rounder, choice, deadline_ticks)
     assert found.shape[1] > 0
     away = np.setdiff1d(np.arange(engine.graph.n), path)
     assert (found[away] == choice[away, None]).all()
     exact = engine.tables.time_s[engine.table_of[:, None], found][path].sum(axis=0) / engine.tables.tick_s
-    assert (exact <= deadline * (1 + 1e-12)).all()
+    assert (exact <= deadline_ticks * (1 + 1e-12)).all()
     energy = rounder.energy_j(found)
     assert energy.min() < rounder.energy_j(choice[:, None])[0]
 
 
-def test_a_plan_that_other_paths_hold_as_well_is_left_alone() -> None:
-    """Or so it seems of the fastest plan, which lies far above what is best on its longest path."""
+def test_nothing_is_proposed_where_other_paths_are_critical_too() -> None:
+    """The fastest plan is far above what is best on its longest path, so other paths seem critical too."""
     problem = problem_of(3, 6)
     engine = Engine(problem)
     rounder = Rounder(engine.tables, engine.graph, engine.table_of)
     fastest = np.zeros(engine.graph.n, dtype=np.intp)
-    deadline = float(rounder.makespan(fastest[:, None])[0]) * 1.05
-    steps = [exchanged(rounder, fastest, deadline, within=within).shape[1] for within in (0.0, 1.0, 1e6)]
+    deadline_ticks = float(rounder.makespan_ticks(fastest[:, None])[0]) * 1.05
+    steps = [exchanged(rounder, fastest, deadline_ticks, within=within).shape[1] for within in (0.0, 1.0, 1e6)]
     assert steps[:2] == [0, 0]
     assert steps[2] > 0
 
 
-def test_a_plan_that_comes_late_is_brought_to_its_deadline_where_one_chain_decides() -> None:
-    """All at their thriftiest, so that nothing off the longest path need be faster. Without a word on what a proposal
-    may take, no more is offered than the plan takes, and that buys no time."""
+def test_a_late_plan_meets_its_deadline_where_one_chain_determines_the_time() -> None:
+    """All instructions are at their least energy, so nothing off the longest path need be faster. Without ``most_j`` no
+    proposal takes more energy than the plan, and that cannot shorten it.
+    """
     problem = problem_of(3, 6)
     engine = Engine(problem)
     rounder = Rounder(engine.tables, engine.graph, engine.table_of)
-    thriftiest = engine.tables.size[engine.table_of] - 1
-    deadline = float(np.floor(rounder.makespan(thriftiest[:, None])[0] * 0.985))
-    known = solve_deadline(problem, deadline * engine.tables.tick_s)
+    cheapest_plan = engine.tables.size[engine.table_of] - 1
+    deadline_ticks = float(np.floor(rounder.makespan_ticks(cheapest_plan[:, None])[0] * 0.985))
+    known = solve_deadline(problem, deadline_ticks * engine.tables.tick_s)
     most_j = known.energy_j - problem.blocking_power_w * problem.stages * known.iteration_time_s
-    offered, found = exchanged(rounder, thriftiest, deadline), exchanged(rounder, thriftiest, deadline, most_j=most_j)
-    in_time = rounder.makespan(found) <= deadline + len(thriftiest)  # each duration is rounded up to a tick
+    offered, found = (
+        exchanged(rounder, cheapest_plan, deadline_ticks),
+        exchanged(rounder, cheapest_plan, deadline_ticks, most_j=most_j),
+    )
+    in_time = rounder.makespan_ticks(found) <= deadline_ticks + len(
+        cheapest_plan
+    )  # each duration is rounded up to a tick
     assert rounder.energy_j(found[:, in_time]).min() <= most_j * (1 + 1e-12)
     assert rounder.energy_j(found).min() < rounder.energy_j(offered).min()
 
 
 @pytest.mark.parametrize(("microbatches", "others_mhz"), [(96, 870), (48, 900)])
-def test_a_plan_of_many_alike_is_matched_at_its_own_time(sosp24: Path, microbatches: int, others_mhz: int) -> None:
-    """Near T* the numbers of two sorts of instructions decide, and the last bit of their sum. ``others_mhz``: the last
-    backward of each other stage, all of which are on the longest path, too."""
+def test_a_plan_of_two_clocks_is_matched_at_its_own_time(sosp24: Path, microbatches: int, others_mhz: int) -> None:
+    """Near T* the numbers of two kinds of instructions decide, and the last bit of their sum. ``others_mhz`` is the
+    clock of the last backward of each other stage, all of which are on the longest path, too.
+    """
     measured = read_profile(sosp24 / "stage_profile" / "gpt3-175b_a100-sxm.csv", stages=8)
     schedule = build_schedule("1f1b", stages=8, microbatches=microbatches)
     problem = build_problem(measured, schedule, blocking_power_w=83.64)

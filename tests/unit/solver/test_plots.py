@@ -1,4 +1,4 @@
-"""Pictures show what they should: colours of power, a lane for each stage, common axes, valid PNG."""
+"""Figures show what they should: colours of power, a row for each stage, common axes, valid PNG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from perseus_solver import plots
 from perseus_solver.comparison.baselines import all_maximum
-from perseus_solver.comparison.compare import compare, single_clocks
+from perseus_solver.comparison.table import compare, single_clocks
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
@@ -39,15 +39,15 @@ def problem() -> Problem:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Figures as they were when they became PNG."""
-    kept: list[Figure] = []
+    captured: list[Figure] = []
     original = plots._png
 
-    def keep(figure: Figure) -> bytes:
-        kept.append(figure)
+    def capture(figure: Figure) -> bytes:
+        captured.append(figure)
         return original(figure)
 
-    monkeypatch.setattr(plots, "_png", keep)
-    return kept
+    monkeypatch.setattr(plots, "_png", capture)
+    return captured
 
 
 def test_frontier_shows_plans_bound_baseline_and_the_chosen_plan(problem: Problem, figures: list[Figure]) -> None:
@@ -94,7 +94,7 @@ def test_large_pipelines_are_drawn_without_labels(problem: Problem, figures: lis
     assert len(figures[0].axes[0].get_yticks()) <= 16
 
 
-def test_comparison_shows_every_rival_that_has_a_plan(problem: Problem, figures: list[Figure]) -> None:
+def test_comparison_shows_every_method_that_has_a_plan(problem: Problem, figures: list[Figure]) -> None:
     rows = compare(problem)
     data = plots.compare_png(problem, solve_frontier(problem, points=12), rows, single_clocks(Simulator(problem)))
     assert data.startswith(PNG)

@@ -1,4 +1,4 @@
-"""Joining measurements and order: which rows an instruction takes, and what is refused."""
+"""Joining a profile and a schedule: which rows an instruction takes, and what is refused."""
 
 from __future__ import annotations
 

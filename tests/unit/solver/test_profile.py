@@ -67,7 +67,7 @@ def test_reads_options_by_descending_frequency() -> None:
         (GOOD + "1,forward,nan,1,1\n", "profile line 8, column 'frequency': 'nan' must be a whole number"),
         (GOOD + "-1,forward,1200,1,1\n", "profile line 8, column 'stage': '-1' must be a whole number between 0 and"),
         (GOOD + "1,forward,1200,1\n", "profile line 8: 4 cells, but the header has 5"),
-        (GOOD + '1,"forward,1200,1,1\n', "profile line 8: not CSV"),
+        (GOOD + '1,"forward,1200,1,1\n', "profile line 8: cannot be parsed as CSV"),
         (
             GOOD + "1,forward,1410,1,1\n",
             "profile line 8: duplicate row: stage 1, forward, 1410 MHz is already on line 6",
@@ -80,8 +80,8 @@ def test_reads_options_by_descending_frequency() -> None:
             "profile: stage 2 has 'input_gradient' rows but no 'weight_gradient' rows",
         ),
         (GOOD + "0,constant,1410,1,1\n", "profile line 8, column 'frequency': must be 0 for a constant instruction"),
-        (b"\x1f\x8b\x08\x00\x00\x00", "profile is not a text file: it holds NUL bytes"),
-        (GOOD.encode("utf-16"), "profile is not a text file: it holds NUL bytes"),
+        (b"\x1f\x8b\x08\x00\x00\x00", "profile is not a text file: it has NUL bytes"),
+        (GOOD.encode("utf-16"), "profile is not a text file: it has NUL bytes"),
         (HEADER.encode() + b"0,forw\xe4rd,1,1,1\n", "profile line 2: not UTF-8 text (byte 0xe4)"),
     ],
 )
@@ -116,7 +116,7 @@ def test_reads_what_people_really_write(oddity: str | bytes) -> None:
 
 
 def test_fewer_stages_than_asked_is_refused_and_more_are_left_out_aloud() -> None:
-    with pytest.raises(InvalidProfile, match=r"profile has 2 stages \(0 … 1\), fewer than the 3 asked for"):
+    with pytest.raises(InvalidProfile, match=r"profile has 2 stages \(0 … 1\), but 3 are needed"):
         read_profile(GOOD, stages=3)
     profile = read_profile(GOOD, stages=1)
     assert {stage for stage, _, _ in profile.tables} == {0}
@@ -178,7 +178,8 @@ def test_single_samples_get_no_guard_band_and_a_note() -> None:
     profile = read_profile(GOOD, sampling=Sampling())
     assert profile.tables[0, Kind.FORWARD, 0].time_s.tolist() == [0.05, 0.06]
     assert (
-        "stage 0, forward: no clock has two samples: the spread is unknown and no guard band was added" in profile.notes
+        "stage 0, forward: no clock has two samples, so the spread is unknown and no guard band was added"
+        in profile.notes
     )
 
 

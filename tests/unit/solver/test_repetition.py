@@ -1,4 +1,4 @@
-"""Where a schedule repeats: every stage's own range is found, and few prices are put where they tell most."""
+"""Where a schedule repeats: the range of every stage is found, and a few well chosen prices suffice."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
-from perseus_solver.relaxation.curve import KEEP, MOST_PRICES, Engine
-from perseus_solver.relaxation.periods import find_runs
+from perseus_solver.relaxation.curve import BOUNDARY_BLOCKS, MOST_PRICES, Engine
+from perseus_solver.relaxation.periods import find_repetitions
 from perseus_solver.schedules import build_schedule
 
 
@@ -26,28 +26,29 @@ def repeating(schedule: str, stages: int, microbatches: int) -> Problem:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_whatever_repeats_has_the_choices_and_edges_of_its_kind(schedule: str) -> None:
+def test_repeated_instructions_have_the_options_and_edges_of_their_kind(schedule: str) -> None:
     problem = repeating(schedule, 4, 60)
     offset = problem.stage_offset
     stage = np.repeat(np.arange(4), np.diff(offset))
     place = np.arange(problem.instructions) - offset[stage]
-    for run in find_runs(problem, Engine(problem, repeat=False).graph, 8):
-        inside = (run.begin[stage] <= place) & (place < run.end[stage])
-        block, node = run.locate(problem)
-        assert (problem.option_of == run.option_of[node])[inside].all()
-        edge_class = run.classify(problem, block, node)
-        for ends, pattern in ((problem.edge_from, run.tail), (problem.edge_to, run.head)):
-            for i in np.flatnonzero(inside & (block >= run.low[stage] + 1) & (block < run.high[stage] - 1)).tolist():
+    for repetition in find_repetitions(problem, Engine(problem, repeat=False).graph, 8):
+        inside = (repetition.begin[stage] <= place) & (place < repetition.end[stage])
+        block, node = repetition.locate(problem)
+        assert (problem.option_of == repetition.option_of[node])[inside].all()
+        edge_class = repetition.classify(problem, block, node)
+        for ends, pattern in ((problem.edge_from, repetition.tail), (problem.edge_to, repetition.head)):
+            for i in np.flatnonzero(
+                inside & (block >= repetition.low[stage] + 1) & (block < repetition.high[stage] - 1)
+            ).tolist():
                 assert sorted(edge_class[ends == i].tolist()) == np.flatnonzero(pattern == node[i]).tolist()
 
 
 def test_stages_repeat_beyond_what_all_do_together() -> None:
-    """Only filling and draining the pipeline, a triangle each, and the blocks kept at either end are solved one by
-    one."""
+    """Only filling and draining the pipeline, a triangle each, and the blocks at either end are solved one by one."""
     stages = 12
     engine = Engine(repeating("1f1b", stages, 120))
     assert engine.steady is not None
-    triangles, kept = stages * (stages - 1), 2 * KEEP * 2 * stages
+    triangles, kept = stages * (stages - 1), 2 * BOUNDARY_BLOCKS * 2 * stages
     assert engine.steady.rows <= 1.1 * (triangles + kept)
 
 
@@ -59,12 +60,12 @@ def test_rows_of_one_kind_carry_the_same_flow() -> None:
         assert np.array_equal(sample.through[engine.alike][engine.kind], sample.through[engine.graph.order])
 
 
-def test_few_prices_are_put_where_the_rhythm_bends() -> None:
+def test_few_prices_are_put_where_the_bound_bends() -> None:
     engine = Engine(repeating("1f1b", 4, 80))
     engine.most_prices = MOST_PRICES - 1
     prices = engine.forecast(7)
     assert len(set(prices)) == 7
-    at_s = np.linspace(engine.fastest, engine.slowest, 60) * engine.tables.tick_s
+    at_s = np.linspace(engine.fastest_ticks, engine.slowest_ticks, 60) * engine.tables.tick_s
     waiting_j = engine.problem.blocking_power_w * engine.problem.stages * at_s
 
     def envelope(chosen: list[int]) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""Frontiers as values: lookup, and the trip through bytes, damaged ones included."""
+"""Frontiers as values: lookup, and the bytes in which they are stored, damaged ones included."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from perseus_solver.model.result import Frontier, InvalidFrontier, Status, verdict
+from perseus_solver.model.result import Frontier, InvalidFrontier, Status, status_of
 
 
 def frontier(points: int = 5, n: int = 12) -> Frontier:
@@ -42,7 +42,7 @@ def test_bytes_bring_back_every_field() -> None:
     assert after.blocking_power_w == before.blocking_power_w
 
 
-def test_a_thousand_points_of_like_plans_take_little_room() -> None:
+def test_a_thousand_similar_plans_take_few_bytes() -> None:
     random = np.random.default_rng(1)
     steps = (random.random((200, 1000)) < 0.01).cumsum(axis=0) * 15
     plans = (1410 - steps).astype(np.uint16)
@@ -72,10 +72,10 @@ def test_damage_is_found_wherever_it_is() -> None:
             Frontier.from_bytes(data[:cut])
 
 
-def test_a_point_knows_its_gap_and_the_verdict_never_calls_a_limit_optimal() -> None:
+def test_the_status_follows_from_the_gap() -> None:
     point = frontier()[0]
     assert point.gap == pytest.approx(95.0 / 94.9 - 1.0)
-    assert [verdict(gap) for gap in (0.0, 1e-12, 1e-4, 0.01)] == [
+    assert [status_of(gap) for gap in (0.0, 1e-12, 1e-4, 0.01)] == [
         Status.OPTIMAL,
         Status.OPTIMAL,
         Status.WITHIN_GAP,

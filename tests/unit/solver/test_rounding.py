@@ -1,4 +1,4 @@
-"""Sweeps of the rounding: whatever they are told, deadlines hold, slack is only ever used, choices never get faster."""
+"""Sweeps of the rounding: whatever their input, deadlines hold, slack is only used, and choices never become faster."""
 
 from __future__ import annotations
 
@@ -34,52 +34,52 @@ def rounder(engine: Engine) -> Rounder:
     return Rounder(engine.tables, engine.graph, engine.table_of)
 
 
-def test_reclaim_keeps_the_deadline_and_only_slows(engine: Engine, rounder: Rounder) -> None:
+def test_reclaim_meets_the_deadline_and_only_slows_down(engine: Engine, rounder: Rounder) -> None:
     random = np.random.default_rng(4)
     size = engine.tables.size[engine.table_of][:, None]
     for back in (False, True):
         choice = (random.random((engine.graph.n, 20)) * size).astype(np.intp)
-        deadline = np.floor(rounder.makespan(choice) * (1.0 + 0.3 * random.random(20)))
+        deadline_ticks = np.floor(rounder.makespan_ticks(choice) * (1.0 + 0.3 * random.random(20)))
         price = random.random(choice.shape) * float(engine.tables.hull_price.max())
         before = choice.copy()
-        rounder.reclaim(choice, deadline, rounder.worth(price), back=back)
+        rounder.reclaim(choice, deadline_ticks, rounder.worth(price), backward=back)
         assert (choice >= before).all()
-        assert (rounder.makespan(choice) <= deadline).all()
+        assert (rounder.makespan_ticks(choice) <= deadline_ticks).all()
         assert (choice > before).any()
 
 
-def test_reclaim_of_free_slack_leaves_none_that_anyone_could_use(engine: Engine, rounder: Rounder) -> None:
+def test_reclaim_of_free_slack_leaves_no_usable_slack(engine: Engine, rounder: Rounder) -> None:
     choice = np.zeros((engine.graph.n, 1), dtype=np.intp)
-    deadline = rounder.makespan(choice) * 1.2
-    rounder.reclaim(choice, deadline, rounder.worth(np.zeros(choice.shape)))
+    deadline_ticks = rounder.makespan_ticks(choice) * 1.2
+    rounder.reclaim(choice, deadline_ticks, rounder.worth(np.zeros(choice.shape)))
     for row in range(engine.graph.n):
         slower = choice.copy()
         slower[row] += 1
         if slower[row, 0] < engine.tables.size[engine.table_of[row]]:
-            assert rounder.makespan(slower)[0] > deadline[0]
+            assert rounder.makespan_ticks(slower)[0] > deadline_ticks[0]
 
 
-def test_following_a_timetable_keeps_it(engine: Engine, rounder: Rounder) -> None:
+def test_a_followed_timetable_is_never_exceeded(engine: Engine, rounder: Rounder) -> None:
     random = np.random.default_rng(5)
     size = engine.tables.size[engine.table_of][:, None]
-    duration = rounder.ticks((random.random((engine.graph.n, 10)) * size).astype(np.intp)) * 1.01
-    finish = engine.graph.finish(duration)[:-1]
-    end = finish.max(axis=0)
-    free = rounder.worth(np.zeros(duration.shape))
-    assert (rounder.makespan(rounder.follow(finish, free)) <= end).all()
-    reach = engine.graph.tail_length(duration)[:-1] + duration
-    assert (rounder.makespan(rounder.follow_back(reach, free)) <= end).all()
+    duration_ticks = rounder.duration_ticks((random.random((engine.graph.n, 10)) * size).astype(np.intp)) * 1.01
+    finish_ticks = engine.graph.finish_ticks(duration_ticks)[:-1]
+    end = finish_ticks.max(axis=0)
+    free = rounder.worth(np.zeros(duration_ticks.shape))
+    assert (rounder.makespan_ticks(rounder.follow(finish_ticks, free)) <= end).all()
+    reach = engine.graph.tail_ticks(duration_ticks)[:-1] + duration_ticks
+    assert (rounder.makespan_ticks(rounder.follow_back(reach, free)) <= end).all()
 
 
 def test_rounded_plans_meet_every_deadline_from_the_fastest_on(engine: Engine, rounder: Rounder) -> None:
     samples = sorted(engine.sample([0, 10**6, 10**7, engine.steepest()]), key=lambda sample: -sample.price)
-    duration, makespan = engine.schedules(samples)
-    finish = engine.graph.finish(duration)[:-1]
+    duration_ticks, makespan = engine.timetables(samples)
+    finish_ticks = engine.graph.finish_ticks(duration_ticks)[:-1]
     through = np.stack([s.through for s in samples], axis=1)[engine.graph.order].astype(np.float64)
-    curve = Curve(finish - duration, finish, through, makespan)
-    deadline = np.floor(np.linspace(engine.fastest, engine.slowest * 1.1, 15))
-    choice = round_plans(rounder, curve, deadline, [(0, 0), (1, 1)])
-    assert (rounder.makespan(choice) <= deadline).all()
+    curve = Curve(finish_ticks - duration_ticks, finish_ticks, through, makespan)
+    deadline_ticks = np.floor(np.linspace(engine.fastest_ticks, engine.slowest_ticks * 1.1, 15))
+    choice = round_plans(rounder, curve, deadline_ticks, [(0, 0), (1, 1)])
+    assert (rounder.makespan_ticks(choice) <= deadline_ticks).all()
     energy = rounder.energy_j(choice)
     assert energy[0] <= rounder.energy_j(np.zeros_like(choice))[0]
     assert energy[-1] == pytest.approx(engine.tables.hull_energy_j[engine.table_of, -1].sum())

@@ -1,4 +1,4 @@
-"""Named schedules against their published lengths; bad counts and bad torch orders against their messages."""
+"""Named schedules have their published lengths; bad counts and bad CSVs are refused with clear messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import SCHEDULES, build_schedule, read_order, write_order
+from perseus_solver.schedules import SCHEDULES, build_schedule, read_schedule, write_schedule
 
 UNIT = "stage,instruction,frequency,time,energy\n" + "".join(
     f"{stage},{what},1000,{duration},1\n"
@@ -44,7 +44,7 @@ def test_lengths_are_the_published_ones(stages: int, microbatches: int) -> None:
             assert length("interleaved-1f1b", stages, microbatches, chunks) == pytest.approx(work + 3 * hops / chunks)
 
 
-def test_1f1b_order_is_as_everyone_draws_it() -> None:
+def test_1f1b_is_as_published() -> None:
     schedule = build_schedule("1f1b", stages=3, microbatches=4)
     letters = ["".join(f"{kind[0]}{m}" for kind, m, _ in schedule.of_stage(stage)) for stage in range(3)]
     assert letters == ["f0f1f2b0f3b1b2b3", "f0f1b0f2b1f3b2b3", "f0b0f1b1f2b2f3b3"]
@@ -63,7 +63,7 @@ def test_recomputation_precedes_each_backward_except_on_the_last_stage() -> None
     assert {chunk for _, _, chunk in schedule.of_stage(1)} == {0}
 
 
-def test_constants_stand_before_each_forward_of_the_first_chunk() -> None:
+def test_constants_precede_each_forward_of_the_first_chunk() -> None:
     schedule = build_schedule("1f1b", stages=2, microbatches=2, constants=(0,))
     assert schedule.of_stage(0)[:4] == [("constant", 0, 0), ("forward", 0, 0), ("constant", 1, 0), ("forward", 1, 0)]
     assert all(kind != "constant" for kind, _, _ in schedule.of_stage(1))
@@ -79,7 +79,7 @@ def test_constants_stand_before_each_forward_of_the_first_chunk() -> None:
         ({"stages": 0}, "stages must be at least 1, not 0"),
         ({"microbatches": -3}, "microbatches must be at least 1, not -3"),
         ({"stages": 5000}, "stages must be at most 1,024, not 5,000"),
-        ({"microbatches": 10**9}, "stages × microbatches × chunks is too large"),
+        ({"microbatches": 10**9}, "at most 4,000,000 forwards and backwards are supported"),
         ({"chunks": 0}, "chunks must be at least 1, not 0"),
         ({"chunks": 2}, "chunks must be 1 for 1f1b, not 2"),
         ({"name": "interleaved-1f1b"}, "interleaved-1f1b needs chunks of 2 or more"),
@@ -105,16 +105,16 @@ WITH_COMMUNICATION = (
 )
 
 
-def test_both_forms_of_torch_orders_read_alike() -> None:
-    plain, full = read_order(COMPUTE_ONLY), read_order(WITH_COMMUNICATION.encode())
+def test_both_forms_of_torch_csv_give_the_same_schedule() -> None:
+    plain, full = read_schedule(COMPUTE_ONLY), read_schedule(WITH_COMMUNICATION.encode())
     assert plain.position.tolist() == [[0, 2], [1, 3]]
     assert plain.of_stage(0) == full.of_stage(0)
     assert plain.of_stage(1) == full.of_stage(1)
     assert full.of_stage(1)[2:5] == [("forward", 0, 1), ("backward", 0, 1), ("forward", 1, 1)]
 
 
-def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
-    order = read_order("0F0,2F0,2I0,2W0,0B0\n1F0,1I0,1W0\n")
+def test_split_backwards_and_unequal_chunks_are_read() -> None:
+    order = read_schedule("0F0,2F0,2I0,2W0,0B0\n1F0,1I0,1W0\n")
     assert order.position.tolist() == [[0, 2], [1, -1]]
     assert order.of_stage(1) == [("forward", 0, 0), ("input_gradient", 0, 0), ("weight_gradient", 0, 0)]
 
@@ -122,15 +122,15 @@ def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "order is empty"),
-        (",,\n", "order is empty"),
-        ("0F0,0B0\n,,\n1F0,1B0\n", "order row 2: the rank runs nothing"),
-        ("0F0,zero\n", "order row 1, cell 2: 'zero' is not an action such as 0F0 or 2I1"),
-        ("0F0,0X0\n", "order row 1, cell 2: '0X0' is not an action"),
-        ("0F,0B0\n", "order row 1, cell 1: '0F' is not an action"),
-        ("0F0,(0F1;0F2\n", "order row 1, cell 2: '(0F1;0F2' is not an action"),
-        ("0F0,0B0\n0F1,0B1\n", "order: virtual stage 0 is on more than one rank"),
-        ("0F0,0B0\n2F0,2B0\n", "order: virtual stage 1 is on no rank, but 2 is"),
+        ("", "schedule CSV is empty"),
+        (",,\n", "schedule CSV is empty"),
+        ("0F0,0B0\n,,\n1F0,1B0\n", "schedule CSV row 2: the rank runs nothing"),
+        ("0F0,zero\n", "schedule CSV row 1, cell 2: 'zero' is not an action such as 0F0 or 2I1"),
+        ("0F0,0X0\n", "schedule CSV row 1, cell 2: '0X0' is not an action"),
+        ("0F,0B0\n", "schedule CSV row 1, cell 1: '0F' is not an action"),
+        ("0F0,(0F1;0F2\n", "schedule CSV row 1, cell 2: '(0F1;0F2' is not an action"),
+        ("0F0,0B0\n0F1,0B1\n", "schedule CSV: virtual stage 0 is on more than one rank"),
+        ("0F0,0B0\n2F0,2B0\n", "schedule CSV: virtual stage 1 is on no rank, but 2 is"),
         ("0F0\n", "custom: no backward or input_gradient of microbatch 0 for stage 0"),
         ("0F0,0B0,0F2,0B2\n", "custom: no forward of microbatch 1 for stage 0"),
         ("0F0,0I0\n", "custom: no weight_gradient of microbatch 0 for stage 0"),
@@ -138,21 +138,21 @@ def test_split_backwards_read_and_stages_may_hold_unequal_chunks() -> None:
         ("0F0,0F0,0B0\n", "custom: forward 0 on stage 0 runs more than once"),
         (
             "0B0,0F0\n",
-            "the order deadlocks: backward 0 on stage 0 runs before forward 0 on stage 0, whose result it needs",
+            "the schedule deadlocks: backward 0 on stage 0 runs before forward 0 on stage 0, whose result it needs",
         ),
-        ('0F0,"0B0\n', "order is not CSV"),
-        (b"\xff\xfe\xff", "order is not UTF-8 text"),
+        ('0F0,"0B0\n', "schedule CSV cannot be parsed"),
+        (b"\xff\xfe\xff", "schedule CSV is not UTF-8 text"),
     ],
 )
-def test_bad_orders_are_refused_by_row_and_cell(text: str | bytes, message: str) -> None:
+def test_bad_schedule_csv_is_refused_by_row_and_cell(text: str | bytes, message: str) -> None:
     with pytest.raises(InvalidSchedule, match=re.escape(message)):
-        read_order(text)
+        read_schedule(text)
 
 
 def test_a_deadlock_names_the_instructions_of_its_cycle() -> None:
     # Stage 0 will not start microbatch 1 before it has microbatch 0's gradient; stage 1 wants microbatch 1 first.
     with pytest.raises(InvalidSchedule) as refusal:
-        read_order("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+        read_schedule("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     for instruction in (
         "backward 0 on stage 0",
         "forward 1 on stage 0",
@@ -168,23 +168,23 @@ def test_long_cycles_are_shortened() -> None:
     first = "0F0,0B0,0F1,0B1\n"
     rest = "".join(f"{s}F0,{s}F1,{s}B0,{s}B1\n" for s in range(1, stages))
     with pytest.raises(InvalidSchedule, match=r"deadlocks.*more") as refusal:
-        read_order(first + rest)
+        read_schedule(first + rest)
     assert len(str(refusal.value)) < 500
 
 
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in {"dualpipe", "early-recompute-1f1b"}])
-def test_named_orders_survive_the_round_trip_through_torch(name: str) -> None:
+def test_named_schedules_round_trip_through_torch_csv(name: str) -> None:
     schedule = build_schedule(name, stages=4, microbatches=8, chunks=2 if name == "interleaved-1f1b" else None)
-    again = read_order(write_order(schedule))
+    again = read_schedule(write_schedule(schedule))
     assert (again.position == schedule.position).all()
     for stage in range(4):
         assert again.of_stage(stage) == schedule.of_stage(stage)
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "early-recompute-1f1b"])
-def test_orders_torch_has_no_words_for_are_not_written(name: str) -> None:
-    with pytest.raises(InvalidSchedule, match="torch's order has no cell for"):
-        write_order(build_schedule(name, stages=2, microbatches=4))
+def test_schedules_without_torch_actions_are_not_written(name: str) -> None:
+    with pytest.raises(InvalidSchedule, match="torch's CSV has no cell for"):
+        write_schedule(build_schedule(name, stages=2, microbatches=4))
 
 
 def test_wire_names_and_numbers_are_those_of_the_protocol() -> None:

@@ -1,4 +1,4 @@
-"""Where the next price is sought, and how plans are searched: what is enclosed, and that nothing found is worse."""
+"""The choice of the next price encloses the curve, and the local search never makes a plan worse."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
-from perseus_solver.relaxation.curve import Engine, trace
-from perseus_solver.relaxation.prices import Doubt
+from perseus_solver.relaxation.curve import Engine, trace_curve
+from perseus_solver.relaxation.prices import Uncertainty
 from perseus_solver.schedules import build_schedule
 from perseus_solver.search.pool import Pool
 from perseus_solver.search.recreate import Recreate
@@ -28,31 +28,31 @@ def problem() -> Problem:
     return build_problem(read_profile("\n".join(rows) + "\n"), schedule, blocking_power_w=80.0)
 
 
-def test_a_smooth_concave_curve_lies_where_doubt_encloses_it() -> None:
+def test_a_smooth_concave_curve_lies_within_the_uncertainty() -> None:
     price = np.array([0.0, 1.0, 3.0, 7.0, 20.0])
-    doubt = Doubt.between(price, np.log1p(price), 0.0, 1.0)
-    truth = np.log1p(doubt.price_w)
-    assert (doubt.least_j <= truth).all()
-    assert (truth <= doubt.most_j).all()
-    assert (doubt.rise_j() > 0).all()
-    assert ((price[:-1] < doubt.price_w) & (doubt.price_w < price[1:])).all()
+    uncertainty = Uncertainty.between(price, np.log1p(price), 0.0, 1.0)
+    truth = np.log1p(uncertainty.price_w)
+    assert (uncertainty.least_j <= truth).all()
+    assert (truth <= uncertainty.most_j).all()
+    assert (uncertainty.rise_j() > 0).all()
+    assert ((price[:-1] < uncertainty.price_w) & (uncertainty.price_w < price[1:])).all()
 
 
-def test_a_straight_piece_leaves_no_doubt_and_a_bend_all_of_it_at_one_price() -> None:
+def test_a_straight_piece_is_certain_and_a_bend_is_uncertain_at_one_price() -> None:
     price = np.array([0.0, 1.0, 2.0, 4.0, 5.0, 6.0])
     value = np.minimum(3.0 * price, 6.0 + price)  # bends at 3
-    doubt = Doubt.between(price, value, 1.0, 3.0)
-    assert doubt.rise_j() == pytest.approx([0, 0, 1.0, 0, 0])
-    assert doubt.price_w[2] == pytest.approx(3.0)
-    assert doubt.most_j[2] == pytest.approx(9.0)
+    uncertainty = Uncertainty.between(price, value, 1.0, 3.0)
+    assert uncertainty.rise_j() == pytest.approx([0, 0, 1.0, 0, 0])
+    assert uncertainty.price_w[2] == pytest.approx(3.0)
+    assert uncertainty.most_j[2] == pytest.approx(9.0)
 
 
 def test_bounds_with_few_well_chosen_prices_are_nearly_those_of_many(problem: Problem) -> None:
     few, many = Engine(problem), Engine(problem)
     few.most_prices, many.most_prices = 14, 200
-    at_s = np.linspace(few.fastest, few.slowest, 40) * few.tables.tick_s
+    at_s = np.linspace(few.fastest_ticks, few.slowest_ticks, 40) * few.tables.tick_s
     low, high = (
-        np.max([sample.bound.at(at_s) for sample in trace(engine, lambda _share: None)], axis=0)
+        np.max([sample.bound.at(at_s) for sample in trace_curve(engine, lambda _share: None)], axis=0)
         for engine in (few, many)
     )
     waiting_j = problem.blocking_power_w * problem.stages * at_s
@@ -66,8 +66,8 @@ class Searched:
     def __init__(self, problem: Problem) -> None:
         engine = Engine(problem)
         self.rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
-        curve = Pool(engine, trace(engine, lambda _share: None)).curve
-        self.deadline = np.floor(np.linspace(engine.fastest, engine.slowest, 6))
+        curve = Pool(engine, trace_curve(engine, lambda _share: None)).curve
+        self.deadline = np.floor(np.linspace(engine.fastest_ticks, engine.slowest_ticks, 6))
         self.through = curve.through_at(self.deadline)
         stage = np.repeat(np.arange(4), np.diff(problem.stage_offset))[engine.graph.order]
         self.search = Recreate(self.rounder, stage)
@@ -83,21 +83,19 @@ def searched(problem: Problem) -> Searched:
     return Searched(problem)
 
 
-def test_the_search_makes_plans_cheaper_within_their_deadlines_every_time_alike(
-    problem: Problem, searched: Searched
-) -> None:
+def test_the_search_makes_plans_cheaper_in_time_and_is_reproducible(problem: Problem, searched: Searched) -> None:
     rounder = searched.rounder
     assert np.array_equal(Searched(problem).good, searched.good)
-    assert (rounder.makespan(searched.good) <= searched.deadline).all()
+    assert (rounder.makespan_ticks(searched.good) <= searched.deadline).all()
     assert (rounder.energy_j(searched.good)[1:] < rounder.energy_j(searched.fastest)[1:]).all()
 
 
-def test_the_search_never_makes_a_good_plan_dearer(searched: Searched) -> None:
+def test_the_search_never_raises_the_energy_of_a_good_plan(searched: Searched) -> None:
     plans, rounder = searched.good, searched.rounder
     for _ in range(20):  # a single trial is seldom better than a good plan, and no worse one may replace it
         found = searched.run(plans, 1, 1)
         assert (rounder.energy_j(found) <= rounder.energy_j(plans)).all()
-        assert (rounder.makespan(found) <= searched.deadline).all()
+        assert (rounder.makespan_ticks(found) <= searched.deadline).all()
         plans = found
 
 

@@ -1,4 +1,4 @@
-"""The simulator against hand-made pipelines: times, energy, slack, batches; and its speed, which hot paths rely on."""
+"""The simulator against pipelines computed by hand: times, energy, slack, many plans at once, and its speed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_times_energy_and_slack_of_a_pipeline_worked_by_hand(problem: Problem) -
     assert simulator.slack_s(simulator.duration_s(choice), 14).min() == -1
 
 
-def test_overhead_is_waited_in_by_every_stage(problem: Problem) -> None:
+def test_waiting_in_the_overhead_takes_blocking_power(problem: Problem) -> None:
     late = replace(problem, overhead_s=2.0)
     choice = np.zeros(8, dtype=int)
     before, after = Simulator(problem).run(choice), Simulator(late).run(choice)
@@ -89,7 +89,7 @@ def test_plans_written_as_clocks_are_found_again(problem: Problem) -> None:
             simulator.choice_of(np.full(8, foreign))
 
 
-def test_a_cycle_is_named_instead_of_simulated(problem: Problem) -> None:
+def test_a_cycle_is_refused_by_name(problem: Problem) -> None:
     knot = replace(
         problem,
         edge_from=np.append(problem.edge_from, 3).astype(np.int32),

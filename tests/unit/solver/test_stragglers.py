@@ -1,4 +1,4 @@
-"""The straggler detector: who, which stage, how much; when it speaks up and when it does not."""
+"""The straggler detector: which pipeline, which stage, what slowdown; when it reports one and when it does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perseus_solver.stragglers import (
     Detector,
     Straggler,
     Thresholds,
-    least_degrees,
+    least_slowdowns,
     stage_pace,
     straggling_time_s,
 )
@@ -28,7 +28,7 @@ def feed(detector: Detector, *iterations: dict[int, tuple[float, ...]]) -> tuple
     return detector.stragglers
 
 
-def test_a_slow_stage_is_found_within_two_iterations_with_its_degree() -> None:
+def test_a_slow_stage_is_found_within_two_iterations_with_its_slowdown() -> None:
     detector = Detector(THRESHOLDS)
     assert feed(detector, *[{0: HEALTHY, 1: HEALTHY}] * 5) == ()
     slow = {0: HEALTHY, 1: (1.0, 1.2, 1.0)}
@@ -43,7 +43,7 @@ def test_one_bad_iteration_is_no_straggler() -> None:
         assert feed(detector, slow, {0: HEALTHY, 1: HEALTHY}) == ()
 
 
-def test_one_is_enough_where_hardware_says_so_but_not_for_recovery() -> None:
+def test_one_iteration_is_enough_where_hardware_reports_it_but_not_for_recovery() -> None:
     detector = Detector(THRESHOLDS)
     slow, well = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}, {0: HEALTHY, 1: HEALTHY}
     detector.observe(slow, evident={0})
@@ -56,7 +56,7 @@ def test_one_is_enough_where_hardware_says_so_but_not_for_recovery() -> None:
     assert detector.stragglers == (Straggler(1, 0, 1.3),)
 
 
-def test_recovery_needs_agreement_too_and_does_not_dilute_the_degree() -> None:
+def test_recovery_needs_agreement_too_and_does_not_dilute_the_slowdown() -> None:
     detector = Detector(THRESHOLDS)
     slow, well = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}, {0: HEALTHY, 1: HEALTHY}
     feed(detector, slow, slow)
@@ -74,18 +74,18 @@ def test_between_the_thresholds_nothing_changes() -> None:
     slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
     feed(detector, slow, slow)
     found = feed(detector, *[between] * 9)
-    assert [(one.pipeline, one.stage) for one in found] == [(1, 0)]
-    assert found[0].degree == pytest.approx(1.03)
+    assert [(one.dp, one.stage) for one in found] == [(1, 0)]
+    assert found[0].slowdown == pytest.approx(1.03)
 
 
-def test_the_degree_follows() -> None:
+def test_the_slowdown_follows_changes() -> None:
     detector = Detector(THRESHOLDS)
     feed(detector, *[{0: HEALTHY, 1: (1.0, 1.0, 1.2)}] * 6)
     assert feed(detector, *[{0: HEALTHY, 1: (1.0, 1.0, 1.4)}] * 5) == (Straggler(1, 2, 1.4),)
 
 
 def test_what_happens_to_all_pipelines_alike_is_no_straggler() -> None:
-    # A profile that is off, a change of clocks, a warmer room.
+    # A profile that is off, a clock change, a warmer room.
     detector = Detector(THRESHOLDS)
     for pace in ((1.3, 0.8, 1.0), (1.5, 1.0, 2.0)):
         assert feed(detector, *[{0: pace, 1: pace, 2: pace}] * 4) == ()
@@ -107,7 +107,7 @@ def test_a_single_pipeline_has_no_stragglers() -> None:
     assert feed(detector, *[{0: HEALTHY}] * 3, *[{0: (9.0, 1.0, 1.0)}] * 9) == ()
 
 
-def test_a_pipeline_that_does_not_report_stays_what_it_was() -> None:
+def test_a_pipeline_that_does_not_report_keeps_its_state() -> None:
     detector = Detector(THRESHOLDS)
     slow = {0: HEALTHY, 1: (1.3, 1.0, 1.0)}
     feed(detector, slow, slow)
@@ -137,15 +137,15 @@ def test_a_bad_pace_is_refused_and_changes_nothing(pace: tuple[float, ...]) -> N
     assert feed(detector, slow) == (Straggler(1, 0, 1.3),)
 
 
-def test_thresholds_come_from_noise_and_say_what_can_be_told_apart() -> None:
+def test_thresholds_and_least_slowdowns_follow_from_noise() -> None:
     noise = (0.0, 0.001, 0.01)
     thresholds = Thresholds.from_noise(noise)
     assert thresholds.enter == pytest.approx((1.01, 1.01, 1 + 4 * 2**0.5 * 0.01))
-    degrees = least_degrees(noise)
-    assert all(degree >= enter for degree, enter in zip(degrees, thresholds.enter, strict=True))
-    assert degrees[0] == thresholds.enter[0]
-    assert degrees[2] > thresholds.enter[2]
-    assert Thresholds.from_noise(noise, least=0.05, confirm=3).enter[0] == pytest.approx(1.05)
+    slowdowns = least_slowdowns(noise)
+    assert all(slowdown >= enter for slowdown, enter in zip(slowdowns, thresholds.enter, strict=True))
+    assert slowdowns[0] == thresholds.enter[0]
+    assert slowdowns[2] > thresholds.enter[2]
+    assert Thresholds.from_noise(noise, min_excess=0.05, confirm=3).enter[0] == pytest.approx(1.05)
 
 
 @pytest.mark.parametrize(
@@ -159,19 +159,19 @@ def test_thresholds_come_from_noise_and_say_what_can_be_told_apart() -> None:
         ((1.1,), (1.05,), 0),
     ],
 )
-def test_senseless_thresholds_are_refused(enter: tuple[float, ...], leave: tuple[float, ...], confirm: int) -> None:
+def test_invalid_thresholds_are_refused(enter: tuple[float, ...], leave: tuple[float, ...], confirm: int) -> None:
     with pytest.raises(ValueError, match=r"thresholds|enter and leave|confirm"):
         Thresholds(enter=enter, leave=leave, confirm=confirm)
 
 
 def test_pace_is_a_median_so_spikes_do_not_count() -> None:
-    promised = np.full((2, 8), 0.1)
-    measured = promised.copy()
+    planned = np.full((2, 8), 0.1)
+    measured = planned.copy()
     measured[0, [0, 5]] *= 3  # one of four, on each stage
     measured[1, 4:] *= 1.2
-    pace = stage_pace(measured, promised, np.array([0, 4, 8], dtype=np.int32))
+    pace = stage_pace(measured, planned, np.array([0, 4, 8], dtype=np.int32))
     assert pace == pytest.approx(np.array([[1.0, 1.0], [1.0, 1.2]]))
-    assert stage_pace(measured[1], promised[1], np.array([0, 4, 8], dtype=np.int32)) == pytest.approx(pace[1])
+    assert stage_pace(measured[1], planned[1], np.array([0, 4, 8], dtype=np.int32)) == pytest.approx(pace[1])
 
 
 def test_the_stragglers_iteration_time_is_simulated() -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from perseus_operator.api.job import Straggler
 from perseus_operator.planning.iterations import JobIteration
-from perseus_solver.stragglers import SIGMAS, Thresholds
+from perseus_solver.stragglers import SIGMA_PER_MAD, SIGMAS, Thresholds
 from perseus_solver.stragglers import Detector as Statistics
 
 _WINDOW = 15
@@ -22,7 +22,6 @@ _MIN_SAMPLES = 5
 """Iterations of a pipeline before its spread is used."""
 _RESOLUTION = 0.01
 """A smaller change of a known slowdown is not worth a new plan, and a smaller slowdown does not count."""
-_SIGMA_PER_MAD = 1.4826
 MAX_SLOWDOWN = 100.0
 """Of a detected slowdown. More is a hang or a false report, and no frontier reaches as far."""
 _MIN_THRESHOLD = 1e-4
@@ -88,7 +87,7 @@ class StragglerDetector:
         ratios = {p: span_us / planned_us[p] for p, span_us in iteration.spans_us.items()}
         self._spans = _with_thresholds(self._spans, _thresholds(spec, [SIGMAS * self._noise()]))
         self._spans.observe({p: (ratio,) for p, ratio in ratios.items()}, evident=slowed_pipelines)
-        slowdowns = {found.pipeline: found.degree for found in self._spans.stragglers}
+        slowdowns = {found.dp: found.slowdown for found in self._spans.stragglers}
         reference = median_low(ratios.values())
         for p, ratio in ratios.items():
             if p not in slowdowns and ratio / reference < self._spans.thresholds.enter[0]:
@@ -103,7 +102,7 @@ class StragglerDetector:
             self._paces = _with_thresholds(self._paces, _thresholds(spec, [margin - 1 for margin in margins]))
             self._paces.observe(paces, evident=slowed_pipelines)
         for found in self._paces.stragglers if self._paces else ():
-            self.stages.setdefault(found.pipeline, {})[found.stage] = found.degree
+            self.stages.setdefault(found.dp, {})[found.stage] = found.slowdown
         if planned_times is not None:
             for p, stage_slowdowns in self.stages.items():
                 slowdowns[p] = max(slowdowns.get(p, 1.0), planned_times.slowdown(stage_slowdowns))
@@ -121,7 +120,7 @@ class StragglerDetector:
         """Standard deviation of healthy pipelines' iterations."""
         healthy = [own for p, own in self._healthy.items() if p not in self.slowdowns and len(own) >= _MIN_SAMPLES]
         spread = [abs(value / middle - 1) for own in healthy for middle in [median(own)] for value in own]
-        return _SIGMA_PER_MAD * median(spread) if spread else 0.0
+        return SIGMA_PER_MAD * median(spread) if spread else 0.0
 
 
 def _with_thresholds(statistics: Statistics | None, thresholds: Thresholds) -> Statistics:

@@ -1,9 +1,9 @@
-"""Orders as `torch.distributed.pipelining` exports them: a CSV with one row a rank and one cell a slot, such as
-``2F0`` or ``0B3``.
+"""The CSV of a schedule, as `torch.distributed.pipelining` exports it.
 
-A cell is a virtual stage, an action and a microbatch. Both forms are read: compute only, and with communication,
-whose actions cost nothing here (transfers are delays between stages; parameter gathering and gradient reduction are
-overhead of the iteration). Read and written through `perseus_solver.schedules`.
+It has a row for each rank and a cell for each slot, such as ``2F0`` or ``0B3``: a virtual stage, an action and a
+microbatch. Both of torch's forms are read: compute only, and with communication. Communication takes no time here:
+transfers are delays between stages, and parameter gathering and gradient reduction belong to the overhead of the
+iteration.
 """
 
 from __future__ import annotations
@@ -29,35 +29,47 @@ MAX_BYTES = 64 << 20
 _MAX_INSTRUCTIONS = 4_000_000
 
 
-def read_order(source: str | bytes | Path, *, name: str = "custom") -> Schedule:
-    """A schedule from torch's CSV. Virtual stages on a rank become its chunks, in ascending order.
+def read_schedule(source: str | bytes | Path, *, name: str = "custom") -> Schedule:
+    """Read a custom schedule from its CSV.
 
-    An overlapped forward and backward are two instructions, in the order given.
+    The virtual stages of a rank become its chunks, in ascending order. An overlapped forward and backward become two
+    instructions, in the order given.
+
+    Args:
+        source: the CSV itself as text or bytes (at most `MAX_BYTES`), or the path of a file.
+        name: name of the schedule, for messages and calibrations.
+
+    Returns:
+        The schedule, which is known to be complete and free of deadlocks.
 
     Raises:
-        InvalidSchedule: not such a file (names the row and the cell), an incomplete order, or one that deadlocks
-        (names the
-            instructions that wait for each other).
+        InvalidSchedule: the text is not such a CSV (the message names the row and the cell), the schedule is
+            incomplete, or it deadlocks (the message names the instructions that wait for each other).
     """
     ranks = [_read_row(number, cells) for number, cells in enumerate(_cells(source), start=1)]
     while ranks and not ranks[-1]:
         ranks.pop()
     if not ranks or not all(ranks):
         empty = next((k for k, rank in enumerate(ranks) if not rank), None)
-        raise InvalidSchedule("order is empty" if empty is None else f"order row {empty + 1}: the rank runs nothing")
+        raise InvalidSchedule(
+            "schedule CSV is empty" if empty is None else f"schedule CSV row {empty + 1}: the rank runs nothing"
+        )
     schedule = _assemble(name, [np.array(rank, dtype=np.int32) for rank in ranks])
     before, after = schedule.edges()
     stuck = levels(schedule.instructions, before, after) == STUCK
     if stuck.any():
-        raise InvalidSchedule(f"the order deadlocks: {name_cycle(schedule, before, after, stuck)}")
+        raise InvalidSchedule(f"the schedule deadlocks: {name_cycle(schedule, before, after, stuck)}")
     return schedule
 
 
-def write_order(schedule: Schedule) -> str:
-    """The compute-only form of a schedule, without idle slots.
+def write_schedule(schedule: Schedule) -> str:
+    """Return the CSV of a schedule: compute only, without idle slots.
+
+    Args:
+        schedule: the schedule to write.
 
     Raises:
-        InvalidSchedule: the schedule has instructions that torch has no name for.
+        InvalidSchedule: torch has no action for one of its instructions.
     """
     lines = []
     for stage in range(schedule.stages):
@@ -65,7 +77,7 @@ def write_order(schedule: Schedule) -> str:
         for i in range(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1])):
             kind, place = Kind(int(schedule.kind[i])), int(schedule.position[stage, schedule.chunk[i]])
             if kind not in _LETTERS or place == ABSENT or schedule.bidirectional:
-                raise InvalidSchedule(f"torch's order has no cell for {schedule.describe(i)} of {schedule.name}")
+                raise InvalidSchedule(f"torch's CSV has no cell for {schedule.describe(i)} of {schedule.name}")
             cells.append(f"{place}{_LETTERS[kind]}{int(schedule.microbatch[i])}")
         lines.append(",".join(cells) + "\n")
     return "".join(lines)
@@ -76,24 +88,24 @@ def _cells(source: str | bytes | Path) -> list[list[str]]:
         try:
             data: str | bytes = source.read_bytes()
         except OSError as error:
-            raise InvalidSchedule(f"order {source} cannot be read: {error.strerror or error}") from error
+            raise InvalidSchedule(f"schedule CSV {source} cannot be read: {error.strerror or error}") from error
     else:
         data = source
     if len(data) > MAX_BYTES:
-        raise InvalidSchedule(f"order is too large: at most {MAX_BYTES >> 20} MiB")
+        raise InvalidSchedule(f"schedule CSV is too large: at most {MAX_BYTES >> 20} MiB")
     if isinstance(data, bytes):
         try:
             data = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise InvalidSchedule(f"order is not UTF-8 text (byte {error.start})") from error
+            raise InvalidSchedule(f"schedule CSV is not UTF-8 text (byte {error.start})") from error
     try:
         return list(csv.reader(io.StringIO(data, newline=""), strict=True))
     except csv.Error as error:
-        raise InvalidSchedule(f"order is not CSV: {error}") from error
+        raise InvalidSchedule(f"schedule CSV cannot be parsed: {error}") from error
 
 
 def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int]]:
-    """(kind, microbatch, virtual stage) of the computations of one rank."""
+    """Return (kind, microbatch, virtual stage) of the computations of one rank."""
     found = []
     for column, cell in enumerate(cells, start=1):
         text = cell.strip()
@@ -106,7 +118,7 @@ def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int]]:
             if action is None or kind is None or action["microbatch"] is None:
                 short = text if len(text) <= 40 else text[:37] + "..."
                 raise InvalidSchedule(
-                    f"order row {number}, cell {column}: {short!r} is not an action such as 0F0 or 2I1"
+                    f"schedule CSV row {number}, cell {column}: {short!r} is not an action such as 0F0 or 2I1"
                 )
             found.append((int(kind), int(action["microbatch"]), int(action["place"])))
     return found
@@ -114,20 +126,22 @@ def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int]]:
 
 def _assemble(name: str, ranks: list[Ints]) -> Schedule:
     if sum(map(len, ranks)) > _MAX_INSTRUCTIONS:
-        raise InvalidSchedule(f"order is too large: more than {_MAX_INSTRUCTIONS:,} instructions")
+        raise InvalidSchedule(f"schedule CSV is too large: at most {_MAX_INSTRUCTIONS:,} instructions")
     places = [np.unique(rank[:, 2]) for rank in ranks]
     owners, counts = np.unique(np.concatenate(places), return_counts=True)
     if (counts > 1).any():
-        raise InvalidSchedule(f"order: virtual stage {owners[np.argmax(counts > 1)]} is on more than one rank")
+        raise InvalidSchedule(f"schedule CSV: virtual stage {owners[np.argmax(counts > 1)]} is on more than one rank")
     if owners.size != owners[-1] + 1:
         missing = int(np.setdiff1d(np.arange(owners[-1]), owners)[0])
-        raise InvalidSchedule(f"order: virtual stage {missing} is on no rank, but {owners[-1]} is")
+        raise InvalidSchedule(f"schedule CSV: virtual stage {missing} is on no rank, but {owners[-1]} is")
     position = np.full((len(ranks), max(p.size for p in places)), ABSENT, dtype=np.int32)
-    orders = []
+    per_stage = []
     for rank, (rows, own) in enumerate(zip(ranks, places, strict=True)):
         position[rank, : own.size] = own
-        orders.append(np.column_stack([rows[:, :2], np.searchsorted(own, rows[:, 2])]))
+        per_stage.append(np.column_stack([rows[:, :2], np.searchsorted(own, rows[:, 2])]))
     microbatches = int(max(rank[:, 1].max() for rank in ranks)) + 1
     if microbatches * owners.size > _MAX_INSTRUCTIONS:
-        raise InvalidSchedule(f"order names microbatch {microbatches - 1}, far more than its instructions can run")
-    return assemble(name, orders, microbatches=microbatches, position=position)
+        raise InvalidSchedule(
+            f"schedule CSV names microbatch {microbatches - 1}, but has too few instructions for so many microbatches"
+        )
+    return assemble(name, per_stage, microbatches=microbatches, position=position)

@@ -1,4 +1,4 @@
-"""Laws of plans with fewer clock changes, over random measurements, schedules, losses and switches."""
+"""Laws of plans with fewer clock changes, over random measurements, schedules, losses and switching costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perseus_solver.frontier import solve_certified
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
-from perseus_solver.switching.switches import Switching, calm
+from perseus_solver.switching import Switching, reduce_clock_changes
 
 LAW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 SPLIT = {"zb-h1": ("forward", "input_gradient", "weight_gradient")}
@@ -43,12 +43,12 @@ def problems(draw: st.DrawFn) -> Problem:
 
 @LAW
 @given(problems(), st.sampled_from([0.0, 0.002, 0.02]))
-def test_never_later_within_the_loss_no_more_changes_and_certified(problem: Problem, loss: float) -> None:
+def test_reduced_plans_are_in_time_within_the_loss_and_certified(problem: Problem, loss: float) -> None:
     frontier, proofs = solve_certified(problem, 15)
-    calmed = calm(problem, frontier, loss=loss)
-    check_frontier(problem, calmed, proofs)
+    reduced = reduce_clock_changes(problem, frontier, loss=loss)
+    check_frontier(problem, reduced, proofs)
     limit_j = frontier.effective_energy_j + loss * frontier.energy_j
-    for point, effective_j in zip(calmed, calmed.effective_energy_j.tolist(), strict=True):
+    for point, effective_j in zip(reduced, reduced.effective_energy_j.tolist(), strict=True):
         replaced = (point.iteration_time_s <= frontier.time_s * (1 + 1e-9)) & (
             effective_j <= limit_j + 1e-9 * np.abs(frontier.energy_j)
         )
@@ -57,9 +57,9 @@ def test_never_later_within_the_loss_no_more_changes_and_certified(problem: Prob
 
 @LAW
 @given(problems(), st.sampled_from([0.01, 0.3]), st.sampled_from([0.0, 5.0]))
-def test_switches_only_add(problem: Problem, latency_s: float, cost_j: float) -> None:
+def test_switching_costs_only_add(problem: Problem, latency_s: float, cost_j: float) -> None:
     frontier, _ = solve_certified(problem, 15)
-    calmed = calm(problem, frontier, Switching(cost_j=cost_j, latency_s=latency_s))
-    assert calmed.t_min_s >= frontier.t_min_s * (1 - 1e-9)
-    least_j = calmed.energy_lower_bound_j + cost_j * calmed.clock_changes
-    assert (calmed.energy_j >= least_j * (1 - 1e-9)).all()
+    reduced = reduce_clock_changes(problem, frontier, Switching(cost_j=cost_j, latency_s=latency_s))
+    assert reduced.t_min_s >= frontier.t_min_s * (1 - 1e-9)
+    least_j = reduced.energy_lower_bound_j + cost_j * reduced.clock_changes
+    assert (reduced.energy_j >= least_j * (1 - 1e-9)).all()

@@ -1,7 +1,6 @@
-"""Our plans beside what others would do, on the same measurements, all re-simulated exactly.
+"""Compare this solver's plans with those of other methods, on the same measurements, all simulated exactly.
 
-Behind ``perseus compare`` and reports. Each rival is met on its own ground: our plan is solved for the rival's own
-iteration time.
+For each method, this solver plans for the iteration time that the method's own plan takes.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from perseus_solver.model.simulator import Choice, Simulator
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One rival.
+    """The result of one method.
 
     Attributes:
-        name: who.
-        iteration_time_s, energy_j: of its plan, re-simulated; None: it has none, and `note` says why.
-        ours: our plan for at most that time.
-        note: a remark for people; empty if there is nothing to say.
+        name: the method.
+        iteration_time_s, energy_j: exact figures of its plan; None: it has no plan, and `note` says why.
+        ours: this solver's plan for at most that time.
+        note: a remark; empty if there is none.
     """
 
     name: str
@@ -39,32 +38,36 @@ class Row:
     note: str = ""
 
 
-Rival = Callable[[], Choice]
+Method = Callable[[], Choice]
 
 
 def compare(problem: Problem, *, deadline_s: float | None = None, lowtime_unit_s: float | None = None) -> list[Row]:
-    """All rivals, the all-maximum plan first.
+    """Plan with every method, all clocks at their maximum first.
 
     Args:
-        problem: what to plan.
-        deadline_s: for the rivals that can be told one; None: the all-maximum plan's time, so no slowdown.
-        lowtime_unit_s: also run lowtime, with this time grid; None: do not.
+        problem: the problem to plan.
+        deadline_s: deadline for the methods that accept one, seconds; None: the time of all clocks at their maximum, so
+            no slowdown.
+        lowtime_unit_s: also run lowtime, with this time grid in seconds; None: do not.
+
+    Returns:
+        One row for each method.
     """
     simulator = Simulator(problem)
     maximum = baselines.all_maximum(problem)
     limit_s = float(simulator.run(maximum).iteration_time_s) if deadline_s is None else deadline_s
-    rivals: list[tuple[str, Rival]] = [
+    methods: list[tuple[str, Method]] = [
         ("all-maximum", lambda: maximum),
         ("best single frequency", lambda: baselines.best_single_clock(simulator, limit_s)),
         ("EnvPipe's heuristic", lambda: baselines.envpipe(simulator)),
         ("lowtime", lambda: _lowtime(simulator, limit_s, lowtime_unit_s)),
     ]
-    return [_row(simulator, name, rival) for name, rival in rivals]
+    return [_row(simulator, name, method) for name, method in methods]
 
 
-def _row(simulator: Simulator, name: str, rival: Rival) -> Row:
+def _row(simulator: Simulator, name: str, method: Method) -> Row:
     try:
-        run = simulator.run(rival())
+        run = simulator.run(method())
     except SolverError as error:
         return Row(name=name, note=str(error))
     time_s = float(run.iteration_time_s)
@@ -74,13 +77,13 @@ def _row(simulator: Simulator, name: str, rival: Rival) -> Row:
 
 
 def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> Choice:
-    """lowtime's plan of least energy that meets the deadline; its fastest where none does."""
+    """Return lowtime's plan of least energy that meets the deadline, or its fastest where none does."""
     from perseus_solver.comparison import lowtime_peer
 
     if not lowtime_peer.installed():
-        raise lowtime_peer.PeerFailed("not installed (extra 'bench')")
+        raise lowtime_peer.PeerFailed("not installed: pip install 'perseus-k8s[bench]'")
     if unit_s is None:
-        raise lowtime_peer.PeerFailed("not run: it takes minutes; ask with --lowtime")
+        raise lowtime_peer.PeerFailed("not run, because it takes minutes; use --lowtime")
     plans = np.array(list(lowtime_peer.lowtime_plans(simulator.problem, unit_time_s=unit_s)))
     time_s, energy_j = simulator.totals(plans)
     fits = np.flatnonzero(time_s <= deadline_s)
@@ -90,19 +93,29 @@ def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> C
 
 
 def single_clocks(simulator: Simulator) -> tuple[Floats, Floats]:
-    """Time and energy of every plan that runs all instructions at one clock."""
+    """Return time and energy of every plan with one clock for all instructions.
+
+    Args:
+        simulator: of the problem.
+
+    Returns:
+        float[clocks] seconds and float[clocks] joules.
+    """
     problem = simulator.problem
     plans = [baselines.at_clock(problem, clock) for clock in baselines.common_clocks(problem)]
     return simulator.totals(np.array(plans or [baselines.all_maximum(problem)]))
 
 
 def as_table(rows: list[Row]) -> str:
-    """For a terminal: each rival's time and energy against all-maximum, and ours at no more than that time."""
+    """Return the comparison as text.
+
+    Each row has the time and energy of a method against all-maximum, and this solver's energy for no more time.
+    """
     base = rows[0]
     assert base.iteration_time_s is not None
     assert base.energy_j is not None
     lines = [
-        f"{'':22}{'time':>10}{'':>9}{'energy':>12}{'saving':>9}   {'ours by then':>12}{'saving':>9}{'gap':>9}",
+        f"{'':22}{'time':>10}{'':>9}{'energy':>12}{'saving':>9}   {'this solver':>12}{'saving':>9}{'gap':>9}",
         f"{'':22}{'s':>10}{'%':>9}{'J':>12}{'%':>9}   {'J':>12}{'%':>9}{'%':>9}",
     ]
     for row in rows:
@@ -119,7 +132,7 @@ def as_table(rows: list[Row]) -> str:
 
 
 def as_json(rows: list[Row]) -> bytes:
-    """For programs: a list of rivals; null where a rival has no plan, with the reason in ``note``."""
+    """Return the comparison as JSON: a list of methods; null where a method has no plan, and ``note`` says why."""
 
     def figures(time_s: float | None, energy_j: float | None) -> dict[str, float | None]:
         return {"iteration_time_s": time_s, "energy_j": energy_j}

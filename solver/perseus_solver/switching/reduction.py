@@ -1,13 +1,12 @@
-"""Changes of clock in a plan, and plans that need fewer of them for a bounded amount of energy.
+"""Count clock changes, and find plans that need fewer of them for a bounded amount of energy.
 
-A GPU keeps its clock until told otherwise; iterations follow each other, so the last instruction's clock meets the
-first's. Constant-time instructions (frequency 0) leave the clock as it is. A change is asked for when the instruction
-before has ended, so waiting hides its latency; what is not hidden delays the instruction.
+A GPU stays at its clock until another is set. Iterations follow each other, so the last instruction of a stage precedes
+the first of the next iteration. Constant-time instructions (frequency 0) leave the clock as it is. A new clock is set
+when the preceding instruction has ended, so waiting hides its latency; the rest of the latency delays the instruction.
 
-`calm` searches in three steps. Plans whose stages run long at one clock (``runs``) end when they please; two plans that
-end before and after a deadline are spliced into one that meets it (``splice``); what is left of the permitted loss
-goes into smoothing (``smoothing``). All are re-simulated with their latencies. Called by the CLI and the operator;
-``frontier`` counts changes here.
+The search has three steps. First, plans whose stages run long at one clock (``runs``), which end at arbitrary times.
+Second, two plans that end before and after a deadline are spliced into one that meets it (``splice``). Third, what is
+left of the permitted loss is used to smooth the result (``smoothing``). All plans are simulated with their latencies.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Floats, Ints
+from perseus_solver.kinds import Floats, Index, Ints
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import DEFAULT_GAP, Frequencies, Frontier, Point, verdict
+from perseus_solver.model.result import DEFAULT_GAP, Frequencies, Frontier, Point, status_of
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.switching.runs import CUTS, Clocks, Index, Runs
+from perseus_solver.switching.runs import CUTS, Clocks, Runs
 from perseus_solver.switching.smoothing import Smoother
-from perseus_solver.switching.splice import HAIR, Candidates, Deadlines, join
+from perseus_solver.switching.splice import TOLERANCE, Candidates, Deadlines, join
 
 DEFAULT_LOSS = 2e-3
-"""Share of the iteration energy that may be given up for fewer changes."""
+"""Share of the iteration energy that may be spent to avoid clock changes."""
 _CELLS = 20_000_000
-"""Instructions × plans held at once: some 500 MiB."""
+"""Instructions × plans in memory at once: about 500 MiB."""
 _BASES, _RATIOS, _SHARES = 5, 80, 8
-"""Plans that are stretched, to so many lengths each; in how many steps the runs of all others are merged."""
+"""Plans that are stretched, lengths for each of them, and steps in which the runs of all other plans are merged."""
 _HALVINGS = 6
-"""Bisection steps, on a scale of powers of two, on the price of a change in the last step."""
+"""Bisection steps, on a logarithmic scale, on the price of a change in the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """What one change of clock costs on a GPU model.
+    """What one clock change costs on a GPU model.
 
     Attributes:
         cost_j: energy of the change itself, joules.
-        latency_s: how long the clock takes to settle, seconds; what waiting does not hide of it delays the next
+        latency_s: time that the clock takes to settle, seconds. What waiting does not hide of it delays the next
             instruction, at blocking power.
     """
 
@@ -51,7 +50,15 @@ class Switching:
 
 
 def clock_changes(frequencies_mhz: Frequencies, stage_offset: Ints) -> Ints:
-    """Changes per iteration, summed over the stages, for plans [points, n]."""
+    """Count the clock changes of an iteration, summed over the stages.
+
+    Args:
+        frequencies_mhz: uint16[points, n], plans; 0 for constant-time instructions.
+        stage_offset: int[stages + 1].
+
+    Returns:
+        int32[points].
+    """
     total = np.zeros(len(frequencies_mhz), dtype=np.int32)
     for begin, end in zip(stage_offset[:-1].tolist(), stage_offset[1:].tolist(), strict=True):
         plan = frequencies_mhz[:, begin:end]
@@ -62,14 +69,20 @@ def clock_changes(frequencies_mhz: Frequencies, stage_offset: Ints) -> Ints:
     return total
 
 
-def calm(
+def reduce_clock_changes(
     problem: Problem, frontier: Frontier, switching: Switching | None = None, *, loss: float = DEFAULT_LOSS
 ) -> Frontier:
-    """The frontier with plans of far fewer clock changes.
+    """Return a frontier whose plans have far fewer clock changes.
 
-    For every time of the frontier, the plan of fewest changes found that ends no later and takes at most ``loss`` more
-    energy than the cheapest. Times and energies include what switching costs; with a latency, times that no plan keeps
-    are left out. Points that another comes to dominate are dropped.
+    For every time of the frontier it holds the plan of fewest changes found that ends no later and takes at most
+    ``loss`` more energy than the cheapest. Times and energies include the cost of the changes. With a latency, times
+    that no plan meets are left out. Points that another point dominates are dropped.
+
+    Args:
+        problem: the problem that was solved.
+        frontier: its solution.
+        switching: what a clock change costs; None: nothing.
+        loss: share of the iteration energy that may be spent to avoid changes.
 
     Raises:
         InvalidProblem: ``loss`` or a cost is negative or not finite.
@@ -78,7 +91,7 @@ def calm(
     return _rebuilt(problem, frontier, search.run(frontier.time_s), frontier, loss)
 
 
-def calm_point(
+def reduce_clock_changes_of_point(
     problem: Problem,
     frontier: Frontier,
     point: Point,
@@ -87,9 +100,18 @@ def calm_point(
     *,
     loss: float = DEFAULT_LOSS,
 ) -> Point:
-    """The same for one deadline, where ``point`` is the plan to beat and ``frontier`` lends ideas.
+    """Return a plan for one deadline that has far fewer clock changes.
 
-    If switching takes so long that no plan keeps the deadline, the fastest found.
+    Args:
+        problem: the problem that was solved.
+        frontier: its solution, whose plans are further starting points.
+        point: the best plan for the deadline regardless of changes.
+        deadline_s: longest iteration time allowed, seconds.
+        switching: what a clock change costs; None: nothing.
+        loss: share of the iteration energy that may be spent to avoid changes.
+
+    Returns:
+        The plan of fewest changes found that meets the deadline; the fastest found if the latency lets none meet it.
 
     Raises:
         InvalidProblem: ``loss`` or a cost is negative or not finite.
@@ -108,7 +130,7 @@ def calm_point(
 
 
 class _Search:
-    """Candidates of one problem, measured with their switches."""
+    """Plans of one problem, simulated with the cost of their clock changes."""
 
     def __init__(self, problem: Problem, frequencies_mhz: Frequencies, switching: Switching, loss: float) -> None:
         for name, value in (("loss", loss), ("cost_j", switching.cost_j), ("latency_s", switching.latency_s)):
@@ -118,17 +140,17 @@ class _Search:
         self._simulator = Simulator(problem)
         self._clocks = Clocks(problem)
         self._plans = np.searchsorted(self._clocks.mhz, frequencies_mhz).astype(np.intp)
-        self._room = max(_CELLS // max(problem.instructions, 1), 2)
+        self._capacity = max(_CELLS // max(problem.instructions, 1), 2)
         self._blocking_w = problem.blocking_power_w * problem.stages
-        self._pool = self._measured(self._ideas())
+        self._pool = self._measured(self._starting_plans())
         self.fastest_s = float(self._pool.time_s.min())
 
     def _measured(self, plans: Index) -> Candidates:
-        """Exact figures with latencies; only as many timetables at a time as fit."""
+        """Simulate plans with latencies, as many at a time as fit into memory."""
         clocks, switching = self._clocks, self._switching
         parts = []
-        for begin in range(0, len(plans), self._room):
-            part = plans[begin : begin + self._room]
+        for begin in range(0, len(plans), self._capacity):
+            part = plans[begin : begin + self._capacity]
             duration = clocks.duration_s(part)
             changes = clocks.changed(part).sum(axis=1)
             end = self._simulator.end_s(duration, self._pause_s(part))
@@ -142,9 +164,10 @@ class _Search:
             return None
         return np.where(self._clocks.changed(plans), self._switching.latency_s, 0.0)
 
-    def _ideas(self) -> Index:
-        """The plans themselves, and with long runs at one clock: some stretched to many lengths, all with the runs
-        merged that cost least by it.
+    def _starting_plans(self) -> Index:
+        """Return the given plans, and variants with long runs at one clock.
+
+        Some plans are stretched to many lengths; in all plans those runs are merged that cost least.
         """
         plans, clocks = self._plans, self._clocks
         changes = clocks.changed(plans).sum(axis=1)
@@ -152,56 +175,58 @@ class _Search:
         end = self._simulator.end_s(time).max(axis=1)
         if not changes.any():
             return plans
-        each = max(self._room - len(plans), 0) // (2 * len(CUTS))  # so many fit, of either sort for each cut
+        each = max(self._capacity - len(plans), 0) // (2 * len(CUTS))  # that many of either kind fit, for each cut
         bases = np.unique(np.linspace(0, len(plans) - 1, _BASES).astype(int)).tolist()
         lengths = np.linspace(0.99 * end.min(), end.max(), min(_RATIOS, each // len(bases)))
         some = plans[:: math.ceil(len(plans) * _SHARES / max(each, 1))]
-        ideas = [plans]
+        starts = [plans]
         for cut in CUTS if each >= _SHARES else ():
             runs = Runs(clocks, *cut)
-            ideas += [runs.stretched(plans[base], lengths / end[base]) for base in bases]
-            ideas += runs.merged(some, np.arange(1, _SHARES + 1) / _SHARES)
-        return np.concatenate(ideas)
+            starts += [runs.stretched(plans[base], lengths / end[base]) for base in bases]
+            starts += runs.merged(some, np.arange(1, _SHARES + 1) / _SHARES)
+        return np.concatenate(starts)
 
     def run(self, deadline_s: Floats) -> Candidates:
-        """The best plan for each deadline that can be kept, in order."""
+        """Return the best plan for each deadline that a plan meets, in order."""
         deadlines = Deadlines.of(self._pool, deadline_s, self._blocking_w, self._loss)
         best = deadlines.search(self._pool, self._measured)
         return self._smoothed(best, deadlines)
 
     def _smoothed(self, best: Candidates, deadlines: Deadlines) -> Candidates:
-        room = np.maximum(deadlines.limit_j - best.energy_j, 0.0)
+        """Use what is left of the permitted loss to smooth the plans."""
+        margin_j = np.maximum(deadlines.limit_j - best.energy_j, 0.0)
         smoother = Smoother(self._clocks, best.plan)
-        low, high = np.full(len(room), -16.0), np.zeros(len(room))
+        low, high = np.full(len(margin_j), -16.0), np.zeros(len(margin_j))
         for _ in range(_HALVINGS):
             middle = (low + high) / 2.0
-            tried = self._measured(smoother.plan(room * np.exp2(middle) + self._switching.cost_j))
-            fits = deadlines.keeps(tried)
+            tried = self._measured(smoother.plan(margin_j * np.exp2(middle) + self._switching.cost_j))
+            fits = deadlines.met_by(tried)
             best = best.where_fewer(tried, fits)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         return best
 
 
 def _rebuilt(problem: Problem, frontier: Frontier, found: Candidates, claims: Frontier, loss: float) -> Frontier:
-    """A frontier of these plans; ``claims`` says what is proven at which time."""
+    """Return a frontier of these plans; ``claims`` is the frontier whose bounds are proven."""
     blocking_w = problem.blocking_power_w * problem.stages
     order = np.lexsort((found.energy_j, found.time_s))
     cheapest = np.minimum.accumulate(found.energy_j[order])
-    kept = order[np.append(True, cheapest[1:] < cheapest[:-1])]
-    time_s = found.time_s[kept]
-    energy_j = found.energy_j[kept] + blocking_w * time_s
-    # What is proven for a time holds for every plan that is no later; for later ones, the least of every instruction.
+    chosen = order[np.append(True, cheapest[1:] < cheapest[:-1])]
+    time_s = found.time_s[chosen]
+    energy_j = found.energy_j[chosen] + blocking_w * time_s
+    # What is proven for a time holds for every plan that is no later. For later plans, the bound is the sum of the
+    # least effective energies of all instructions.
     least = np.array([(o.energy_j - problem.blocking_power_w * o.time_s).min() for o in problem.options])
     proven = np.append(claims.energy_lower_bound_j - blocking_w * claims.time_s, least[problem.option_of].sum())
-    at = claims.time_s.searchsorted(time_s * (1 - HAIR))
+    at = claims.time_s.searchsorted(time_s * (1 - TOLERANCE))
     bound = np.minimum(proven[at] + blocking_w * time_s, energy_j)
-    frequencies = Clocks(problem).mhz[found.plan[kept]].astype(np.uint16)
+    frequencies = Clocks(problem).mhz[found.plan[chosen]].astype(np.uint16)
     return replace(
         frontier,
         time_s=time_s,
         energy_j=energy_j,
         energy_lower_bound_j=bound,
-        statuses=tuple(verdict(gap, DEFAULT_GAP + loss) for gap in (energy_j / bound - 1.0).tolist()),
+        statuses=tuple(status_of(gap, DEFAULT_GAP + loss) for gap in (energy_j / bound - 1.0).tolist()),
         frequencies_mhz=frequencies,
         clock_changes=clock_changes(frequencies, frontier.stage_offset),
     )

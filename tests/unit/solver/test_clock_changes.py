@@ -11,7 +11,12 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
-from perseus_solver.switching.switches import Switching, calm, calm_point, clock_changes
+from perseus_solver.switching import (
+    Switching,
+    clock_changes,
+    reduce_clock_changes,
+    reduce_clock_changes_of_point,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,7 @@ def frontier(problem: Problem) -> Frontier:
         ([[900, 800, 700], [900, 800, 900]], 5),
     ],
 )
-def test_changes_count_round_the_iteration(clocks: list[list[int]], changes: int) -> None:
+def test_the_change_to_the_next_iteration_counts(clocks: list[list[int]], changes: int) -> None:
     plan = np.array(clocks, dtype=np.uint16).reshape(1, -1)
     assert clock_changes(plan, np.array([0, 3, 6], dtype=np.int32)).tolist() == [changes]
 
@@ -80,65 +85,65 @@ def replay(problem: Problem, frequencies_mhz: np.ndarray, switching: Switching) 
     ("switching", "loss"),
     [(Switching(), 0.002), (Switching(), 0.01), (Switching(latency_s=0.02, cost_j=0.5), 0.002)],
 )
-def test_every_figure_of_a_calm_plan_is_what_happens(
+def test_every_figure_of_a_reduced_plan_is_exact(
     problem: Problem, frontier: Frontier, switching: Switching, loss: float
 ) -> None:
-    calmed = calm(problem, frontier, switching, loss=loss)
-    for point in calmed:
+    reduced = reduce_clock_changes(problem, frontier, switching, loss=loss)
+    for point in reduced:
         time_s, energy_j, changes = replay(problem, point.frequencies_mhz, switching)
         assert time_s == pytest.approx(point.iteration_time_s, rel=1e-12)
         assert energy_j == pytest.approx(point.energy_j, rel=1e-12)
         assert changes == point.clock_changes
         assert point.gap >= 0
-    assert (np.diff(calmed.time_s) > 0).all()
-    assert (np.diff(calmed.effective_energy_j) < 0).all()
+    assert (np.diff(reduced.time_s) > 0).all()
+    assert (np.diff(reduced.effective_energy_j) < 0).all()
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.002, 0.02])
-def test_each_calm_plan_replaces_one_that_is_no_faster_and_changes_no_less(
+def test_each_reduced_plan_replaces_one_that_is_no_faster_and_has_no_fewer_changes(
     problem: Problem, frontier: Frontier, loss: float
 ) -> None:
     effective_j = frontier.effective_energy_j + loss * frontier.energy_j
-    calmed = calm(problem, frontier, loss=loss)
-    for point, own_j in zip(calmed, calmed.effective_energy_j.tolist(), strict=True):
+    reduced = reduce_clock_changes(problem, frontier, loss=loss)
+    for point, own_j in zip(reduced, reduced.effective_energy_j.tolist(), strict=True):
         in_time = point.iteration_time_s <= frontier.time_s * (1 + 1e-9)
         within = own_j <= effective_j * (1 + 1e-9)
         assert (in_time & within & (point.clock_changes <= frontier.clock_changes)).any()
 
 
 def test_a_small_loss_saves_most_changes(problem: Problem, frontier: Frontier) -> None:
-    calmed = calm(problem, frontier, loss=0.01)
-    assert calmed.clock_changes.mean() < 0.6 * frontier.clock_changes.mean()
+    reduced = reduce_clock_changes(problem, frontier, loss=0.01)
+    assert reduced.clock_changes.mean() < 0.6 * frontier.clock_changes.mean()
 
 
-def test_latency_is_planned_for_not_suffered(problem: Problem, frontier: Frontier) -> None:
+def test_plans_account_for_switch_latency(problem: Problem, frontier: Frontier) -> None:
     switching = Switching(latency_s=0.05)
     deadline_s = 1.05 * frontier.t_min_s
     point = solve_deadline(problem, deadline_s)
     late_s, _, _ = replay(problem, point.frequencies_mhz, switching)
     assert late_s > deadline_s
-    calmed = calm_point(problem, frontier, point, deadline_s, switching)
-    assert replay(problem, calmed.frequencies_mhz, switching)[0] <= deadline_s
-    assert calmed.clock_changes < point.clock_changes
+    reduced = reduce_clock_changes_of_point(problem, frontier, point, deadline_s, switching)
+    assert replay(problem, reduced.frequencies_mhz, switching)[0] <= deadline_s
+    assert reduced.clock_changes < point.clock_changes
 
 
-def test_a_deadline_that_no_plan_keeps_gets_the_fastest(problem: Problem, frontier: Frontier) -> None:
+def test_a_deadline_that_no_plan_meets_gets_the_fastest(problem: Problem, frontier: Frontier) -> None:
     point = frontier[0]
     slow = Switching(latency_s=10.0)
-    calmed = calm_point(problem, frontier, point, 0.9 * frontier.t_min_s, slow)
-    assert frontier.t_min_s <= calmed.iteration_time_s < replay(problem, point.frequencies_mhz, slow)[0]
+    reduced = reduce_clock_changes_of_point(problem, frontier, point, 0.9 * frontier.t_min_s, slow)
+    assert frontier.t_min_s <= reduced.iteration_time_s < replay(problem, point.frequencies_mhz, slow)[0]
 
 
 def test_one_deadline_costs_no_more_than_permitted(problem: Problem, frontier: Frontier) -> None:
     deadline_s = 1.1 * frontier.t_min_s
     point = solve_deadline(problem, deadline_s)
-    calmed = calm_point(problem, frontier, point, deadline_s, loss=0.003)
-    assert calmed.iteration_time_s <= deadline_s
-    assert calmed.clock_changes < point.clock_changes
-    assert calmed.energy_j <= point.energy_j * 1.003 + 1e-9
+    reduced = reduce_clock_changes_of_point(problem, frontier, point, deadline_s, loss=0.003)
+    assert reduced.iteration_time_s <= deadline_s
+    assert reduced.clock_changes < point.clock_changes
+    assert reduced.energy_j <= point.energy_j * 1.003 + 1e-9
 
 
-def test_constant_instructions_keep_their_place() -> None:
+def test_constant_instructions_stay_without_clock() -> None:
     rows = ["stage,instruction,frequency,time,energy", "0,constant,0,0.2,20"]
     for stage in range(2):
         for kind, work in (("forward", 1.0), ("backward", 1.9)):
@@ -149,14 +154,17 @@ def test_constant_instructions_keep_their_place() -> None:
     profile = read_profile("\n".join(rows) + "\n")
     schedule = build_schedule("1f1b", stages=2, microbatches=4, constants=profile.constant_stages)
     loading = build_problem(profile, schedule, blocking_power_w=80.0)
-    calmed = calm(loading, solve_frontier(loading, 10), loss=0.05)
+    reduced = reduce_clock_changes(loading, solve_frontier(loading, 10), loss=0.05)
     constant = np.array([int(o.frequency_mhz[0]) == 0 for o in loading.options])[loading.option_of]
     assert constant.any()
-    assert ((calmed.frequencies_mhz == 0) == constant).all()
+    assert ((reduced.frequencies_mhz == 0) == constant).all()
 
 
 def test_more_loss_never_means_more_changes(problem: Problem, frontier: Frontier) -> None:
-    totals = [float(np.median(calm(problem, frontier, loss=loss).clock_changes)) for loss in (0.0, 0.002, 0.01, 0.05)]
+    totals = [
+        float(np.median(reduce_clock_changes(problem, frontier, loss=loss).clock_changes))
+        for loss in (0.0, 0.002, 0.01, 0.05)
+    ]
     assert totals == sorted(totals, reverse=True)
 
 
@@ -172,4 +180,4 @@ def test_costs_are_finite_and_not_negative(
     problem: Problem, frontier: Frontier, switching: Switching, loss: float, name: str
 ) -> None:
     with pytest.raises(InvalidProblem, match=f"{name} must be a finite number"):
-        calm(problem, frontier, switching, loss=loss)
+        reduce_clock_changes(problem, frontier, switching, loss=loss)

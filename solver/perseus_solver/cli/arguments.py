@@ -1,0 +1,189 @@
+"""Command-line arguments that several commands share, and the checks of single values.
+
+A value that is out of range is refused while the arguments are parsed, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from perseus_proto.units import ratio_from_percent
+
+MAX_POINTS = 10_000
+"""Of a frontier: on 8 stages with 96 microbatches each point is about 100 kB of JSON."""
+
+
+def add_pipeline(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the planning problem: profile, schedule, powers and delays."""
+    group = parser.add_argument_group("the pipeline")
+    group.add_argument(
+        "--profile", required=True, type=Path, metavar="P.csv", help="measured time and energy (see perseus --help)"
+    )
+    group.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help="1f1b, dualpipe, early-recompute-1f1b, gpipe, interleaved-1f1b, zb-h1 or zb-v",
+    )
+    group.add_argument("--stages", type=int, metavar="N", help="stages of one pipeline")
+    group.add_argument("--microbatches", type=int, metavar="M", help="microbatches in one iteration of one pipeline")
+    group.add_argument("--chunks", type=int, metavar="V", help="model chunks on each stage (interleaved-1f1b only)")
+    group.add_argument(
+        "--order",
+        dest="schedule_csv",
+        type=Path,
+        metavar="SCHEDULE.csv",
+        help="a custom schedule instead of the four options above: a CSV as torch.distributed.pipelining exports it, "
+        "compute-only or with communication",
+    )
+    group.add_argument(
+        "--blocking-power",
+        required=True,
+        type=not_negative,
+        metavar="W",
+        help="power of a GPU while it waits for another stage, in watts",
+    )
+    group.add_argument(
+        "--delay-s",
+        type=not_negative,
+        default=0.0,
+        metavar="S",
+        help="transfer time between two stages, in seconds (default: 0)",
+    )
+    group.add_argument(
+        "--overhead-s",
+        type=not_negative,
+        default=0.0,
+        metavar="S",
+        help="time of each iteration outside the pipeline, in seconds (default: 0)",
+    )
+    group.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="CAL.json",
+        help="a file from perseus calibrate, instead of --delay-s and --overhead-s: predicted times are then those of "
+        "real iterations",
+    )
+    _add_noise(parser)
+
+
+def _add_noise(parser: argparse.ArgumentParser) -> None:
+    noise = parser.add_argument_group("noisy profiles")
+    noise.add_argument(
+        "--samples",
+        action="store_true",
+        help="the profile may repeat a row: use the median of its samples, with times raised by --guard",
+    )
+    noise.add_argument(
+        "--guard",
+        type=not_negative,
+        default=2.0,
+        metavar="K",
+        help="raise sampled times by this many standard errors, because an instruction that is slower than its "
+        "profile delays the whole pipeline (default: 2)",
+    )
+    noise.add_argument(
+        "--repair", action="store_true", help="with --samples: raise times so that no lower clock is faster"
+    )
+
+
+def add_deadline(parser: argparse.ArgumentParser) -> None:
+    """Add the two ways to limit the iteration time."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--deadline-s", type=positive, metavar="T", help="longest iteration time allowed, in seconds")
+    group.add_argument(
+        "--max-slowdown",
+        type=percent,
+        metavar="P%",
+        help="how much longer an iteration may take than with all clocks at their maximum, such as 3%%",
+    )
+
+
+def add_switching(parser: argparse.ArgumentParser) -> None:
+    """Add what a clock change costs and how much energy may be spent to avoid changes."""
+    group = parser.add_argument_group(
+        "clock changes", "With any of these options the plans change clocks as rarely as the permitted loss allows."
+    )
+    group.add_argument(
+        "--switch-latency-s",
+        type=not_negative,
+        metavar="S",
+        help="time that a new clock takes to settle, in seconds; waiting for other stages hides it; measure it on your "
+        "GPU model (default: 0)",
+    )
+    group.add_argument(
+        "--switch-cost-j", type=not_negative, metavar="J", help="energy of one clock change, in joules (default: 0)"
+    )
+    group.add_argument(
+        "--max-switch-loss",
+        type=percent,
+        metavar="P%",
+        help="share of the iteration energy that may be spent to avoid clock changes, such as 0.5%% (default: 0.2%%)",
+    )
+
+
+def add_files(parser: argparse.ArgumentParser, *, output: bool) -> None:
+    """Add the files to write; ``output``: the JSON is required and the pipeline can be drawn."""
+    group = parser.add_argument_group("files")
+    group.add_argument("--output", required=output, metavar="F.json", help="where to write JSON; - for standard output")
+    group.add_argument("--plot", metavar="F.png", help="draw energy against time (needs matplotlib)")
+    if output:
+        group.add_argument(
+            "--gantt", metavar="G.png", help="draw the pipeline at maximum clocks and as planned, coloured by power"
+        )
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not finite")
+    return value
+
+
+def positive(text: str) -> float:
+    """Read a finite number greater than zero.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if (value := _number(text)) <= 0:
+        raise argparse.ArgumentTypeError(f"must be greater than zero, not {text}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """Read a finite number, zero or more.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if (value := _number(text)) < 0:
+        raise argparse.ArgumentTypeError(f"must be zero or more, not {text}")
+    return value
+
+
+def percent(text: str) -> float:
+    """Read a percentage such as ``3%`` as a ratio, 0.03.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    try:
+        return ratio_from_percent(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def points(text: str) -> int:
+    """Read the number of points of a frontier, 1 to `MAX_POINTS`.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_POINTS:
+        raise argparse.ArgumentTypeError(f"must be a whole number between 1 and {MAX_POINTS}, not {text}")
+    return int(text)

@@ -1,0 +1,173 @@
+"""Steps that several commands share: read the problem, reserve files, describe a plan.
+
+numpy, OR-Tools and matplotlib are imported inside the functions, so that the parser starts without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from perseus_solver.errors import InvalidCalibration, SolverError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from perseus_solver.calibration import Calibration
+    from perseus_solver.cli.files import Outputs, Writer
+    from perseus_solver.model.problem import Problem
+    from perseus_solver.model.result import Point
+    from perseus_solver.model.simulator import Simulator
+    from perseus_solver.schedules import Schedule
+    from perseus_solver.switching import Switching
+
+_NAMED = ("schedule", "stages", "microbatches")
+
+
+def read_problem(options: argparse.Namespace) -> Problem:
+    """Read and check the schedule, the profile and the calibration that the arguments name.
+
+    Notes about the profile go to standard error.
+
+    Args:
+        options: the parsed arguments of `perseus_solver.cli.arguments.add_pipeline`.
+
+    Returns:
+        The planning problem.
+
+    Raises:
+        SolverError: a file cannot be used, or arguments are missing or contradict each other.
+    """
+    from perseus_solver.model.problem import build_problem
+    from perseus_solver.model.profile import read_profile
+    from perseus_solver.model.sampling import Sampling
+    from perseus_solver.schedules import with_constants
+
+    schedule = _schedule(options)
+    sampling = Sampling(guard=options.guard, repair_monotone=options.repair) if options.samples else None
+    if options.repair and not options.samples:
+        raise SolverError("--repair needs --samples")
+    profile = read_profile(options.profile, stages=schedule.stages, sampling=sampling)
+    for note in profile.notes:
+        print_note(options, note)
+    return build_problem(
+        profile,
+        with_constants(schedule, profile.constant_stages),
+        blocking_power_w=options.blocking_power,
+        delay_s=options.delay_s,
+        overhead_s=options.overhead_s,
+        calibration=_read_calibration(options.calibration) if options.calibration else None,
+    )
+
+
+def _schedule(options: argparse.Namespace) -> Schedule:
+    from perseus_solver.schedules import build_schedule, read_schedule
+
+    if options.schedule_csv is not None:
+        given = [f"--{name}" for name in (*_NAMED, "chunks") if getattr(options, name) is not None]
+        if given:
+            raise SolverError(f"--order already gives what {', '.join(given)} would give; leave them out")
+        return read_schedule(options.schedule_csv)
+    missing = [f"--{name}" for name in _NAMED if getattr(options, name) is None]
+    if missing:
+        raise SolverError(f"{', '.join(missing)} needed (or --order)")
+    return build_schedule(
+        options.schedule, stages=options.stages, microbatches=options.microbatches, chunks=options.chunks
+    )
+
+
+def _read_calibration(path: Path) -> Calibration:
+    from perseus_solver.calibration import Calibration
+    from perseus_solver.calibration.model import MAX_BYTES
+
+    try:
+        with path.open("rb") as file:
+            return Calibration.from_json(file.read(MAX_BYTES + 1))
+    except OSError as error:
+        raise InvalidCalibration(f"calibration {path} cannot be read: {error.strerror or error}") from error
+    except InvalidCalibration as error:
+        raise InvalidCalibration(f"calibration {path}: {error}") from None
+
+
+def deadline_s(options: argparse.Namespace, baseline_time_s: float) -> float:
+    """Return the longest iteration time that the arguments allow, in seconds.
+
+    Args:
+        options: the parsed arguments of `perseus_solver.cli.arguments.add_deadline`.
+        baseline_time_s: iteration time with all clocks at their maximum: the base of a slowdown, and the deadline
+            where none is given.
+    """
+    if options.deadline_s is not None:
+        return float(options.deadline_s)
+    return baseline_time_s * (1 + (options.max_slowdown or 0.0))
+
+
+def wants_fewer_changes(options: argparse.Namespace) -> bool:
+    """Whether any argument about clock changes was given."""
+    given = (options.switch_latency_s, options.switch_cost_j, options.max_switch_loss)
+    return any(value is not None for value in given)
+
+
+def switching(options: argparse.Namespace) -> Switching:
+    """Return what a clock change costs, as the arguments say."""
+    from perseus_solver.switching import Switching
+
+    return Switching(cost_j=options.switch_cost_j or 0.0, latency_s=options.switch_latency_s or 0.0)
+
+
+def switch_loss(options: argparse.Namespace) -> float:
+    """Return the share of the iteration energy that may be spent to avoid clock changes."""
+    from perseus_solver.switching import DEFAULT_LOSS
+
+    return DEFAULT_LOSS if options.max_switch_loss is None else float(options.max_switch_loss)
+
+
+def reserve_picture(options: argparse.Namespace, outputs: Outputs, name: str) -> Writer | None:
+    """Reserve the PNG file that option ``name`` gives; None if the option is absent.
+
+    Raises:
+        SolverError: matplotlib is not installed, or the file cannot be written.
+    """
+    target = getattr(options, name)
+    if target is None:
+        return None
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise SolverError(f"--{name} needs matplotlib: pip install 'perseus-k8s[plot]'")
+    return outputs.open(f"--{name}", target)
+
+
+def before_and_after_png(simulator: Simulator, point: Point) -> bytes:
+    """Draw the pipeline with all clocks at their maximum, and under a plan."""
+    from perseus_solver.comparison.baselines import all_maximum
+    from perseus_solver.plots import gantt_png
+
+    problem = simulator.problem
+    plans = [
+        ("all at the highest clock", all_maximum(problem)),
+        ("planned", simulator.choice_of(point.frequencies_mhz)),
+    ]
+    return gantt_png(problem, plans, simulator)
+
+
+def describe(point: Point, baseline_time_s: float, baseline_energy_j: float) -> str:
+    """Describe a plan in one line, against all clocks at their maximum."""
+    return (
+        f"plan: {point.iteration_time_s:.4f} s ({100 * (point.iteration_time_s / baseline_time_s - 1):+.2f} %), "
+        f"{point.energy_j:.1f} J ({100 * (point.energy_j / baseline_energy_j - 1):+.2f} %) "
+        "against all clocks at maximum; "
+        f"gap {100 * point.gap:.3f} %, {point.status.replace('_', ' ')}; {point.clock_changes} clock changes"
+    )
+
+
+def print_summary(options: argparse.Namespace, *lines: str) -> None:
+    """Print to standard output, or to standard error where standard output carries the JSON."""
+    for line in lines:
+        print(line, file=sys.stderr if options.output == "-" else sys.stdout)
+
+
+def print_note(options: argparse.Namespace, note: str) -> None:
+    """Print a note of one line to standard error."""
+    print(f"perseus {options.command}: note: {note}", file=sys.stderr)

@@ -1,0 +1,59 @@
+"""`perseus compare`: this solver's plans beside those of other methods, on the same profile."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from perseus_solver.cli import arguments, common
+
+if TYPE_CHECKING:
+    from perseus_solver.cli.files import Outputs
+
+_DEFAULT_LOWTIME_UNIT_S = 1e-3  # the paper's
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `run`."""
+    arguments.add_pipeline(parser)
+    arguments.add_deadline(parser)
+    parser.add_argument("--lowtime", action="store_true", help="also run lowtime (extra 'bench'); takes minutes")
+    parser.add_argument(
+        "--lowtime-unit-s",
+        type=arguments.positive,
+        default=_DEFAULT_LOWTIME_UNIT_S,
+        metavar="S",
+        help="lowtime's time grid, in seconds (default: 0.001)",
+    )
+    arguments.add_files(parser, output=False)
+
+
+def run(options: argparse.Namespace, outputs: Outputs) -> None:
+    """Plan with every method, write the comparison as JSON where asked, and print it as a table.
+
+    Args:
+        options: the parsed arguments.
+        outputs: where files are reserved; they are put in place when the context ends without an error.
+
+    Raises:
+        SolverError: the input cannot be used, or a file cannot be written.
+    """
+    write = outputs.open("--output", options.output) if options.output is not None else None
+    plot = common.reserve_picture(options, outputs, "plot")
+    problem = common.read_problem(options)
+    from perseus_solver.comparison.baselines import all_maximum
+    from perseus_solver.comparison.table import as_json, as_table, compare, single_clocks
+    from perseus_solver.model.simulator import Simulator
+
+    simulator = Simulator(problem)
+    base_s = float(simulator.run(all_maximum(problem)).iteration_time_s)
+    deadline_s = common.deadline_s(options, base_s)
+    rows = compare(problem, deadline_s=deadline_s, lowtime_unit_s=options.lowtime_unit_s if options.lowtime else None)
+    if write:
+        write([as_json(rows), b"\n"])
+    if plot:
+        from perseus_solver.frontier import solve_frontier
+        from perseus_solver.plots import compare_png
+
+        plot([compare_png(problem, solve_frontier(problem), rows, single_clocks(simulator))])
+    common.print_summary(options, as_table(rows))

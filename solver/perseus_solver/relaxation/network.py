@@ -1,0 +1,237 @@
+"""The relaxation at one price of time: every table widened to its lower convex hull, solved exactly as a network flow.
+
+Lagrange's price v (watts) on the makespan T splits the problem: minimise Σ ε_i(d_i) + v·T. Its dual is a flow of value
+v from the start of the iteration to its end, through the instructions. An instruction that carries x watts takes the
+duration that minimises ε(d) + x·d, so each corner of its hull is an arc, with the drop in slope as capacity and the
+duration as gain. The cheapest flow gives the bound. Complementary slackness gives the timetable: edges that carry flow
+are tight, and an instruction's duration lies between the corners that are best at its flow. (Fulkerson 1961; Phillips
+and Dessouky 1977.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perseus_solver.kinds import Floats, Index, Int64s
+from perseus_solver.relaxation.flow import min_cost_flow
+from perseus_solver.relaxation.graph import Graph, latest_of
+from perseus_solver.relaxation.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The dual network without its price.
+
+    Node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the end.
+
+    Attributes:
+        tail, head: int[arcs], the nodes that each arc joins.
+        capacity: int[arcs], units of flow; −1: without limit.
+        gain_ticks: int[arcs], the duration or delay that flow on the arc counts.
+        from_price: int[arcs], an instruction uses the arc only when it carries more than this.
+        nodes: number of nodes.
+    """
+
+    tail: Index
+    head: Index
+    capacity: Int64s
+    gain_ticks: Int64s
+    from_price: Int64s
+    nodes: int
+
+
+def build_network(tables: Tables, graph: Graph, table_of: Index) -> Network:
+    """Build the dual network: one arc for each edge, first and last instruction, and hull corner.
+
+    Args:
+        tables: options in ticks.
+        graph: precedence in levels.
+        table_of: int[n], the table of each row.
+
+    Returns:
+        The network; the arcs of edges come first, in order.
+    """
+    n = graph.n
+    rows = np.arange(n)
+    first = np.setdiff1d(rows, graph.head)
+    last = np.setdiff1d(rows, graph.tail)
+    corner = np.arange(tables.hull_ticks.shape[1])
+    row, column = np.nonzero(corner < tables.hull_size[table_of][:, None])
+    table = table_of[row]
+    below = tables.hull_price[table, column]
+    above = tables.hull_price[table, np.maximum(column - 1, 0)]
+    plain = len(graph.tail) + len(first) + len(last)
+    zeros, free = np.zeros(plain, dtype=np.int64), np.full(plain, -1, dtype=np.int64)
+    zeros[: len(graph.tail)] = graph.delay_ticks
+    return Network(
+        tail=np.concatenate((2 * graph.tail + 1, np.full(len(first), 2 * n), 2 * last + 1, 2 * row)),
+        head=np.concatenate((2 * graph.head, 2 * first, np.full(len(last), 2 * n + 1), 2 * row + 1)),
+        capacity=np.concatenate((free, np.where(column == 0, -1, above - below))),
+        gain_ticks=np.concatenate((zeros, tables.hull_ticks[table, column].astype(np.int64))),
+        from_price=np.concatenate((np.full(plain, -1), below)),
+        nodes=2 * n + 2,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dual:
+    """A flow of value ``price``, in units.
+
+    Attributes:
+        price: its value.
+        edge: int[m], on every edge.
+        through: int[n], through every row.
+    """
+
+    price: int
+    edge: Int64s
+    through: Int64s
+
+
+def solve_price(network: Network, graph: Graph, price: int) -> Dual:
+    """Return the best flow from the start to the end.
+
+    Args:
+        network: from `build_network`.
+        graph: of the same problem.
+        price: value of the flow, units of `Tables.unit_w`.
+
+    Raises:
+        FlowFailed: no optimal flow was found.
+    """
+    supply = np.zeros(network.nodes, dtype=np.int64)
+    supply[-2], supply[-1] = price, -price
+    return solve_supply(network, graph, price, supply)
+
+
+def solve_supply(network: Network, graph: Graph, price: int, supply: Int64s) -> Dual:
+    """Return the best flow that meets a supply at the nodes.
+
+    Args:
+        network: from `build_network`.
+        graph: of the same problem.
+        price: flow on arcs without limit is at most this, units of `Tables.unit_w`.
+        supply: int[nodes], positive where flow enters, negative where it leaves.
+
+    Raises:
+        FlowFailed: no optimal flow was found.
+    """
+    # Corners that are best only above the price carry no flow.
+    used = network.from_price < price
+    capacity = network.capacity[used]
+    capacity = np.where(capacity < 0, price, np.minimum(capacity, price))
+    flow = min_cost_flow(network.tail[used], network.head[used], capacity, -network.gain_ticks[used], supply)
+    return _dual(network, graph, used, flow, price)
+
+
+def _dual(network: Network, graph: Graph, used: np.ndarray, flow: Int64s, price: int) -> Dual:
+    m = len(graph.tail)
+    full = np.zeros(len(network.tail), dtype=np.int64)
+    full[used] = flow
+    through = np.zeros(graph.n, dtype=np.int64)
+    node = network.tail
+    corners = (node < network.nodes - 2) & (node % 2 == 0)
+    np.add.at(through, node[corners] // 2, full[corners])
+    return Dual(price, full[:m], through)
+
+
+def optimal_timetables(tables: Tables, graph: Graph, table_of: Index, duals: list[Dual]) -> tuple[Floats, Floats]:
+    """Return the timetables that are optimal together with the flows.
+
+    This is the least solution of the difference constraints that complementary slackness leaves: sweep forward along
+    the precedence, backward along tight edges, until nothing changes. Times are integers below 2^53, so "nothing
+    changes" is exact. A timetable exists because the flow is optimal, and each pair of sweeps settles every chain of
+    constraints up to its next change of direction. Flow that leaves the graph fixes its instruction to the end of the
+    iteration.
+
+    Args:
+        tables: options in ticks.
+        graph: precedence in levels.
+        table_of: int[n], the table of each row.
+        duals: optimal flows.
+
+    Returns:
+        Durations in ticks, float[n, flows], and makespans in ticks, float[flows].
+    """
+    n = graph.n
+    edge = np.zeros((len(graph.tail) + 1, len(duals)), dtype=bool)
+    through = np.empty((n, len(duals)), dtype=np.int64)
+    leaving = np.empty_like(through)
+    for column, dual in enumerate(duals):
+        edge[:-1, column] = dual.edge > 0
+        through[:, column] = dual.through
+        leaving[:, column] = dual.through
+        np.subtract.at(leaving[:, column], graph.tail, dual.edge)
+    shortest_ticks, longest_ticks = intervals(tables, table_of, through)
+    start_ticks = np.zeros((n + 1, len(duals)))
+    finish_ticks = np.zeros((n + 1, len(duals)))
+    end_ticks = np.zeros(len(duals))
+    while True:
+        before = finish_ticks.copy()
+        for level in graph.levels:
+            rows = slice(level.begin, level.end)
+            np.maximum(start_ticks[rows], latest_of(finish_ticks, level.before), out=start_ticks[rows])
+            np.maximum(finish_ticks[rows], start_ticks[rows] + shortest_ticks[rows], out=finish_ticks[rows])
+        np.maximum(end_ticks, finish_ticks.max(axis=0), out=end_ticks)
+        for level in reversed(graph.levels):
+            rows = slice(level.begin, level.end)
+            due_ticks = np.where(leaving[rows] > 0, end_ticks, 0.0)
+            for index, delay_ticks, link in level.after:
+                pull_ticks = start_ticks[index] if delay_ticks is None else start_ticks[index] - delay_ticks
+                np.maximum(due_ticks, np.where(edge[link], pull_ticks, 0.0), out=due_ticks)
+            np.maximum(finish_ticks[rows], due_ticks, out=finish_ticks[rows])
+            np.maximum(start_ticks[rows], finish_ticks[rows] - longest_ticks[rows], out=start_ticks[rows])
+        if np.array_equal(before, finish_ticks):
+            return finish_ticks[:n] - start_ticks[:n], end_ticks
+
+
+def intervals(tables: Tables, table_of: Index, through: Int64s) -> tuple[Floats, Floats]:
+    """Return the least and the greatest duration that is best at each flow.
+
+    Args:
+        tables: options in ticks.
+        table_of: int[n], the table of each row.
+        through: int[n, columns], flow through each row.
+
+    Returns:
+        Two arrays float[n, columns] of ticks.
+    """
+    shortest_ticks, longest_ticks = np.empty(through.shape), np.empty(through.shape)
+    for table in range(len(tables.size)):
+        rows = np.flatnonzero(table_of == table)
+        corners = int(tables.hull_size[table])
+        corner_ticks = tables.hull_ticks[table, :corners]
+        falling = -tables.hull_price[table, : corners - 1]
+        flow = -through[rows]
+        shortest_ticks[rows] = corner_ticks[np.searchsorted(falling, flow, side="left")]
+        longest_ticks[rows] = corner_ticks[np.searchsorted(falling, flow, side="right")]
+    return shortest_ticks, longest_ticks
+
+
+def stretch(graph: Graph, shortest_ticks: Floats, longest_ticks: Floats, end_ticks: Floats) -> tuple[Floats, Floats]:
+    """Return timetables between shortest and longest durations that end at given times, or as early as they can.
+
+    For flows that are optimal up to rounding, for which `optimal_timetables` would find no exact fit. One sweep lets
+    each instruction, in order, grow as far as it may and the time allows.
+
+    Args:
+        graph: precedence in levels.
+        shortest_ticks, longest_ticks: float[n, columns].
+        end_ticks: float[columns], when to end.
+
+    Returns:
+        Durations in ticks, float[n, columns], and makespans in ticks, float[columns].
+    """
+    duration_ticks = shortest_ticks.copy()
+    rest_ticks = graph.tail_ticks(duration_ticks)
+    end_ticks = np.maximum(end_ticks, graph.finish_ticks(duration_ticks).max(axis=0))
+    done_ticks = np.zeros((graph.n + 1, duration_ticks.shape[1]))
+    for level in graph.levels:
+        rows = slice(level.begin, level.end)
+        ready_ticks = latest_of(done_ticks, level.before)
+        room_ticks = np.minimum(longest_ticks[rows], end_ticks - rest_ticks[rows] - ready_ticks)
+        np.maximum(duration_ticks[rows], room_ticks, out=duration_ticks[rows])
+        done_ticks[rows] = ready_ticks + duration_ticks[rows]
+    return duration_ticks, done_ticks.max(axis=0)
