@@ -136,7 +136,7 @@ class Score:
         return self.right / max(1, self.right + self.wrong)
 
     @property
-    def restore(self) -> float:
+    def recall(self) -> float:
         """Share of stragglers that were found."""
         return (len(self.reactions)) / max(1, len(self.reactions) + self.missed)
 

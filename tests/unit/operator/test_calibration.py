@@ -56,8 +56,8 @@ class Truth:
 
     def iteration(self, number: int, point: int, *, scatter: float = 0.003) -> JobIteration:
         """Two pipelines; the second is a little slower."""
-        promised_s = self._plain.planned_times.durations_s(point)
-        duration_s = promised_s * np.exp(self._random.normal(0, scatter, promised_s.size))
+        planned_s = self._plain.planned_times.durations_s(point)
+        duration_s = planned_s * np.exp(self._random.normal(0, scatter, planned_s.size))
         span_s = float(self._simulator.end_s(duration_s).max())
         offsets = self._plain.schedule.stage_offset.tolist()
         us = [max(1, round(1e6 * d)) for d in duration_s.tolist()]

@@ -22,7 +22,7 @@ from perseus_operator.planning.planner import Solve, inputs_digest
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_proto.rank import RankId
 from perseus_solver.kinds import Kind
-from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_order, write_schedule
+from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule, write_schedule
 
 KINDS = {kind.label: int(kind) for kind in Kind}
 
@@ -46,7 +46,7 @@ def test_what_processes_report_is_the_schedule_they_were_given(name: str, stages
     schedule = build_schedule(name, stages=stages, microbatches=2 * stages, chunks=chunks)
     order = assemble_schedule([told(schedule, stage) for stage in range(stages)])
     assert order == write_schedule(schedule)
-    again = read_order(order)
+    again = read_schedule(order)
     assert [again.of_stage(stage) for stage in range(stages)] == [schedule.of_stage(s) for s in range(stages)]
     assert again.position.tolist() == schedule.position.tolist()
 
