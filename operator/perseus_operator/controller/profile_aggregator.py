@@ -136,7 +136,8 @@ class ProfileAggregator:
 
     def _stage(self, stage: int) -> StageReading:
         """Pipelines are replicas: their median counts, so that a slow one has no effect. Tensor-parallel ranks share
-        the work: the slowest decides the time, and the plan's energy is that of a mean GPU."""
+        the work: the slowest decides the time, and the plan's energy is that of a mean GPU.
+        """
         pipelines = [self._stage_of_pipeline(stage, dp) for dp in range(self._shape.pipelines)]
         return StageReading(
             time_us=median(one.time_us for one in pipelines),

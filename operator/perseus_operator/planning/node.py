@@ -104,7 +104,8 @@ class Node:
 
     def address_observed(self, address: str | None) -> None:
         """An agent at another address is another process, which holds nothing for the job. None changes nothing: the
-        agent may be restarting, and its lease still counts."""
+        agent may be restarting, and its lease still counts.
+        """
         if address is None or address == self.address:
             return
         self.address = address

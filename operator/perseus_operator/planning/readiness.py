@@ -1,5 +1,6 @@
 """What a job still lacks before plans can be enforced, each as an explanation that becomes a condition: schedule,
-frontier, ranks, baseline, agents."""
+frontier, ranks, baseline, agents.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
 
 def baseline_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     """Why the baseline is not complete; None: it is, or none is wanted, or a plan is in force already because this
-    operator has restarted."""
+    operator has restarted.
+    """
     if spec.baseline_iterations == 0 or state.baseline is not None or state.history is None:
         return None
     points = [point for iteration in state.history.recent for point in iteration.points.values()]

@@ -21,6 +21,7 @@ class ProgressBar:
         self._drawn = 0.0
 
     def __call__(self, done: int, total: int) -> None:
+        """Draw the bar, but not more often than people can see."""
         now = time.monotonic()
         if not self._terminal or now - self._begin < _QUIET_S or now - self._drawn < _EVERY_S:
             return

@@ -234,7 +234,7 @@ def run(kind: Kind, first: int, last: int, chunk: int = 0) -> Ints:
 
 
 def weave(*runs: Ints) -> Ints:
-    """Interleave sequences of equal length: a0, b0, c0, a1, b1, c1, …"""
+    """Interleave sequences of equal length: a0, b0, c0, a1, b1, c1 and so on."""
     return np.stack(runs, axis=1).reshape(-1, 3)
 
 
