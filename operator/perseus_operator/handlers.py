@@ -90,7 +90,7 @@ async def _until(stopped: kopf.DaemonStopped) -> None:
 
 
 def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
-    """kopf's settings, each with its reason."""
+    """Kopf's settings, each with its reason."""
     settings.persistence.finalizer = keys.FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=keys.API_GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=keys.API_GROUP)

@@ -103,7 +103,8 @@ class Reason(StrEnum):
 @dataclass(frozen=True)
 class Explanation:
     """A reason and a sentence: why something failed, or what the operator waits for. It becomes a condition's reason
-    and message."""
+    and message.
+    """
 
     reason: Reason
     message: str

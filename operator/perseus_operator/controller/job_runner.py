@@ -182,7 +182,8 @@ class JobRunner:
             self.state.guard_updated(decision.guard)
             for action in decision.actions:
                 self._start(action)
-            report_s = self._status.report(self.state, decision, now)
+            baseline = self.state.baseline_measured()
+            report_s = self._status.report(self.state, decision, now, new_baseline=baseline)
         self._reconcile_duration_s = services.monotonic_s() - now.monotonic_s
         return max(0.0, min(decision.wake_at_s - now.monotonic_s, report_s))
 

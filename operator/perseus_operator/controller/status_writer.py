@@ -15,6 +15,7 @@ from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.versioned import Versioned
 from perseus_operator.errors import KubeError, KubeNotFound
 from perseus_operator.objects import JobRef, Json
+from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.planner import Decision, Now
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
@@ -82,13 +83,18 @@ class StatusWriter:
             self._restored = True
             self._hold_until_s = self._services.monotonic_s() + self._services.limits.lease_ttl_s
 
-    def report(self, state: JobState, decision: Decision, now: Now) -> float:
+    def report(self, state: JobState, decision: Decision, now: Now, *, new_baseline: Measured | None = None) -> float:
         """Update the metrics, and start a write of the status if one is due.
+
+        Args:
+            state: of the job.
+            decision: the planner's latest.
+            now: when it was made.
+            new_baseline: the baseline, if it was measured just now.
 
         Returns:
             Seconds until the next report is due though nothing happens.
         """
-        baseline = state.baseline_measured()
         if state.fenced is not None:
             return NEVER_S  # the newer operator reports this job
         conditions, figures = status.conditions(state, decision), status.figures(state, decision)
@@ -104,8 +110,8 @@ class StatusWriter:
             quality=state.calibration.quality,
         )
         self._services.metrics.set_frontier(self._ref, status.curve(state))
-        if baseline is not None:
-            self._pending.append(status.baseline_event(baseline))
+        if new_baseline is not None:
+            self._pending.append(status.baseline_event(new_baseline))
         if decision.applied and decision.wanted != self._announced:
             if not self._restored:
                 self._pending.append(status.plan_event(state, decision))

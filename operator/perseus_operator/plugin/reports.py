@@ -214,7 +214,8 @@ def _slowdown(figures: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
 
 def _changes(clocks_mhz: list[int]) -> int:
     """Changes in one iteration of a steady run: the last instruction is followed by the first. Constant-time work asks
-    for no clock."""
+    for no clock.
+    """
     asked = [clock for clock in clocks_mhz if clock]
     return sum(a != b for a, b in pairwise([*asked, asked[0]])) if asked else 0
 

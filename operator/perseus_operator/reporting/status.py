@@ -343,7 +343,8 @@ def in_force(state: JobState) -> bool:
 
 def planned_slowdown(state: JobState, decision: Decision) -> float:
     """By how much pipelines are slowed on purpose: the largest ratio of a plan's time to T_min; while a profile is
-    being measured at most that of the clocks."""
+    being measured at most that of the clocks.
+    """
     sweep = state.profiling.sweep
     if decision.profiling is not None and decision.wanted and sweep is not None:
         return sweep.clocks_mhz[0] / sweep.clocks_mhz[sweep.point]

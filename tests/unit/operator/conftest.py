@@ -193,7 +193,8 @@ class Desk:
     async def report(self, made: Decision | None = None) -> float:
         """Report a decision, or one more, and write the status; seconds until the next report is due."""
         made = made or self.job.act()
-        wait_s = self.reporter.report(self.job.state, made, Now(self.job.now_s, self.job.wall_s))
+        now, baseline = Now(self.job.now_s, self.job.wall_s), self.job.state.baseline_measured()
+        wait_s = self.reporter.report(self.job.state, made, now, new_baseline=baseline)
         while self.spawned:
             await self.spawned.pop()
         return wait_s
