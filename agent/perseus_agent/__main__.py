@@ -43,7 +43,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
-def give_way() -> None:
+def use_batch_scheduling() -> None:
     """Never take a CPU from a training thread at the moment it wakes us; threads made later inherit this.
 
     On a node whose CPUs are all busy a woken process otherwise runs in place of the one that woke it: measured, a mark
@@ -53,7 +53,7 @@ def give_way() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def wake_on_time() -> None:
+def shorten_timer_slack() -> None:
     """Let timers of this thread, and of threads made later, be late by a microsecond instead of fifty."""
     with contextlib.suppress(OSError):  # a strict profile, or not Linux: looks at ranks are a little later then
         Path("/proc/self/timerslack_ns").write_text("1000")
@@ -89,8 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     stop_on_signals(stop)
     log = logging.getLogger("perseus_agent")
-    give_way()
-    wake_on_time()
+    use_batch_scheduling()
+    shorten_timer_slack()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         from perseus_agent.lifecycle import run

@@ -16,14 +16,14 @@ from typing import Any, Final
 from perseus_client.framework import (
     Attachment,
     Cell,
-    Order,
-    Place,
+    Schedule,
     Unsupported,
     csv_of,
-    order_of,
     require_names,
     require_version,
+    schedule_of,
 )
+from perseus_proto.rank import RankId
 
 NAME: Final = "deepspeed"
 OLDEST: Final = "0.16"
@@ -131,8 +131,8 @@ class _Hooks:
 
         self._attachment.replace(self._engine, "_exec_schedule", _exec_schedule)
 
-    def _describe(self, train: Any) -> tuple[Place, Order]:
+    def _describe(self, train: Any) -> tuple[RankId, Schedule]:
         """What this rank executes in an iteration of this schedule."""
         grid, stage = self._engine.grid, int(self._engine.stage_id)
-        place = Place(int(grid.get_data_parallel_rank()), stage, int(grid.get_slice_parallel_rank()))
-        return place, order_of(_row(self._schedule, train, stage))
+        rank = RankId(int(grid.get_data_parallel_rank()), stage, int(grid.get_slice_parallel_rank()))
+        return rank, schedule_of(_row(self._schedule, train, stage))

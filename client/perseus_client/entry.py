@@ -18,9 +18,9 @@ log = logging.getLogger("perseus_client")
 
 
 def connect(
-    pipeline: int,
+    dp: int,
     stage: int,
-    tensor: int = 0,
+    tp: int = 0,
     schedule: Sequence[tuple[str | int, int, int]] = (),
     *,
     socket_path: str | None = None,
@@ -31,9 +31,9 @@ def connect(
     """Tell the node's agent what this rank executes, and follow it from then on.
 
     Args:
-        pipeline: data-parallel rank.
+        dp: data-parallel rank.
         stage: pipeline-parallel rank.
-        tensor: tensor-parallel rank.
+        tp: tensor-parallel rank.
         schedule: (kind, microbatch, chunk) of every instruction of one iteration, in the order in which this rank
             executes them. Kinds: forward, backward, input_gradient, weight_gradient, constant. Connect again when it
             changes.
@@ -53,7 +53,7 @@ def connect(
         return Session()
     try:
         timer, origin = _choose_timing(timing, clock_us, len(schedule))
-        hello = Hello(pipeline, stage, tensor, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
+        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
         connector = Connector(path, encode_hello(hello), len(hello.schedule))
         marks = make_marks(hello.schedule, clock_us)
         return LiveSession(connector, marks if timer is None else TimedMarks(marks, timer))

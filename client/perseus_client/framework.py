@@ -4,7 +4,7 @@
 training: whatever is not as expected becomes one line in the log, and training goes on without energy plans.
 
 An adapter exports one row of ``Cell`` for each stage: what the solver reads as CSV (``csv_of``) and what this rank
-tells the agent in its hello (``order_of``) come from the same rows, so nobody declares a schedule twice.
+tells the agent in its hello (``schedule_of``) come from the same rows, so nobody declares a schedule twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import perseus_client
 from perseus_client.session import Session
 from perseus_proto.keys import ENV_SOCKET
+from perseus_proto.rank import RankId
 
 log = logging.getLogger("perseus_client")
 
@@ -33,32 +34,24 @@ class Unsupported(Exception):
 class Cell(NamedTuple):
     """One instruction in the exported order."""
 
-    place: int
-    """Virtual stage: the place of the chunk in the model's chain of layers."""
+    virtual_stage: int
+    """Position of the chunk in the model's chain of layers."""
     letter: str
     microbatch: int
 
 
-class Place(NamedTuple):
-    """A rank's coordinates, as ``perseus_client.connect`` takes them."""
-
-    pipeline: int
-    stage: int
-    tensor: int
-
-
-Order = list[tuple[str | int, int, int]]
+Schedule = list[tuple[str | int, int, int]]
 
 
 def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
     """The order of all stages as torch writes it, compute only; ``perseus_solver.schedules.read_order`` reads it."""
-    return "".join(",".join(f"{place}{letter}{mb}" for place, letter, mb in row) + "\n" for row in rows)
+    return "".join(",".join(f"{virtual_stage}{letter}{mb}" for virtual_stage, letter, mb in row) + "\n" for row in rows)
 
 
-def order_of(row: Sequence[Cell]) -> Order:
+def schedule_of(row: Sequence[Cell]) -> Schedule:
     """(kind, microbatch, chunk) of one stage's row. Its virtual stages are its chunks, in ascending order."""
-    chunks = {place: chunk for chunk, place in enumerate(sorted({cell.place for cell in row}))}
-    return [(KINDS[letter], microbatch, chunks[place]) for place, letter, microbatch in row]
+    chunks = {stage: chunk for chunk, stage in enumerate(sorted({cell.virtual_stage for cell in row}))}
+    return [(KINDS[letter], microbatch, chunks[stage]) for stage, letter, microbatch in row]
 
 
 def one_f_one_b_row(stage: int, stages: int, microbatches: int) -> list[Cell]:
@@ -75,7 +68,7 @@ def replica_of(rank: int, groups: Iterable[Sequence[int]]) -> int:
 
     Args:
         rank: global.
-        groups: the rank's own groups (pipeline, tensor), each as its members' global ranks in order.
+        groups: the rank's own groups (stages, tensor-parallel), each as its members' global ranks in order.
 
     Raises:
         Unsupported: the members of a group are not evenly spaced, so the other groups cannot be told from this one.
@@ -86,7 +79,7 @@ def replica_of(rank: int, groups: Iterable[Sequence[int]]) -> int:
             continue
         stride, size = members[1] - members[0], len(members)
         if stride < 1 or any(member // stride % size != index for index, member in enumerate(members)):
-            raise Unsupported(f"ranks {list(members)} are not evenly spaced: pass pipeline= and tensor= to attach()")
+            raise Unsupported(f"ranks {list(members)} are not evenly spaced: pass dp= and tp= to attach()")
         strides.append((stride, size))
     return sum(
         all(other // stride % size == rank // stride % size for stride, size in strides) for other in range(rank)
@@ -151,12 +144,12 @@ class Attachment:
             self.detach()
         return self
 
-    def connect(self, place: Place, order: Order) -> None:
+    def connect(self, rank: RankId, schedule: Schedule) -> None:
         """Tell the agent what this rank executes from now on; a session before it ends."""
         self.session.close()
-        self.session = perseus_client.connect(*place, order, **self._options)
+        self.session = perseus_client.connect(*rank, schedule, **self._options)
 
-    def follow(self, shape: Hashable, describe: Callable[[], tuple[Place, Order]]) -> None:
+    def follow(self, shape: Hashable, describe: Callable[[], tuple[RankId, Schedule]]) -> None:
         """An iteration of this shape (its number of microbatches, say) begins: connect anew if the last was another."""
         if shape != self._shape:
             self._shape = shape

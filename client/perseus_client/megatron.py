@@ -17,16 +17,16 @@ from typing import Any, Final
 from perseus_client.framework import (
     Attachment,
     Cell,
-    Order,
-    Place,
+    Schedule,
     Unsupported,
     csv_of,
     log,
     one_f_one_b_row,
-    order_of,
     require_names,
     require_version,
+    schedule_of,
 )
+from perseus_proto.rank import RankId
 
 NAME: Final = "megatron-core"
 OLDEST: Final = "0.12"
@@ -186,7 +186,7 @@ class _Hooks:
             chunk = rank() if rank is not None else None
         return int(chunk or 0)
 
-    def _describe(self, microbatches: Any, model: Any, groups: Any) -> tuple[Place, Order]:
+    def _describe(self, microbatches: Any, model: Any, groups: Any) -> tuple[RankId, Schedule]:
         """What this rank executes in an iteration of so many microbatches.
 
         Raises:
@@ -197,10 +197,10 @@ class _Hooks:
         for flag in ("overlap_moe_expert_parallel_comm", "hybrid_context_parallel"):
             if getattr(config, flag, False):
                 raise Unsupported(f"{flag} runs forwards and backwards in one another")
-        place, stages = _place(self._schedules.parallel_state, groups)
+        rank, stages = _rank_id(self._schedules.parallel_state, groups)
         group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
         shape = {"stages": stages, "microbatches": int(microbatches), "chunks": chunks, "group": group}
-        return place, order_of(_row(self._schedules, place.stage, **shape))
+        return rank, schedule_of(_row(self._schedules, rank.stage, **shape))
 
 
 def _tag(result: Any, name: tuple[int, int]) -> None:
@@ -211,8 +211,8 @@ def _tag(result: Any, name: tuple[int, int]) -> None:
             setattr(tensor, _TAG, name)
 
 
-def _place(state: Any, groups: Any) -> tuple[Place, int]:
-    """Coordinates and the number of stages: from the groups given to the iteration, else from the global ones."""
+def _rank_id(state: Any, groups: Any) -> tuple[RankId, int]:
+    """The rank id and the number of stages: from the groups given to the iteration, else from the global ones."""
 
     def of(name: str) -> tuple[int, int]:
         group = getattr(groups, name, None)
@@ -222,5 +222,5 @@ def _place(state: Any, groups: Any) -> tuple[Place, int]:
         rank, size = (getattr(state, f"get_{long}_parallel_{what}") for what in ("rank", "world_size"))
         return int(rank()), int(size())
 
-    (stage, stages), (tensor, tensors), (context, _), (pipeline, _) = of("pp"), of("tp"), of("cp"), of("dp")
-    return Place(pipeline, stage, tensor + tensors * context), stages
+    (stage, stages), (tp, tps), (context, _), (dp, _) = of("pp"), of("tp"), of("cp"), of("dp")
+    return RankId(dp, stage, tp + tps * context), stages

@@ -349,7 +349,7 @@ class ChannelReader:
         end_us: int = self._words[self._first + iteration % SLOTS * self._size + _TIMES + 2 * index + 1]
         return end_us
 
-    def foresee(self, from_us: int) -> None:
+    def skip_rings_from(self, from_us: int) -> None:
         """Tell the rank that marks made at this time or later need no ring; 0: they do. Whoever says so must look soon
         after that time in any case; whoever takes it back must look at ``passed`` afterwards."""
         self._words[_FORESEEN] = from_us

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from perseus_proto.rank import RankId
+
 PROTOCOL_VERSION: Final = 1
 MAX_INSTRUCTIONS: Final = 65_536
-MAX_PIPELINE: Final = 65_535
+MAX_DP: Final = 65_535
 MAX_STAGE: Final = 4_095
-MAX_TENSOR: Final = 4_095
+MAX_TP: Final = 4_095
 MAX_MICROBATCH: Final = 16_777_215
 MAX_CHUNK: Final = 4_095
 MAX_MESSAGE_BYTES: Final = 1_024
@@ -33,7 +35,7 @@ MAX_GPU_HINT_BYTES: Final = 96
 
 _MAGIC: Final = b"PRSU"
 _HEAD: Final = struct.Struct("<4sHHI")
-_HELLO: Final = struct.Struct("<IIIBBxxI")  # pipeline, stage, tensor, timing, bytes of the GPU hint, instructions
+_HELLO: Final = struct.Struct("<IIIBBxxI")  # dp, stage, tp, timing, bytes of the GPU hint, instructions
 _INSTRUCTION: Final = struct.Struct("<BxHI")  # kind, chunk, microbatch
 _WELCOME: Final = struct.Struct("<I")  # instructions the memory is laid out for
 _REFUSAL: Final = struct.Struct("<HH")  # reason, bytes of the message
@@ -133,10 +135,11 @@ class Reason(IntEnum):
 class Hello:
     """Who a rank says it is and what its stage executes, in order."""
 
-    pipeline: int
-    """Data-parallel rank."""
+    dp: int
+    """Data-parallel rank: which pipeline."""
     stage: int
-    tensor: int
+    tp: int
+    """Tensor-parallel rank: which of the processes that share the stage."""
     timing: Timing
     gpu_hint: str
     """UUID of the GPU that the process computes on, or empty. Chooses among the pod's own GPUs; it grants nothing."""
@@ -144,9 +147,9 @@ class Hello:
 
     def __post_init__(self) -> None:
         for field, value, maximum in (
-            ("pipeline", self.pipeline, MAX_PIPELINE),
+            ("dp", self.dp, MAX_DP),
             ("stage", self.stage, MAX_STAGE),
-            ("tensor", self.tensor, MAX_TENSOR),
+            ("tp", self.tp, MAX_TP),
         ):
             _bounded(field, value, maximum)
         if len(self.gpu_hint.encode()) > MAX_GPU_HINT_BYTES or not (
@@ -160,6 +163,11 @@ class Hello:
             _bounded("schedule.chunk", instruction.chunk, MAX_CHUNK)
         if len(set(self.schedule)) != len(self.schedule):
             raise ChannelError("schedule: an instruction (kind, microbatch, chunk) occurs twice")
+
+    @property
+    def rank(self) -> RankId:
+        """The address of the rank within its job."""
+        return RankId(self.dp, self.stage, self.tp)
 
 
 @dataclass(frozen=True)
@@ -198,7 +206,7 @@ def make_schedule(instructions: Sequence[tuple[str | int, int, int]]) -> tuple[I
 def encode_hello(hello: Hello) -> bytes:
     """A whole frame."""
     hint = hello.gpu_hint.encode()
-    head = _HELLO.pack(hello.pipeline, hello.stage, hello.tensor, hello.timing, len(hint), len(hello.schedule))
+    head = _HELLO.pack(hello.dp, hello.stage, hello.tp, hello.timing, len(hint), len(hello.schedule))
     body = b"".join(_INSTRUCTION.pack(kind, chunk, microbatch) for kind, microbatch, chunk in hello.schedule)
     return _frame(Message.HELLO, head + hint + body)
 
@@ -239,7 +247,7 @@ def decode_hello(body: bytes) -> Hello:
     """
     if len(body) < _HELLO.size:
         raise ChannelError(f"hello: must be at least {_HELLO.size} bytes, is {len(body)}")
-    pipeline, stage, tensor, timing, hint_bytes, count = _HELLO.unpack_from(body)
+    dp, stage, tp, timing, hint_bytes, count = _HELLO.unpack_from(body)
     if not 1 <= count <= MAX_INSTRUCTIONS:
         raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {count}")
     expected = _HELLO.size + hint_bytes + count * _INSTRUCTION.size
@@ -257,7 +265,7 @@ def decode_hello(body: bytes) -> Hello:
         Instruction(InstructionKind.named(kind), microbatch, chunk)
         for kind, chunk, microbatch in _INSTRUCTION.iter_unpack(body[start:])
     )
-    return Hello(pipeline, stage, tensor, origin, hint, schedule)
+    return Hello(dp, stage, tp, origin, hint, schedule)
 
 
 def decode_refusal(body: bytes) -> Refusal:

@@ -16,7 +16,7 @@ import grpc
 from perseus_agent import __version__
 from perseus_agent.clocks.governor import GpuNotice
 from perseus_agent.clocks.gpu_worker import GpuWorker
-from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankIdentity
+from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankProcess
 from perseus_agent.errors import (
     AgentError,
     DeviceError,
@@ -192,8 +192,7 @@ def _lease(view: LeaseView) -> messages.Lease:
         remaining_ms=int(view.remaining_s * 1000),
         plan_id=view.plan_id,
         selections=[
-            messages.Selection(data_parallel_rank=pipeline, point=point)
-            for pipeline, point in sorted(view.selections.items())
+            messages.Selection(data_parallel_rank=dp, point=point) for dp, point in sorted(view.selections.items())
         ],
     )
 
@@ -213,16 +212,16 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
     )
 
 
-def _rank(rank: RankIdentity, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
+def _rank(rank: RankProcess, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
     return messages.Rank(
         pod_uid=rank.pod_uid,
         gpu_uuid=rank.gpu_uuid,
-        data_parallel_rank=rank.pipeline,
-        stage=rank.stage,
-        tensor_parallel_rank=rank.tensor,
+        data_parallel_rank=rank.rank_id.dp,
+        stage=rank.rank_id.stage,
+        tensor_parallel_rank=rank.rank_id.tp,
         iteration=iteration,
         pid=rank.pid,
-        schedule=_schedule(rank.stage, schedule) if schedule else None,
+        schedule=_schedule(rank.rank_id.stage, schedule) if schedule else None,
     )
 
 
@@ -249,9 +248,9 @@ def _event(event: Event) -> messages.TelemetryEvent:
 
 def _iteration(summary: IterationSummary) -> messages.IterationReport:
     return messages.IterationReport(
-        data_parallel_rank=summary.rank.pipeline,
-        stage=summary.rank.stage,
-        tensor_parallel_rank=summary.rank.tensor,
+        data_parallel_rank=summary.rank.rank_id.dp,
+        stage=summary.rank.rank_id.stage,
+        tensor_parallel_rank=summary.rank.rank_id.tp,
         gpu_uuid=summary.rank.gpu_uuid,
         iteration=summary.iteration,
         iteration_time_us=summary.iteration_time_us,

@@ -282,7 +282,7 @@ class Demo:
     def _drain(self, job: RunningJob) -> None:
         while not job.training.samples.empty():
             sample = job.training.samples.get()
-            self._iterations[sample.pipeline, sample.iteration] = sample
+            self._iterations[sample.dp, sample.iteration] = sample
 
     def _complete(self, job: RunningJob) -> list[int]:
         """Iterations that every pipeline has ended."""
@@ -290,8 +290,8 @@ class Demo:
         numbers = {iteration for _, iteration in self._iterations}
         return sorted(i for i in numbers if all((p, i) in self._iterations for p in range(self._pipelines)))
 
-    def _latest(self, job: RunningJob, pipeline: int) -> PipelineIteration:
-        return self._iterations[pipeline, self._complete(job)[-1]]
+    def _latest(self, job: RunningJob, dp: int) -> PipelineIteration:
+        return self._iterations[dp, self._complete(job)[-1]]
 
     def _measure(self, job: RunningJob, counts: Callable[[int], bool], wanted: int, what: str) -> Measurement:
         """Means over the next iterations that count."""
@@ -305,13 +305,13 @@ class Demo:
         time_s = fmean(max(s_from_us(run[k].time_us) for run in runs) for k in range(wanted))
         return Measurement(time_s, tuple(fmean(j_from_mj(i.energy_mj) for i in run) for run in runs), wanted)
 
-    def _before(self, job: RunningJob, iteration: int, pipeline: int) -> float:
+    def _before(self, job: RunningJob, iteration: int, dp: int) -> float:
         """Energy of a pipeline in the first slow iteration, which still ran the old plan and waited."""
         self._drain(job)
-        return j_from_mj(self._iterations[pipeline, iteration].energy_mj)
+        return j_from_mj(self._iterations[dp, iteration].energy_mj)
 
-    def _first_slow(self, job: RunningJob, pipeline: int, healthy_s: float) -> int | None:
-        slow = [i for i in self._complete(job) if s_from_us(self._iterations[pipeline, i].span_us) > 1.05 * healthy_s]
+    def _first_slow(self, job: RunningJob, dp: int, healthy_s: float) -> int | None:
+        slow = [i for i in self._complete(job) if s_from_us(self._iterations[dp, i].span_us) > 1.05 * healthy_s]
         return slow[0] if slow else None
 
     def _job(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:

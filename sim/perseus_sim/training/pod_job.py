@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from perseus_proto import keys
+from perseus_proto.rank import RankId
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER
-from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration, Place
+from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration
 from perseus_sim.training.pod_rank import PATIENCE_S, hear, listen, say
 from perseus_sim.training.trainer import JobGone
 
@@ -99,10 +100,10 @@ class Plan:
 
     def specification(self, rank: int, where: Mapping[int, tuple[str, int]], uuid: str) -> dict[str, Any]:
         """For ``pod_rank.join``: the lower of two stages that talk dials the other."""
-        pipeline, stage = divmod(rank, self.stages)
+        dp, stage = divmod(rank, self.stages)
         dialled = [high for low, high in sorted(self.talking) if low == stage]
         return {
-            "pipeline": pipeline,
+            "dp": dp,
             "stage": stage,
             "gpu_uuid": uuid,
             "socket": self.agent,
@@ -114,7 +115,7 @@ class Plan:
             "delay_us": 0,
             "tables": self.tables,
             "steps": self.steps[stage],
-            "dial": [(other, where[pipeline * self.stages + other]) for other in dialled],
+            "dial": [(other, where[dp * self.stages + other]) for other in dialled],
             "neighbours": sum(stage in pair for pair in self.talking),
             "now_us": time.monotonic_ns() // 1000,
         }
@@ -128,8 +129,8 @@ class Rendezvous:
         self._listener = listen(port)
         self._listener.settimeout(1.0)
 
-    def gather(self, stop: threading.Event) -> dict[Place, socket.socket]:
-        """A connection to every rank, once all have come; one that comes again takes its old place.
+    def gather(self, stop: threading.Event) -> dict[RankId, socket.socket]:
+        """A connection to every rank, once all have come; one that comes again replaces its old connection.
 
         Raises:
             Gone: told to stop before.
@@ -157,7 +158,7 @@ class Rendezvous:
         for rank, (connection, _, uuid) in came.items():
             say(connection, self._plan.specification(rank, where, uuid))
             connection.settimeout(None)
-        return {divmod(rank, self._plan.stages): connection for rank, (connection, *_) in came.items()}
+        return {RankId(*divmod(rank, self._plan.stages)): connection for rank, (connection, *_) in came.items()}
 
 
 def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) -> None:
