@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perseus_agent.errors import SettingsError
 from perseus_proto import keys
@@ -21,9 +20,9 @@ from perseus_proto.settings import parse_settings as parse
 class Settings(BaseSettings):
     """Everything that can be configured about one agent."""
 
-    program: ClassVar[str] = "perseus-agent"
-    description: ClassVar[str] = "Sets the clocks of one node's GPUs; the only program of Perseus with the right to."
-    environment_prefix: ClassVar[str] = "PERSEUS_AGENT_"
+    program = "perseus-agent"
+    description = "Sets the clocks of one node's GPUs; the only program of Perseus with the right to."
+    environment_prefix = "PERSEUS_AGENT_"
 
     node_name: str = setting("", "Name of the Kubernetes node, for DescribeNode and logs. Empty: the host's name.")
     devices: str = setting(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from perseus_operator.planning.planner import Limits
 from perseus_proto import keys
@@ -23,9 +22,9 @@ __all__ = ["InvalidSetting", "Settings", "parse_settings", "settings_or_exit"]
 class Settings(BaseSettings):
     """Everything that can be configured about one operator."""
 
-    program: ClassVar[str] = "perseus-operator"
-    description: ClassVar[str] = "Plans GPU clocks of pipeline-parallel training jobs described by PerseusJobs."
-    environment_prefix: ClassVar[str] = "PERSEUS_OPERATOR_"
+    program = "perseus-operator"
+    description = "Plans GPU clocks of pipeline-parallel training jobs described by PerseusJobs."
+    environment_prefix = "PERSEUS_OPERATOR_"
 
     namespaces: str = setting(
         "",

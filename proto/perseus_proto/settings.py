@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Final, TypeVar
 
 from perseus_proto.addresses import parse_address
@@ -48,10 +48,11 @@ def names_of(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-@dataclass(frozen=True)
 class BaseSettings:
-    """What the settings of all programs have in common. A subclass adds fields, and rules in ``check``."""
+    """What the settings of all programs have in common. A subclass is a frozen dataclass; it adds fields, and rules in
+    ``check``."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # of the subclass
     program: ClassVar[str]
     description: ClassVar[str]
     environment_prefix: ClassVar[str]

@@ -24,7 +24,7 @@ def us_from_s(seconds: float) -> Microseconds:
     return Microseconds(round(seconds * _MICRO))
 
 
-def s_from_us(microseconds: int) -> float:
+def s_from_us(microseconds: float) -> float:
     """Microseconds to seconds."""
     return microseconds / _MICRO
 
@@ -54,7 +54,7 @@ def ms_from_s(seconds: float) -> int:
     return round(seconds * _MILLI)
 
 
-def s_from_ms(milliseconds: int) -> float:
+def s_from_ms(milliseconds: float) -> float:
     """Milliseconds to seconds."""
     return milliseconds / _MILLI
 

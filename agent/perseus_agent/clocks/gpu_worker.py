@@ -30,6 +30,7 @@ from perseus_agent.clocks.telemetry import Event, IterationSummary
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
 from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
+from perseus_proto.units import s_from_us, us_from_ns
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class GpuWorker:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._foresees = self._epoll.fileno() < FD_SETSIZE
+        self._predicts = self._epoll.fileno() < FD_SETSIZE
         self._thread = threading.Thread(target=self._run, name=f"gpu-{self.uuid[-12:]}", daemon=True)
 
     # ------------------------------------------------------------------------------------------- from other threads
@@ -272,7 +273,7 @@ class GpuWorker:
         if pump_s != self._pump_s:
             self._pump_s = pump_s
             self._plan_routine()
-        self._look_s = follower.next_look_us(time.monotonic_ns() // 1000) / 1e6 if self._foresees else 0.0
+        self._look_s = s_from_us(follower.next_look_us(us_from_ns(time.monotonic_ns()))) if self._predicts else 0.0
         if follower.due:
             self._finish_later(follower, follower.collect(self.governor.writes))
         if follower.must_look_again():

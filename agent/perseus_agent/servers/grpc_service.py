@@ -37,6 +37,7 @@ from perseus_agent.node.leases import PodName
 from perseus_agent.node.node import LeaseView, Node
 from perseus_proto.hello import Instruction
 from perseus_proto.planset import InvalidPlanSet, decode_plan_set
+from perseus_proto.units import ms_from_s, s_from_ms
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
@@ -136,12 +137,12 @@ class AgentService(stubs.AgentServicer):
             PodName(pod.uid, pod.namespace, pod.name, frozenset((each.id, each.name) for each in pod.containers))
             for pod in request.pods
         ]
-        ttl_s = request.ttl_ms / 1000
+        ttl_s = s_from_ms(request.ttl_ms)
         return _lease(self._node.acquire(request.job_uid, request.job_name, request.epoch, ttl_s, pods))
 
     @_command
     def RenewLease(self, request: messages.RenewLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        return _lease(self._node.renew(request.job_uid, request.epoch, request.ttl_ms / 1000))
+        return _lease(self._node.renew(request.job_uid, request.epoch, s_from_ms(request.ttl_ms)))
 
     @_command
     def ReleaseLease(self, request: messages.ReleaseLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
@@ -189,7 +190,7 @@ def _lease(view: LeaseView) -> messages.Lease:
     return messages.Lease(
         job_uid=view.job_uid,
         epoch=view.epoch,
-        remaining_ms=int(view.remaining_s * 1000),
+        remaining_ms=ms_from_s(view.remaining_s),
         plan_id=view.plan_id,
         selections=[
             messages.Selection(data_parallel_rank=dp, point=point) for dp, point in sorted(view.selections.items())

@@ -9,7 +9,6 @@ the frameworks.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import Any
 
 from perseus_proto import keys
 from perseus_proto.rank import RankId
+from perseus_proto.units import s_from_us
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster, SimulatedNode
 from perseus_sim.gpus.kubelet import AdmittedPod
 from perseus_sim.gpus.model import BACKWARD_RATIO, GpuModel
 from perseus_sim.gpus.shared_gpu import SharedGpu
-from perseus_sim.processes import Child
+from perseus_sim.processes import Child, free_port
 from perseus_sim.training.live import LiveSpec
 
 Tables = dict[str, dict[str, list[float]]]
@@ -58,7 +58,7 @@ class LiveJob:
         for k in range(min(map(len, ranks)) - 1):
             found.append(
                 LiveIteration(
-                    time_s=max(rank[k + 1]["begin_us"] - rank[k]["begin_us"] for rank in ranks) / 1e6,
+                    time_s=s_from_us(max(rank[k + 1]["begin_us"] - rank[k]["begin_us"] for rank in ranks)),
                     energy_j=sum(rank[k + 1]["energy_uj"] - rank[k]["energy_uj"] for rank in ranks) / 1e6,
                 )
             )
@@ -131,7 +131,7 @@ def start_live_job(
     folder = cluster.folder / name
     folder.mkdir()
     job = LiveJob(name, [], {}, {}, {})
-    port = _free_port()
+    port = free_port()
     for dp in range(pipelines):
         gpus = free[dp * stages : (dp + 1) * stages]
         labels = {"app": name, keys.LABEL_JOB: name}
@@ -160,10 +160,3 @@ def start_live_job(
             )
         node.kubelet.place([job.children[RankId(dp, stage)].pid for stage in range(stages)], uid)
     return job
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

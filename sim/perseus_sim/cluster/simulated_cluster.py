@@ -25,6 +25,7 @@ from kubernetes import client, config, dynamic
 
 from perseus_proto import keys
 from perseus_proto.rank import RankId
+from perseus_proto.units import mw_from_w
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server
 from perseus_sim.cluster.pki import Authority, write_pairs
@@ -199,7 +200,7 @@ class SimulatedCluster:
                 uuid=f"GPU-{number:08x}-0000-4000-8000-{index:012x}",
                 model=model.name,
                 supported_clocks_mhz=tuple(sorted(clocks_mhz or model.clocks_mhz)),
-                blocking_power_mw=round(model.blocking_power_w * 1000),
+                blocking_power_mw=mw_from_w(model.blocking_power_w),
                 switch_latency_us=switch_latency_us,
             )
             for index in range(gpus)

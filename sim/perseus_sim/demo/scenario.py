@@ -20,7 +20,7 @@ from kubernetes import client
 
 from perseus_agent.devices.base import EventReason
 from perseus_proto import keys
-from perseus_proto.units import j_from_mj, s_from_us, us_from_s
+from perseus_proto.units import j_from_mj, mw_from_w, s_from_ms, s_from_us, us_from_s, w_from_mw
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
 from perseus_sim.demo.report import Measurement, Report, percent
 from perseus_sim.gpus.model import MODELS, profile_csv
@@ -84,13 +84,14 @@ class Demo:
         self._stages = pipeline["stages"] = options.stages or pipeline["stages"]
         self._microbatches = pipeline["microbatches"] = options.microbatches or pipeline["microbatches"]
         if options.blocking_power_w is not None:
-            profile["blockingPowerMilliwatts"] = round(options.blocking_power_w * 1000)
+            profile["blockingPowerMilliwatts"] = mw_from_w(options.blocking_power_w)
         self._name: str = self._manifest["metadata"]["name"]
         self._pipelines: int = pipeline["dataParallel"]
         self._csv = options.profile.read_text() if options.profile else profile_csv(self._stages)
         measured = read_profile(self._csv, stages=self._stages)
         schedule = build_schedule(pipeline["schedule"].lower(), stages=self._stages, microbatches=self._microbatches)
-        self._problem = build_problem(measured, schedule, blocking_power_w=profile["blockingPowerMilliwatts"] / 1000)
+        blocking_power_w = w_from_mw(profile["blockingPowerMilliwatts"])
+        self._problem = build_problem(measured, schedule, blocking_power_w=blocking_power_w)
         self._simulator = Simulator(self._problem)
         self._baseline_run = self._simulator.run(all_maximum(self._problem))
         self._started_s = time.monotonic()
@@ -125,7 +126,7 @@ class Demo:
         status = self._await_condition(api, "FrontierReady")
         frontier = self._frontier(cluster, status["frontier"]["configMapName"])
         self._say(
-            f"frontier solved: {len(frontier)} points in {status['frontier']['solveMilliseconds'] / 1000:.2f} s, "
+            f"frontier solved: {len(frontier)} points in {s_from_ms(status['frontier']['solveMilliseconds']):.2f} s, "
             f"T_min {frontier.t_min_s:.4g} s to T* {frontier.t_star_s:.4g} s, certified gap median "
             f"{100 * sorted(frontier.gap)[len(frontier) // 2]:.3f} %, at most {100 * frontier.gap.max():.3f} %"
         )

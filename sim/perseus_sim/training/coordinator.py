@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perseus_proto.rank import RankId
+from perseus_proto.units import us_from_ns
 
 LATEST_US: Final = 2_000_000
 """In real time, how far a job may be behind its machine before that time counts as lost to it."""
@@ -95,7 +96,7 @@ class Coordinator:
         wall_ns = time.monotonic_ns()
         while not self.stopping.is_set():
             if self._real_time:
-                begin_us = max(begin_us, time.monotonic_ns() // 1000 - LATEST_US)
+                begin_us = max(begin_us, us_from_ns(time.monotonic_ns()) - LATEST_US)
                 wall_ns = begin_us * 1000
             else:  # time lost by this machine is not made up for: pace anew from every barrier
                 wall_ns = max(wall_ns, time.monotonic_ns())

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from perseus_proto.rank import RankId
+from perseus_proto.units import us_from_s
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.processes import Child, Processes, StartFailed
 from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration
@@ -63,7 +64,7 @@ class JobSpec:
     @property
     def between_iterations_us(self) -> int:
         """From the last rank's end to the next iteration."""
-        return self.synchronisation_us + round(self.problem.overhead_s * 1e6)
+        return self.synchronisation_us + us_from_s(self.problem.overhead_s)
 
 
 class TrainingJob:

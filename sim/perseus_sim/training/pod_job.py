@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from perseus_proto import keys
 from perseus_proto.rank import RankId
+from perseus_proto.units import j_from_mj, s_from_us, us_from_ns, us_from_s
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER
 from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration
 from perseus_sim.training.pod_rank import PATIENCE_S, hear, listen, say
@@ -94,7 +95,7 @@ class Plan:
         schedule = build_schedule(settings.schedule, stages=settings.stages, microbatches=settings.microbatches)
         problem = build_problem(profile, schedule, blocking_power_w=settings.blocking_power)
         tables, steps = steps_of(problem)
-        between_us = round(problem.overhead_s * 1e6)
+        between_us = us_from_s(problem.overhead_s)
         talking = talking_stages(steps)
         return cls(settings.stages, settings.pipelines, tables, steps, talking, between_us, settings.noise)
 
@@ -117,7 +118,7 @@ class Plan:
             "steps": self.steps[stage],
             "dial": [(other, where[dp * self.stages + other]) for other in dialled],
             "neighbours": sum(stage in pair for pair in self.talking),
-            "now_us": time.monotonic_ns() // 1000,
+            "now_us": us_from_ns(time.monotonic_ns()),
         }
 
 
@@ -173,7 +174,7 @@ def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) ->
         except (Gone, OSError) as error:
             print(f"perseus_sim.training.pod_job: {error}", file=sys.stderr, flush=True)
             continue
-        now_us = time.monotonic_ns() // 1000
+        now_us = us_from_ns(time.monotonic_ns())
         coordinator = Coordinator(
             parents, samples, begin_us=now_us, between_us=plan.between_us, speed=1.0, real_time=True, first=first
         )
@@ -202,8 +203,8 @@ def report(samples: queue.SimpleQueue[PipelineIteration]) -> str:
     if not taken:
         return ""
     last = max(sample.iteration for sample in taken)
-    time_s = sum(sample.time_us for sample in taken) / len(taken) / 1e6
-    energy_j = sum(sample.energy_mj for sample in taken) / len(taken) / 1e3
+    time_s = s_from_us(sum(sample.time_us for sample in taken)) / len(taken)
+    energy_j = j_from_mj(sum(sample.energy_mj for sample in taken)) / len(taken)
     return f"iteration {last}: {time_s:.3f} s, {energy_j:.0f} J for each pipeline"
 
 

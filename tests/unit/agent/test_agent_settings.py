@@ -33,7 +33,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
         (["--insecure", "--settle-ms=soon"], {}, "--settle-ms: must be an integer, not 'soon'"),
         (["--insecure"], {"PERSEUS_AGENT_SETTLE_MS": "x"}, "PERSEUS_AGENT_SETTLE_MS: must be an integer, not 'x'"),
         (
-            ["--insecure"],
+            [],
             {"PERSEUS_AGENT_INSECURE": "perhaps"},
             "PERSEUS_AGENT_INSECURE: must be true or false, not 'perhaps'",
         ),

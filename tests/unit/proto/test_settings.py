@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -12,9 +12,9 @@ from perseus_proto.settings import BaseSettings, InvalidSetting, flag_of, names_
 
 @dataclass(frozen=True)
 class Settings(BaseSettings):
-    program: ClassVar[str] = "sample"
-    description: ClassVar[str] = "A sample."
-    environment_prefix: ClassVar[str] = "SAMPLE_"
+    program = "sample"
+    description = "A sample."
+    environment_prefix = "SAMPLE_"
 
     listen_address: str = setting("", "Where it listens, 100 % of the time.")
     workers: int = setting(2, "How many at a time.", minimum=1)
