@@ -1,9 +1,8 @@
 """One line for ``torch.distributed.pipelining``: ``perseus_client.torch_pipelining.attach(schedule)``.
 
 Attributes of the schedule object and of its stage objects are wrapped; no class, module or file of torch is touched.
-An instruction's window opens when its input is there (the runtime waits for receives before it calls the stage) and,
-for the last stage's forwards, closes when the loss is computed. ``eval`` is not recorded. Called by training code;
-torch is imported only inside ``attach``.
+An instruction begins when its input is there (the runtime waits for receives before it calls the stage); a forward of
+the last stage ends when the loss is computed. ``eval`` is not recorded. torch is imported only inside ``attach``.
 """
 
 from __future__ import annotations
@@ -40,17 +39,19 @@ _TENSOR_DIMENSIONS: Final = ("tp", "cp")
 
 
 def attach(schedule: Any, *, dp: int | None = None, tp: int | None = None, **options: Any) -> Attachment:
-    """Follow a schedule from its next ``step`` on. Call it once the schedule is built; again does nothing.
+    """Follow a schedule from its next ``step`` on. Call it once the schedule is built; a second call for the same
+    schedule returns the first attachment.
 
     Args:
         schedule: any schedule of torch.distributed.pipelining; or one of its stages, whose schedule is then found
             when it first runs.
-        dp: data-parallel rank; None: from the process groups.
-        tp: rank among those that share the stage's work; None: from the mesh of its DTensor parameters.
-        options: of ``perseus_client.connect``.
+        dp: data-parallel rank; None: derived from the process groups.
+        tp: rank among those that share the stage's work; None: derived from the mesh of its DTensor parameters.
+        options: keyword arguments of ``perseus_client.connect``, such as ``timing``.
 
     Returns:
-        An attachment, whose ``detach`` takes everything back. Never raises; without an agent nothing is touched.
+        An attachment; its ``detach`` removes all hooks. If this version of the framework cannot be followed, the reason
+        is logged as an error and the attachment is inactive. Never raises; without an agent nothing is touched.
     """
     existing = _attached(schedule)
     if existing is not None:
@@ -69,10 +70,10 @@ def attach(schedule: Any, *, dp: int | None = None, tp: int | None = None, **opt
 
 
 def schedule_csv(schedule: Any) -> str:
-    """The order of all ranks as CSV, for ``perseus plan --order``. Needs no agent.
+    """The schedule of all ranks as CSV, for ``perseus plan --order``. Needs no agent.
 
     Raises:
-        Unsupported: a schedule class whose order torch does not declare.
+        Unsupported: a schedule class whose order of instructions torch does not declare.
     """
     return csv_of(_rows(schedule))
 
@@ -107,7 +108,7 @@ def _rows(schedule: Any) -> list[list[Cell]]:
 
 
 def _cells(actions: Sequence[Any]) -> list[Cell]:
-    """The computations among a rank's actions; an overlapped forward and backward are two."""
+    """The computations among a rank's actions; an overlapped forward and backward count as two."""
     leaves = [leaf for action in actions if action is not None for leaf in action.sub_actions or (action,)]
     # The text of an action is the same in all versions; the type of its parts is not.
     return [
@@ -312,9 +313,9 @@ class _Hooks:
 
 
 class _CustomAction:
-    """One window for all instructions of an action that a custom function runs, perhaps on two threads.
+    """The marks of one action that a custom function runs, perhaps on two threads: all its instructions at once.
 
-    Named by the schedule, never by what happened to overlap. It opens at the first call of a stage inside, so that
+    The schedule names them, not what happened to overlap. They begin at the first call of a stage inside, so that
     receives which the function waits for stay outside.
     """
 
