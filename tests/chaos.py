@@ -173,10 +173,10 @@ class World:
         points = subject.points(frontier)
         for rank, plan in self.fleet.plans(subject.training).items():
             first, last = frontier.stage_offset[rank.stage : rank.stage + 2].tolist()
-            wanted = tuple(frontier.frequencies_mhz[points[rank.pipeline], first:last].tolist())
+            wanted = tuple(frontier.frequencies_mhz[points[rank.dp], first:last].tolist())
             if plan is None or plan.clocks_mhz != wanted:
                 found = "default clocks" if plan is None else f"point {plan.point}"
-                return f"{subject.name}: {rank.gpu_uuid} is at {found}, must be at point {points[rank.pipeline]}"
+                return f"{subject.name}: {rank.gpu_uuid} is at {found}, must be at point {points[rank.dp]}"
         return ""
 
     async def settle(self, what: str) -> None:

@@ -1,69 +1,51 @@
-"""``perseus-agent``: settings, logs, signals, and the exit code. Everything else is ``server``'s.
+"""``perseus-agent``: reads settings, sets up logs and signals, runs the agent and turns the outcome into an exit code.
 
-Exit codes: 0 stopped as told and every clock given back; 1 stopped, but some GPU could not be given back (the journal
-remembers); 2 a setting or the surroundings are wrong; 3 the driver was replaced under the agent, start it anew.
+Exit codes: 0: stopped on request, all GPUs are back at their default clocks. 1: stopped, but some GPU could not be
+reset; the journal lists it for the next start. 2: a setting or the environment is wrong. 3: the driver was replaced
+while the agent ran; start the agent again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
 from perseus_agent.settings import parse_settings
+from perseus_proto.logs import JsonFormatter
 
 SWITCH_INTERVAL_S: Final = 0.000_3
-"""How long the thread of a GPU that was woken waits for one that reports an iteration or answers a command, at most."""
-
-_PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""Longest time that the woken thread of a GPU waits for a thread that reports an iteration or answers a command."""
 
 
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what is given as ``extra`` becomes fields."""
+def use_batch_scheduling() -> None:
+    """Schedule this process as a batch job, so that it never preempts a training thread that wakes it.
 
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        fields = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        fields.update({name: value for name, value in vars(record).items() if name not in _PLAIN})
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, default=str)
-
-
-def give_way() -> None:
-    """Never take a CPU from a training thread at the moment it wakes us; threads made later inherit this.
-
-    On a node whose CPUs are all busy a woken process otherwise runs in place of the one that woke it: measured, a mark
-    of the client then took milliseconds in one call of a hundred, and some tens of microseconds with this.
+    Threads started later inherit this. On a node whose CPUs are all busy, Linux otherwise runs a woken process in place
+    of the one that woke it: a mark of the client then took milliseconds in one call of a hundred; with this, some tens
+    of microseconds (measured).
     """
-    with contextlib.suppress(OSError, AttributeError):  # a strict seccomp profile, or not Linux: nice to have
+    with contextlib.suppress(OSError, AttributeError):  # a strict seccomp profile, or not Linux: it is optional
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def wake_on_time() -> None:
-    """Let timers of this thread, and of threads made later, be late by a microsecond instead of fifty."""
-    with contextlib.suppress(OSError):  # a strict profile, or not Linux: looks at ranks are a little later then
+def shorten_timer_slack() -> None:
+    """Let timers of this thread, and of threads started later, be late by at most one microsecond instead of fifty."""
+    with contextlib.suppress(OSError):  # a strict profile, or not Linux: the agent then reads ranks a little later
         Path("/proc/self/timerslack_ns").write_text("1000")
 
 
 def stop_on_signals(stop: threading.Event) -> None:
     """Set the event on SIGTERM or SIGINT, from a thread that does nothing else.
 
-    Not from a handler: that runs in the main thread, perhaps while it holds the event's own lock to wait for it, and a
-    second signal at that moment would hang the agent with clocks locked. Threads made later inherit the mask.
+    A signal handler would run in the main thread, perhaps while that holds the event's own lock; a second signal at
+    that moment would hang the agent with clocks locked. Threads started later inherit the signal mask.
     """
     numbers = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -89,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     stop_on_signals(stop)
     log = logging.getLogger("perseus_agent")
-    give_way()
-    wake_on_time()
+    use_batch_scheduling()
+    shorten_timer_slack()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         from perseus_agent.lifecycle import run

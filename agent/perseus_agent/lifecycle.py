@@ -33,6 +33,7 @@ from perseus_agent.servers.local_socket import LocalServer
 from perseus_agent.servers.metrics import MetricsServer
 from perseus_agent.settings import Settings
 from perseus_proto.tls import CONNECTION_AGE, server_credentials
+from perseus_proto.units import s_from_ms, s_from_us
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
 log = logging.getLogger(__name__)
@@ -51,9 +52,9 @@ class Server:
 
     def __init__(self, settings: Settings, devices: DeviceSet, journal: Journal) -> None:
         limits = WorkerLimits(
-            governor=GovernorLimits(settings.min_switch_interval_us / 1e6, settings.settle_ms / 1e3),
-            sample_interval_s=settings.sample_interval_ms / 1e3,
-            watch_interval_s=settings.watch_interval_ms / 1e3,
+            governor=GovernorLimits(s_from_us(settings.min_switch_interval_us), s_from_ms(settings.settle_ms)),
+            sample_interval_s=s_from_ms(settings.sample_interval_ms),
+            watch_interval_s=s_from_ms(settings.watch_interval_ms),
             hang_timeout_s=settings.hang_timeout_s,
         )
         self._settings = settings

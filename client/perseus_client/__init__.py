@@ -1,12 +1,21 @@
-"""What training code imports: say which pipeline instruction begins and ends, and nothing else. Standard library only.
+"""The client for training code: it marks where each pipeline instruction begins and ends, and decides nothing.
 
-    session = perseus_client.connect(pipeline=0, stage=3, schedule=[("forward", 0, 0), ("backward", 0, 0)])
-    with session.step():
-        with session.instruction("forward", 0, 0): ...
+The agent on the node reads the marks and sets the GPU's clock. Nothing here raises into the training loop or blocks it:
+without an agent, or after any failure, every call does nothing. So this example runs anywhere:
 
-Nothing here raises into, or blocks, the training loop: without an agent, or after any failure, every call does
-nothing. Do not add anything that imports more than the standard library, or that makes a decision: those are the
-agent's.
+>>> import perseus_client
+>>> schedule = [("forward", 0, 0), ("forward", 1, 0), ("backward", 0, 0), ("backward", 1, 0)]
+>>> session = perseus_client.connect(dp=0, stage=3, schedule=schedule)
+>>> for iteration in range(2):
+...     with session.step():
+...         for kind, microbatch, chunk in schedule:
+...             with session.instruction(kind, microbatch, chunk):
+...                 pass  # compute it
+>>> session.close()
+
+Training frameworks need one line instead: ``attach`` of ``perseus_client.torch_pipelining``,
+``perseus_client.megatron`` or ``perseus_client.deepspeed``. This package imports nothing but the standard library:
+training images pin the rest.
 """
 
 from perseus_client.entry import connect

@@ -1,8 +1,8 @@
-"""The background thread that finds the agent, says hello, and notices when it goes: here alone the client may wait.
+"""The background thread that connects to the agent and notices when the agent goes away. Only this thread may wait.
 
-It hands over by setting one attribute, ``writer``, which the training thread looks at when a step begins. Agent
-absent, slow, refusing, dead or restarted are all the same to it: try again, more and more seldom. Used by
-``perseus_client.session`` alone.
+It passes a connection on by setting one attribute, ``writer``, which the training thread reads when a step begins.
+Whether the agent is absent, slow, refusing, dead or restarted makes no difference: the thread tries again, with pauses
+that grow to ``SLOWEST_RETRY_S``.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ log = logging.getLogger("perseus_client")
 FIRST_RETRY_S: Final = 0.1
 SLOWEST_RETRY_S: Final = 30.0
 ANSWER_S: Final = 10.0
-"""The agent may have to ask the kubelet who we are."""
+"""How long the agent may take to answer: it may have to ask the kubelet which pod this process belongs to."""
 
 
 class Connector:
-    """One connection to the agent, made again whenever it breaks."""
+    """One connection to the agent, opened again whenever it breaks."""
 
     def __init__(self, path: str, hello: bytes, instructions: int) -> None:
         self.writer: ChannelWriter | None = None
-        """What the next step writes to; None while no agent listens."""
+        """What the next step writes to; None while there is no agent."""
         self._path = path
         self._hello = hello
         self._instructions = instructions
         self._connection: socket.socket | None = None
         self._stopped = threading.Event()
         self._connected = threading.Event()
-        self._said: str | None = None
+        self._logged: str | None = None
 
     def start(self) -> None:
-        """Begin to look for the agent."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="perseus-client", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the agent has answered."""
+        """Wait until the agent has accepted this rank; False after the timeout."""
         return self._connected.wait(timeout_s)
 
     def stop(self) -> None:
-        """Hang up for good."""
+        """Close the connection for good."""
         self._stopped.set()
         self.writer = None
         connection = self._connection
@@ -57,7 +57,7 @@ class Connector:
                 connection.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
 
     def abandon(self) -> None:
-        """In a forked child, which has no such thread: let go of what is the parent's without telling the agent."""
+        """In a forked child, which has no such thread: release what is the parent's without a message to the agent."""
         self.writer = None
         if self._connection is not None:
             self._connection.close()
@@ -69,48 +69,48 @@ class Connector:
                 if self._serve():
                     retry_s = FIRST_RETRY_S
             except (OSError, ChannelError) as error:
-                self._say(f"no agent at {self._path}: {error}")
+                self._log_change(f"no agent at {self._path}: {error}")
             except Exception:
-                log.exception("perseus_client: gave up looking for the agent")
+                log.exception("perseus_client: stopped looking for the agent after an unexpected error")
                 return
             finally:
                 self.writer = None
                 self._connected.clear()
-            # Jitter: the ranks of a node must not all come back to a restarted agent in the same millisecond.
+            # Jitter: the ranks of a node must not all reconnect to a restarted agent in the same millisecond.
             self._stopped.wait(retry_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             retry_s = min(2 * retry_s, SLOWEST_RETRY_S)
 
     def _serve(self) -> bool:
-        """One connection from hello to hang-up; True if the agent took us."""
+        """Serve one connection until it closes; True if the agent accepted this rank."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             self._connection = connection
             try:
                 connection.settimeout(ANSWER_S)
                 connection.connect(self._path)
-                # Who is refused for what it is need not be heard: the agent may have answered and hung up already.
+                # A refused rank need not be read: the agent may have answered and closed the connection already.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.sendall(self._hello)
                 answer = receive_answer(connection, ANSWER_S)
                 if isinstance(answer, Refusal):
-                    self._say(f"the agent refuses this rank ({answer.reason.name}): {answer.message}")
+                    self._log_change(f"the agent refuses this rank ({answer.reason.name}): {answer.message}")
                     return False
                 writer = ChannelWriter(answer.memory_fd, answer.event_fd, self._instructions)
                 connection.settimeout(None)
                 if self._stopped.is_set():
                     return True
                 self.writer = writer
-                del writer  # the bell is closed when the last mark that uses it is done
-                self._said = None
+                del writer  # its eventfd is closed when the last mark that uses it is done
+                self._logged = None
                 self._connected.set()
                 log.info("perseus_client: connected to the agent at %s", self._path)
                 connection.recv(1)  # until the agent goes away, or stop() does
-                self._say("the agent has gone; training goes on without it")
+                self._log_change("the agent has gone; training goes on without it")
                 return True
             finally:
                 self._connection = None
 
-    def _say(self, message: str) -> None:
-        """Once for each change; the rest is for debugging."""
+    def _log_change(self, message: str) -> None:
+        """Log a warning when the message changes; repetitions are for debugging."""
         if not self._stopped.is_set():
-            log.log(logging.DEBUG if message == self._said else logging.WARNING, "perseus_client: %s", message)
-            self._said = message
+            log.log(logging.DEBUG if message == self._logged else logging.WARNING, "perseus_client: %s", message)
+            self._logged = message

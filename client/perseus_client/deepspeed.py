@@ -1,9 +1,9 @@
 """One line for DeepSpeed's PipelineEngine: ``perseus_client.deepspeed.attach(engine)`` after ``deepspeed.initialize``.
 
 Two attributes of the engine object are replaced: the map from instructions to functions, of which forward and backward
-get a window, and ``_exec_schedule``, which begins and ends an iteration. Engines derived from it (Megatron-DeepSpeed,
-GPT-NeoX) are followed alike. ``eval_batch`` is not recorded; sends, receives and reductions are instructions of their
-own and outside of every window. Called by training code; DeepSpeed is imported only inside ``attach``.
+get marks around them, and ``_exec_schedule``, which begins and ends an iteration. Engines derived from it
+(Megatron-DeepSpeed, GPT-NeoX) are followed alike. ``eval_batch`` is not recorded; sends, receives and reductions are
+instructions of their own and lie outside of all marks. DeepSpeed is imported only inside ``attach``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Final
 from perseus_client.framework import (
     Attachment,
     Cell,
-    Order,
-    Place,
+    Schedule,
     Unsupported,
     csv_of,
-    order_of,
     require_names,
     require_version,
+    schedule_of,
 )
+from perseus_proto.rank import RankId
 
 NAME: Final = "deepspeed"
 OLDEST: Final = "0.16"
@@ -33,14 +33,16 @@ _MARK: Final = "_perseus_attachment"
 
 
 def attach(engine: Any, **options: Any) -> Attachment:
-    """Follow an engine from its next ``train_batch`` on. Again does nothing.
+    """Follow an engine from its next ``train_batch`` on. A second call for the same engine returns the first
+    attachment.
 
     Args:
-        engine: the PipelineEngine that ``deepspeed.initialize`` returned. Ranks come from its grid.
-        options: of ``perseus_client.connect``.
+        engine: the PipelineEngine that ``deepspeed.initialize`` returned. The rank id comes from its grid.
+        options: keyword arguments of ``perseus_client.connect``, such as ``timing``.
 
     Returns:
-        An attachment, whose ``detach`` takes everything back. Never raises; without an agent nothing is touched.
+        An attachment; its ``detach`` removes all hooks. If this version of the framework cannot be followed, the reason
+        is logged as an error and the attachment is inactive. Never raises; without an agent nothing is touched.
     """
     existing = getattr(engine, _MARK, None)
     if isinstance(existing, Attachment) and existing.active:
@@ -61,11 +63,14 @@ def attach(engine: Any, **options: Any) -> Attachment:
 
 
 def schedule_csv(*, stages: int, microbatches: int) -> str:
-    """The order of all stages as CSV, for ``perseus plan --order``. Needs no process group.
+    """The schedule of all stages as CSV, for ``perseus plan --order``. Needs no process group.
 
     Args:
-        stages: of the pipeline.
-        microbatches: gradient accumulation steps.
+        stages: number of stages of the pipeline.
+        microbatches: gradient accumulation steps of one iteration.
+
+    Returns:
+        One line for each stage; see ``perseus_client.framework.csv_of``.
     """
     schedule = importlib.import_module(_SCHEDULE)
     return csv_of(
@@ -83,7 +88,7 @@ def _row(schedule: Any, train: Any, stage: int) -> list[Cell]:
 
 
 class _Hooks:
-    """What is replaced on one engine."""
+    """The wrappers of one engine."""
 
     def __init__(self, attachment: Attachment, engine: Any, schedule: Any) -> None:
         self._attachment = attachment
@@ -131,8 +136,8 @@ class _Hooks:
 
         self._attachment.replace(self._engine, "_exec_schedule", _exec_schedule)
 
-    def _describe(self, train: Any) -> tuple[Place, Order]:
+    def _describe(self, train: Any) -> tuple[RankId, Schedule]:
         """What this rank executes in an iteration of this schedule."""
         grid, stage = self._engine.grid, int(self._engine.stage_id)
-        place = Place(int(grid.get_data_parallel_rank()), stage, int(grid.get_slice_parallel_rank()))
-        return place, order_of(_row(self._schedule, train, stage))
+        rank = RankId(int(grid.get_data_parallel_rank()), stage, int(grid.get_slice_parallel_rank()))
+        return rank, schedule_of(_row(self._schedule, train, stage))

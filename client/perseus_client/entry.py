@@ -1,4 +1,5 @@
-"""``connect``: check what the caller says, choose how to time, and hand out a session. Never raises, never waits."""
+"""``connect``: checks its arguments, chooses where timestamps come from, and returns a session. It never raises and
+never waits, because it runs in training code that works without an agent too."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ log = logging.getLogger("perseus_client")
 
 
 def connect(
-    pipeline: int,
+    dp: int,
     stage: int,
-    tensor: int = 0,
+    tp: int = 0,
     schedule: Sequence[tuple[str | int, int, int]] = (),
     *,
     socket_path: str | None = None,
@@ -28,32 +29,36 @@ def connect(
     timing: str = "auto",
     gpu_uuid: str | None = None,
 ) -> Session:
-    """Tell the node's agent what this rank executes, and follow it from then on.
+    """Connect this rank to the agent on its node and report what it executes.
+
+    Returns at once: a background thread looks for the agent, and looks again whenever the agent goes away. Never
+    raises.
 
     Args:
-        pipeline: data-parallel rank.
-        stage: pipeline-parallel rank.
-        tensor: tensor-parallel rank.
+        dp: data-parallel rank (which pipeline), from 0.
+        stage: pipeline-parallel rank, from 0.
+        tp: tensor-parallel rank, from 0.
         schedule: (kind, microbatch, chunk) of every instruction of one iteration, in the order in which this rank
-            executes them. Kinds: forward, backward, input_gradient, weight_gradient, constant. Connect again when it
-            changes.
-        socket_path: the agent's socket; None: the environment variable PERSEUS_SOCKET, and without it nothing happens
-            at all.
-        clock_us: another clock than the monotonic one, for simulators; implies timing on the host.
-        timing: "cuda": CUDA events, without synchronising; "host": the clock at the call; "auto": "cuda" if the
-            process has already initialised CUDA in torch.
-        gpu_uuid: the GPU that this process computes on; None: ask torch, if it has initialised CUDA. Needed where the
-            pod holds several GPUs.
+            executes them. Kinds: forward, backward, input_gradient, weight_gradient, constant. Call ``connect`` again
+            when the schedule changes.
+        socket_path: path of the agent's Unix socket; None: the environment variable PERSEUS_SOCKET. Without either,
+            the session does nothing.
+        clock_us: a function that returns the time in microseconds, for simulators; None: the monotonic clock. A clock
+            of one's own excludes timing "cuda".
+        timing: where timestamps come from. "cuda": CUDA events, without synchronising; "host": the clock at the call;
+            "auto": "cuda" if the process has already initialised CUDA in torch, else "host".
+        gpu_uuid: UUID of the GPU that this process computes on; None: torch's current device, if torch has initialised
+            CUDA. Required where the pod holds several GPUs.
 
     Returns:
-        A session. Mistakes in the arguments are logged as an error, and the session then does nothing.
+        A session. If an argument breaks a rule, the rule is logged as an error and the session does nothing.
     """
     path = socket_path or os.environ.get(ENV_SOCKET)
     if not path:
         return Session()
     try:
         timer, origin = _choose_timing(timing, clock_us, len(schedule))
-        hello = Hello(pipeline, stage, tensor, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
+        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
         connector = Connector(path, encode_hello(hello), len(hello.schedule))
         marks = make_marks(hello.schedule, clock_us)
         return LiveSession(connector, marks if timer is None else TimedMarks(marks, timer))
@@ -82,7 +87,7 @@ def _cuda_initialised() -> bool:
 
 
 def _current_gpu() -> str:
-    """UUID of torch's current device as NVML writes it; empty if unknown. Never initialises CUDA."""
+    """UUID of torch's current device as NVML writes it; empty if it is not known. Never initialises CUDA."""
     if not _cuda_initialised():
         return ""
     cuda = sys.modules["torch"].cuda

@@ -1,10 +1,11 @@
-"""What the adapters of training frameworks share: attaching and letting go, version guards, ranks, the exported order.
+"""What the adapters of training frameworks share: attaching and detaching, version checks, rank ids, exported
+schedules.
 
-``torch_pipelining``, ``megatron`` and ``deepspeed`` use it. Nothing here imports a framework, and nothing raises into
-training: whatever is not as expected becomes one line in the log, and training goes on without energy plans.
+Nothing here imports a framework, and nothing raises into training: whatever is not as expected becomes one line in the
+log, and training goes on without energy plans.
 
-An adapter exports one row of ``Cell`` for each stage: what the solver reads as CSV (``csv_of``) and what this rank
-tells the agent in its hello (``order_of``) come from the same rows, so nobody declares a schedule twice.
+An adapter exports one row of ``Cell`` for each stage. The CSV that the solver reads (``csv_of``) and the schedule that
+this rank sends to the agent (``schedule_of``) come from the same rows, so a schedule is never declared twice.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import perseus_client
 from perseus_client.session import Session
 from perseus_proto.keys import ENV_SOCKET
+from perseus_proto.rank import RankId
 
 log = logging.getLogger("perseus_client")
 
@@ -31,34 +33,28 @@ class Unsupported(Exception):
 
 
 class Cell(NamedTuple):
-    """One instruction in the exported order."""
+    """One instruction in an exported schedule."""
 
-    place: int
-    """Virtual stage: the place of the chunk in the model's chain of layers."""
+    virtual_stage: int
+    """Position of the chunk in the model's chain of layers."""
     letter: str
     microbatch: int
 
 
-class Place(NamedTuple):
-    """A rank's coordinates, as ``perseus_client.connect`` takes them."""
-
-    pipeline: int
-    stage: int
-    tensor: int
-
-
-Order = list[tuple[str | int, int, int]]
+Schedule = list[tuple[str | int, int, int]]
 
 
 def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
-    """The order of all stages as torch writes it, compute only; ``perseus_solver.schedules.read_order`` reads it."""
-    return "".join(",".join(f"{place}{letter}{mb}" for place, letter, mb in row) + "\n" for row in rows)
+    """The schedule of all stages as CSV, as torch writes it but computations only; ``perseus_solver.schedules`` reads
+    it."""
+    return "".join(",".join(f"{virtual_stage}{letter}{mb}" for virtual_stage, letter, mb in row) + "\n" for row in rows)
 
 
-def order_of(row: Sequence[Cell]) -> Order:
-    """(kind, microbatch, chunk) of one stage's row. Its virtual stages are its chunks, in ascending order."""
-    chunks = {place: chunk for chunk, place in enumerate(sorted({cell.place for cell in row}))}
-    return [(KINDS[letter], microbatch, chunks[place]) for place, letter, microbatch in row]
+def schedule_of(row: Sequence[Cell]) -> Schedule:
+    """(kind, microbatch, chunk) of one stage's row. The virtual stages of the row are its chunks, in ascending
+    order."""
+    chunks = {stage: chunk for chunk, stage in enumerate(sorted({cell.virtual_stage for cell in row}))}
+    return [(KINDS[letter], microbatch, chunks[stage]) for stage, letter, microbatch in row]
 
 
 def one_f_one_b_row(stage: int, stages: int, microbatches: int) -> list[Cell]:
@@ -71,14 +67,14 @@ def one_f_one_b_row(stage: int, stages: int, microbatches: int) -> list[Cell]:
 
 
 def replica_of(rank: int, groups: Iterable[Sequence[int]]) -> int:
-    """How many ranks below this one stand at the same place in every given group: its number among their replicas.
+    """How many ranks below this one have the same position in every given group: the number of this replica.
 
     Args:
-        rank: global.
-        groups: the rank's own groups (pipeline, tensor), each as its members' global ranks in order.
+        rank: global rank.
+        groups: the rank's own groups (stages, tensor-parallel), each as its members' global ranks in order.
 
     Raises:
-        Unsupported: the members of a group are not evenly spaced, so the other groups cannot be told from this one.
+        Unsupported: the members of a group are not evenly spaced, so the other groups cannot be derived from this one.
     """
     strides = []
     for members in groups:
@@ -86,7 +82,7 @@ def replica_of(rank: int, groups: Iterable[Sequence[int]]) -> int:
             continue
         stride, size = members[1] - members[0], len(members)
         if stride < 1 or any(member // stride % size != index for index, member in enumerate(members)):
-            raise Unsupported(f"ranks {list(members)} are not evenly spaced: pass pipeline= and tensor= to attach()")
+            raise Unsupported(f"ranks {list(members)} are not evenly spaced: pass dp= and tp= to attach()")
         strides.append((stride, size))
     return sum(
         all(other // stride % size == rank // stride % size for stride, size in strides) for other in range(rank)
@@ -94,12 +90,12 @@ def replica_of(rank: int, groups: Iterable[Sequence[int]]) -> int:
 
 
 def agent_expected(options: dict[str, Any]) -> bool:
-    """Whether there is an agent to talk to; without one an adapter touches nothing at all."""
+    """Whether a socket of an agent is configured; without one an adapter touches nothing."""
     return bool(options.get("socket_path") or os.environ.get(ENV_SOCKET))
 
 
 def require_version(name: str, version: str, oldest: str, newest_run: str) -> None:
-    """Refuse what is too old; say that what is newer than all our tests is followed on trust.
+    """Refuse a version that is too old; log a version that is newer than all tested ones.
 
     Raises:
         Unsupported: older than ``oldest``.
@@ -111,7 +107,8 @@ def require_version(name: str, version: str, oldest: str, newest_run: str) -> No
 
 
 def require_names(name: str, owner: object, *attributes: str) -> None:
-    """Names that an adapter hooks into; where one has gone, the framework works differently from what we know.
+    """Require the names that an adapter replaces; where one is missing, the framework works differently from what is
+    known.
 
     Raises:
         Unsupported: one is missing.
@@ -127,7 +124,10 @@ def _numbers(version: str) -> list[int]:
 
 
 class Attachment:
-    """What ``attach`` returns. Keep it only if you want to ``detach`` again, or to look."""
+    """What ``attach`` returns: the hooks in one framework object, and the session behind them.
+
+    It need not be stored; store it to ``detach`` again, or to read ``session`` and ``active``.
+    """
 
     def __init__(self, framework: str, options: dict[str, Any]) -> None:
         self.session = Session()
@@ -140,7 +140,7 @@ class Attachment:
         self._shape: Hashable = None
 
     def prepare(self, hook: Callable[[], None]) -> Attachment:
-        """Put the hooks in place by ``hook``, or nothing at all."""
+        """Install the hooks by calling ``hook``: all of them, or after an error none."""
         if not agent_expected(self._options):
             return self
         self.active = True
@@ -151,13 +151,14 @@ class Attachment:
             self.detach()
         return self
 
-    def connect(self, place: Place, order: Order) -> None:
-        """Tell the agent what this rank executes from now on; a session before it ends."""
+    def connect(self, rank: RankId, schedule: Schedule) -> None:
+        """Connect with this schedule; the session before it is closed."""
         self.session.close()
-        self.session = perseus_client.connect(*place, order, **self._options)
+        self.session = perseus_client.connect(*rank, schedule, **self._options)
 
-    def follow(self, shape: Hashable, describe: Callable[[], tuple[Place, Order]]) -> None:
-        """An iteration of this shape (its number of microbatches, say) begins: connect anew if the last was another."""
+    def follow(self, shape: Hashable, describe: Callable[[], tuple[RankId, Schedule]]) -> None:
+        """Begin an iteration; connect anew if its shape (such as its number of microbatches) differs from the last
+        one's."""
         if shape != self._shape:
             self._shape = shape
             try:
@@ -175,7 +176,8 @@ class Attachment:
         setattr(owner, name, value)
 
         def undo() -> None:
-            # Wrapped by somebody else since: taking ours out would take theirs too. Without a session ours is idle.
+            # If other code has wrapped it since, removing ours would remove theirs too. Without a session ours does
+            # nothing.
             if vars(owner).get(name) is value:
                 if before is absent:
                     delattr(owner, name)
@@ -185,14 +187,14 @@ class Attachment:
         self._undo.append(undo)
 
     def on_detach(self, undo: Callable[[], None]) -> None:
-        """Something else to take back."""
+        """Register something else to undo."""
         self._undo.append(undo)
 
     def detach(self) -> None:
-        """Take the hooks out and leave the agent, which gives the GPU back to its default clocks. Idempotent."""
+        """Remove the hooks and disconnect from the agent, which returns the GPU to its default clocks. Idempotent."""
         self.active = False
         while self._undo:
-            with suppress(Exception):  # one that fails must not keep the others in place
+            with suppress(Exception):  # one that fails must not keep the other hooks installed
                 self._undo.pop()()
         self.session.close()
         self.session = Session()

@@ -2,8 +2,8 @@
 
 Five functions of ``megatron.core.pipeline_parallel.schedules`` are rebound in that module, where Megatron looks them
 up: the three that run an iteration, and those that run a microbatch forward and backward. No file of Megatron is
-touched. Iterations without backward (evaluation) are not recorded; communication between stages is outside of every
-window; a backward contains its recomputation. Called by training code; Megatron is imported only inside ``attach``.
+touched. Iterations without backward (evaluation) are not recorded; communication between stages is outside of all
+marks; a backward contains its recomputation. Megatron is imported only inside ``attach``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, Final
 from perseus_client.framework import (
     Attachment,
     Cell,
-    Order,
-    Place,
+    Schedule,
     Unsupported,
     csv_of,
     log,
     one_f_one_b_row,
-    order_of,
     require_names,
     require_version,
+    schedule_of,
 )
+from perseus_proto.rank import RankId
 
 NAME: Final = "megatron-core"
 OLDEST: Final = "0.12"
@@ -43,16 +43,17 @@ _attachment: Attachment | None = None
 
 
 def attach(**options: Any) -> Attachment:
-    """Follow every training iteration of this process from now on. Again does nothing.
+    """Follow every training iteration of this process from now on. A second call returns the first attachment.
 
-    Call it before ``pretrain``, which asks for the iteration's function once at its begin. Ranks come from Megatron's
-    process groups: a data-parallel rank is a pipeline; tensor and context parallel ranks share a stage.
+    Call it before ``pretrain``, which looks up the iteration's function once when it begins. The rank id comes from
+    Megatron's process groups; tensor-parallel and context-parallel ranks share a stage, so both count into ``tp``.
 
     Args:
-        options: of ``perseus_client.connect``.
+        options: keyword arguments of ``perseus_client.connect``, such as ``timing``.
 
     Returns:
-        An attachment, whose ``detach`` takes everything back. Never raises; without an agent nothing is touched.
+        An attachment; its ``detach`` removes all hooks. If this version of the framework cannot be followed, the reason
+        is logged as an error and the attachment is inactive. Never raises; without an agent nothing is touched.
     """
     global _attachment  # noqa: PLW0603 - there is one module to hook
     if _attachment is not None and _attachment.active:
@@ -69,13 +70,16 @@ def attach(**options: Any) -> Attachment:
 
 
 def schedule_csv(*, stages: int, microbatches: int, chunks: int = 1, group: int | None = None) -> str:
-    """The order of all stages as CSV, for ``perseus plan --order``. Needs no process group.
+    """The schedule of all stages as CSV, for ``perseus plan --order``. Needs no process group.
 
     Args:
         stages: pipeline-parallel size.
-        microbatches: of one iteration and pipeline.
+        microbatches: of one iteration of one pipeline.
         chunks: virtual pipeline size; 1: without interleaving.
         group: ``microbatch_group_size_per_vp_stage``; None: as many as there are stages.
+
+    Returns:
+        One line for each stage; see ``perseus_client.framework.csv_of``.
     """
     shape = {"stages": stages, "microbatches": microbatches, "chunks": chunks, "group": group or stages}
     schedules = importlib.import_module(_SCHEDULES)
@@ -103,7 +107,7 @@ class _Hooks:
         self._schedules = schedules
         self._running = False
         self._seen = False
-        """Whether an iteration has come through here, or it was said that none does."""
+        """Whether an iteration has run through these hooks, or it was logged that none does."""
         self._forwards: Counter[int] = Counter()
         for name in _ITERATIONS:
             attachment.replace(schedules, name, self._wrap_iteration(getattr(schedules, name)))
@@ -169,11 +173,12 @@ class _Hooks:
         return backward_step
 
     def _missed(self) -> None:
-        """A backward outside of every iteration: evaluation has none, so the iteration's function is not ours."""
+        """A backward runs outside of every iteration. Evaluation has none, so training calls another iteration
+        function."""
         if not self._seen and self._attachment.active:
             self._seen = True
             log.warning(
-                "perseus_client: %s: attached too late: training asked for its iteration's function before, so this "
+                "perseus_client: %s: attached too late: training looked up its iteration's function before, so this "
                 "rank trains at default clocks. Call perseus_client.megatron.attach() before pretrain(), and before "
                 "any get_forward_backward_func()",
                 NAME,
@@ -186,33 +191,33 @@ class _Hooks:
             chunk = rank() if rank is not None else None
         return int(chunk or 0)
 
-    def _describe(self, microbatches: Any, model: Any, groups: Any) -> tuple[Place, Order]:
+    def _describe(self, microbatches: Any, model: Any, groups: Any) -> tuple[RankId, Schedule]:
         """What this rank executes in an iteration of so many microbatches.
 
         Raises:
-            Unsupported: a variant that bypasses the functions we hook.
+            Unsupported: a variant that bypasses the functions that are hooked.
         """
         chunks = len(model) if isinstance(model, list) else 1
         config = self._schedules.get_model_config(model[0] if isinstance(model, list) else model)
         for flag in ("overlap_moe_expert_parallel_comm", "hybrid_context_parallel"):
             if getattr(config, flag, False):
                 raise Unsupported(f"{flag} runs forwards and backwards in one another")
-        place, stages = _place(self._schedules.parallel_state, groups)
+        rank, stages = _rank_id(self._schedules.parallel_state, groups)
         group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
         shape = {"stages": stages, "microbatches": int(microbatches), "chunks": chunks, "group": group}
-        return place, order_of(_row(self._schedules, place.stage, **shape))
+        return rank, schedule_of(_row(self._schedules, rank.stage, **shape))
 
 
 def _tag(result: Any, name: tuple[int, int]) -> None:
-    """The output of a forward is the very object that its backward gets; a backward is told nothing else."""
+    """Tag the output of a forward: its backward gets the very same object, and no other hint of what it is."""
     output = result[0] if isinstance(result, tuple) else result
     for tensor in output if isinstance(output, list) else [output]:
         if hasattr(tensor, "requires_grad"):
             setattr(tensor, _TAG, name)
 
 
-def _place(state: Any, groups: Any) -> tuple[Place, int]:
-    """Coordinates and the number of stages: from the groups given to the iteration, else from the global ones."""
+def _rank_id(state: Any, groups: Any) -> tuple[RankId, int]:
+    """The rank id and the number of stages: from the groups given to the iteration, else from the global ones."""
 
     def of(name: str) -> tuple[int, int]:
         group = getattr(groups, name, None)
@@ -222,5 +227,5 @@ def _place(state: Any, groups: Any) -> tuple[Place, int]:
         rank, size = (getattr(state, f"get_{long}_parallel_{what}") for what in ("rank", "world_size"))
         return int(rank()), int(size())
 
-    (stage, stages), (tensor, tensors), (context, _), (pipeline, _) = of("pp"), of("tp"), of("cp"), of("dp")
-    return Place(pipeline, stage, tensor + tensors * context), stages
+    (stage, stages), (tp, tps), (context, _), (dp, _) = of("pp"), of("tp"), of("cp"), of("dp")
+    return RankId(dp, stage, tp + tps * context), stages

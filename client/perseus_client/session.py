@@ -1,8 +1,8 @@
-"""The training thread's side: about a microsecond a mark, no exception, no blocking call, no lock.
+"""Sessions: what the training thread calls. A mark takes about a microsecond and never raises, blocks or locks.
 
-``Session`` does nothing and is what training gets where there is no agent; ``LiveSession`` writes marks
+``Session`` does nothing; training code gets it where no agent is expected. ``LiveSession`` writes marks
 (``perseus_client.marks``) into the memory that the background thread (``perseus_client.connector``) obtains from the
-agent, and takes new memory only at the begin of a step.
+agent. It changes to new memory only when a step begins, so that no iteration is split between two agents.
 """
 
 from __future__ import annotations
@@ -20,44 +20,77 @@ from perseus_proto.channel import ChannelWriter, Faults
 log = logging.getLogger("perseus_client")
 _NOTHING: Final = contextlib.nullcontext()
 EMPTY_STEPS: Final = 3
-"""Iterations in a row without an instruction after which something is said: one may have been skipped on purpose."""
+"""A warning is logged after so many iterations in a row without an instruction: one may have been skipped on
+purpose."""
 
 
 class Session:
-    """A session without an agent: every call does nothing, and costs that."""
+    """The connection of one rank to its agent. This class is the session without an agent: every call does nothing.
+
+    Calls must not overlap: one thread makes them, or a lock orders them. No method raises. Marks outside of steps, and
+    steps without an agent, are ignored.
+    """
 
     __slots__ = ("__weakref__",)
 
     @property
     def connected(self) -> bool:
-        """Whether an agent listens now."""
+        """Whether an agent follows this rank now."""
         return False
 
     @property
     def rings(self) -> int:
-        """How often this rank has woken the agent; counted anew with each agent. A simulator's time stands still for
-        each."""
+        """How often this rank has woken the agent since that accepted it; 0 outside of steps and without an agent.
+
+        A simulator stops its virtual time for each, until the agent has answered.
+        """
         return 0
 
     def wait_connected(self, timeout_s: float) -> bool:  # noqa: ARG002 - the live session's
-        """Wait until an agent listens; for programs that want every iteration seen, before their first step."""
+        """Wait until an agent follows this rank. For programs whose first iteration must be observed; training need
+        not.
+
+        Args:
+            timeout_s: longest wait, seconds.
+
+        Returns:
+            Whether an agent follows this rank; False after the timeout.
+        """
         return False
 
     def step_begin(self) -> None:
-        """An iteration begins. Iterations are counted from 0 by these calls, in all ranks alike."""
+        """Mark the begin of an iteration.
+
+        Iterations are counted from 0 by these calls, so every rank of the job must make the same number of them. A step
+        that is still open is closed as abandoned: its timings are not used.
+        """
 
     def step_end(self) -> None:
-        """The iteration has ended: all its instructions were called. Marks outside of steps (evaluation) are
-        ignored."""
+        """Mark the end of an iteration, after its last instruction.
+
+        Marks from here to the next ``step_begin``, such as those of an evaluation, are ignored.
+        """
 
     def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
-        """An instruction begins, after what it receives has come."""
+        """Mark the begin of an instruction; call it after the instruction's inputs have been received.
+
+        Args:
+            kind: forward, backward, input_gradient, weight_gradient or constant; or its number.
+            microbatch: from 0.
+            chunk: of the stage, from 0; 0 without interleaving.
+        """
 
     def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        """An instruction has ended; without arguments, and cheapest so, the one that began last."""
+        """Mark the end of an instruction.
+
+        Args:
+            kind: as in ``instruction_begin``; None: the instruction that began last, which is the fastest call.
+            microbatch: from 0.
+            chunk: of the stage, from 0.
+        """
 
     def step(self) -> contextlib.AbstractContextManager[object]:
-        """``step_begin`` and ``step_end`` around a block."""
+        """Return a context manager that calls ``step_begin`` and ``step_end`` around a block."""
         return _NOTHING
 
     def instruction(
@@ -66,20 +99,20 @@ class Session:
         microbatch: int,  # noqa: ARG002
         chunk: int = 0,  # noqa: ARG002
     ) -> contextlib.AbstractContextManager[object]:
-        """``instruction_begin`` and ``instruction_end`` around a block."""
+        """Return a context manager that calls ``instruction_begin`` and ``instruction_end`` around a block."""
         return _NOTHING
 
     def close(self) -> None:
-        """Leave the agent: it gives the GPU back to its default clocks. Further calls do nothing."""
+        """Disconnect from the agent, which returns the GPU to its default clocks. Further calls do nothing."""
 
 
 class LiveSession(Session):
-    """A session that an agent follows whenever there is one. Made by ``connect``."""
+    """A session that an agent follows whenever one is there."""
 
     __slots__ = ("_connector", "_empty", "_faults", "_iteration", "_marks", "_writer")
 
     def __init__(self, connector: Connector, marks: Marks) -> None:
-        """Start to look for an agent."""
+        """Start the background thread that looks for an agent."""
         self._marks = marks
         self._connector = connector
         self._iteration = -1
@@ -163,7 +196,7 @@ class LiveSession(Session):
         self._marks.finish(faults)
 
     def _count_empty(self) -> None:
-        """Say once that steps come without instructions: the hooks are not where the training code computes."""
+        """Log once that steps come without instructions: the hooks are not where the training code computes."""
         self._empty += 1
         if self._empty == EMPTY_STEPS:
             log.warning(
@@ -182,12 +215,12 @@ class LiveSession(Session):
             self._writer.deviate(self._faults)
 
     def _give_up(self) -> None:
-        """After a failure that nobody foresaw: say so once, then never touch the training loop again."""
+        """After an unexpected failure: log it once, then never touch the training loop again."""
         log.exception("perseus_client: disabled for the rest of this process")
         self.close()
 
     def _after_fork(self) -> None:
-        """In a child (a data loader's worker, say): this session is the parent's."""
+        """In a forked child, such as a data loader's worker: release what belongs to the parent's session."""
         self._writer = None
         self._marks.close()
         self._connector.abandon()

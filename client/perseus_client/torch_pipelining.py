@@ -1,9 +1,8 @@
 """One line for ``torch.distributed.pipelining``: ``perseus_client.torch_pipelining.attach(schedule)``.
 
 Attributes of the schedule object and of its stage objects are wrapped; no class, module or file of torch is touched.
-An instruction's window opens when its input is there (the runtime waits for receives before it calls the stage) and,
-for the last stage's forwards, closes when the loss is computed. ``eval`` is not recorded. Called by training code;
-torch is imported only inside ``attach``.
+An instruction begins when its input is there (the runtime waits for receives before it calls the stage); a forward of
+the last stage ends when the loss is computed. ``eval`` is not recorded. torch is imported only inside ``attach``.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from perseus_client.framework import (
     KINDS,
     Attachment,
     Cell,
-    Order,
-    Place,
+    Schedule,
     Unsupported,
     csv_of,
     one_f_one_b_row,
-    order_of,
     replica_of,
     require_names,
     require_version,
+    schedule_of,
 )
+from perseus_proto.rank import RankId
 
 NAME: Final = "torch.distributed.pipelining"
 OLDEST: Final = "2.10"
@@ -39,18 +38,20 @@ _TENSOR_DIMENSIONS: Final = ("tp", "cp")
 """Dimensions of a DeviceMesh whose ranks share a stage's microbatch, fastest first."""
 
 
-def attach(schedule: Any, *, pipeline: int | None = None, tensor: int | None = None, **options: Any) -> Attachment:
-    """Follow a schedule from its next ``step`` on. Call it once the schedule is built; again does nothing.
+def attach(schedule: Any, *, dp: int | None = None, tp: int | None = None, **options: Any) -> Attachment:
+    """Follow a schedule from its next ``step`` on. Call it once the schedule is built; a second call for the same
+    schedule returns the first attachment.
 
     Args:
         schedule: any schedule of torch.distributed.pipelining; or one of its stages, whose schedule is then found
             when it first runs.
-        pipeline: data-parallel rank; None: from the process groups.
-        tensor: rank among those that share the stage's work; None: from the mesh of its DTensor parameters.
-        options: of ``perseus_client.connect``.
+        dp: data-parallel rank; None: derived from the process groups.
+        tp: rank among those that share the stage's work; None: derived from the mesh of its DTensor parameters.
+        options: keyword arguments of ``perseus_client.connect``, such as ``timing``.
 
     Returns:
-        An attachment, whose ``detach`` takes everything back. Never raises; without an agent nothing is touched.
+        An attachment; its ``detach`` removes all hooks. If this version of the framework cannot be followed, the reason
+        is logged as an error and the attachment is inactive. Never raises; without an agent nothing is touched.
     """
     existing = _attached(schedule)
     if existing is not None:
@@ -61,18 +62,18 @@ def attach(schedule: Any, *, pipeline: int | None = None, tensor: int | None = N
         torch = importlib.import_module("torch")
         require_version("torch", torch.__version__, OLDEST, NEWEST_RUN)
         if hasattr(schedule, "_n_microbatches"):
-            _hook_schedule(attachment, schedule, pipeline, tensor)
+            _hook_schedule(attachment, schedule, dp, tp)
         else:
-            _await_schedule(attachment, schedule, pipeline, tensor)
+            _await_schedule(attachment, schedule, dp, tp)
 
     return attachment.prepare(hook)
 
 
 def schedule_csv(schedule: Any) -> str:
-    """The order of all ranks as CSV, for ``perseus plan --order``. Needs no agent.
+    """The schedule of all ranks as CSV, for ``perseus plan --order``. Needs no agent.
 
     Raises:
-        Unsupported: a schedule class whose order torch does not declare.
+        Unsupported: a schedule class whose order of instructions torch does not declare.
     """
     return csv_of(_rows(schedule))
 
@@ -107,7 +108,7 @@ def _rows(schedule: Any) -> list[list[Cell]]:
 
 
 def _cells(actions: Sequence[Any]) -> list[Cell]:
-    """The computations among a rank's actions; an overlapped forward and backward are two."""
+    """The computations among a rank's actions; an overlapped forward and backward count as two."""
     leaves = [leaf for action in actions if action is not None for leaf in action.sub_actions or (action,)]
     # The text of an action is the same in all versions; the type of its parts is not.
     return [
@@ -117,8 +118,8 @@ def _cells(actions: Sequence[Any]) -> list[Cell]:
     ]
 
 
-def _place(schedule: Any, pipeline: int | None, tensor: int | None) -> Place:
-    """Coordinates by the process groups: of the stage, and of the mesh over which its parameters are split."""
+def _rank_id(schedule: Any, dp: int | None, tp: int | None) -> RankId:
+    """The rank id by the process groups: of the stage, and of the mesh over which its parameters are split."""
     distributed = importlib.import_module("torch.distributed")
     stage = _stages(schedule)[0]
     pipeline_group = distributed.get_process_group_ranks(stage.group or distributed.group.WORLD)
@@ -127,9 +128,9 @@ def _place(schedule: Any, pipeline: int | None, tensor: int | None) -> Place:
         groups.append(distributed.get_process_group_ranks(mesh.get_group(dimension)))
         found += size * mesh.get_local_rank(dimension)
         size *= len(groups[-1])
-    if pipeline is None:
-        pipeline = replica_of(distributed.get_rank(), groups)
-    return Place(pipeline, int(stage.group_rank), found if tensor is None else tensor)
+    if dp is None:
+        dp = replica_of(distributed.get_rank(), groups)
+    return RankId(dp, int(stage.group_rank), found if tp is None else tp)
 
 
 def _tensor_meshes(stage: Any) -> list[tuple[str, Any]]:
@@ -142,7 +143,7 @@ def _tensor_meshes(stage: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def _await_schedule(attachment: Attachment, stage: Any, pipeline: int | None, tensor: int | None) -> None:
+def _await_schedule(attachment: Attachment, stage: Any, dp: int | None, tp: int | None) -> None:
     """A stage does not know its schedule, but the schedule clears its stages at the begin of a step."""
     require_names(NAME, stage, "clear_runtime_states")
     original = stage.clear_runtime_states
@@ -154,20 +155,20 @@ def _await_schedule(attachment: Attachment, stage: Any, pipeline: int | None, te
         if schedule is not None and attachment.active:
             found = True
             if _attached(schedule) is None:
-                attachment.prepare(lambda: _hook_schedule(attachment, schedule, pipeline, tensor))
+                attachment.prepare(lambda: _hook_schedule(attachment, schedule, dp, tp))
         original()
 
     attachment.replace(stage, _MARK, attachment)
     attachment.replace(stage, "clear_runtime_states", clear_runtime_states)
 
 
-def _hook_schedule(attachment: Attachment, schedule: Any, pipeline: int | None, tensor: int | None) -> None:
+def _hook_schedule(attachment: Attachment, schedule: Any, dp: int | None, tp: int | None) -> None:
     require_names(NAME, schedule, "_n_microbatches", "step", "_has_backward", "_loss_fn", "_maybe_compute_loss")
     stages = _stages(schedule)
     for stage in stages:
         require_names(NAME, stage, *_STAGE_METHODS, "stage_index", "group_rank", "is_last")
-    place = _place(schedule, pipeline, tensor)
-    attachment.connect(place, order_of(_rows(schedule)[place.stage]))
+    rank = _rank_id(schedule, dp, tp)
+    attachment.connect(rank, schedule_of(_rows(schedule)[rank.stage]))
     attachment.replace(schedule, _MARK, attachment)
     _Hooks(attachment, schedule, stages)
 
@@ -294,8 +295,8 @@ class _Hooks:
             row = _cells([action])
             if not row or not self._attachment.active:
                 return function(action, context)
-            own: Order = [
-                (KINDS[letter], mb, self._chunks[place]) for place, letter, mb in row if place in self._chunks
+            own: Schedule = [
+                (KINDS[letter], mb, self._chunks[index]) for index, letter, mb in row if index in self._chunks
             ]
             running = self._action = _CustomAction(self._session, own)
             if not waits_inside:
@@ -312,13 +313,13 @@ class _Hooks:
 
 
 class _CustomAction:
-    """One window for all instructions of an action that a custom function runs, perhaps on two threads.
+    """The marks of one action that a custom function runs, perhaps on two threads: all its instructions at once.
 
-    Named by the schedule, never by what happened to overlap. It opens at the first call of a stage inside, so that
+    The schedule names them, not what happened to overlap. They begin at the first call of a stage inside, so that
     receives which the function waits for stay outside.
     """
 
-    def __init__(self, session: Any, instructions: Order) -> None:
+    def __init__(self, session: Any, instructions: Schedule) -> None:
         self.begun = False
         self._session = session
         self._instructions = instructions

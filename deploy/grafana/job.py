@@ -8,7 +8,7 @@ from grafana.fleet import SAVED_RATIO, SLOWDOWN
 from grafana.panels import board, curve, figure, label_variable, line
 
 _THIS: Final = '{job_namespace="$job_namespace", job_name="$job_name"}'
-_RANKS: Final = f"max by (node, gpu, pipeline, stage) (perseus_gpu_rank_info{_THIS})"
+_RANKS: Final = f"max by (node, gpu, dp, stage) (perseus_gpu_rank_info{_THIS})"
 
 
 def _of(metric: str) -> str:
@@ -96,7 +96,7 @@ def job() -> str:
             "SM clock by pipeline",
             "hertz",
             "A throttled pipeline shows here.",
-            (_by("pipeline", "perseus_gpu_clock_hertz"), "pipeline {{pipeline}}"),
+            (_by("dp", "perseus_gpu_clock_hertz"), "pipeline {{dp}}"),
         ),
         line(
             "Stragglers and the answer",

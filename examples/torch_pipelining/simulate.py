@@ -21,6 +21,7 @@ import yaml
 from kubernetes import client
 
 from perseus_proto import keys
+from perseus_proto.rank import RankId
 from perseus_sim.cluster.live_job import LiveIteration, LiveJob, start_live_job, tables_of
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS, stage_weights
@@ -134,7 +135,7 @@ class Example:
         """Every rank executed what it exported, and under the plan its GPU ran at several clocks."""
         clocks = set()
         for stage in range(self._stages):
-            for one in job.executed(0, stage)[-MEASURED_ITERATIONS:]:
+            for one in job.executed(RankId(0, stage))[-MEASURED_ITERATIONS:]:
                 executed = [tuple(mark[:3]) for mark in one["instructions"]]
                 self._require(executed == schedule.of_stage(stage), f"stage {stage} left the exported order")
                 clocks |= {mark[3] for mark in one["instructions"]}

@@ -1,4 +1,4 @@
-"""``perseus-operator``: settings, logging, metrics server; then kopf until it is told to stop."""
+"""``perseus-operator``: reads settings, sets up logging, draws an epoch, and runs kopf until it is stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from perseus_operator import handlers
 from perseus_operator.clients.agents import AgentPool, Credentials
@@ -19,36 +19,28 @@ from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
+from perseus_operator.objects import JobRef
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.servers.grpc_service import OperatorService, RpcServer
 from perseus_operator.servers.web.server import WebServer
 from perseus_operator.settings import Settings, settings_or_exit
 from perseus_operator.solving.pool import SolverPool
+from perseus_proto.logs import JsonFormatter
 
 logger = logging.getLogger("perseus_operator")
 
-_PAGE_PATIENCE_S: Final = 5.0
+_PAGE_TIMEOUT_S: Final = 5.0
 
 
-class _JsonFormatter(logging.Formatter):
-    """One object a line; ``job`` is what the message is about, where it begins with namespace/name."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.args and isinstance(record.args, tuple) and type(record.args[0]).__name__ == "JobRef":
-            line["job"] = str(record.args[0])
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+def job_field(record: logging.LogRecord) -> dict[str, str]:
+    """The PerseusJob that a log record is about: its first argument, where that is a JobRef."""
+    if record.args and isinstance(record.args, tuple) and isinstance(record.args[0], JobRef):
+        return {"job": str(record.args[0])}
+    return {}
 
 
 class Process:
-    """What lives as long as the process: made when kopf starts, taken down when it stops."""
+    """Everything that lives as long as the process: created when kopf starts, closed when it stops."""
 
     def __init__(self, settings: Settings, epoch: int) -> None:
         self._settings = settings
@@ -60,7 +52,7 @@ class Process:
         self._rpc: RpcServer | None = None
 
     async def start(self) -> Operator:
-        """Begin to serve."""
+        """Start the operator and its servers."""
         settings, epoch = self._settings, self._epoch
         kube = await KubeClient.connect()
         credentials = (
@@ -98,13 +90,13 @@ class Process:
             "serving with epoch %d: %s", epoch, ", ".join(f"{k} on {v or 'none'}" for k, v in addresses.items())
         )
         if settings.ready_file:
-            temporary = Path(settings.ready_file + ".new")  # whoever waits for the file reads it as soon as it is there
+            temporary = Path(settings.ready_file + ".new")  # a reader that waits for the file must find it whole
             temporary.write_text(json.dumps({"epoch": epoch, **addresses}))
             temporary.replace(settings.ready_file)
         return operator
 
     async def stop(self) -> None:
-        """Take everything down. Leases stay, for the next operator."""
+        """Stop the servers and the operator. Leases stay, for the next operator."""
         if self._rpc is not None:
             await self._rpc.close()
         for server in (self._web, self._server):
@@ -115,23 +107,25 @@ class Process:
 
 
 def _web_server(address: str, operator: Operator) -> WebServer | None:
-    """The page is a comfort: an address that is taken must not keep the operator from its work."""
+    """Serve the page. An address that is in use is logged; it must not stop the operator."""
     loop = asyncio.get_running_loop()
 
     def views() -> list[JobView]:
-        return asyncio.run_coroutine_threadsafe(operator.views(), loop).result(timeout=_PAGE_PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(operator.views(), loop).result(timeout=_PAGE_TIMEOUT_S)
 
     try:
         return WebServer(address, views) if address else None
     except OSError as error:
-        logger.warning("no page: --web-address %s: %s", address, error)
+        logger.warning("the web page is not served: --web-address %s: %s", address, error)
         return None
 
 
 async def _rpc_server(
     settings: Settings, credentials: Credentials | None, operator: Operator, epoch: int
 ) -> RpcServer | None:
-    """Nor must an address on which infrastructure cannot tell of stragglers: telemetry shows them too."""
+    """Serve set_straggler. An address that is in use is logged; it must not stop the operator, whose telemetry shows
+    stragglers too.
+    """
     if not settings.rpc_address or credentials is None:
         return None
     try:
@@ -139,7 +133,7 @@ async def _rpc_server(
         credentials = replace(credentials, ca=settings.rpc_ca or credentials.ca)
         return await RpcServer.start(settings.rpc_address, credentials, service)
     except OSError as error:
-        logger.error("no set_straggler: --rpc-address %s: %s", settings.rpc_address, error)
+        logger.error("set_straggler is not served: --rpc-address %s: %s", settings.rpc_address, error)
         return None
 
 
@@ -152,18 +146,18 @@ async def _draw_epoch(namespace: str) -> int:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the operator; the entry point of ``perseus-operator``."""
     settings = settings_or_exit(sys.argv[1:], os.environ)
     handler = logging.StreamHandler()
     if settings.log_format == "json":
-        handler.setFormatter(_JsonFormatter())
+        handler.setFormatter(JsonFormatter(job_field))
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=settings.log_level, handlers=[handler])
     try:
         epoch = asyncio.run(_draw_epoch(settings.agent_namespace))
     except KubeError as error:
-        # A wrong namespace, missing rights, no API server: said in one line; whoever runs us starts us again.
+        # A wrong namespace, missing rights or no API server: one line in the log, and Kubernetes restarts the pod.
         logger.error("cannot start: ConfigMap %s/%s: %s", settings.agent_namespace, EPOCH_CONFIG_MAP, error)
         sys.exit(1)
     process = Process(settings, epoch)

@@ -222,7 +222,8 @@ class ChannelWriter:
 
     def step_end(self, iteration: int, t_us: int, faults: int = 0) -> None:
         """Close the record of the iteration that is open. Nobody is woken: the agent hears of it when the next
-        begins, and where that begins at another clock the end of the last instruction has rung."""
+        begins, and where that begins at another clock the end of the last instruction has rung.
+        """
         self._here[0] = 0x4000000  # Phase.STEP_ENDED << 24
         self._close(iteration, t_us, faults)
 
@@ -240,7 +241,8 @@ class ChannelWriter:
 
     def deviate(self, faults: int) -> None:
         """The iteration does not follow the schedule: say so before its end, and ring, for the clocks planned are not
-        for it."""
+        for it.
+        """
         self._record[_FAULTS] = faults
         self.ring()
 
@@ -327,7 +329,8 @@ class ChannelReader:
 
     def ended(self, iteration: int) -> int:
         """The instruction of this iteration that has ended and is followed by none yet; −1 if the rank is anywhere else
-        or has said that it deviates. What the agent asks at most rings, so it is spelt out."""
+        or has said that it deviates. What the agent asks at most rings, so it is spelt out.
+        """
         words = self._words
         index: int = words[_POSITION] - (iteration << 32 | 0x3000000)  # Phase.ENDED << 24
         if 0 <= index < self.instructions and not words[self._first + iteration % SLOTS * self._size + _FAULTS]:
@@ -336,7 +339,8 @@ class ChannelReader:
 
     def passed(self) -> tuple[int, int]:
         """(iteration, instructions of it that have ended); one more than there are once the step has ended. Nonsense
-        in the memory reads as an iteration or a number that was not waited for."""
+        in the memory reads as an iteration or a number that was not waited for.
+        """
         word: int = self._words[_POSITION]
         phase, index = word >> 24 & 0xFF, word & 0xFFFFFF
         if phase >= Phase.STEP_ENDED:
@@ -345,13 +349,15 @@ class ChannelReader:
 
     def ended_us(self, iteration: int, index: int) -> int:
         """When the rank said, at the mark, that an instruction of the current iteration ended. Believe it no more than
-        ``step_begin_us``."""
+        ``step_begin_us``.
+        """
         end_us: int = self._words[self._first + iteration % SLOTS * self._size + _TIMES + 2 * index + 1]
         return end_us
 
-    def foresee(self, from_us: int) -> None:
+    def skip_rings_from(self, from_us: int) -> None:
         """Tell the rank that marks made at this time or later need no ring; 0: they do. Whoever says so must look soon
-        after that time in any case; whoever takes it back must look at ``passed`` afterwards."""
+        after that time in any case; whoever takes it back must look at ``passed`` afterwards.
+        """
         self._words[_FORESEEN] = from_us
 
     def step_begin_us(self) -> int:

@@ -1,12 +1,12 @@
-"""The conversation on the node agent's Unix socket: one hello, one answer, then silence until somebody hangs up.
+"""The protocol of the node agent's Unix socket: one hello, one answer, then nothing until one side closes it.
 
 A frame is a 12-byte head (magic, protocol version, kind, length of the body) and a body of fixed structs,
-little-endian. The agent parses what any process of the node may send: every length and value is bounded here and
-everything wrong is one ``ChannelError`` that names the field and the rule. The welcome carries two descriptors (see
-``perseus_proto.channel``). Used by ``perseus_client`` and ``perseus_agent``; standard library only, no policy: who
-may speak is the agent's business.
+little-endian. The agent parses what any process of the node may send: every length and value is bounded here, and
+every violation is a ``ChannelError`` that names the field and the rule. The welcome carries two descriptors (see
+``perseus_proto.channel``). Standard library only, since training images have nothing else. Which process may become a
+rank is decided by the agent, not here.
 
-After the welcome the socket carries nothing: its end of file is how each side learns that the other has gone.
+After the welcome the socket carries nothing: its end of file tells each side that the other has gone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from perseus_proto.rank import RankId
+
 PROTOCOL_VERSION: Final = 1
 MAX_INSTRUCTIONS: Final = 65_536
-MAX_PIPELINE: Final = 65_535
+MAX_DP: Final = 65_535
 MAX_STAGE: Final = 4_095
-MAX_TENSOR: Final = 4_095
+MAX_TP: Final = 4_095
 MAX_MICROBATCH: Final = 16_777_215
 MAX_CHUNK: Final = 4_095
 MAX_MESSAGE_BYTES: Final = 1_024
@@ -33,9 +35,9 @@ MAX_GPU_HINT_BYTES: Final = 96
 
 _MAGIC: Final = b"PRSU"
 _HEAD: Final = struct.Struct("<4sHHI")
-_HELLO: Final = struct.Struct("<IIIBBxxI")  # pipeline, stage, tensor, timing, bytes of the GPU hint, instructions
+_HELLO: Final = struct.Struct("<IIIBBxxI")  # dp, stage, tp, timing, bytes of the GPU hint, instructions
 _INSTRUCTION: Final = struct.Struct("<BxHI")  # kind, chunk, microbatch
-_WELCOME: Final = struct.Struct("<I")  # instructions the memory is laid out for
+_WELCOME: Final = struct.Struct("<I")  # number of instructions that the memory has room for
 _REFUSAL: Final = struct.Struct("<HH")  # reason, bytes of the message
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: process, user, group
 HEAD_BYTES: Final = _HEAD.size
@@ -43,7 +45,7 @@ MAX_BODY_BYTES: Final = _HELLO.size + MAX_GPU_HINT_BYTES + MAX_INSTRUCTIONS * _I
 
 
 class ChannelError(Exception):
-    """What the other side sent breaks a rule of this protocol; the message names the field and the rule."""
+    """A message breaks a rule of this protocol; the text names the field and the rule."""
 
 
 class VersionMismatch(ChannelError):
@@ -65,10 +67,10 @@ class InstructionKind(IntEnum):
 
     @classmethod
     def named(cls, kind: str | int) -> InstructionKind:
-        """``"forward"`` or 1 to FORWARD.
+        """Look up a kind by its lower-case name or its number: ``"forward"`` and 1 are FORWARD.
 
         Raises:
-            ChannelError: nothing is called that.
+            ChannelError: no kind has that name or number.
         """
         try:
             return cls[kind.upper()] if isinstance(kind, str) else cls(kind)
@@ -105,7 +107,7 @@ class Message(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why the agent hangs up on a hello. Numbers not known here (a newer agent's) are read as OTHER."""
+    """Why the agent refuses a hello. An unknown number, of a newer agent, is read as OTHER."""
 
     OTHER = 0
     VERSION = 1
@@ -123,30 +125,31 @@ class Reason(IntEnum):
     GPU_TAKEN = 8
     """Another process drives it."""
     UNKNOWN_NOW = 9
-    """The kubelet or /proc is out of reach: ask again later."""
+    """The kubelet or /proc does not answer now: try again later."""
     BUSY = 10
-    """Too many peers."""
+    """The agent serves too many processes already."""
     DRAINING = 11
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a rank says it is and what its stage executes, in order."""
+    """What a process says about itself: its rank, and the schedule of its stage."""
 
-    pipeline: int
-    """Data-parallel rank."""
+    dp: int
+    """Data-parallel rank: which pipeline."""
     stage: int
-    tensor: int
+    tp: int
+    """Tensor-parallel rank: which of the processes that share the stage."""
     timing: Timing
     gpu_hint: str
-    """UUID of the GPU that the process computes on, or empty. Chooses among the pod's own GPUs; it grants nothing."""
+    """UUID of the GPU that the process computes on, or empty. It only chooses among the pod's own GPUs."""
     schedule: tuple[Instruction, ...]
 
     def __post_init__(self) -> None:
         for field, value, maximum in (
-            ("pipeline", self.pipeline, MAX_PIPELINE),
+            ("dp", self.dp, MAX_DP),
             ("stage", self.stage, MAX_STAGE),
-            ("tensor", self.tensor, MAX_TENSOR),
+            ("tp", self.tp, MAX_TP),
         ):
             _bounded(field, value, maximum)
         if len(self.gpu_hint.encode()) > MAX_GPU_HINT_BYTES or not (
@@ -161,10 +164,15 @@ class Hello:
         if len(set(self.schedule)) != len(self.schedule):
             raise ChannelError("schedule: an instruction (kind, microbatch, chunk) occurs twice")
 
+    @property
+    def rank(self) -> RankId:
+        """The address of the rank within its job."""
+        return RankId(self.dp, self.stage, self.tp)
+
 
 @dataclass(frozen=True)
 class Welcome:
-    """The agent takes the rank; whoever holds this owns the descriptors."""
+    """The agent accepts the process. The holder of this object owns the descriptors and must close them."""
 
     instructions: int
     memory_fd: int
@@ -173,14 +181,17 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The agent hangs up."""
+    """The agent refuses the process and closes the connection."""
 
     reason: Reason
     message: str
 
 
 def make_schedule(instructions: Sequence[tuple[str | int, int, int]]) -> tuple[Instruction, ...]:
-    """``[("forward", 0, 0), …]`` as people write it to the form that travels. Bounds are checked by ``Hello``.
+    """Convert a schedule as users write it to the form that travels. Bounds are checked by ``Hello``.
+
+    Args:
+        instructions: (kind, microbatch, chunk) of each, in the order of execution, such as ``("forward", 0, 0)``.
 
     Raises:
         ChannelError: an entry is not (kind, microbatch, chunk).
@@ -196,25 +207,31 @@ def make_schedule(instructions: Sequence[tuple[str | int, int, int]]) -> tuple[I
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """A whole frame."""
+    """Encode a hello as a whole frame: head and body."""
     hint = hello.gpu_hint.encode()
-    head = _HELLO.pack(hello.pipeline, hello.stage, hello.tensor, hello.timing, len(hint), len(hello.schedule))
+    head = _HELLO.pack(hello.dp, hello.stage, hello.tp, hello.timing, len(hint), len(hello.schedule))
     body = b"".join(_INSTRUCTION.pack(kind, chunk, microbatch) for kind, microbatch, chunk in hello.schedule)
     return _frame(Message.HELLO, head + hint + body)
 
 
 def encode_refusal(reason: Reason, message: str) -> bytes:
-    """A whole frame; a long message is cut."""
+    """Encode a refusal as a whole frame; the message is cut to ``MAX_MESSAGE_BYTES``."""
     text = message.encode()[:MAX_MESSAGE_BYTES]
     return _frame(Message.REFUSAL, _REFUSAL.pack(reason, len(text)) + text)
 
 
 def parse_head(head: bytes) -> tuple[Message, int]:
-    """The kind of a frame and the length of the body that follows its ``HEAD_BYTES``.
+    """Parse the head of a frame.
+
+    Args:
+        head: exactly ``HEAD_BYTES`` bytes.
+
+    Returns:
+        The kind of the frame, and the length in bytes of the body that follows.
 
     Raises:
-        VersionMismatch: the sender speaks another version. A refusal is understood from any version.
-        ChannelError: this is no frame, or one that is too long.
+        VersionMismatch: the sender speaks another version. A refusal is accepted from any version.
+        ChannelError: this is not the head of a frame, or the body would be too long.
     """
     if len(head) != HEAD_BYTES:
         raise ChannelError(f"head: must be {HEAD_BYTES} bytes, is {len(head)}")
@@ -232,14 +249,14 @@ def parse_head(head: bytes) -> tuple[Message, int]:
 
 
 def decode_hello(body: bytes) -> Hello:
-    """The body of a HELLO frame.
+    """Decode the body of a HELLO frame.
 
     Raises:
         ChannelError: it breaks a rule.
     """
     if len(body) < _HELLO.size:
         raise ChannelError(f"hello: must be at least {_HELLO.size} bytes, is {len(body)}")
-    pipeline, stage, tensor, timing, hint_bytes, count = _HELLO.unpack_from(body)
+    dp, stage, tp, timing, hint_bytes, count = _HELLO.unpack_from(body)
     if not 1 <= count <= MAX_INSTRUCTIONS:
         raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {count}")
     expected = _HELLO.size + hint_bytes + count * _INSTRUCTION.size
@@ -257,11 +274,11 @@ def decode_hello(body: bytes) -> Hello:
         Instruction(InstructionKind.named(kind), microbatch, chunk)
         for kind, chunk, microbatch in _INSTRUCTION.iter_unpack(body[start:])
     )
-    return Hello(pipeline, stage, tensor, origin, hint, schedule)
+    return Hello(dp, stage, tp, origin, hint, schedule)
 
 
 def decode_refusal(body: bytes) -> Refusal:
-    """The body of a REFUSAL frame.
+    """Decode the body of a REFUSAL frame.
 
     Raises:
         ChannelError: it breaks a rule.
@@ -276,16 +293,18 @@ def decode_refusal(body: bytes) -> Refusal:
 
 
 def receive_hello(connection: socket.socket, timeout_s: float, sender_pid: int | None = None) -> Hello:
-    """Agent side: read one hello, for as long as ``timeout_s`` in all.
+    """Read one hello; the agent's side.
 
     Args:
-        sender_pid: the only process that may have written it. The kernel says who did on sockets with SO_PASSCRED,
-            which those of a listener inherit. None: anybody.
+        connection: an accepted connection.
+        timeout_s: longest time for the whole hello, seconds.
+        sender_pid: the only process that may have written it; the kernel names the writer on sockets with SO_PASSCRED,
+            which connections inherit from their listener. None: any process.
 
     Raises:
         ForeignSender: another process wrote it.
-        ChannelError: what came is not a hello.
-        OSError: the peer hung up or was too slow (``TimeoutError``).
+        ChannelError: the message is not a valid hello.
+        OSError: the peer closed the connection, or was too slow (``TimeoutError``).
     """
     deadline_s = time.monotonic() + timeout_s
     message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s, sender_pid=sender_pid))
@@ -295,10 +314,16 @@ def receive_hello(connection: socket.socket, timeout_s: float, sender_pid: int |
 
 
 def send_welcome(connection: socket.socket, instructions: int, memory_fd: int, event_fd: int) -> None:
-    """Agent side: hand over the memory and the bell.
+    """Send the shared memory and the eventfd; the agent's side.
+
+    Args:
+        connection: the connection of an accepted hello.
+        instructions: for how many instructions the memory is laid out.
+        memory_fd: descriptor of the memory; the peer gets a duplicate.
+        event_fd: descriptor of the eventfd by which the peer wakes the agent.
 
     Raises:
-        OSError: the peer hung up, or does not read.
+        OSError: the peer closed the connection, or does not read.
     """
     frame = _frame(Message.WELCOME, _WELCOME.pack(instructions))
     if socket.send_fds(connection, [frame], [memory_fd, event_fd]) != len(frame):
@@ -306,11 +331,18 @@ def send_welcome(connection: socket.socket, instructions: int, memory_fd: int, e
 
 
 def receive_answer(connection: socket.socket, timeout_s: float) -> Welcome | Refusal:
-    """Client side: wait for the agent's answer to a hello.
+    """Wait for the agent's answer to a hello; the client's side.
+
+    Args:
+        connection: the connection on which the hello was sent.
+        timeout_s: longest time for the whole answer, seconds.
+
+    Returns:
+        A welcome, whose descriptors the caller must close, or a refusal.
 
     Raises:
-        ChannelError: what came is not an answer.
-        OSError: the agent hung up or was too slow.
+        ChannelError: the message is not a valid answer.
+        OSError: the agent closed the connection, or was too slow.
     """
     deadline_s = time.monotonic() + timeout_s
     descriptors: list[int] = []
@@ -335,10 +367,10 @@ def _frame(message: Message, body: bytes) -> bytes:
     return _HEAD.pack(_MAGIC, PROTOCOL_VERSION, message, len(body)) + body
 
 
-def _check_sender(told: Iterable[tuple[int, int, bytes]], expected_pid: int) -> None:
+def _check_sender(ancillary: Iterable[tuple[int, int, bytes]], expected_pid: int) -> None:
     pids = [
         _CREDENTIALS.unpack(data)[0]
-        for level, kind, data in told
+        for level, kind, data in ancillary
         if (level, kind, len(data)) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, _CREDENTIALS.size)
     ]
     if pids != [expected_pid]:
@@ -357,7 +389,9 @@ def _receive(
     descriptors: list[int] | None = None,
     sender_pid: int | None = None,
 ) -> bytes:
-    """Exactly so many bytes before the deadline. Without ``descriptors`` the kernel drops any that come along."""
+    """Receive exactly so many bytes before the deadline. Without ``descriptors`` the kernel drops any that come
+    along.
+    """
     received = bytearray()
     while len(received) < length:
         remaining_s = deadline_s - time.monotonic()
@@ -367,9 +401,9 @@ def _receive(
         wanted = min(length - len(received), 65_536)
         if sender_pid is not None:
             # Bytes of two senders never come in one piece, and descriptors find no room.
-            chunk, told, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(_CREDENTIALS.size))
+            chunk, ancillary, _, _ = connection.recvmsg(wanted, socket.CMSG_SPACE(_CREDENTIALS.size))
             if chunk:
-                _check_sender(told, sender_pid)
+                _check_sender(ancillary, sender_pid)
         elif descriptors is None:
             chunk = connection.recv(wanted)
         else:

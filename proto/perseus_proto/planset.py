@@ -1,9 +1,9 @@
-"""The codec of plan sets: what the operator encodes once and the agent decodes, validates and keeps.
+"""The codec of plan sets: the operator encodes one once; the agent decodes, validates and stores it.
 
-``encode_plan_set`` and ``decode_plan_set`` are the only two who know how clocks are packed. Pure Python, no numpy:
-the agent image has none. Decoding trusts nothing: sizes are bounded before memory is taken, every index is checked,
-and the identity of the plan set is recomputed. No policy here: whose plan it is, and whether the GPU knows the
-clocks, is the agent's business.
+Only ``encode_plan_set`` and ``decode_plan_set`` know how clocks are packed. Pure Python without numpy, which the
+agent's image lacks. Decoding trusts nothing: sizes are bounded before memory is allocated, every index is checked, and
+the identity of the plan set is recomputed. Whose plan it is, and whether the GPUs support its clocks, is checked by the
+agent.
 
 Packing: clocks become one-byte indices into a palette; a point is XORed with the point before it, which neighbours on
 a frontier make nearly all zero; zlib does the rest.
@@ -53,7 +53,7 @@ class StageSchedule:
 
 @dataclass(frozen=True)
 class PlanPoint:
-    """What one point of the frontier promises."""
+    """Planned time and energy of one iteration at a point of the frontier."""
 
     iteration_time_us: int
     energy_mj: int
@@ -80,12 +80,15 @@ def encode_plan_set(
     points: Sequence[PlanPoint],
     clocks_mhz: Sequence[Sequence[Sequence[int]]],
 ) -> agent_pb2.PlanSet:
-    """Pack the frontier for one node.
+    """Pack the frontier's plans for the stages on one node.
 
     Args:
         schedules: the stages that run there, in ascending order of stage.
         points: the frontier's points, fastest first.
         clocks_mhz: ``[stage][point][instruction]``, parallel to the two above.
+
+    Returns:
+        The message, with ``plan_id`` set: the SHA-256 of the content.
 
     Raises:
         InvalidPlanSet: shapes do not fit, or a rule of ``decode_plan_set`` is broken.
@@ -127,7 +130,7 @@ def encode_plan_set(
 
 
 def decode_plan_set(message: agent_pb2.PlanSet) -> PlanSet:
-    """Unpack and validate a plan set: whole, or not at all.
+    """Unpack and validate a plan set: all of it, or nothing.
 
     Raises:
         InvalidPlanSet: a rule is broken; the message names the field.

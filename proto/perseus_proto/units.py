@@ -1,4 +1,4 @@
-"""Units that travel, one type for each, and the only place where they are converted.
+"""Units of quantities that travel between programs, one type for each, and the only conversions between them.
 
 Inside the solver and the planners quantities are floats in base units (``_s``, ``_j``, ``_w``). On the wire, in the
 custom resource and in the agent they are integers with the unit in the name (``_us``, ``_mj``, ``_mw``, ``_mhz``).
@@ -59,7 +59,7 @@ def fractional_ms_from_s(seconds: float) -> float:
     return seconds * _MILLI
 
 
-def s_from_ms(milliseconds: int) -> float:
+def s_from_ms(milliseconds: float) -> float:
     """Milliseconds to seconds."""
     return milliseconds / _MILLI
 
@@ -70,12 +70,16 @@ def s_from_ns(nanoseconds: int) -> float:
 
 
 def us_from_ns(nanoseconds: int) -> Microseconds:
-    """Nanoseconds to whole microseconds, rounded down: a timestamp must not lie in the future."""
+    """Nanoseconds to whole microseconds, rounded down so that a timestamp never lies in the future."""
     return Microseconds(nanoseconds // _MILLI)
 
 
 def mean_power_w(energy_mj: float, time_us: float) -> float:
-    """Mean power in watts of an energy in millijoules spent in a time in microseconds: 1 mJ / 1 µs is 1 kW."""
+    """Mean power in watts of an energy in millijoules over a time in microseconds.
+
+    >>> mean_power_w(energy_mj=300_000, time_us=1_000_000)  # 300 J in one second
+    300.0
+    """
     return _MILLI * energy_mj / time_us
 
 
@@ -93,7 +97,13 @@ _PERCENT = re.compile(r"(?P<number>\d{1,3}(?:\.\d{1,4})?)%")
 
 
 def ratio_from_percent(text: str) -> float:
-    """``"3%"`` to 0.03, as PerseusJob and the CLI write a slowdown.
+    """Convert a percentage, as PerseusJob and the CLI write a slowdown, to a ratio.
+
+    >>> ratio_from_percent("2.5%")
+    0.025
+
+    Args:
+        text: digits with at most four decimals and a percent sign.
 
     Raises:
         ValueError: the text is not a non-negative percentage such as ``3%`` or ``2.5%``.

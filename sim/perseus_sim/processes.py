@@ -1,13 +1,14 @@
-"""Child processes that never outlive us: started with a log file, stopped in reverse order, told to end if we are
-killed.
+"""Child processes that never outlive their parent: each has a log file, they are stopped in reverse order of their
+start, and the kernel sends them a signal if the parent is killed.
 
-Used by the cluster of the demo and by tests. Nothing about what the processes do.
+What the processes do is not this module's concern.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ if os.getppid() != int(sys.argv[2]):
 os.execvp(sys.argv[3], sys.argv[3:])
 """
 """Run between fork and the real program, in a process of its own: Python code after a fork of this one, which has
-threads and gRPC, would be a deadlock in waiting. A parent killed with SIGKILL cannot clean up; the kernel tells."""
+threads and gRPC, can deadlock. A parent killed with SIGKILL cannot clean up, so the kernel signals the child."""
 
 
 class StartFailed(RuntimeError):
@@ -71,13 +72,21 @@ class Child:
             time.sleep(0.02)
 
     def stop(self, timeout_s: float = 30.0) -> int:
-        """SIGTERM, then SIGKILL; returns the exit code."""
+        """Send SIGTERM, then SIGKILL after the timeout; returns the exit code."""
         self.signal(signal.SIGTERM)
         try:
             return self.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             return self.popen.wait()
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Processes:
@@ -106,8 +115,9 @@ class Processes:
     ) -> Child:
         """Start a process whose output goes to ``<logs>/<name>.log``.
 
-        It gets a session of its own: Ctrl-C reaches us alone, and we stop it in order. If we are killed, or the thread
-        ends that calls this, it is told by SIGTERM, so that an agent still restores the clocks.
+        It gets a session of its own, so Ctrl-C reaches only this process, which stops its children in order. If this
+        process is killed, or the thread that calls this ends, the child gets ``on_our_death``: by default SIGTERM, so
+        that an agent still restores the clocks.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{name}.log"
@@ -126,6 +136,6 @@ class Processes:
         return child
 
     def stop(self) -> None:
-        """End all, each before those that it was started after and may need: an operator before its API server."""
+        """Stop all, in reverse order of their start: an operator before the API server that it needs."""
         while self._children:
             self._children.pop().stop()

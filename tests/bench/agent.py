@@ -29,10 +29,11 @@ from tests.doubles import recording_gpu
 from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, wait_for
 from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent.clocks.telemetry import IterationSummary, RankIdentity, TelemetryHub
+from perseus_agent.clocks.telemetry import IterationSummary, RankProcess, TelemetryHub
 from perseus_agent.devices.base import EnergyReading
 from perseus_agent.devices.energy import EnergyMeter
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
+from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
@@ -335,7 +336,7 @@ def a_day(_: int = 0) -> float:
     times a second, one reader that never reads and one that does."""
     hub = TelemetryHub(4_096)
     reader, _asleep = hub.watch("job"), hub.watch("job")
-    ranks = [RankIdentity("job", "pod", gpu_uuid(gpu), 0, gpu, 0, gpu) for gpu in range(GPUS)]
+    ranks = [RankProcess("job", "pod", gpu_uuid(gpu), RankId(0, gpu), gpu) for gpu in range(GPUS)]
     meters = [EnergyMeter() for _ in ranks]
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before_kib = memory_kib("VmRSS")

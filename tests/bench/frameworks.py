@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perseus_agent.__main__ import give_way
+from perseus_agent.__main__ import use_batch_scheduling
 from perseus_proto import hello as wire
 from perseus_proto.channel import ChannelReader
 
@@ -30,7 +30,7 @@ RANKS = 2
 
 def follow(path: str) -> None:
     """The agent's end of one rank, until it hangs up: rung before every instruction, and foreseeing none."""
-    give_way()
+    use_batch_scheduling()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen()

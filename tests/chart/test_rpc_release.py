@@ -25,7 +25,7 @@ def told(node: ProcessNode, port: int, shown: dict[str, str]) -> grpc.StatusCode
     pem = {key: b64decode(text) for key, text in shown.items()}
     credentials = grpc.ssl_channel_credentials(pem["ca.crt"], pem["tls.key"], pem["tls.crt"])
     options = [("grpc.ssl_target_name_override", "perseus-operator")]
-    request = operator_pb2.SetStragglerRequest(id="GPU-nobody", degree=1.2)
+    request = operator_pb2.SetStragglerRequest(id="GPU-nobody", slowdown=1.2)
     try:
         address = node.address_of("perseus-operator")
     except KeyError:

@@ -239,7 +239,7 @@ class Journey:
             for line in page.splitlines():
                 if line.startswith("perseus_gpu_rank_info{"):
                     labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
-                    found[labels["gpu"]] = int(labels["pipeline"]), int(labels["stage"])
+                    found[labels["gpu"]] = int(labels["dp"]), int(labels["stage"])
         return found
 
     # What is so

@@ -20,7 +20,7 @@ from perseus_solver.schedules import Schedule
 _EPOCH = 1
 
 
-class Hand:
+class AgentCommander:
     """The lease of one job on one node. Use as a context: leaving it gives the GPUs back."""
 
     def __init__(self, cluster: SimulatedCluster, node: SimulatedNode, job: LiveJob, job_uid: str) -> None:
@@ -42,7 +42,7 @@ class Hand:
             )
         )
 
-    def __enter__(self) -> Hand:
+    def __enter__(self) -> AgentCommander:
         return self
 
     def __exit__(self, *_: object) -> None:

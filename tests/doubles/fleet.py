@@ -81,11 +81,11 @@ class _MemoryJournal(Journal):
 
 @dataclass(frozen=True)
 class LightRank:
-    """A training process: the place it says it has, and the GPU and pod it really has."""
+    """A training process: the rank that it says it is, and the GPU and pod it really has."""
 
     namespace: str
     pod: str
-    pipeline: int
+    dp: int
     stage: int
     gpu_uuid: str
     pid: int
@@ -116,7 +116,7 @@ class LightJob:
     """By node."""
     work: Work
     slowdowns: dict[int, float] = field(default_factory=dict)
-    """Of pipelines that are slower than they should be."""
+    """By data-parallel rank, of pipelines that are slower than planned."""
     iteration: int = 0
 
 
@@ -183,7 +183,7 @@ class LightAgent(stubs.AgentServicer):
             return dict.fromkeys(ranks)
         driven = {(pod.namespace, pod.name) for pod in lease.pods.values()}
         return {
-            rank: lease.plans.follow(rank.pipeline, rank.stage, job.iteration)
+            rank: lease.plans.follow(rank.dp, rank.stage, job.iteration)
             if (rank.namespace, rank.pod) in driven
             else None
             for rank in ranks
@@ -292,7 +292,7 @@ class LightAgent(stubs.AgentServicer):
     def _begun(self, lease: JobLease) -> dict[int, int | None]:
         pods = {(pod.namespace, pod.name) for pod in lease.pods.values()}
         return {
-            rank.pipeline: job.iteration
+            rank.dp: job.iteration
             for job in self._fleet.jobs_on(self.node)
             for rank in job.ranks[self.node]
             if (rank.namespace, rank.pod) in pods
@@ -306,8 +306,8 @@ class LightAgent(stubs.AgentServicer):
             remaining_ms=int(1000 * self.leases.remaining_s(lease)),
             plan_id=plan_set.plan_id if plan_set else "",
             selections=[
-                pb.Selection(data_parallel_rank=pipeline, point=choice.point)
-                for pipeline, choice in sorted(lease.plans.selections.items())
+                pb.Selection(data_parallel_rank=dp, point=choice.point)
+                for dp, choice in sorted(lease.plans.selections.items())
             ],
         )
 
@@ -406,18 +406,18 @@ class Fleet:
         for ranks in plans.values():
             for rank, plan in ranks.items():
                 promised_us = self._point(plan).iteration_time_us if plan else job.work.iteration_us
-                span_us = round(promised_us * job.slowdowns.get(rank.pipeline, 1.0))
-                spans[rank.pipeline] = max(span_us, spans.get(rank.pipeline, 0))
+                span_us = round(promised_us * job.slowdowns.get(rank.dp, 1.0))
+                spans[rank.dp] = max(span_us, spans.get(rank.dp, 0))
         for node, ranks in plans.items():
             events = [
                 pb.TelemetryEvent(
                     iteration=pb.IterationReport(
-                        data_parallel_rank=rank.pipeline,
+                        data_parallel_rank=rank.dp,
                         stage=rank.stage,
                         gpu_uuid=rank.gpu_uuid,
                         iteration=job.iteration,
                         iteration_time_us=max(spans.values()),
-                        compute_span_us=spans[rank.pipeline],
+                        compute_span_us=spans[rank.dp],
                         energy_mj=(self._point(plan).energy_mj if plan else job.work.iteration_mj) // stages,
                         has_energy=True,
                         plan_id=plan.plan_id if plan else "",
@@ -464,7 +464,7 @@ def _rank(rank: LightRank, pod_uid: str, iteration: int) -> Any:
     return pb.Rank(
         pod_uid=pod_uid,
         gpu_uuid=rank.gpu_uuid,
-        data_parallel_rank=rank.pipeline,
+        data_parallel_rank=rank.dp,
         stage=rank.stage,
         iteration=iteration,
         pid=rank.pid,

@@ -156,15 +156,15 @@ class FleetCluster:
         """Pods and processes of a training job: a pipeline on each node, a GPU for each stage."""
         ranks = {
             node: tuple(
-                LightRank(self.namespace, f"{name}-{pipeline}", pipeline, s, f"GPU-{node}-{name}-{s}", pid=100 + s)
+                LightRank(self.namespace, f"{name}-{dp}", dp, s, f"GPU-{node}-{name}-{s}", pid=100 + s)
                 for s in work.default_us
             )
-            for pipeline, node in enumerate(nodes)
+            for dp, node in enumerate(nodes)
         }
         job = LightJob(self.namespace, name, ranks, work)
         self.fleet.start(job)
-        for pipeline, node in enumerate(nodes):
-            await self._pod(self.namespace, f"{name}-{pipeline}", node, {keys.LABEL_JOB: name})
+        for dp, node in enumerate(nodes):
+            await self._pod(self.namespace, f"{name}-{dp}", node, {keys.LABEL_JOB: name})
         return job
 
     async def end_training(self, job: LightJob) -> None:

@@ -52,10 +52,10 @@ def plan_set_of(
     order = schedule or schedule_of(len(clocks_mhz[0][0]))
     kinds = tuple({"forward": 1, "backward": 2}[kind] for kind, _, _ in order)
     stages = [
-        StageSchedule(first_stage + place, kinds, tuple(i[1] for i in order), tuple(i[2] for i in order))
-        for place in range(len(clocks_mhz))
+        StageSchedule(first_stage + index, kinds, tuple(i[1] for i in order), tuple(i[2] for i in order))
+        for index in range(len(clocks_mhz))
     ]
-    points = [PlanPoint(1_000_000 + place, 1_000_000 - place) for place in range(len(clocks_mhz[0]))]
+    points = [PlanPoint(1_000_000 + point, 1_000_000 - point) for point in range(len(clocks_mhz[0]))]
     return encode_plan_set(stages, points, clocks_mhz)
 
 
@@ -159,7 +159,7 @@ class RecordingNode:
         self,
         pod: messages.Pod,
         *,
-        pipeline: int = 0,
+        dp: int = 0,
         stage: int = 0,
         instructions: int = 4,
         instruction_s: float = 0.005,
@@ -169,7 +169,7 @@ class RecordingNode:
         """A training process in a pod."""
         arguments = {
             "socket": self.socket,
-            "pipeline": pipeline,
+            "dp": dp,
             "stage": stage,
             "instructions": instructions,
             "instruction_s": instruction_s,

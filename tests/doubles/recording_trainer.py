@@ -14,7 +14,7 @@ import perseus_client
 
 def schedule_of(instructions: int) -> list[tuple[str, int, int]]:
     """Forward and backward in turn."""
-    return [(("forward", "backward")[place % 2], place // 2, 0) for place in range(instructions)]
+    return [(("forward", "backward")[position % 2], position // 2, 0) for position in range(instructions)]
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     arguments = json.loads(sys.argv[1])
     schedule = schedule_of(arguments["instructions"])
     session = perseus_client.connect(
-        arguments["pipeline"],
+        arguments["dp"],
         arguments["stage"],
         schedule=schedule,
         socket_path=arguments["socket"],

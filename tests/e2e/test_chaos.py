@@ -130,7 +130,7 @@ async def test_a_stopped_api_server_changes_no_clock_and_nothing_is_missed(world
         # It needs no API server to answer a straggler.
         assert bell.training is not None
         bell.training.slowdowns[1] = 1.2
-        healthy = [rank for rank in before["bell"] if rank.pipeline == 0]
+        healthy = [rank for rank in before["bell"] if rank.dp == 0]
         await world.until(
             "the healthy pipeline slowed",
             lambda: all(world.fleet.plans(bell.training)[r] not in (None, before["bell"][r]) for r in healthy),  # type: ignore[arg-type]

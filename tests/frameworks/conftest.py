@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doubles.agent_commander import Hand
+from tests.doubles.agent_commander import AgentCommander
 
+from perseus_proto.rank import RankId
 from perseus_sim.cluster.live_job import LiveJob, start_live_job, tables_of
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
@@ -72,8 +73,8 @@ class Followed:
     schedule: Schedule
     said: list[dict[str, Any]]
     """By rank: what it wrote when it was ready, and what it found at the end."""
-    ranks: list[tuple[int, int, int, str]]
-    """As the agent knows them: pipeline, stage, tensor, GPU."""
+    ranks: list[tuple[RankId, str]]
+    """As the agent knows them, with their GPUs."""
     marks: dict[int, list[list[Mark]]] = field(default_factory=dict)
     """By stage: instructions of each iteration as marked, in order, from the first that was followed."""
     clocks_mhz: dict[int, list[list[int]]] = field(default_factory=dict)
@@ -145,8 +146,8 @@ class Harness:
             for step in steps:
                 files = [shared / f"{step}.{rank}.ready" for rank in range(stages * pipelines)]
                 wait_for(lambda files=files: all(file.exists() for file in files), job)
-                with Hand(cluster, node, job, f"{name}-{step}") as hand:
-                    found[step] = self._command(hand, job, shared, step, stages, pipelines)
+                with AgentCommander(cluster, node, job, f"{name}-{step}") as commander:
+                    found[step] = self._command(commander, job, shared, step, stages, pipelines)
                 (shared / f"{step}.done").touch()
             wait_for(lambda: all(not child.running for child in job.children.values()), job)
             for step, followed in found.items():
@@ -156,8 +157,8 @@ class Harness:
             job.stop()
         return found
 
-    def places(self, script: str, *arguments: str, stages: int, pipelines: int) -> dict[str, list[Any]]:
-        """Run a script without a plan, until the agent knows all its ranks: who is on which GPU, and who should be."""
+    def ranks(self, script: str, *arguments: str, stages: int, pipelines: int) -> dict[str, list[Any]]:
+        """Run a script without a plan until the agent knows all its ranks; return their GPUs, found and expected."""
         self._nodes += 1
         name = f"job-{self._nodes}"
         node = self._cluster.add_node(f"node-{self._nodes}", stages * pipelines, A100, clocks_mhz=CLOCKS_MHZ)
@@ -165,22 +166,22 @@ class Harness:
         command = [str(HERE / script), *arguments]
         job = start_live_job(self._cluster, node, name, command, tables, python=self._python, pipelines=pipelines)
         try:
-            with Hand(self._cluster, node, job, name) as hand:
-                wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in hand.ranks()) == stages * pipelines, job)
-                wait_for(lambda: min(rank.iteration for rank in hand.ranks()) > 1, job)
-                found = [(r.data_parallel_rank, r.stage, r.tensor_parallel_rank, r.gpu_uuid) for r in hand.ranks()]
+            with AgentCommander(self._cluster, node, job, name) as commander:
+                wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in commander.ranks()) == stages * pipelines, job)
+                wait_for(lambda: min(rank.iteration for rank in commander.ranks()) > 1, job)
+                found = [(_rank_id(rank), rank.gpu_uuid) for rank in commander.ranks()]
         finally:
             job.stop()
-        return {"found": sorted(found), "expected": [(*p, 0, gpu.spec.uuid) for p, gpu in sorted(job.gpus.items())]}
+        return {"found": sorted(found), "expected": [(rank, gpu.spec.uuid) for rank, gpu in sorted(job.gpus.items())]}
 
-    def _command(self, hand: Hand, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int) -> Followed:
+    def _command(
+        self, commander: AgentCommander, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int
+    ) -> Followed:
         said = [json.loads((shared / f"{step}.{rank}.ready").read_text()) for rank in range(stages * pipelines)]
         schedule = read_schedule(shared / f"{step}.csv")
         # A process that has said hello is known at once, with its GPU only after the kubelet has been asked.
-        wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in hand.ranks()) == stages * pipelines, job)
-        ranks = sorted(
-            (rank.data_parallel_rank, rank.stage, rank.tensor_parallel_rank, rank.gpu_uuid) for rank in hand.ranks()
-        )
+        wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in commander.ranks()) == stages * pipelines, job)
+        ranks = sorted((_rank_id(rank), rank.gpu_uuid) for rank in commander.ranks())
         followed = Followed(schedule, said, ranks)
         counts = [b - a for a, b in pairwise(schedule.stage_offset.tolist())]
         # A cycle of clocks whose last differs from its first, so that every instruction begins with a change.
@@ -189,11 +190,11 @@ class Harness:
             if plan[-1] == plan[0]:
                 plan[-1] = CLOCKS_MHZ[1] if plan[-2] != CLOCKS_MHZ[1] else CLOCKS_MHZ[2]
             followed.plan_mhz[stage] = plan
-        hand.push(schedule, [[followed.plan_mhz[stage]] for stage in range(stages)])
-        gpus = {stage: job.gpus[0, stage] for stage in range(stages)}
+        commander.push(schedule, [[followed.plan_mhz[stage]] for stage in range(stages)])
+        gpus = {stage: job.gpus[RankId(0, stage)] for stage in range(stages)}
         before = {stage: len(gpu.history()) for stage, gpu in gpus.items()}
-        with hand.telemetry() as reports:
-            hand.select(0, pipelines)
+        with commander.telemetry() as reports:
+            commander.select(0, pipelines)
             deadline_s = time.monotonic() + PATIENCE_S
             while True:
                 report = next(reports)
@@ -204,7 +205,7 @@ class Harness:
                     assert time.monotonic() < deadline_s, "the plan was not followed in time"
                     continue
                 for stage, gpu in gpus.items():
-                    executed = job.executed(0, stage)[said[stage]["first_iteration"] :]
+                    executed = job.executed(RankId(0, stage))[said[stage]["first_iteration"] :]
                     followed.marks[stage] = [[tuple(m[:3]) for m in one["instructions"]] for one in executed]  # type: ignore[misc]
                     followed.clocks_mhz[stage] = [[m[3] for m in one["instructions"]] for one in executed]
                     followed.history_mhz[stage] = [change.mhz for change in gpu.history()[min(before[stage], 511) :]]
@@ -212,6 +213,10 @@ class Harness:
                 if followed.runs_at_planned_clocks() or time.monotonic() > deadline_s:
                     break
         return followed
+
+
+def _rank_id(rank: Any) -> RankId:
+    return RankId(rank.data_parallel_rank, rank.stage, rank.tensor_parallel_rank)
 
 
 def wait_for(condition: Callable[[], bool], job: LiveJob) -> None:

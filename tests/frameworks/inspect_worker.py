@@ -81,15 +81,15 @@ def other_orders() -> dict[str, dict[str, str]]:
 WORLDS = ((("dp", "pp", "tp"), (2, 2, 2)), (("pp", "dp", "cp", "tp"), (2, 2, 2, 2)))
 
 
-def places() -> list[dict[str, Any]]:
+def ranks() -> list[dict[str, Any]]:
     """Coordinates that the adapter finds, and those of the mesh."""
     ranks = [(names, sizes, rank) for names, sizes in WORLDS for rank in range(torch.Size(sizes).numel())]
     # A process for each: torch keeps what it once knew about a mesh.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        return pool.starmap(place_of, ranks, chunksize=1)
+        return pool.starmap(rank_of, ranks, chunksize=1)
 
 
-def place_of(names: tuple[str, ...], sizes: tuple[int, ...], rank: int) -> dict[str, Any]:
+def rank_of(names: tuple[str, ...], sizes: tuple[int, ...], rank: int) -> dict[str, Any]:
     """Of a stage whose embedding is split over the ranks that share it."""
     as_rank(rank, torch.Size(sizes).numel())
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
@@ -99,7 +99,7 @@ def place_of(names: tuple[str, ...], sizes: tuple[int, ...], rank: int) -> dict[
     whole = [Replicate()] * split.ndim
     module.embedding.weight = torch.nn.Parameter(DTensor.from_local(module.embedding.weight.data, split, whole))
     stage = PipelineStage(module, own["pp"], 2, torch.device("cpu"), group=mesh.get_group("pp"))
-    return {"found": list(of_torch._place(SimpleNamespace(_stage=stage), None, None)), **own}
+    return {"found": list(of_torch._rank_id(SimpleNamespace(_stage=stage), None, None)), **own}
 
 
 def in_vain() -> dict[str, Any]:
@@ -134,7 +134,7 @@ def refused() -> list[str]:
 
 if __name__ == "__main__":
     result = {
-        "places": places(),
+        "ranks": ranks(),
         "orders": torch_orders(),
         "others": other_orders(),
         "in_vain": in_vain(),

@@ -50,10 +50,10 @@ def test_the_frameworks_agree(inspected: Any) -> None:
 
 
 def test_ranks_are_those_of_the_mesh(inspected: Any) -> None:
-    assert len(inspected["places"]) == 8 + 16
-    for place in inspected["places"]:
-        tensor = place["tp"] + 2 * place.get("cp", 0)
-        assert place["found"] == [place["dp"], place["pp"], tensor]
+    assert len(inspected["ranks"]) == 8 + 16
+    for rank in inspected["ranks"]:
+        tp = rank["tp"] + 2 * rank.get("cp", 0)
+        assert rank["found"] == [rank["dp"], rank["pp"], tp]
 
 
 def test_without_an_agent_nothing_is_touched(inspected: Any) -> None:

@@ -63,7 +63,7 @@ def test_attaching_twice_is_once_and_detaching_leaves_no_trace(followed: dict[st
         assert said["left_behind"] == []
 
 
-def test_the_agent_knows_each_rank_by_its_place_and_gpu(followed: dict[str, Any]) -> None:
+def test_the_agent_knows_each_rank_by_its_id_and_gpu(followed: dict[str, Any]) -> None:
     ranks = followed["1F1B"].ranks
-    assert [rank[:3] for rank in ranks] == [(0, 0, 0), (0, 1, 0)]
-    assert len({rank[3] for rank in ranks}) == 2
+    assert [rank for rank, _ in ranks] == [(0, 0, 0), (0, 1, 0)]
+    assert len({gpu for _, gpu in ranks}) == 2

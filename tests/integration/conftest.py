@@ -119,7 +119,7 @@ def connect(
     with contextlib.ExitStack() as stack:
 
         def connect(**arguments: object) -> Session:
-            given = {"pipeline": 1, "stage": 2, "schedule": SCHEDULE, "socket_path": str(agent_socket)} | arguments
+            given = {"dp": 1, "stage": 2, "schedule": SCHEDULE, "socket_path": str(agent_socket)} | arguments
             session = perseus_client.connect(**given)  # type: ignore[arg-type]
             stack.callback(session.close)
             return session

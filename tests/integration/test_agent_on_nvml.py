@@ -137,7 +137,7 @@ def test_a_lost_gpu_is_fenced_and_its_neighbour_driven(node: RecordingNode, shim
     with node.stub() as stub:
         named = {"job_uid": JOB, "epoch": 1}
         stub.AcquireLease(messages.AcquireLeaseRequest(**named, job_name="a/b", ttl_ms=60_000, pods=pods))
-        trainers = [node.start_trainer(pod, pipeline=number) for number, pod in enumerate(pods)]
+        trainers = [node.start_trainer(pod, dp=number) for number, pod in enumerate(pods)]
         wait_for(lambda: len(stub.DescribeNode(messages.DescribeNodeRequest()).ranks) == 2, "both ranks have joined")
         plan_set = plan_set_of([CLOCKS_MHZ])
         stub.PushPlanSet(messages.PushPlanSetRequest(**named, plan_set=plan_set))

@@ -350,7 +350,7 @@ def test_a_kubelet_that_is_down_freezes_what_is_known_and_delays_what_is_not(stu
     try:
         new = node.add_pod(2, [2])
         acquire(stub, [*pods, new], epoch=lease.epoch)
-        node.start_trainer(new, stage=0, pipeline=1)
+        node.start_trainer(new, stage=0, dp=1)
         wait_for(lambda: len(describe(stub).ranks) == 2, "the third waits")
         time.sleep(0.3)
         assert len(describe(stub).ranks) == 2  # it was not sent away

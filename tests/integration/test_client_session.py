@@ -22,13 +22,14 @@ from perseus_client.session import Session
 from perseus_proto import hello as wire
 from perseus_proto.channel import ChannelReader, Faults, Phase
 from perseus_proto.hello import Hello, Reason
+from perseus_proto.rank import RankId
 
 
 def test_an_iteration_arrives_whole_with_who_and_what(
     agents: Callable[..., Agent], connect: Callable[..., Session]
 ) -> None:
     agent = agents()
-    session = connect(tensor=3, gpu_uuid="GPU-x")
+    session = connect(tp=3, gpu_uuid="GPU-x")
     assert session.wait_connected(PATIENCE_S)
     before_us = time.monotonic_ns() // 1000
     for iteration in range(3):
@@ -37,7 +38,7 @@ def test_an_iteration_arrives_whole_with_who_and_what(
         assert (record.iteration, record.complete) == (iteration, True)
         assert before_us <= record.begin_us <= record.begins_us[0] <= record.end_us <= time.monotonic_ns() // 1000
     (hello,) = agent.hellos
-    assert (hello.pipeline, hello.stage, hello.tensor, hello.gpu_hint) == (1, 2, 3, "GPU-x")
+    assert (hello.rank, hello.gpu_hint) == (RankId(1, 2, 3), "GPU-x")
     assert [(kind.name.lower(), microbatch, chunk) for kind, microbatch, chunk in hello.schedule] == SCHEDULE
 
 

@@ -86,11 +86,13 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
 
 
 async def test_who_carries_an_allowed_name_is_served(service: Service) -> None:
-    request = messages.SetStragglerRequest(id="GPU-a", delay_ms=2500, degree=1.2)
+    request = messages.SetStragglerRequest(id="GPU-a", delay_ms=2500, slowdown=1.2)
     answer = await service.call(request, ALLOWED)
     assert (answer.namespace, answer.job, answer.epoch) == ("team", "gpt3", 7)
     assert answer.annotation == "GPU-a:2.5:1.2"
-    request = messages.SetStragglerRequest(id="1", delay_iterations=4, degree=2, namespace="team", job="gpt3", epoch=6)
+    request = messages.SetStragglerRequest(
+        id="1", delay_iterations=4, slowdown=2, namespace="team", job="gpt3", epoch=6
+    )
     await service.call(request, ALLOWED)
     assert service.operator.told == [
         StragglerRequest("GPU-a", 1.2, delay_s=2.5),
@@ -99,7 +101,7 @@ async def test_who_carries_an_allowed_name_is_served(service: Service) -> None:
 
 
 async def test_nobody_else_is(service: Service) -> None:
-    request = messages.SetStragglerRequest(id="GPU-a", degree=1.2)
+    request = messages.SetStragglerRequest(id="GPU-a", slowdown=1.2)
     for name in ("perseus-agent", "perseus-operator", "perseus-infrastructure.evil"):
         error = await service.refusal(request, name)
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -128,13 +130,13 @@ async def test_nobody_else_is(service: Service) -> None:
 )
 async def test_every_error_has_its_code_and_name(service: Service, error: OperatorError, code: Any) -> None:
     service.operator.error = error
-    answered = await service.refusal(messages.SetStragglerRequest(id="GPU-a", degree=1.2))
+    answered = await service.refusal(messages.SetStragglerRequest(id="GPU-a", slowdown=1.2))
     assert (answered.code(), answered.details()) == (code, str(error))
     assert dict(answered.trailing_metadata())["perseus-error"] == type(error).__name__
 
 
 async def test_a_job_is_named_whole_or_not_at_all(service: Service) -> None:
-    error = await service.refusal(messages.SetStragglerRequest(id="1", degree=1.2, job="gpt3"))
+    error = await service.refusal(messages.SetStragglerRequest(id="1", slowdown=1.2, job="gpt3"))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "namespace and job: must be given together" in error.details()
 
@@ -142,7 +144,7 @@ async def test_a_job_is_named_whole_or_not_at_all(service: Service) -> None:
 async def test_a_renewed_certificate_is_taken_up(service: Service) -> None:
     renewed = Authority("renewed")
     write(service.folder, renewed, "perseus-operator")
-    request = messages.SetStragglerRequest(id="GPU-a", degree=1.2)
+    request = messages.SetStragglerRequest(id="GPU-a", slowdown=1.2)
     await service.refusal(request)
     service.authority = renewed
     assert (await service.call(request, ALLOWED)).job == "gpt3"

@@ -25,11 +25,12 @@ from typing import Any, Final, TypeVar
 
 from perseus_agent.clocks.governor import Governor, GovernorLimits, GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
-from perseus_agent.clocks.rank_follower import Finished, Pilot
+from perseus_agent.clocks.rank_follower import Finished, RankFollower
 from perseus_agent.clocks.telemetry import Event, IterationSummary
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
 from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
+from perseus_proto.units import s_from_us, us_from_ns
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -79,12 +80,12 @@ class GpuWorker:
         self.meter = EnergyMeter()
         self.clock_mhz: int | None = None
         self.power_mw: int | None = None
-        self.pilot: Pilot | None = None
+        self.follower: RankFollower | None = None
         self._publish = publish
         self._limits = limits
         self._job_uid = ""
         self._energies = InstructionEnergies()
-        self._unfinished: deque[tuple[float, Finished, Pilot]] = deque()
+        self._unfinished: deque[tuple[float, Finished, RankFollower]] = deque()
         self._levels = dict.fromkeys(_NOTICES, 0)
         self._active = dict.fromkeys(_NOTICES, False)
         self._pump_s: float | None = None
@@ -99,7 +100,7 @@ class GpuWorker:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._foresees = self._epoll.fileno() < FD_SETSIZE
+        self._predicts = self._epoll.fileno() < FD_SETSIZE
         self._thread = threading.Thread(target=self._run, name=f"gpu-{self.uuid[-12:]}", daemon=True)
 
     # ------------------------------------------------------------------------------------------- from other threads
@@ -108,40 +109,40 @@ class GpuWorker:
         """Begin; once."""
         self._thread.start()
 
-    def attach(self, pilot: Pilot) -> Future[None]:
+    def attach(self, follower: RankFollower) -> Future[None]:
         """A rank takes the GPU."""
 
         def command() -> None:
-            self._end_pilot("another rank took the GPU")
-            self._job_uid = pilot.rank.job_uid
+            self._end_follower("another rank took the GPU")
+            self._job_uid = follower.rank.job_uid
             self.governor.engage()
-            self.pilot = pilot
+            self.follower = follower
             self._energies = InstructionEnergies()
-            self._epoll.register(pilot.channel.event_fd, select.EPOLLIN | select.EPOLLET)
+            self._epoll.register(follower.channel.event_fd, select.EPOLLIN | select.EPOLLET)
             self._sample_s = time.monotonic()
-            self._follow(pilot)
+            self._follow(follower)
 
         return self._command(command)
 
-    def detach(self, pilot: Pilot, reason: str) -> Future[bool]:
+    def detach(self, follower: RankFollower, reason: str) -> Future[bool]:
         """The rank leaves, and the GPU goes back to its default clocks. The result: whether it had been held and is
         back."""
 
         def command() -> bool:
             held = self.governor.held
-            if self.pilot is pilot:
-                self._end_pilot(reason)
+            if self.follower is follower:
+                self._end_follower(reason)
             return held and not self.governor.held
 
         return self._command(command)
 
-    def heed(self) -> Future[None]:
+    def selection_changed(self) -> Future[None]:
         """A selection was made for the rank that drives the GPU."""
 
         def command() -> None:
-            if self.pilot is not None:
-                self.pilot.heed()
-                self._follow(self.pilot)
+            if self.follower is not None:
+                self.follower.selection_changed()
+                self._follow(self.follower)
 
         return self._command(command)
 
@@ -160,7 +161,7 @@ class GpuWorker:
         """Give the GPU back and end the thread. The result: whether nothing is owed any more."""
 
         def command() -> bool:
-            self._end_pilot(reason)
+            self._end_follower(reason)
             # A reset that failed for a passing reason is tried until it works or the process is told to go.
             while self._pump_s is not None and not self.governor.lost:
                 time.sleep(max(0.0, self._pump_s - time.monotonic()))
@@ -213,16 +214,16 @@ class GpuWorker:
                 for descriptor, _ in events:
                     if descriptor == self._bell:
                         stopping = self._obey()
-                    elif self.pilot is not None:
-                        self._follow(self.pilot)
-                if 0 < self._look_s <= now_s and self.pilot is not None:
-                    self._follow(self.pilot)
+                    elif self.follower is not None:
+                        self._follow(self.follower)
+                if 0 < self._look_s <= now_s and self.follower is not None:
+                    self._follow(self.follower)
                 if now_s >= self._due_s:
                     self._routine(now_s)
             except Exception:
                 # A fault of ours must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
-                self._end_pilot("a fault in the agent")
+                self._end_follower("a fault in the agent")
             self._awake_since_s = None
         with self._door:
             self._stopped = True
@@ -265,28 +266,28 @@ class GpuWorker:
         self._plan_routine()
         return stopping
 
-    def _follow(self, pilot: Pilot) -> None:
+    def _follow(self, follower: RankFollower) -> None:
         """The rank rang: first its clock, then whatever can wait."""
         governor = self.governor
-        pump_s = governor.want(pilot.look(governor.writes))
+        pump_s = governor.want(follower.look(governor.writes))
         if pump_s != self._pump_s:
             self._pump_s = pump_s
             self._plan_routine()
-        self._look_s = pilot.foresee(time.monotonic_ns() // 1000) / 1e6 if self._foresees else 0.0
-        if pilot.due:
-            self._finish_later(pilot, pilot.collect(self.governor.writes))
-        if pilot.overtaken():
+        self._look_s = s_from_us(follower.next_look_us(us_from_ns(time.monotonic_ns()))) if self._predicts else 0.0
+        if follower.due:
+            self._finish_later(follower, follower.collect(self.governor.writes))
+        if follower.must_look_again():
             self._look_s = time.monotonic()
 
-    def _end_pilot(self, reason: str) -> None:
+    def _end_follower(self, reason: str) -> None:
         """Clocks first, then what the rank had still to tell."""
         self._pump_s = self.governor.release(reason)
-        pilot, self.pilot, self._look_s = self.pilot, None, 0.0
+        follower, self.follower, self._look_s = self.follower, None, 0.0
         self._plan_routine()
-        if pilot is None:
+        if follower is None:
             return
-        self._epoll.unregister(pilot.channel.event_fd)
-        self._finish_later(pilot, pilot.leave(self.governor.writes))
+        self._epoll.unregister(follower.channel.event_fd)
+        self._finish_later(follower, follower.leave(self.governor.writes))
         while self._unfinished:
             self._tell(*self._unfinished.popleft()[1:])
 
@@ -300,7 +301,7 @@ class GpuWorker:
         except DeviceError:
             readings = None
         self._readings_s.append(time.monotonic() - began_s)
-        interval_s = limits.sample_interval_s if self.pilot is not None else limits.watch_interval_s
+        interval_s = limits.sample_interval_s if self.follower is not None else limits.watch_interval_s
         self._sample_s = began_s + max(interval_s, min(min(self._readings_s) / READING_SHARE, READING_LATE_S))
         for reading in readings or ():
             self.meter.add(reading)
@@ -337,12 +338,12 @@ class GpuWorker:
                 self._active[kind] = not active
                 self._notify(GpuNotice(kind, self.uuid, not active, f"event reasons: {reasons.name or 'none'}"))
 
-    def _finish_later(self, pilot: Pilot, finished: list[Finished]) -> None:
+    def _finish_later(self, follower: RankFollower, finished: list[Finished]) -> None:
         if finished:
             now_s = time.monotonic()
-            self._unfinished.extend((now_s, one, pilot) for one in finished)
+            self._unfinished.extend((now_s, one, follower) for one in finished)
 
-    def _tell(self, one: Finished, pilot: Pilot) -> None:
+    def _tell(self, one: Finished, follower: RankFollower) -> None:
         record, plan = one.record, one.plan
         if self.governor.controllability is not Controllability.YES:
             plan = None  # it was not enforced
@@ -351,9 +352,9 @@ class GpuWorker:
         means_mj = self._energies.means_mj(key) if energy_mj is not None else ()
         quiet_us, quiet_mj = self._quiet(one) if energy_mj is not None else (0, 0)
         self._publish(
-            pilot.rank.job_uid,
+            follower.rank.job_uid,
             IterationSummary(
-                rank=pilot.rank,
+                rank=follower.rank,
                 iteration=record.iteration,
                 iteration_time_us=one.next_begin_us - record.begin_us,
                 compute_span_us=record.end_us - record.begin_us,

@@ -36,7 +36,7 @@ class StagePlan:
     """One byte per instruction: 1 where its clock differs from that of the instruction before (the first: the last)."""
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """A point of a plan set, from an iteration on."""
 
     from_iteration: int
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 @dataclass(frozen=True)
 class _Snapshot:
     plan_set: PlanSet | None = None
-    timelines: Mapping[int, tuple[Choice, ...]] = field(default_factory=dict)
+    timelines: Mapping[int, tuple[Selection, ...]] = field(default_factory=dict)
 
 
 class JobPlans:
@@ -63,9 +63,9 @@ class JobPlans:
         return self._snapshot.plan_set
 
     @property
-    def selections(self) -> dict[int, Choice]:
-        """By pipeline: the selection made last, whether or not its boundary has come."""
-        return {pipeline: timeline[-1] for pipeline, timeline in self._snapshot.timelines.items()}
+    def selections(self) -> dict[int, Selection]:
+        """By data-parallel rank: the selection made last, whether or not its boundary has come."""
+        return {dp: timeline[-1] for dp, timeline in self._snapshot.timelines.items()}
 
     def push(self, plan_set: PlanSet) -> None:
         """Store a plan set beside the one in force, which stays in force until a selection names the new one."""
@@ -78,9 +78,9 @@ class JobPlans:
 
         Args:
             plan_id: of a plan set pushed before.
-            points: pipeline to point.
+            points: data-parallel rank to point.
             from_iteration: first iteration that shall run it.
-            furthest: pipeline to the furthest iteration begun by a rank on this node, or None if none has begun.
+            furthest: data-parallel rank to the furthest iteration that a rank on this node has begun; None: none has.
 
         Raises:
             UnknownPlan: the plan set is not stored here.
@@ -94,39 +94,37 @@ class JobPlans:
         latest = max((begun for begun in furthest.values() if begun is not None), default=None)
         boundary = from_iteration if latest is None else max(from_iteration, latest + 1)
         timelines = dict(self._snapshot.timelines)
-        for pipeline, point in points.items():
+        for dp, point in points.items():
             if not 0 <= point < len(plan_set.points):
                 raise InvalidRequest(
                     f"selections.point: {point} is beyond the {len(plan_set.points)} points of the plan set"
                 )
-            begun = furthest.get(pipeline)
-            kept = [choice for choice in timelines.get(pipeline, ()) if choice.from_iteration < boundary]
+            begun = furthest.get(dp)
+            kept = [choice for choice in timelines.get(dp, ()) if choice.from_iteration < boundary]
             # The one in force now and those still to come; what ended before any rank's current iteration is history.
             while len(kept) > 1 and begun is not None and kept[1].from_iteration < begun:
                 del kept[0]
             if len(kept) >= MAX_PENDING:
-                raise InvalidRequest(
-                    f"from_iteration: pipeline {pipeline} has {MAX_PENDING} selections pending already"
-                )
-            timelines[pipeline] = (*kept, Choice(boundary, plan_set, point))
+                raise InvalidRequest(f"from_iteration: pipeline {dp} has {MAX_PENDING} selections pending already")
+            timelines[dp] = (*kept, Selection(boundary, plan_set, point))
         if len(timelines) > MAX_PIPELINES:
             raise InvalidRequest(f"selections.data_parallel_rank: more than {MAX_PIPELINES} pipelines in one job")
         self._snapshot = replace(self._snapshot, timelines=timelines)
 
-    def rebase(self, pipeline: int, furthest: int | None) -> None:
+    def rebase(self, dp: int, furthest: int | None) -> None:
         """The pipeline's processes are new and count from zero again: what had been in force is so from their start."""
-        timeline = self._snapshot.timelines.get(pipeline, ())
+        timeline = self._snapshot.timelines.get(dp, ())
         begun = [choice for choice in timeline if furthest is not None and choice.from_iteration <= furthest]
         if begun:
             pending = timeline[len(begun) :]
             # Boundaries still to come were meant in the old count, which nobody keeps any more: the last one counts.
             heir = (pending or begun)[-1]._replace(from_iteration=0)
-            self._snapshot = replace(self._snapshot, timelines={**self._snapshot.timelines, pipeline: (heir,)})
+            self._snapshot = replace(self._snapshot, timelines={**self._snapshot.timelines, dp: (heir,)})
 
-    def follow(self, pipeline: int, stage: int, iteration: int) -> StagePlan | None:
+    def follow(self, dp: int, stage: int, iteration: int) -> StagePlan | None:
         """What a rank follows in an iteration; None: nothing is planned, default clocks. Read by the pilots."""
         chosen = None
-        for choice in self._snapshot.timelines.get(pipeline, ()):
+        for choice in self._snapshot.timelines.get(dp, ()):
             if choice.from_iteration > iteration:
                 break
             chosen = choice

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from perseus_agent.clocks.plans import JobPlans, StagePlan
-from perseus_agent.clocks.telemetry import RankIdentity
-from perseus_agent.clocks.wake_prediction import Foresight
+from perseus_agent.clocks.telemetry import RankProcess
+from perseus_agent.clocks.wake_prediction import WakePredictor
 from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, Phase
 from perseus_proto.hello import Instruction
 
@@ -38,18 +38,18 @@ class _Mark:
     writes: int
 
 
-class Pilot:
+class RankFollower:
     """One rank."""
 
     def __init__(
         self,
-        rank: RankIdentity,
+        rank: RankProcess,
         schedule: tuple[Instruction, ...],
         channel: ChannelReader,
         plans: JobPlans,
-        foresight: Foresight | None = None,
+        predictor: WakePredictor | None = None,
     ) -> None:
-        """``foresight``: for a rank whose clock is the machine's; without it every mark of the wake map rings."""
+        """``predictor``: for a rank whose clock is the machine's; without it every mark of the wake map rings."""
         self.rank = rank
         self.channel = channel
         self.iteration: int | None = None
@@ -61,7 +61,7 @@ class Pilot:
         self.deviations = 0
         """Iterations that did not follow the schedule."""
         self._plans = plans
-        self._foresight = foresight
+        self._predictor = predictor
         self._kinds = tuple(int(instruction.kind) for instruction in schedule)
         self._microbatches = tuple(instruction.microbatch for instruction in schedule)
         self._chunks = tuple(instruction.chunk for instruction in schedule)
@@ -122,25 +122,25 @@ class Pilot:
         plan = None if self._deviant else self._plan
         return None if plan is None else plan.clocks_mhz[index]
 
-    def heed(self) -> None:
+    def selection_changed(self) -> None:
         """A selection was made. To be followed by a look: what the rank has passed meanwhile rings no more."""
         if self.iteration is not None:
             self._publish(self._planned_iteration)
 
-    def foresee(self, now_us: int) -> int:
+    def next_look_us(self, now_us: int) -> int:
         """When to look next although nobody rings, by the machine's clock; 0: not at all. To be called after each
-        ``look``, and followed by ``overtaken``."""
-        foresight, iteration = self._foresight, self.iteration
-        if foresight is None or iteration is None:
+        ``look``, and followed by ``must_look_again``."""
+        predictor, iteration = self._predictor, self.iteration
+        if predictor is None or iteration is None:
             return 0
         ended = self._index if iteration == self._planned_iteration else self._count
         if self._plan is None or self._deviant:
-            return foresight.rest(iteration, ended)
-        return foresight.look(iteration, ended, now_us)
+            return predictor.rest(iteration, ended)
+        return predictor.look(iteration, ended, now_us)
 
-    def overtaken(self) -> bool:
+    def must_look_again(self) -> bool:
         """Whether to look again at once: the rank may have relied on a look that was foreseen before."""
-        return self._foresight is not None and self._foresight.overtaken()
+        return self._predictor is not None and self._predictor.must_look_again()
 
     def collect(self, writes: int) -> list[Finished]:
         """Iterations that are over, oldest first. To be called when a step begins or ends."""
@@ -163,7 +163,7 @@ class Pilot:
     def leave(self, writes: int) -> list[Finished]:
         """Ask the rank to ring no more; returns what had not been told yet. The memory stays: the session owns it."""
         self.channel.set_wake_map(bytes(self._count))
-        self.channel.foresee(0)
+        self.channel.skip_rings_from(0)
         finished = self.collect(writes)
         if self._open is not None:
             finished.append(self._finish(self._open, self._open.end_us, writes))
@@ -175,12 +175,12 @@ class Pilot:
         plan = self._plan_of(iteration)
         if plan is not self._plan:
             self._plan = plan
-            if self._foresight is not None:
-                self._foresight.follow(bytes(self._count) if plan is None else plan.wake)
+            if self._predictor is not None:
+                self._predictor.follow(bytes(self._count) if plan is None else plan.wake)
         return self._publish(iteration)
 
     def _plan_of(self, iteration: int) -> StagePlan | None:
-        plan = self._plans.follow(self.rank.pipeline, self.rank.stage, iteration)
+        plan = self._plans.follow(self.rank.rank_id.dp, self.rank.rank_id.stage, iteration)
         return plan if plan is self._plan or (plan is not None and self._fits(plan)) else None
 
     def _publish(self, iteration: int) -> bool:

@@ -14,21 +14,20 @@ from typing import Final
 
 from perseus_agent.clocks.governor import GpuNotice
 from perseus_agent.errors import TooMuch
+from perseus_proto.rank import RankId
 
 MAX_WATCHERS: Final = 16
 BATCH_EVENTS: Final = 256
 
 
 @dataclass(frozen=True)
-class RankIdentity:
+class RankProcess:
     """One training process and its place in a job; pod and GPU are the kernel's and the kubelet's word, not its own."""
 
     job_uid: str
     pod_uid: str
     gpu_uuid: str
-    pipeline: int
-    stage: int
-    tensor: int
+    rank_id: RankId
     pid: int
 
 
@@ -36,7 +35,7 @@ class RankIdentity:
 class RankChange:
     """A rank came or went."""
 
-    rank: RankIdentity
+    rank: RankProcess
     joined: bool
     iteration: int
 
@@ -45,7 +44,7 @@ class RankChange:
 class IterationSummary:
     """What one rank did in one iteration."""
 
-    rank: RankIdentity
+    rank: RankProcess
     iteration: int
     iteration_time_us: int
     compute_span_us: int

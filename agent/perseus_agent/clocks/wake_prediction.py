@@ -38,7 +38,7 @@ _KEPT: Final = 3
 """Spans remembered of each mark; their median stands neither for an outlier nor for a change of pace for long."""
 
 
-class Foresight:
+class WakePredictor:
     """The marks of one rank that the wake map of its plan names."""
 
     def __init__(self, channel: ChannelReader) -> None:
@@ -80,7 +80,7 @@ class Foresight:
             self._affords = min(self._affords + WAKES_PER_MARK - rung, LOOKS_SAVED)
             self._lead_us = max(self._lead_us - LEAD_EARLY_US, 0)
             if passed >= 0:
-                self._learn(iteration, passed, passed_us)
+                self._measure(iteration, passed, passed_us)
         elif self._from_us:
             self._tries += 1
             self._lead_us += LEAD_LATE_US
@@ -99,7 +99,7 @@ class Foresight:
         """As ``look``, where no plan is followed."""
         return self._say(0, 0, (iteration, ended))
 
-    def overtaken(self) -> bool:
+    def must_look_again(self) -> bool:
         """Whether to look again at once: a mark beyond those expected may not have rung, because of what stood in the
         channel when it was made. To be asked some time after ``look``, see ``perseus_proto.channel``."""
         return self._doubt is not None and self._channel.passed() > self._doubt
@@ -107,7 +107,7 @@ class Foresight:
     def _say(self, from_us: int, due_us: int, expected: tuple[int, int]) -> int:
         self._doubt = expected if self._from_us else None
         if from_us or self._from_us:
-            self._channel.foresee(from_us)
+            self._channel.skip_rings_from(from_us)
             self._from_us = from_us
         return due_us
 
@@ -115,7 +115,7 @@ class Foresight:
         """When the rank passed a mark of the iteration that it is in; −1: its begin."""
         return self._channel.step_begin_us() if index < 0 else self._channel.ended_us(iteration, index)
 
-    def _learn(self, iteration: int, passed: int, passed_us: int) -> None:
+    def _measure(self, iteration: int, passed: int, passed_us: int) -> None:
         span_us = passed_us - self._time_us(iteration, self._before[passed])
         if 0 < span_us < LONGEST_US:
             self._spans_us[_KEPT * passed + iteration % _KEPT] = span_us

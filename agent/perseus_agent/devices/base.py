@@ -1,16 +1,16 @@
-"""What the agent needs from a GPU, and nothing else: the contract between the governor and a driver.
+"""What the agent needs from a GPU, and nothing else: the contract that a driver implements.
 
-Implemented by ``perseus_agent.devices.nvml`` (production) and by doubles such as ``perseus_sim.gpus.devices``. The
-setting ``--devices`` chooses: ``nvml``, or ``module:factory[:argument]``, where ``factory(argument: str)`` returns a
+``perseus_agent.devices.nvml`` implements it with NVML, ``perseus_sim.gpus.devices`` with simulated GPUs. The setting
+``--devices`` chooses: ``nvml``, or ``module:factory[:argument]``, where ``factory(argument: str)`` returns a
 ``DeviceSet``.
 
 Rules for implementers:
 
 * Every method may be called from any thread; the agent calls the writing ones of one device from one thread only.
-* Nothing is raised but classes of ``perseus_agent.errors`` under ``DeviceError``. A call may block (NVML: 45 s); the
-  governor's watchdog deals with that, the driver needs no timeouts of its own.
-* "No value" is ``None``, never 0 or −1. No policy here: no retries of writes, no skipping of no-ops, no leases, no
-  journal.
+* Raise nothing but subclasses of ``perseus_agent.errors.DeviceError``. A call may block (NVML: 45 s); the agent watches
+  for that, the driver needs no timeouts of its own.
+* "No value" is ``None``, never 0 or −1.
+* Do what is asked, once: no retries of writes, no skipping of writes without effect, no leases, no journal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Controllability(enum.Enum):
 
     YES = "YES"
     NO_PERMISSION = "NO_PERMISSION"
-    """Measuring works, writing needs a capability the process lacks."""
+    """Measuring works; writing needs a capability that the process lacks."""
     NOT_SUPPORTED = "NOT_SUPPORTED"
     MIG = "MIG"
     """Partitioned: clocks belong to the whole GPU and so to other tenants."""
@@ -38,11 +38,11 @@ class Controllability(enum.Enum):
     LOST = "LOST"
     """Fell off the bus, needs a reset, or does not answer."""
     FOREIGN = "FOREIGN"
-    """Somebody else sets its clocks. Decided by the governor, never answered by a driver."""
+    """Another program sets its clocks. Only the governor finds this; a driver never returns it."""
 
 
 class EventReason(enum.Flag):
-    """Why the GPU runs at another clock than asked for. Bits that mean nothing to us are dropped by the driver."""
+    """Why the GPU runs at another clock than the requested one. A driver drops bits that have no name here."""
 
     NONE = 0
     IDLE = enum.auto()
@@ -56,7 +56,7 @@ class EventReason(enum.Flag):
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """What never changes while a GPU is in the machine. ``uuid`` is the key everywhere; an index is never one."""
+    """What never changes while a GPU is in the machine. ``uuid`` is its key everywhere; an index is never a key."""
 
     uuid: str
     model: str
@@ -74,59 +74,92 @@ class EnergyReading(NamedTuple):
 
 
 class Device(Protocol):
-    """One physical GPU."""
+    """One physical GPU. Every method but ``now_us`` and ``close`` may raise ``DeviceError``."""
 
     @property
-    def identity(self) -> DeviceIdentity: ...
+    def identity(self) -> DeviceIdentity:
+        """UUID, model and supported clocks; known without a call to the driver."""
 
     def controllability(self) -> tuple[Controllability, str]:
-        """Whether clocks may be written now, and a sentence that says why not (empty for YES). Asked before each
-        lease."""
+        """Read whether clocks may be written now.
+
+        Called before each lease, since another tenant may have changed it.
+
+        Returns:
+            The state, and a sentence that says why not; empty for YES.
+        """
 
     def now_us(self) -> int:
-        """The clock that stamps energy and that trainers on this GPU use: CLOCK_MONOTONIC, or a simulator's virtual
-        time."""
+        """Now in microseconds, on the clock that stamps energy and that training processes on this GPU use.
+
+        CLOCK_MONOTONIC, or the virtual time of a simulator.
+        """
 
     def lock_clocks(self, mhz: int) -> None:
-        """Pin the SM clock to a supported clock. Returning means that the request was installed, not reached."""
+        """Lock the SM clock. The GPU has accepted the request when this returns, but may still be changing its clock.
+
+        Args:
+            mhz: one of ``identity.supported_clocks_mhz``.
+
+        Raises:
+            InvalidClock: the clock is not supported.
+            NoPermission: the process lacks the capability; nothing was changed.
+            DeviceError: any other refusal; the clock may or may not have been changed.
+        """
 
     def reset_clocks(self) -> None:
-        """Back to the default clocks. Resetting what is not locked is not an error."""
+        """Return to the default clocks. Resetting a GPU that is not locked is not an error.
+
+        Raises:
+            DeviceError: the GPU may still be locked.
+        """
 
     def sm_clock_mhz(self) -> int:
-        """The SM clock now."""
+        """Read the SM clock, MHz."""
 
     def energy(self) -> Sequence[EnergyReading] | None:
-        """What the GPU tells of its energy since the last call, oldest first; None where it has no counter that can be
-        trusted. A level below the one before: what was used in between is not known."""
+        """Read the energy counter.
+
+        Returns:
+            Readings since the last call, oldest first; possibly none. Where a reading is below the one before, the
+            counter began anew and the energy between the two is not known. None: the GPU has no counter that can be
+            trusted.
+        """
 
     def power_mw(self) -> int | None:
-        """Power drawn now, or None where it is not measured."""
+        """Read the power drawn now, mW; None where the GPU does not measure it."""
 
-    def event_reasons(self) -> EventReason: ...
+    def event_reasons(self) -> EventReason:
+        """Read why the GPU runs at another clock than the requested one; ``NONE``: there is no reason."""
 
     def close(self) -> None:
-        """Let go of the handle. Never touches clocks: giving them back is the governor's business."""
+        """Release the handle. Never changes clocks: restoring them is the governor's task."""
 
 
 class DeviceSet(Protocol):
     """The node's GPUs and the library behind them."""
 
     @property
-    def driver_version(self) -> str: ...
+    def driver_version(self) -> str:
+        """Version of the GPU driver, for people."""
 
     @property
-    def devices(self) -> Sequence[Device]: ...
+    def devices(self) -> Sequence[Device]:
+        """All GPUs of the node; the list does not change while the set is open."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the library. Never changes clocks."""
 
 
 def open_device_set(choice: str) -> DeviceSet:
-    """Open what the setting ``--devices`` names: ``nvml`` (short for this package's NVML driver) or a double.
+    """Open the GPUs that the setting ``--devices`` names.
+
+    Args:
+        choice: ``nvml``, or ``module:factory[:argument]``, whose ``factory(argument)`` returns a ``DeviceSet``.
 
     Raises:
         SettingsError: the choice names nothing that can be called.
-        DeviceError: the driver refused (see the classes for what to do about it).
+        DeviceError: the driver refused; the subclass says whether to try again.
     """
     target = "perseus_agent.devices.nvml:open_devices" if choice == "nvml" else choice
     module_name, _, rest = target.partition(":")

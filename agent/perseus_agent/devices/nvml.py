@@ -33,6 +33,7 @@ from perseus_agent.errors import (
     NotSupported,
     SettingsError,
 )
+from perseus_proto.units import s_from_us, us_from_ns
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -216,7 +217,7 @@ class NvmlDevice:
         return Controllability.YES, ""
 
     def now_us(self) -> int:
-        return time.monotonic_ns() // 1000
+        return us_from_ns(time.monotonic_ns())
 
     def lock_clocks(self, mhz: int) -> None:
         if mhz not in self.identity.supported_clocks_mhz:  # the driver would take another one without a word
@@ -274,7 +275,7 @@ class NvmlDevice:
     def judge_energy(self, before_mj: int | None, elapsed_s: float) -> None:
         """Trust the counter only if it has moved since ``before_mj``, forwards, and not faster than a GPU can draw. Use
         samples of power instead where they are dense."""
-        if usable(self._samples(), time.time_ns() // 1000):
+        if usable(self._samples(), us_from_ns(time.time_ns())):
             self._sampled, self._told_us = SampledEnergy(), self.now_us()
         after_mj = self.raw_energy_mj()
         if before_mj is None or after_mj is None:
@@ -290,7 +291,7 @@ class NvmlDevice:
             return ()
         self._sampled_us = now_us
         samples = self._samples()
-        readings = sampled.take(samples, self.now_us() - time.time_ns() // 1000)
+        readings = sampled.take(samples, self.now_us() - us_from_ns(time.time_ns()))
         if readings:
             self._told_us = now_us
         if self._energy_trusted:
@@ -298,7 +299,7 @@ class NvmlDevice:
                 if readings:
                     self._compare(_Comparison(*readings[-1], sampled.beginnings))
                 elif now_us - self._told_us > COMPARE_EVERY_US:  # another driver, or one that keeps none when idle
-                    self._leave_samples(f"none for {COMPARE_EVERY_US / 1e6:g} s", self.raw_energy_mj())
+                    self._leave_samples(f"none for {s_from_us(COMPARE_EVERY_US):g} s", self.raw_energy_mj())
         return readings
 
     def _compare(self, now: _Comparison) -> None:

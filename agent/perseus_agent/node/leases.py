@@ -48,7 +48,8 @@ class JobLease:
     plans: JobPlans = field(default_factory=JobPlans)
     selected_s: float | None = None
     furthest: dict[int, int] = field(default_factory=dict)
-    """By pipeline: the furthest iteration begun by ranks that have left since; forgotten when the first returns."""
+    """By data-parallel rank: the furthest iteration begun by ranks that have left. An entry goes when the first rank of
+    that pipeline returns."""
 
 
 class LeaseTable:

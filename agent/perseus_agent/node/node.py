@@ -19,9 +19,9 @@ from typing import Final, Protocol
 
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
-from perseus_agent.clocks.rank_follower import Pilot
-from perseus_agent.clocks.telemetry import RankChange, RankIdentity, TelemetryHub, Watcher
-from perseus_agent.clocks.wake_prediction import Foresight
+from perseus_agent.clocks.rank_follower import RankFollower
+from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub, Watcher
+from perseus_agent.clocks.wake_prediction import WakePredictor
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown, TooMuch
 from perseus_agent.node.leases import JobLease, LeaseTable, PodName
@@ -180,14 +180,14 @@ class Node:
             lease = self.leases.held(job_uid, epoch)
             furthest: dict[int, int | None] = {}
             for session in self._bound(job_uid):
-                if session.pilot is not None and session.pilot.iteration is not None:
-                    begun = furthest.get(session.hello.pipeline)
-                    furthest[session.hello.pipeline] = max(begun or 0, session.pilot.iteration)
+                if session.follower is not None and session.follower.iteration is not None:
+                    dp = session.hello.dp
+                    furthest[dp] = max(furthest.get(dp) or 0, session.follower.iteration)
             lease.plans.select(plan_id, points, from_iteration, furthest)
             lease.selected_s = time.monotonic()
             for session in self._bound(job_uid):
                 if session.worker is not None:
-                    session.worker.heed()
+                    session.worker.selection_changed()
             return max((begun for begun in furthest.values() if begun is not None), default=0)
 
     def watch(self, job_uid: str) -> Watcher:
@@ -196,8 +196,8 @@ class Node:
             self._check_serving()
             watcher = self._hub.watch(job_uid)
             for session in self._bound(job_uid):
-                if session.pilot is not None:
-                    watcher.put(RankChange(session.pilot.rank, True, session.pilot.iteration or 0))
+                if session.follower is not None:
+                    watcher.put(RankChange(session.follower.rank, True, session.follower.iteration or 0))
             return watcher
 
     def unwatch(self, job_uid: str, watcher: Watcher) -> None:
@@ -209,19 +209,19 @@ class Node:
         with self._lock:
             return [self._view(lease) for lease in self.leases.all()]
 
-    def ranks(self) -> list[tuple[RankIdentity, int]]:
+    def ranks(self) -> list[tuple[RankProcess, int]]:
         """Every process that said hello and its iteration; one that drives no GPU has no job and no GPU."""
         with self._lock:
             return [
-                (session.pilot.rank, session.pilot.iteration or 0) if session.pilot else (_stranger(session), 0)
+                (session.follower.rank, session.follower.iteration or 0) if session.follower else (_unbound(session), 0)
                 for session in self._sessions
             ]
 
-    def schedules(self) -> dict[RankIdentity, tuple[Instruction, ...]]:
+    def schedules(self) -> dict[RankProcess, tuple[Instruction, ...]]:
         """What every process that said hello says that it executes."""
         with self._lock:
             sessions = list(self._sessions)
-        return {s.pilot.rank if s.pilot else _stranger(s): s.hello.schedule for s in sessions}
+        return {s.follower.rank if s.follower else _unbound(s): s.hello.schedule for s in sessions}
 
     # ------------------------------------------------------------------------------------------- the local socket's
     # events
@@ -270,11 +270,11 @@ class Node:
             raise Draining("the agent is going down")
 
     def _bound(self, job_uid: str) -> Iterator[Session]:
-        return iter([s for s in self._sessions if s.pilot is not None and s.pilot.rank.job_uid == job_uid])
+        return iter([s for s in self._sessions if s.follower is not None and s.follower.rank.job_uid == job_uid])
 
     def _view(self, lease: JobLease) -> LeaseView:
         plan_set = lease.plans.plan_set
-        selections = {pipeline: choice.point for pipeline, choice in lease.plans.selections.items()}
+        selections = {dp: choice.point for dp, choice in lease.plans.selections.items()}
         plan_id = plan_set.plan_id if plan_set else ""
         return LeaseView(
             job_uid=lease.job_uid,
@@ -302,16 +302,16 @@ class Node:
             self._end(lease, "the lease ran out")
 
     def _unbind(self, session: Session, reason: str) -> Future[bool] | None:
-        pilot, worker = session.pilot, session.worker
-        session.pilot = session.worker = None
-        if pilot is None or worker is None:
+        follower, worker = session.follower, session.worker
+        session.follower = session.worker = None
+        if follower is None or worker is None:
             return None
         lease = self.leases.of_pod(session.pod_uid)
-        if lease is not None and pilot.iteration is not None:
-            pipeline = pilot.rank.pipeline
-            lease.furthest[pipeline] = max(lease.furthest.get(pipeline, 0), pilot.iteration)
-        self._hub.publish(pilot.rank.job_uid, RankChange(pilot.rank, False, pilot.iteration or 0))
-        return worker.detach(pilot, reason)
+        if lease is not None and follower.iteration is not None:
+            dp = follower.rank.rank_id.dp
+            lease.furthest[dp] = max(lease.furthest.get(dp, 0), follower.iteration)
+        self._hub.publish(follower.rank.job_uid, RankChange(follower.rank, False, follower.iteration or 0))
+        return worker.detach(follower, reason)
 
     # ------------------------------------------------------------------------------------------- inside, without the
     # lock
@@ -326,7 +326,7 @@ class Node:
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
             pod = lease.pods[session.pod_uid] if lease else None
-        if pod is None or session.pilot is not None or session.dismissed:
+        if pod is None or session.follower is not None or session.dismissed:
             return
         try:
             allocation = self._kubelet.allocation(pod.namespace, pod.name)
@@ -337,32 +337,30 @@ class Node:
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
             gone = self.draining or session.dismissed or session not in self._sessions
-            if gone or session.pilot is not None or lease is None or lease.pods[session.pod_uid] != pod:
+            if gone or session.follower is not None or lease is None or lease.pods[session.pod_uid] != pod:
                 return  # the world has changed meanwhile: the next event decides
             worker = self.workers[gpu_uuid]
             for other in self._sessions:
                 if other.worker is worker and other is not session:
-                    if other.place != session.place:
+                    if other.key != session.key:
                         raise PeerRefused(f"process {other.peer.pid} drives {gpu_uuid} already", Reason.GPU_TAKEN)
                     self._unbind(other, "the process was replaced")
                     other.dismiss()
             hello = session.hello
-            if not any(other.hello.pipeline == hello.pipeline for other in self._bound(lease.job_uid)):
-                lease.plans.rebase(hello.pipeline, lease.furthest.pop(hello.pipeline, None))
-            rank = RankIdentity(
+            if not any(other.hello.dp == hello.dp for other in self._bound(lease.job_uid)):
+                lease.plans.rebase(hello.dp, lease.furthest.pop(hello.dp, None))
+            rank = RankProcess(
                 job_uid=lease.job_uid,
                 pod_uid=session.pod_uid,
                 gpu_uuid=gpu_uuid,
-                pipeline=hello.pipeline,
-                stage=hello.stage,
-                tensor=hello.tensor,
+                rank_id=hello.rank,
                 pid=session.peer.pid,
             )
-            foresight = None if hello.timing is Timing.FOREIGN else Foresight(session.channel)
-            session.pilot = Pilot(rank, hello.schedule, session.channel, lease.plans, foresight)
+            predictor = None if hello.timing is Timing.FOREIGN else WakePredictor(session.channel)
+            session.follower = RankFollower(rank, hello.schedule, session.channel, lease.plans, predictor)
             session.worker = worker
-            worker.attach(session.pilot)
-            self._hub.publish(lease.job_uid, RankChange(rank, True, session.pilot.iteration or 0))
+            worker.attach(session.follower)
+            self._hub.publish(lease.job_uid, RankChange(rank, True, session.follower.iteration or 0))
 
     def _bind(self) -> None:
         """The binder's thread: processes that wait for a lease or for the kubelet."""
@@ -370,7 +368,7 @@ class Node:
             self._unbound.wait(BINDER_RETRY_S)
             self._unbound.clear()
             with self._lock:
-                waiting = [session for session in self._sessions if session.pilot is None]
+                waiting = [session for session in self._sessions if session.follower is None]
             for session in waiting:
                 try:
                     self._try_bind(session)
@@ -404,6 +402,5 @@ def _plan_bytes(plan_set: PlanSet | None) -> int:
     return 0 if plan_set is None else sum(len(row) for rows in plan_set.rows.values() for row in rows)
 
 
-def _stranger(session: Session) -> RankIdentity:
-    hello = session.hello
-    return RankIdentity("", session.pod_uid, "", hello.pipeline, hello.stage, hello.tensor, session.peer.pid)
+def _unbound(session: Session) -> RankProcess:
+    return RankProcess("", session.pod_uid, "", session.hello.rank, session.peer.pid)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from perseus_agent.clocks.gpu_worker import GpuWorker
-from perseus_agent.clocks.rank_follower import Pilot
+from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.errors import PeerRefused, PeerUnknown
 from perseus_agent.node.leases import PodName
 from perseus_agent.pods.identity import Peer, PodProcess
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_proto.channel import ChannelReader
 from perseus_proto.hello import Hello, Reason
+from perseus_proto.rank import RankId
 
 MAX_SESSIONS: Final = 256
 MAX_SESSIONS_OF_POD: Final = 64
@@ -36,7 +37,7 @@ class Session:
     """Ends the connection; the process will try again later."""
     dismissed: bool = False
     """It was hung up on, and is no rank any more even if its end of the connection is not closed yet."""
-    pilot: Pilot | None = None
+    follower: RankFollower | None = None
     worker: GpuWorker | None = None
 
     def dismiss(self) -> None:
@@ -50,9 +51,9 @@ class Session:
         return self.peer.process.pod_uid
 
     @property
-    def place(self) -> tuple[str, int, int, int]:
-        """Pod and coordinates: a process that says the same again replaces this one."""
-        return self.pod_uid, self.hello.pipeline, self.hello.stage, self.hello.tensor
+    def key(self) -> tuple[str, RankId]:
+        """Pod and rank: a later process with the same key replaces this one."""
+        return self.pod_uid, self.hello.rank
 
 
 def own_part(allocation: Allocation | None, process: PodProcess, pod: PodName) -> Allocation | None:

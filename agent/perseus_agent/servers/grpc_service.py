@@ -16,7 +16,7 @@ import grpc
 from perseus_agent import __version__
 from perseus_agent.clocks.governor import GpuNotice
 from perseus_agent.clocks.gpu_worker import GpuWorker
-from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankIdentity
+from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankProcess
 from perseus_agent.errors import (
     AgentError,
     DeviceError,
@@ -37,6 +37,7 @@ from perseus_agent.node.leases import PodName
 from perseus_agent.node.node import LeaseView, Node
 from perseus_proto.hello import Instruction
 from perseus_proto.planset import InvalidPlanSet, decode_plan_set
+from perseus_proto.units import ms_from_s, s_from_ms
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
@@ -136,12 +137,12 @@ class AgentService(stubs.AgentServicer):
             PodName(pod.uid, pod.namespace, pod.name, frozenset((each.id, each.name) for each in pod.containers))
             for pod in request.pods
         ]
-        ttl_s = request.ttl_ms / 1000
+        ttl_s = s_from_ms(request.ttl_ms)
         return _lease(self._node.acquire(request.job_uid, request.job_name, request.epoch, ttl_s, pods))
 
     @_command
     def RenewLease(self, request: messages.RenewLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        return _lease(self._node.renew(request.job_uid, request.epoch, request.ttl_ms / 1000))
+        return _lease(self._node.renew(request.job_uid, request.epoch, s_from_ms(request.ttl_ms)))
 
     @_command
     def ReleaseLease(self, request: messages.ReleaseLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
@@ -189,11 +190,10 @@ def _lease(view: LeaseView) -> messages.Lease:
     return messages.Lease(
         job_uid=view.job_uid,
         epoch=view.epoch,
-        remaining_ms=int(view.remaining_s * 1000),
+        remaining_ms=ms_from_s(view.remaining_s),
         plan_id=view.plan_id,
         selections=[
-            messages.Selection(data_parallel_rank=pipeline, point=point)
-            for pipeline, point in sorted(view.selections.items())
+            messages.Selection(data_parallel_rank=dp, point=point) for dp, point in sorted(view.selections.items())
         ],
     )
 
@@ -213,16 +213,16 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
     )
 
 
-def _rank(rank: RankIdentity, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
+def _rank(rank: RankProcess, iteration: int, schedule: Sequence[Instruction] = ()) -> messages.Rank:
     return messages.Rank(
         pod_uid=rank.pod_uid,
         gpu_uuid=rank.gpu_uuid,
-        data_parallel_rank=rank.pipeline,
-        stage=rank.stage,
-        tensor_parallel_rank=rank.tensor,
+        data_parallel_rank=rank.rank_id.dp,
+        stage=rank.rank_id.stage,
+        tensor_parallel_rank=rank.rank_id.tp,
         iteration=iteration,
         pid=rank.pid,
-        schedule=_schedule(rank.stage, schedule) if schedule else None,
+        schedule=_schedule(rank.rank_id.stage, schedule) if schedule else None,
     )
 
 
@@ -249,9 +249,9 @@ def _event(event: Event) -> messages.TelemetryEvent:
 
 def _iteration(summary: IterationSummary) -> messages.IterationReport:
     return messages.IterationReport(
-        data_parallel_rank=summary.rank.pipeline,
-        stage=summary.rank.stage,
-        tensor_parallel_rank=summary.rank.tensor,
+        data_parallel_rank=summary.rank.rank_id.dp,
+        stage=summary.rank.rank_id.stage,
+        tensor_parallel_rank=summary.rank.rank_id.tp,
         gpu_uuid=summary.rank.gpu_uuid,
         iteration=summary.iteration,
         iteration_time_us=summary.iteration_time_us,

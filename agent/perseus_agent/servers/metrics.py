@@ -56,7 +56,7 @@ _NODE: Final = ("node",)
 _GPU: Final = ("node", "gpu")
 # Not "job" and "namespace": Prometheus gives those to the target that it scrapes.
 _JOB: Final = ("node", "job_namespace", "job_name")
-_RANK: Final = (*_GPU, "job_namespace", "job_name", "pipeline", "stage", "tensor")
+_RANK: Final = (*_GPU, "job_namespace", "job_name", "dp", "stage", "tp")
 
 SERIES: Final = (
     Series("perseus_agent_build_info", "info", "Version of the agent and of the GPU driver it meets.", _NODE),
@@ -66,7 +66,7 @@ SERIES: Final = (
     Series("perseus_gpu_energy_joules_total", "counter", "Energy used, as the driver tells.", _GPU),
     Series("perseus_gpu_controllability", "gauge", "1 for the state that the GPU is in.", (*_GPU, "state")),
     Series("perseus_gpu_clock_drift", "gauge", "1 while the GPU runs, without a reason, at another clock.", _GPU),
-    Series("perseus_gpu_rank_info", "gauge", "1: the place in its job of the process that drives the GPU.", _RANK),
+    Series("perseus_gpu_rank_info", "gauge", "Always 1; the labels say which rank of which job drives the GPU.", _RANK),
     Series("perseus_agent_clock_switches_total", "counter", "Clock writes to the GPU.", _GPU),
     Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
     Series(
@@ -129,7 +129,7 @@ class NodeCollector(Collector):
             yield "perseus_agent_ranks", job, view.ranks
         ranks = [rank for rank, _ in self._node.ranks() if rank.gpu_uuid and rank.job_uid in names]
         # A set: two processes that say the same must not make one series twice, or Prometheus refuses the whole page.
-        for rank in {(r.gpu_uuid, *names[r.job_uid], str(r.pipeline), str(r.stage), str(r.tensor)) for r in ranks}:
+        for rank in {(r.gpu_uuid, *names[r.job_uid], *map(str, r.rank_id)) for r in ranks}:
             yield "perseus_gpu_rank_info", rank, 1
 
     def _own(self) -> Iterator[Sample]:

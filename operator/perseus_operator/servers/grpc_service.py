@@ -88,7 +88,7 @@ def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
         raise InvalidSpec("namespace and job: must be given together")
     return StragglerRequest(
         id=request.id,
-        slowdown=request.degree,
+        slowdown=request.slowdown,
         delay_s=request.delay_ms / 1000,
         delay_iterations=request.delay_iterations,
         job=(request.namespace, request.job) if request.job else None,

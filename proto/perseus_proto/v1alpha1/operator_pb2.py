@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%perseus_proto/v1alpha1/operator.proto\x12\x10perseus.v1alpha1\"\x99\x01\n\x13SetStragglerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\x08\x64\x65lay_ms\x18\x02 \x01(\x04H\x00\x12\x1a\n\x10\x64\x65lay_iterations\x18\x03 \x01(\rH\x00\x12\x0e\n\x06\x64\x65gree\x18\x04 \x01(\x01\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x42\x07\n\x05\x64\x65lay\"Y\n\x14SetStragglerResponse\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\nannotation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x32i\n\x08Operator\x12]\n\x0cSetStraggler\x12%.perseus.v1alpha1.SetStragglerRequest\x1a&.perseus.v1alpha1.SetStragglerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%perseus_proto/v1alpha1/operator.proto\x12\x10perseus.v1alpha1\"\x9b\x01\n\x13SetStragglerRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x12\n\x08\x64\x65lay_ms\x18\x02 \x01(\x04H\x00\x12\x1a\n\x10\x64\x65lay_iterations\x18\x03 \x01(\rH\x00\x12\x10\n\x08slowdown\x18\x04 \x01(\x01\x12\x11\n\tnamespace\x18\x05 \x01(\t\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x42\x07\n\x05\x64\x65lay\"Y\n\x14SetStragglerResponse\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x12\n\nannotation\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x32i\n\x08Operator\x12]\n\x0cSetStraggler\x12%.perseus.v1alpha1.SetStragglerRequest\x1a&.perseus.v1alpha1.SetStragglerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'perseus_proto.v1alpha1.oper
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SETSTRAGGLERREQUEST']._serialized_start=60
-  _globals['_SETSTRAGGLERREQUEST']._serialized_end=213
-  _globals['_SETSTRAGGLERRESPONSE']._serialized_start=215
-  _globals['_SETSTRAGGLERRESPONSE']._serialized_end=304
-  _globals['_OPERATOR']._serialized_start=306
-  _globals['_OPERATOR']._serialized_end=411
+  _globals['_SETSTRAGGLERREQUEST']._serialized_end=215
+  _globals['_SETSTRAGGLERRESPONSE']._serialized_start=217
+  _globals['_SETSTRAGGLERRESPONSE']._serialized_end=306
+  _globals['_OPERATOR']._serialized_start=308
+  _globals['_OPERATOR']._serialized_end=413
 # @@protoc_insertion_point(module_scope)

@@ -45,14 +45,14 @@ class OperatorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def SetStraggler(self, request, context):
-        """The paper's set_straggler(id, delay, degree). The operator keeps it as an annotation on the PerseusJob, so it outlives the
-        operator, anybody with kubectl can see it and take it back, and it means exactly what the annotation means. Telling the same twice
-        is telling it once. Answers when it is stored; the plans follow within two iterations.
+        """Declares a straggler: the paper's set_straggler(id, delay, degree). The operator stores it as an annotation on the PerseusJob: it
+        survives a restart of the operator, every user of kubectl can read and remove it, and it has the same meaning as an annotation
+        written by hand. The call is idempotent. It returns when the annotation is stored; the plans follow within two iterations.
 
-        Errors: INVALID_ARGUMENT a field breaks a rule, named in the message; NOT_FOUND no such job, or no job trains on that GPU;
-        PERMISSION_DENIED the certificate carries no allowed name; FAILED_PRECONDITION with trailing metadata "perseus-error: StaleEpoch"
-        a newer operator is in command, ask there; ABORTED others were editing the job at the same time, or UNAVAILABLE the API server did
-        not answer: try again, nothing was changed.
+        Errors: INVALID_ARGUMENT: a field breaks a rule, the message names both. NOT_FOUND: there is no such job, or no job trains on that
+        GPU. PERMISSION_DENIED: the certificate carries no allowed name. FAILED_PRECONDITION with trailing metadata
+        "perseus-error: StaleEpoch": a newer operator is in command; call that one. ABORTED: other writers changed the job at the same
+        time. UNAVAILABLE: the API server did not answer. After the last two nothing was changed; call again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,7 +13,6 @@ import argparse
 import base64
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from typing import Any
 import yaml
 
 from perseus_sim.cluster.pki import Authority, KeyPair, key_pem, private_key
-from perseus_sim.processes import Child, Processes
+from perseus_sim.processes import Child, Processes, free_port
 
 _HOST = "127.0.0.1"
 _DEFAULT_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
@@ -175,7 +174,7 @@ class ControlPlane:
     """The processes of one control plane. Each can be stopped, killed and started again on the same data and port."""
 
     def __init__(self, assets: Path, folder: Path, processes: Processes) -> None:
-        layout = Layout(folder, _HOST, port=_free_port(), etcd_port=_free_port(), peer_port=_free_port())
+        layout = Layout(folder, _HOST, port=free_port(), etcd_port=free_port(), peer_port=free_port())
         self.assets = assets
         self.kubeconfig = folder / "admin.kubeconfig"
         self.audit_log = layout.audit_log
@@ -242,13 +241,6 @@ def control_plane(assets: Path, folder: Path) -> Iterator[ControlPlane]:
             yield plane
         finally:
             plane.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def kubeconfig(server: str, authority: Authority, user: KeyPair) -> bytes:

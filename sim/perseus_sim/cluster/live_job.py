@@ -9,18 +9,19 @@ the frameworks.
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perseus_proto import keys
+from perseus_proto.rank import RankId
+from perseus_proto.units import s_from_us
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster, SimulatedNode
 from perseus_sim.gpus.kubelet import AdmittedPod
 from perseus_sim.gpus.model import BACKWARD_RATIO, GpuModel
 from perseus_sim.gpus.shared_gpu import SharedGpu
-from perseus_sim.processes import Child
+from perseus_sim.processes import Child, free_port
 from perseus_sim.training.live import LiveSpec
 
 Tables = dict[str, dict[str, list[float]]]
@@ -36,28 +37,28 @@ class LiveIteration:
 
 @dataclass
 class LiveJob:
-    """Ranks that train. Place: (pipeline, stage)."""
+    """The processes of a job that trains, with their GPUs and logs."""
 
     name: str
     pods: list[AdmittedPod]
-    children: dict[tuple[int, int], Child]
-    gpus: dict[tuple[int, int], SharedGpu]
-    logs: dict[tuple[int, int], Path]
+    children: dict[RankId, Child]
+    gpus: dict[RankId, SharedGpu]
+    logs: dict[RankId, Path]
 
-    def executed(self, pipeline: int, stage: int) -> list[dict[str, Any]]:
+    def executed(self, rank: RankId) -> list[dict[str, Any]]:
         """The iterations that a rank has ended, as ``perseus_sim.training.live`` logs them."""
-        log = self.logs[pipeline, stage]
+        log = self.logs[rank]
         text = log.read_text() if log.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def iterations(self, pipeline: int) -> list[LiveIteration]:
+    def iterations(self, dp: int) -> list[LiveIteration]:
         """All complete iterations of a pipeline."""
-        ranks = [self.executed(*place) for place in self.logs if place[0] == pipeline]
+        ranks = [self.executed(rank) for rank in self.logs if rank.dp == dp]
         found = []
         for k in range(min(map(len, ranks)) - 1):
             found.append(
                 LiveIteration(
-                    time_s=max(rank[k + 1]["begin_us"] - rank[k]["begin_us"] for rank in ranks) / 1e6,
+                    time_s=s_from_us(max(rank[k + 1]["begin_us"] - rank[k]["begin_us"] for rank in ranks)),
                     energy_j=sum(rank[k + 1]["energy_uj"] - rank[k]["energy_uj"] for rank in ranks) / 1e6,
                 )
             )
@@ -65,9 +66,9 @@ class LiveJob:
 
     def check(self) -> None:
         """Raise RuntimeError, with the end of its log, if a rank has failed."""
-        for place, child in self.children.items():
+        for rank, child in self.children.items():
             if child.popen.poll() not in (None, 0):
-                raise RuntimeError(f"rank {place} ended with code {child.popen.returncode}:\n{child.tail(40)}")
+                raise RuntimeError(f"rank {rank} ended with code {child.popen.returncode}:\n{child.tail(40)}")
 
     def stop(self) -> None:
         """End all ranks, as a deleted pod would."""
@@ -115,7 +116,7 @@ def start_live_job(
         command: script and arguments.
         tables: of each stage.
         python: interpreter that has the frameworks.
-        pipelines: data-parallel degree; global rank = pipeline × stages + stage.
+        pipelines: data-parallel size; global rank = dp × stages + stage.
         await_agent: see ``LiveSpec``.
         environment: further variables.
 
@@ -130,21 +131,21 @@ def start_live_job(
     folder = cluster.folder / name
     folder.mkdir()
     job = LiveJob(name, [], {}, {}, {})
-    port = _free_port()
-    for pipeline in range(pipelines):
-        gpus = free[pipeline * stages : (pipeline + 1) * stages]
+    port = free_port()
+    for dp in range(pipelines):
+        gpus = free[dp * stages : (dp + 1) * stages]
         labels = {"app": name, keys.LABEL_JOB: name}
-        pod_name = f"{name}-{pipeline}"
+        pod_name = f"{name}-{dp}"
         uid = cluster.run_pod("default", pod_name, node.name, labels, [])
         pod = AdmittedPod(uid, "default", pod_name, tuple(gpu.spec.uuid for gpu in gpus))
         node.kubelet.admit(pod)
         job.pods.append(pod)
         for stage, gpu in enumerate(gpus):
-            place, rank = (pipeline, stage), pipeline * stages + stage
-            job.gpus[place], job.logs[place] = gpu, folder / f"rank-{rank}.jsonl"
-            live = LiveSpec(str(gpu.path), str(job.logs[place]), tables[stage], await_agent)
+            rank_id, rank = RankId(dp, stage), dp * stages + stage
+            job.gpus[rank_id], job.logs[rank_id] = gpu, folder / f"rank-{rank}.jsonl"
+            live = LiveSpec(str(gpu.path), str(job.logs[rank_id]), tables[stage], await_agent)
             spec = live.write(folder / f"rank-{rank}.json")
-            job.children[place] = cluster.processes.start(
+            job.children[rank_id] = cluster.processes.start(
                 f"{name}-{rank}",
                 [str(python), "-m", "perseus_sim.training.live", str(spec), *command],
                 environment={
@@ -157,12 +158,5 @@ def start_live_job(
                     **(environment or {}),
                 },
             )
-        node.kubelet.place([job.children[pipeline, stage].pid for stage in range(stages)], uid)
+        node.kubelet.place([job.children[RankId(dp, stage)].pid for stage in range(stages)], uid)
     return job
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

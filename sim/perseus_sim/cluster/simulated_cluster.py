@@ -24,6 +24,8 @@ import yaml
 from kubernetes import client, config, dynamic
 
 from perseus_proto import keys
+from perseus_proto.rank import RankId
+from perseus_proto.units import mw_from_w
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server
 from perseus_sim.cluster.pki import Authority, write_pairs
@@ -198,7 +200,7 @@ class SimulatedCluster:
                 uuid=f"GPU-{number:08x}-0000-4000-8000-{index:012x}",
                 model=model.name,
                 supported_clocks_mhz=tuple(sorted(clocks_mhz or model.clocks_mhz)),
-                blocking_power_mw=round(model.blocking_power_w * 1000),
+                blocking_power_mw=mw_from_w(model.blocking_power_w),
                 switch_latency_us=switch_latency_us,
             )
             for index in range(gpus)
@@ -264,7 +266,7 @@ class SimulatedCluster:
         Args:
             name: of the PerseusJob that the pods opt in to, and of the pods.
             problem: what the job executes.
-            pipelines: data-parallel degree.
+            pipelines: data-parallel size.
             namespace: of the pods.
             opted_in: whether the pods carry the label.
             begin: train at once; otherwise call ``training.begin()``.
@@ -276,26 +278,26 @@ class SimulatedCluster:
         nodes = list(self.nodes.values())
         gpus: dict[int, list[SharedGpu]] = {}
         ranks: list[RankSpec] = []
-        for pipeline in range(pipelines):
-            node = nodes[pipeline % len(nodes)]
+        for dp in range(pipelines):
+            node = nodes[dp % len(nodes)]
             free = [gpu for gpu in node.gpus if gpu.spec.uuid not in node.allocated][: problem.stages]
             if len(free) < problem.stages:
-                raise ValueError(f"{node.name} has {len(free)} free GPUs, pipeline {pipeline} needs {problem.stages}")
-            gpus[pipeline] = free
+                raise ValueError(f"{node.name} has {len(free)} free GPUs, pipeline {dp} needs {problem.stages}")
+            gpus[dp] = free
             node.allocated |= {gpu.spec.uuid for gpu in free}
-            ranks += [RankSpec(pipeline, stage, gpu.path, socket=str(node.socket)) for stage, gpu in enumerate(free)]
+            ranks += [RankSpec(RankId(dp, stage), gpu.path, socket=str(node.socket)) for stage, gpu in enumerate(free)]
         training = TrainingJob(JobSpec(problem, tuple(ranks), **simulation), self.folder / name, self.processes, name)
         job = RunningJob(name, namespace, training, {}, gpus)
         self.jobs.append(job)
-        for pipeline in range(pipelines):
-            node = nodes[pipeline % len(nodes)]
-            pod_name = f"{name}-{pipeline}"
+        for dp in range(pipelines):
+            node = nodes[dp % len(nodes)]
+            pod_name = f"{name}-{dp}"
             labels = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {})
-            uuids = tuple(gpu.spec.uuid for gpu in gpus[pipeline])
+            uuids = tuple(gpu.spec.uuid for gpu in gpus[dp])
             uid = self.run_pod(namespace, pod_name, node.name, labels, [])
             pod = AdmittedPod(uid, namespace, pod_name, uuids)
             node.kubelet.admit(pod)
-            node.kubelet.place([c.pid for (p, _), c in training.children.items() if p == pipeline], uid)
+            node.kubelet.place([child.pid for rank, child in training.children.items() if rank.dp == dp], uid)
             job.pods[pod_name] = (node, pod)
         if begin:
             training.begin()

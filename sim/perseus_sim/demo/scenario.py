@@ -20,7 +20,7 @@ from kubernetes import client
 
 from perseus_agent.devices.base import EventReason
 from perseus_proto import keys
-from perseus_proto.units import j_from_mj, s_from_us, us_from_s
+from perseus_proto.units import j_from_mj, mw_from_w, s_from_ms, s_from_us, us_from_s, w_from_mw
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
 from perseus_sim.demo.report import Measurement, Report, percent
 from perseus_sim.gpus.model import MODELS, profile_csv
@@ -84,13 +84,14 @@ class Demo:
         self._stages = pipeline["stages"] = options.stages or pipeline["stages"]
         self._microbatches = pipeline["microbatches"] = options.microbatches or pipeline["microbatches"]
         if options.blocking_power_w is not None:
-            profile["blockingPowerMilliwatts"] = round(options.blocking_power_w * 1000)
+            profile["blockingPowerMilliwatts"] = mw_from_w(options.blocking_power_w)
         self._name: str = self._manifest["metadata"]["name"]
         self._pipelines: int = pipeline["dataParallel"]
         self._csv = options.profile.read_text() if options.profile else profile_csv(self._stages)
         measured = read_profile(self._csv, stages=self._stages)
         schedule = build_schedule(pipeline["schedule"].lower(), stages=self._stages, microbatches=self._microbatches)
-        self._problem = build_problem(measured, schedule, blocking_power_w=profile["blockingPowerMilliwatts"] / 1000)
+        blocking_power_w = w_from_mw(profile["blockingPowerMilliwatts"])
+        self._problem = build_problem(measured, schedule, blocking_power_w=blocking_power_w)
         self._simulator = Simulator(self._problem)
         self._baseline_run = self._simulator.run(all_maximum(self._problem))
         self._started_s = time.monotonic()
@@ -125,7 +126,7 @@ class Demo:
         status = self._await_condition(api, "FrontierReady")
         frontier = self._frontier(cluster, status["frontier"]["configMapName"])
         self._say(
-            f"frontier solved: {len(frontier)} points in {status['frontier']['solveMilliseconds'] / 1000:.2f} s, "
+            f"frontier solved: {len(frontier)} points in {s_from_ms(status['frontier']['solveMilliseconds']):.2f} s, "
             f"T_min {frontier.t_min_s:.4g} s to T* {frontier.t_star_s:.4g} s, certified gap median "
             f"{100 * sorted(frontier.gap)[len(frontier) // 2]:.3f} %, at most {100 * frontier.gap.max():.3f} %"
         )
@@ -282,7 +283,7 @@ class Demo:
     def _drain(self, job: RunningJob) -> None:
         while not job.training.samples.empty():
             sample = job.training.samples.get()
-            self._iterations[sample.pipeline, sample.iteration] = sample
+            self._iterations[sample.dp, sample.iteration] = sample
 
     def _complete(self, job: RunningJob) -> list[int]:
         """Iterations that every pipeline has ended."""
@@ -290,8 +291,8 @@ class Demo:
         numbers = {iteration for _, iteration in self._iterations}
         return sorted(i for i in numbers if all((p, i) in self._iterations for p in range(self._pipelines)))
 
-    def _latest(self, job: RunningJob, pipeline: int) -> PipelineIteration:
-        return self._iterations[pipeline, self._complete(job)[-1]]
+    def _latest(self, job: RunningJob, dp: int) -> PipelineIteration:
+        return self._iterations[dp, self._complete(job)[-1]]
 
     def _measure(self, job: RunningJob, counts: Callable[[int], bool], wanted: int, what: str) -> Measurement:
         """Means over the next iterations that count."""
@@ -305,13 +306,13 @@ class Demo:
         time_s = fmean(max(s_from_us(run[k].time_us) for run in runs) for k in range(wanted))
         return Measurement(time_s, tuple(fmean(j_from_mj(i.energy_mj) for i in run) for run in runs), wanted)
 
-    def _before(self, job: RunningJob, iteration: int, pipeline: int) -> float:
+    def _before(self, job: RunningJob, iteration: int, dp: int) -> float:
         """Energy of a pipeline in the first slow iteration, which still ran the old plan and waited."""
         self._drain(job)
-        return j_from_mj(self._iterations[pipeline, iteration].energy_mj)
+        return j_from_mj(self._iterations[dp, iteration].energy_mj)
 
-    def _first_slow(self, job: RunningJob, pipeline: int, healthy_s: float) -> int | None:
-        slow = [i for i in self._complete(job) if s_from_us(self._iterations[pipeline, i].span_us) > 1.05 * healthy_s]
+    def _first_slow(self, job: RunningJob, dp: int, healthy_s: float) -> int | None:
+        slow = [i for i in self._complete(job) if s_from_us(self._iterations[dp, i].span_us) > 1.05 * healthy_s]
         return slow[0] if slow else None
 
     def _job(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:

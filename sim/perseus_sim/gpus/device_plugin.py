@@ -25,6 +25,7 @@ import grpc
 
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
+from perseus_proto.units import mw_from_w
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.nvml_shim import ENV_STATE, SONAME, ShimError
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER, STATE, NodeGpus, NoGpus, open_shim
@@ -54,9 +55,9 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
         uuids=tuple(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)),
         model=model.name,
         clocks_mhz=model.clocks_mhz,
-        blocking_power_mw=round(model.blocking_power_w * 1000),
-        idle_power_mw=round(model.static_w * 1000),
-        max_power_mw=round(model.power_limit_w * 1000),
+        blocking_power_mw=mw_from_w(model.blocking_power_w),
+        idle_power_mw=mw_from_w(model.static_w),
+        max_power_mw=mw_from_w(model.power_limit_w),
     )
     try:
         kept = NodeGpus.read(folder) == gpus

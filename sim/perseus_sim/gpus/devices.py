@@ -16,6 +16,7 @@ from pathlib import Path
 
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceFailed, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
+from perseus_proto.units import s_from_ms
 from perseus_sim.gpus.shared_gpu import SharedGpu
 
 ENV_GPUS = "PERSEUS_SIM_GPUS"
@@ -100,7 +101,7 @@ class SimulatedDevice:
             case Fault.UNKNOWN:
                 raise DeviceFailed("the simulated driver answers nonsense")
             case Fault.SLOW:
-                time.sleep(argument / 1000)
+                time.sleep(s_from_ms(argument))
 
 
 class SimulatedDevices:

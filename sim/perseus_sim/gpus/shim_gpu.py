@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from perseus_proto.units import us_from_ns
 from perseus_sim.gpus.nvml_shim import SONAME, Shim
 from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request
 
@@ -101,7 +102,7 @@ class ShimGpu:
         self.spec = GpuSpec(uuid, gpus.model, gpus.clocks_mhz, gpus.blocking_power_mw, latency_us)
 
     def physics(self) -> Physics:
-        return Physics(time.monotonic_ns() // 1000, 0, self.spec.blocking_power_mw)
+        return Physics(us_from_ns(time.monotonic_ns()), 0, self.spec.blocking_power_mw)
 
     def advance(self, physics: Physics) -> None:
         """What it drew up to a moment; its counter is the shim's, not the trainer's."""

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-Place = tuple[int, int]
-"""Pipeline and stage."""
+from perseus_proto.rank import RankId
+from perseus_proto.units import us_from_ns
+
 LATEST_US: Final = 2_000_000
 """In real time, how far a job may be behind its machine before that time counts as lost to it."""
 
@@ -28,7 +29,7 @@ LATEST_US: Final = 2_000_000
 class PipelineIteration:
     """One iteration of one pipeline, as its GPUs' counters saw it."""
 
-    pipeline: int
+    dp: int
     iteration: int
     begin_us: int
     span_us: int
@@ -48,7 +49,7 @@ class Coordinator:
 
     def __init__(
         self,
-        parents: Mapping[Place, socket.socket],
+        parents: Mapping[RankId, socket.socket],
         samples: queue.SimpleQueue[PipelineIteration],
         *,
         begin_us: int,
@@ -72,7 +73,7 @@ class Coordinator:
         """The iteration that runs; one less than the first before that."""
         self.stopping = threading.Event()
         self.slowdowns: dict[int, float] = {}
-        """By pipeline: how many times as long it takes, from the next iteration on."""
+        """By data-parallel rank: how many times as long it takes, from the next iteration on."""
         self._parents = parents
         self._samples = samples
         self._begin_us = begin_us
@@ -88,23 +89,23 @@ class Coordinator:
         """
         begin_us = self._begin_us
         inbox = _Inbox(self._parents)
-        self._tell({"connect": True})
+        self._send({"connect": True})
         inbox.collect()
-        before: dict[Place, dict[str, Any]] = {}
+        before: dict[RankId, dict[str, Any]] = {}
         iteration = self.iteration + 1
         wall_ns = time.monotonic_ns()
         while not self.stopping.is_set():
             if self._real_time:
-                begin_us = max(begin_us, time.monotonic_ns() // 1000 - LATEST_US)
+                begin_us = max(begin_us, us_from_ns(time.monotonic_ns()) - LATEST_US)
                 wall_ns = begin_us * 1000
             else:  # time lost by this machine is not made up for: pace anew from every barrier
                 wall_ns = max(wall_ns, time.monotonic_ns())
             self.iteration = iteration
             slowdowns = dict(self.slowdowns)  # the same for all ranks of an iteration
-            for place in self._parents:
-                slowdown = slowdowns.get(place[0], 1.0)
-                order = {"iteration": iteration, "begin_us": begin_us, "wall_ns": wall_ns, "slowdown": slowdown}
-                self._tell(order, place)
+            for rank in self._parents:
+                slowdown = slowdowns.get(rank.dp, 1.0)
+                command = {"iteration": iteration, "begin_us": begin_us, "wall_ns": wall_ns, "slowdown": slowdown}
+                self._send(command, rank)
             reports = inbox.collect()
             if before:
                 self._measure(before, {p: (r["begin_us"], r["begin_energy_uj"]) for p, r in reports.items()})
@@ -114,7 +115,7 @@ class Coordinator:
                 wall_ns += int((next_us - begin_us) * 1000 / self._speed)
             begin_us = next_us
             iteration += 1
-        self._tell({"stop": True, "begin_us": begin_us})
+        self._send({"stop": True, "begin_us": begin_us})
         last = inbox.collect()
         if before:
             self._measure(before, {p: (r["final_us"], r["final_energy_uj"]) for p, r in last.items()})
@@ -124,47 +125,47 @@ class Coordinator:
         for connection in self._parents.values():
             connection.close()
 
-    def _measure(self, reports: Mapping[Place, dict[str, Any]], following: Mapping[Place, tuple[int, int]]) -> None:
-        for pipeline in sorted({place[0] for place in self._parents}):
-            own = {place: report for place, report in reports.items() if place[0] == pipeline}
+    def _measure(self, reports: Mapping[RankId, dict[str, Any]], following: Mapping[RankId, tuple[int, int]]) -> None:
+        for dp in sorted({rank.dp for rank in self._parents}):
+            own = {rank: report for rank, report in reports.items() if rank.dp == dp}
             begin_us = min(report["begin_us"] for report in own.values())
-            energy_uj = sum(following[place][1] - report["begin_energy_uj"] for place, report in own.items())
+            energy_uj = sum(following[rank][1] - report["begin_energy_uj"] for rank, report in own.items())
             self._samples.put(
                 PipelineIteration(
-                    pipeline=pipeline,
+                    dp=dp,
                     iteration=next(iter(own.values()))["iteration"],
                     begin_us=begin_us,
                     span_us=max(report["end_us"] for report in own.values()) - begin_us,
-                    time_us=max(following[place][0] for place in own) - begin_us,
+                    time_us=max(following[rank][0] for rank in own) - begin_us,
                     energy_mj=round(energy_uj / 1000),
                 )
             )
 
-    def _tell(self, order: dict[str, Any], place: Place | None = None) -> None:
-        line = json.dumps(order).encode() + b"\n"
-        for told in [place] if place else self._parents:
+    def _send(self, command: dict[str, Any], rank: RankId | None = None) -> None:
+        line = json.dumps(command).encode() + b"\n"
+        for each in [rank] if rank else self._parents:
             try:
-                self._parents[told].sendall(line)
+                self._parents[each].sendall(line)
             except (BrokenPipeError, ConnectionResetError) as error:
-                raise Gone(f"rank {told} has gone") from error
+                raise Gone(f"rank {each} has gone") from error
 
 
 class _Inbox:
     """One line from every rank, whichever comes first."""
 
-    def __init__(self, connections: Mapping[Place, socket.socket]) -> None:
+    def __init__(self, connections: Mapping[RankId, socket.socket]) -> None:
         self._selector = selectors.DefaultSelector()
-        self._buffers: defaultdict[Place, bytes] = defaultdict(bytes)
-        for place, connection in connections.items():
-            self._selector.register(connection, selectors.EVENT_READ, place)
+        self._buffers: defaultdict[RankId, bytes] = defaultdict(bytes)
+        for rank, connection in connections.items():
+            self._selector.register(connection, selectors.EVENT_READ, rank)
 
-    def collect(self) -> dict[Place, dict[str, Any]]:
+    def collect(self) -> dict[RankId, dict[str, Any]]:
         """The next line of each.
 
         Raises:
             Gone: one has hung up.
         """
-        found: dict[Place, dict[str, Any]] = {}
+        found: dict[RankId, dict[str, Any]] = {}
         while len(found) < len(self._selector.get_map()):
             for key, _ in self._selector.select():
                 assert isinstance(key.fileobj, socket.socket)

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perseus_proto.rank import RankId
+from perseus_proto.units import us_from_s
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.processes import Child, Processes, StartFailed
-from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration, Place
+from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration
 from perseus_solver.model.problem import Problem
 
 
@@ -28,8 +30,7 @@ from perseus_solver.model.problem import Problem
 class RankSpec:
     """Where one rank runs."""
 
-    pipeline: int
-    stage: int
+    rank_id: RankId
     gpu: Path
     socket: str = ""
     """The agent's socket; empty: no agent."""
@@ -58,12 +59,12 @@ class JobSpec:
 
     @property
     def pipelines(self) -> int:
-        return 1 + max(rank.pipeline for rank in self.ranks)
+        return 1 + max(rank.rank_id.dp for rank in self.ranks)
 
     @property
     def between_iterations_us(self) -> int:
         """From the last rank's end to the next iteration."""
-        return self.synchronisation_us + round(self.problem.overhead_s * 1e6)
+        return self.synchronisation_us + us_from_s(self.problem.overhead_s)
 
 
 class TrainingJob:
@@ -71,11 +72,11 @@ class TrainingJob:
 
     def __init__(self, spec: JobSpec, folder: Path, processes: Processes, name: str = "trainer") -> None:
         self.samples: queue.SimpleQueue[PipelineIteration] = queue.SimpleQueue()
-        self.children: dict[Place, Child] = {}
+        self.children: dict[RankId, Child] = {}
         self.failure: str | None = None
         """Why the job ended, if nobody told it to."""
         self._spec = spec
-        self._parents: dict[Place, socket.socket] = {}
+        self._parents: dict[RankId, socket.socket] = {}
         self._thread = threading.Thread(target=self._coordinate, name="coordinator", daemon=True)
         self._start(folder, processes, name)
         self._coordinator = Coordinator(
@@ -101,9 +102,9 @@ class TrainingJob:
         """Let the ranks connect to their agents and train. Their processes exist since the job was made."""
         self._thread.start()
 
-    def slow_down(self, pipeline: int, degree: float) -> None:
-        """Make a pipeline take ``degree`` times as long from the next iteration on; 1: as before."""
-        self._coordinator.slowdowns[pipeline] = degree
+    def slow_down(self, dp: int, slowdown: float) -> None:
+        """Make a pipeline take ``slowdown`` times as long from the next iteration on; 1: as before."""
+        self._coordinator.slowdowns[dp] = slowdown
 
     def stop(self, timeout_s: float = 20.0) -> None:
         """End after the current iteration; returns when every rank has.
@@ -116,11 +117,11 @@ class TrainingJob:
             self._coordinator.hang_up()
         else:
             self._thread.join(timeout_s)
-        for place, child in self.children.items():
+        for rank, child in self.children.items():
             deadline = time.monotonic() + timeout_s
             while child.running:
                 if time.monotonic() > deadline:
-                    raise StartFailed(f"rank {place} did not end:\n{child.tail()}")
+                    raise StartFailed(f"rank {rank} did not end:\n{child.tail()}")
                 time.sleep(0.01)
 
     # ------------------------------------------------------------------------------------ processes
@@ -130,13 +131,12 @@ class TrainingJob:
         tables, steps = steps_of(self._spec.problem)
         sockets = _connect(self._spec.ranks, steps)
         for number, rank in enumerate(self._spec.ranks):
-            place = (rank.pipeline, rank.stage)
             ours, theirs = socket.socketpair()
-            self._parents[place] = ours
-            peers = {peer: connection.fileno() for peer, connection in sockets[place].items()}
+            self._parents[rank.rank_id] = ours
+            peers = {peer: connection.fileno() for peer, connection in sockets[rank.rank_id].items()}
             document = {
-                "pipeline": rank.pipeline,
-                "stage": rank.stage,
+                "dp": rank.rank_id.dp,
+                "stage": rank.rank_id.stage,
                 "gpu": str(rank.gpu),
                 "gpu_uuid": rank.gpu.stem,
                 "socket": rank.socket,
@@ -149,12 +149,12 @@ class TrainingJob:
                 "parent": theirs.fileno(),
                 "peers": peers,
                 "tables": tables,
-                "steps": steps[rank.stage],
+                "steps": steps[rank.rank_id.stage],
             }
-            label = f"{name}-{rank.pipeline}-{rank.stage}"
+            label = f"{name}-{rank.rank_id.dp}-{rank.rank_id.stage}"
             path = folder / f"{label}.json"
             path.write_text(json.dumps(document))
-            self.children[place] = processes.start(
+            self.children[rank.rank_id] = processes.start(
                 label,
                 [sys.executable, "-m", "perseus_sim.training.trainer", str(path)],
                 pass_fds=[theirs.fileno(), *peers.values()],
@@ -228,11 +228,11 @@ def talking_stages(steps: Mapping[int, list[dict[str, Any]]]) -> set[tuple[int, 
 
 def _connect(
     ranks: Sequence[RankSpec], steps: Mapping[int, list[dict[str, Any]]]
-) -> defaultdict[Place, dict[int, socket.socket]]:
+) -> defaultdict[RankId, dict[int, socket.socket]]:
     """A connected pair of sockets for any two stages that talk, in every pipeline."""
     talking = talking_stages(steps)
-    sockets: defaultdict[Place, dict[int, socket.socket]] = defaultdict(dict)
-    for pipeline in {rank.pipeline for rank in ranks}:
+    sockets: defaultdict[RankId, dict[int, socket.socket]] = defaultdict(dict)
+    for dp in {rank.rank_id.dp for rank in ranks}:
         for one, other in talking:
-            sockets[pipeline, one][other], sockets[pipeline, other][one] = socket.socketpair()
+            sockets[RankId(dp, one)][other], sockets[RankId(dp, other)][one] = socket.socketpair()
     return sockets

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import perseus_client
 from perseus_client.session import Session
+from perseus_proto.units import s_from_us, us_from_ns
 from perseus_sim.gpus.shared_gpu import Physics, SharedGpu
 from perseus_sim.training.trainer import Engine, Table
 
@@ -44,7 +45,7 @@ class LiveSpec:
 
 
 def monotonic_us() -> int:
-    return time.monotonic_ns() // 1000
+    return us_from_ns(time.monotonic_ns())
 
 
 class WallEngine(Engine):
@@ -55,7 +56,7 @@ class WallEngine(Engine):
         while (now_us := monotonic_us()) < until_us:
             if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)) and self._pending:
                 return min(until_us, self._pending[0])
-            time.sleep(min(_LOOK_S, (until_us - now_us) / 1e6))
+            time.sleep(min(_LOOK_S, s_from_us(until_us - now_us)))
         return until_us
 
 

@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from perseus_proto import keys
+from perseus_proto.rank import RankId
+from perseus_proto.units import j_from_mj, s_from_us, us_from_ns, us_from_s
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER
-from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration, Place
+from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration
 from perseus_sim.training.pod_rank import PATIENCE_S, hear, listen, say
 from perseus_sim.training.trainer import JobGone
 
@@ -93,16 +95,16 @@ class Plan:
         schedule = build_schedule(settings.schedule, stages=settings.stages, microbatches=settings.microbatches)
         problem = build_problem(profile, schedule, blocking_power_w=settings.blocking_power)
         tables, steps = steps_of(problem)
-        between_us = round(problem.overhead_s * 1e6)
+        between_us = us_from_s(problem.overhead_s)
         talking = talking_stages(steps)
         return cls(settings.stages, settings.pipelines, tables, steps, talking, between_us, settings.noise)
 
     def specification(self, rank: int, where: Mapping[int, tuple[str, int]], uuid: str) -> dict[str, Any]:
         """For ``pod_rank.join``: the lower of two stages that talk dials the other."""
-        pipeline, stage = divmod(rank, self.stages)
+        dp, stage = divmod(rank, self.stages)
         dialled = [high for low, high in sorted(self.talking) if low == stage]
         return {
-            "pipeline": pipeline,
+            "dp": dp,
             "stage": stage,
             "gpu_uuid": uuid,
             "socket": self.agent,
@@ -114,9 +116,9 @@ class Plan:
             "delay_us": 0,
             "tables": self.tables,
             "steps": self.steps[stage],
-            "dial": [(other, where[pipeline * self.stages + other]) for other in dialled],
+            "dial": [(other, where[dp * self.stages + other]) for other in dialled],
             "neighbours": sum(stage in pair for pair in self.talking),
-            "now_us": time.monotonic_ns() // 1000,
+            "now_us": us_from_ns(time.monotonic_ns()),
         }
 
 
@@ -128,8 +130,8 @@ class Rendezvous:
         self._listener = listen(port)
         self._listener.settimeout(1.0)
 
-    def gather(self, stop: threading.Event) -> dict[Place, socket.socket]:
-        """A connection to every rank, once all have come; one that comes again takes its old place.
+    def gather(self, stop: threading.Event) -> dict[RankId, socket.socket]:
+        """A connection to every rank, once all have come; one that comes again replaces its old connection.
 
         Raises:
             Gone: told to stop before.
@@ -157,7 +159,7 @@ class Rendezvous:
         for rank, (connection, _, uuid) in came.items():
             say(connection, self._plan.specification(rank, where, uuid))
             connection.settimeout(None)
-        return {divmod(rank, self._plan.stages): connection for rank, (connection, *_) in came.items()}
+        return {RankId(*divmod(rank, self._plan.stages)): connection for rank, (connection, *_) in came.items()}
 
 
 def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) -> None:
@@ -172,7 +174,7 @@ def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) ->
         except (Gone, OSError) as error:
             print(f"perseus_sim.training.pod_job: {error}", file=sys.stderr, flush=True)
             continue
-        now_us = time.monotonic_ns() // 1000
+        now_us = us_from_ns(time.monotonic_ns())
         coordinator = Coordinator(
             parents, samples, begin_us=now_us, between_us=plan.between_us, speed=1.0, real_time=True, first=first
         )
@@ -201,8 +203,8 @@ def report(samples: queue.SimpleQueue[PipelineIteration]) -> str:
     if not taken:
         return ""
     last = max(sample.iteration for sample in taken)
-    time_s = sum(sample.time_us for sample in taken) / len(taken) / 1e6
-    energy_j = sum(sample.energy_mj for sample in taken) / len(taken) / 1e3
+    time_s = s_from_us(sum(sample.time_us for sample in taken)) / len(taken)
+    energy_j = j_from_mj(sum(sample.energy_mj for sample in taken)) / len(taken)
     return f"iteration {last}: {time_s:.3f} s, {energy_j:.0f} J for each pipeline"
 
 

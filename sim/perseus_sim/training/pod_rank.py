@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from perseus_proto.units import us_from_ns
 from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpu
 from perseus_sim.training.trainer import JobGone, Rank
 
@@ -90,7 +91,7 @@ def join(master: tuple[str, int], rank: int, uuid: str) -> dict[str, Any]:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.settimeout(PATIENCE_S)
             peers[hear(connection)["stage"]] = connection
-    ahead_us = time.monotonic_ns() // 1000 - spec.pop("now_us")
+    ahead_us = us_from_ns(time.monotonic_ns()) - spec.pop("now_us")
     spec["offset_us"] = 0 if abs(ahead_us) < _SAME_CLOCK_US else ahead_us
     for connection in (parent, *peers.values()):
         connection.settimeout(None)

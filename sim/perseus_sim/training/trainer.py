@@ -255,7 +255,7 @@ class Rank:
         order = self._next_order()
         schedule = [(step["kind"], step["microbatch"], step["chunk"]) for step in spec["steps"]]
         session = perseus_client.connect(
-            pipeline=spec["pipeline"],
+            dp=spec["dp"],
             stage=spec["stage"],
             schedule=schedule,
             socket_path=spec["socket"] or None,

@@ -18,17 +18,18 @@ from perseus_agent.clocks.governor import GovernorLimits, GpuNotice, GpuNoticeKi
 from perseus_agent.clocks.gpu_worker import READING_LATE_S, READING_SHARE, READINGS, GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
-from perseus_agent.clocks.rank_follower import Pilot
-from perseus_agent.clocks.telemetry import Event, IterationSummary, RankIdentity
+from perseus_agent.clocks.rank_follower import RankFollower
+from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
 from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceLost
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
+from perseus_proto.rank import RankId
 
 CLOCKS = [1200, 900, 1200, 900]
 PLANS = decode_plan_set(plan_set_of([[CLOCKS]]))
-RANK = RankIdentity("job", "pod", "GPU-0", 0, 0, 0, 1)
+RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), sample_interval_s=0.005, watch_interval_s=0.01, hang_timeout_s=0.2)
 
 
@@ -46,10 +47,10 @@ class Rig:
         self.plans.select(PLANS.plan_id, {0: 0}, 0, {})
         self.channel = ChannelReader.create(len(CLOCKS))
         self.rank = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), len(CLOCKS))
-        self.pilot = Pilot(RANK, make_schedule(schedule_of(len(CLOCKS))), self.channel, self.plans)
+        self.follower = RankFollower(RANK, make_schedule(schedule_of(len(CLOCKS))), self.channel, self.plans)
         if start:
             self.worker.start()
-            self.worker.attach(self.pilot).result(60)
+            self.worker.attach(self.follower).result(60)
 
     def iterate(self, iteration: int, instruction_us: int = 10_000, wait_us: int = 0) -> float:
         """Run an iteration; each instruction begins once its clock is there. Returns its energy, mJ."""
@@ -119,8 +120,8 @@ def test_nothing_of_ours_holds_a_clock_back_for_a_millisecond(rig: Rig) -> None:
 def test_a_look_that_is_foreseen_finds_the_mark_that_did_not_ring(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.rank.step_begin(0, rig.now_us)
     wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[0], "the first clock")
-    monkeypatch.setattr(rig.pilot, "foresee", lambda now_us: now_us + 1_500)
-    rig.channel.foresee(1)
+    monkeypatch.setattr(rig.follower, "next_look_us", lambda now_us: now_us + 1_500)
+    rig.channel.skip_rings_from(1)
     rig.rank.deviate(Faults.NONE)  # one more ring, so that the worker asks what is foreseen
     rings = rig.rank.rings
     for index, clock in enumerate(CLOCKS[1:]):
@@ -129,23 +130,23 @@ def test_a_look_that_is_foreseen_finds_the_mark_that_did_not_ring(rig: Rig, monk
         wait_for(lambda clock=clock: rig.gpu.locked_mhz == clock, f"the clock after instruction {index}")
     assert rig.rank.rings == rings
     monkeypatch.undo()
-    rig.worker.detach(rig.pilot, "gone").result(60)
+    rig.worker.detach(rig.follower, "gone").result(60)
     assert rig.worker._look_s == 0
 
 
 def test_a_mark_that_overtook_the_worker_is_looked_at_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.rank.step_begin(0, rig.now_us)
     wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[0], "the first clock")
-    rig.channel.foresee(1)
+    rig.channel.skip_rings_from(1)
 
-    def overtaken() -> bool:
+    def must_look_again() -> bool:
         """The rank passes an instruction just after the worker has looked, and does not ring."""
         monkeypatch.undo()
         rig.rank.begin(0, rig.now_us)
         rig.rank.end(0, rig.now_us)
         return True
 
-    monkeypatch.setattr(rig.pilot, "overtaken", overtaken)
+    monkeypatch.setattr(rig.follower, "must_look_again", must_look_again)
     rig.rank.deviate(Faults.NONE)
     wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[1], "the clock after it")
 
@@ -253,18 +254,18 @@ def test_a_gpu_without_a_counter_reports_time_and_no_energy(rig: Rig) -> None:
 def test_the_rank_leaves_and_the_gpu_goes_back(rig: Rig) -> None:
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
-    assert rig.worker.detach(rig.pilot, "gone").result(60) is True
+    assert rig.worker.detach(rig.follower, "gone").result(60) is True
     assert rig.written[-1] is None
     assert rig.journal.locked == frozenset()
     assert rig.told(GpuNoticeKind.CLOCKS_RESTORED) == [True]
-    assert rig.worker.detach(rig.pilot, "gone again").result(60) is False
+    assert rig.worker.detach(rig.follower, "gone again").result(60) is False
 
 
 def test_a_passing_fault_of_the_reset_does_not_keep_the_lock(rig: Rig) -> None:
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
     rig.gpu.fault = DeviceBusy("busy")
-    assert rig.worker.detach(rig.pilot, "gone").result(60) is False
+    assert rig.worker.detach(rig.follower, "gone").result(60) is False
     rig.gpu.fault = None
     wait_for(lambda: rig.written[-1] is None, "the reset is tried again")
 
@@ -279,15 +280,15 @@ def test_a_call_that_hangs_loses_the_gpu_and_still_gives_it_back_when_it_returns
     wait_for(lambda: rig.worker.check_hang() or rig.worker.governor.lost, "the watchdog")
     assert rig.told(GpuNoticeKind.LOST) == [True]
     assert rig.worker.progressing  # a lost GPU is no reason to restart the agent over and over
-    left = rig.worker.detach(rig.pilot, "gone")
+    left = rig.worker.detach(rig.follower, "gone")
     assert not left.done()
     before = len(rig.written)
     hang.set()
     assert left.result(60) is True
     assert rig.written[before:] == [None]
-    rig.worker.attach(rig.pilot).result(60)
+    rig.worker.attach(rig.follower).result(60)
     rig.rank.step_begin(1, rig.now_us)
-    wait_for(lambda: rig.pilot.iteration == 1, "the rank is seen")
+    wait_for(lambda: rig.follower.iteration == 1, "the rank is seen")
     assert rig.written[before:] == [None]
     assert rig.worker.governor.controllability is Controllability.LOST
 
@@ -343,11 +344,11 @@ def test_a_fault_of_our_own_ends_in_default_clocks_and_a_living_thread(
 ) -> None:
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
-    monkeypatch.setattr(rig.pilot, "look", lambda writes: 1 / 0)
+    monkeypatch.setattr(rig.follower, "look", lambda writes: 1 / 0)
     rig.rank.step_begin(1, rig.now_us)
     wait_for(lambda: rig.written[-1] is None and not rig.journal.locked, "default clocks")
     monkeypatch.undo()
-    assert rig.worker.attach(rig.pilot).result(60) is None
+    assert rig.worker.attach(rig.follower).result(60) is None
     wait_for(lambda: rig.written[-1] is not None, "the next rank is followed")
 
 
@@ -366,6 +367,6 @@ def test_after_the_end_commands_are_cancelled_and_nothing_is_touched(tmp_path: P
     rig = Rig(tmp_path)
     assert rig.worker.stop("over").result(60) is True
     rig.worker._thread.join(60)
-    assert rig.worker.detach(rig.pilot, "late").cancelled()
-    assert rig.worker.attach(rig.pilot).cancelled()
+    assert rig.worker.detach(rig.follower, "late").cancelled()
+    assert rig.worker.attach(rig.follower).cancelled()
     rig.channel.close()

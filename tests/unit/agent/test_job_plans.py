@@ -26,8 +26,8 @@ def plans() -> JobPlans:
     return plans
 
 
-def in_force(plans: JobPlans, *iterations: int, pipeline: int = 0) -> list[int | None]:
-    found = [plans.follow(pipeline, 0, iteration) for iteration in iterations]
+def in_force(plans: JobPlans, *iterations: int, dp: int = 0) -> list[int | None]:
+    found = [plans.follow(dp, 0, iteration) for iteration in iterations]
     return [None if plan is None else plan.point for plan in found]
 
 
@@ -38,7 +38,7 @@ def test_nothing_is_in_force_until_something_is_selected(plans: JobPlans) -> Non
 def test_a_selection_begins_at_its_iteration(plans: JobPlans) -> None:
     plans.select(FIRST.plan_id, {0: 1}, 5, {0: 2})
     assert in_force(plans, 4, 5, 99) == [None, 1, 1]
-    assert in_force(plans, 5, pipeline=1) == [None]
+    assert in_force(plans, 5, dp=1) == [None]
 
 
 def test_a_selection_that_comes_too_late_begins_at_the_next_boundary_of_all_ranks(plans: JobPlans) -> None:
@@ -57,7 +57,7 @@ def test_pipelines_not_named_keep_their_point(plans: JobPlans) -> None:
     plans.select(FIRST.plan_id, {0: 0, 1: 1}, 0, {})
     plans.select(FIRST.plan_id, {1: 2}, 5, {})
     assert in_force(plans, 6) == [0]
-    assert in_force(plans, 6, pipeline=1) == [2]
+    assert in_force(plans, 6, dp=1) == [2]
 
 
 def test_a_new_plan_set_is_followed_only_once_selected_and_the_old_one_stays_until_then(plans: JobPlans) -> None:

@@ -35,12 +35,12 @@ LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
 class Rank:
     """A process of a pod, as the local server would bring it."""
 
-    def __init__(self, pod: str = "pod-0", pipeline: int = 0, container: str | None = None) -> None:
+    def __init__(self, pod: str = "pod-0", dp: int = 0, container: str | None = None) -> None:
         self.hung_up = False
         self.channel = ChannelReader.create(2)
         self.writer = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), 2)
         peer = Peer(os.getpid(), 0, 0, PodProcess(pod, container), None)
-        hello = Hello(pipeline, 0, 0, Timing.HOST, "", make_schedule(schedule_of(2)))
+        hello = Hello(dp, 0, 0, Timing.HOST, "", make_schedule(schedule_of(2)))
         self.session = Session(peer, hello, self.channel, self.hang_up)
 
     def hang_up(self) -> None:
@@ -130,9 +130,9 @@ def test_a_process_that_says_the_same_again_replaces_the_one_before(bench: Bench
 def test_a_process_that_came_before_its_lease_joins_when_it_comes(bench: Bench) -> None:
     rank = Rank()
     bench.node.admit(rank.session)
-    assert rank.session.pilot is None
+    assert rank.session.follower is None
     bench.lease()
-    wait_for(lambda: rank.session.pilot is not None, "the binder makes a rank of it")
+    wait_for(lambda: rank.session.follower is not None, "the binder makes a rank of it")
 
 
 def test_a_lease_that_ends_keeps_the_connection_and_the_next_one_finds_it(bench: Bench) -> None:
@@ -146,7 +146,7 @@ def test_a_lease_that_ends_keeps_the_connection_and_the_next_one_finds_it(bench:
     assert bench.locked() is None
     assert not rank.hung_up
     bench.lease(epoch=2)
-    wait_for(lambda: rank.session.pilot is not None, "it is a rank again")
+    wait_for(lambda: rank.session.follower is not None, "it is a rank again")
 
 
 def test_two_jobs_do_not_touch_each_other(bench: Bench) -> None:
@@ -184,15 +184,15 @@ def test_a_container_waits_until_the_operator_has_named_it(bench: Bench) -> None
     pod = PodName("pod-0", "ns", "pod-0", frozenset({("d" * 64, "sidecar")}))
     bench.node.acquire("job", "ns/job", 1, 60, [pod])
     bench.node.admit(rank.session)
-    assert rank.session.pilot is None
+    assert rank.session.follower is None
     assert not rank.hung_up
     named = frozenset({*pod.containers, ("c" * 64, "trainer")})
     bench.node.acquire("job", "ns/job", 1, 60, [PodName(pod.uid, pod.namespace, pod.name, named)])
-    wait_for(lambda: rank.session.pilot is not None, "it is a rank")
+    wait_for(lambda: rank.session.follower is not None, "it is a rank")
 
 
 def test_processes_of_one_pod_are_bounded(bench: Bench) -> None:
-    ranks = [Rank("stranger", pipeline) for pipeline in range(MAX_SESSIONS_OF_POD + 1)]
+    ranks = [Rank("stranger", dp) for dp in range(MAX_SESSIONS_OF_POD + 1)]
     for rank in ranks[:-1]:
         bench.node.admit(rank.session)
     with pytest.raises(PeerRefused, match="too many") as refusal:

@@ -13,12 +13,13 @@ from perseus_agent.clocks.telemetry import (
     MAX_WATCHERS,
     IterationSummary,
     RankChange,
-    RankIdentity,
+    RankProcess,
     TelemetryHub,
 )
 from perseus_agent.errors import TooMuch
+from perseus_proto.rank import RankId
 
-RANK = RankIdentity("job", "pod", "GPU-0", 0, 0, 0, 1)
+RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 
 
 def summary(iteration: int) -> IterationSummary:

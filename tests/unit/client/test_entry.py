@@ -53,7 +53,7 @@ def test_without_the_variable_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -
         ({"schedule": [("forward", 0)]}, "schedule[0]: must be (kind, microbatch, chunk)"),
         ({"schedule": None}, "NoneType"),
         ({"stage": -1}, "stage: must be an integer between"),
-        ({"pipeline": "zero"}, "pipeline: must be an integer"),
+        ({"dp": "zero"}, "dp: must be an integer"),
         ({"timing": "sundial"}, "timing: must be auto, cuda or host, is 'sundial'"),
         ({"timing": "cuda", "clock_us": lambda: 0}, "timing: cuda cannot be combined"),
         ({"gpu_uuid": "GPU-\x00"}, "gpu_hint: must be at most"),
@@ -62,7 +62,7 @@ def test_without_the_variable_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -
 def test_a_mistake_is_logged_by_name_and_training_goes_on(
     arguments: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given: dict[str, Any] = {"pipeline": 0, "stage": 0, "schedule": SCHEDULE, "socket_path": "/nowhere"} | arguments
+    given: dict[str, Any] = {"dp": 0, "stage": 0, "schedule": SCHEDULE, "socket_path": "/nowhere"} | arguments
     session = perseus_client.connect(**given)
     assert type(session) is Session
     assert message in caplog.text

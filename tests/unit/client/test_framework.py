@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import perseus_client
 from perseus_client import framework, torch_pipelining
-from perseus_client.framework import Attachment, Cell, Place, Unsupported
+from perseus_client.framework import Attachment, Cell, Unsupported
 from perseus_client.session import Session
+from perseus_proto.rank import RankId
 from perseus_solver.schedules import build_schedule, read_schedule
 
 Call = tuple[str, Any]
@@ -75,12 +76,12 @@ def test_one_f_one_b_is_the_solvers(stages: int, microbatches: int) -> None:
         build_schedule("1f1b", stages=stages, microbatches=microbatches),
     )
     for stage in range(stages):
-        assert exported.of_stage(stage) == built.of_stage(stage) == framework.order_of(rows[stage])
+        assert exported.of_stage(stage) == built.of_stage(stage) == framework.schedule_of(rows[stage])
 
 
 def test_virtual_stages_become_chunks_in_ascending_order() -> None:
     row = [Cell(5, "F", 0), Cell(2, "F", 0), Cell(5, "I", 0), Cell(2, "B", 0), Cell(5, "W", 0)]
-    assert framework.order_of(row) == [
+    assert framework.schedule_of(row) == [
         ("forward", 0, 1),
         ("forward", 0, 0),
         ("input_gradient", 0, 1),
@@ -105,14 +106,14 @@ def test_replicas_are_numbered_whatever_the_order_of_dimensions(order: list[str]
 
     def group(rank: int, name: str) -> list[int]:
         own = {key: value for key, value in world[rank].items() if key != name}
-        return [other for other, place in enumerate(world) if own.items() <= place.items()]
+        return [other for other, found in enumerate(world) if own.items() <= found.items()]
 
-    for rank, place in enumerate(world):
-        assert framework.replica_of(rank, [group(rank, "pp"), group(rank, "tp")]) == place["dp"]
+    for rank, found in enumerate(world):
+        assert framework.replica_of(rank, [group(rank, "pp"), group(rank, "tp")]) == found["dp"]
 
 
 def test_unevenly_spaced_ranks_are_refused_with_the_way_out() -> None:
-    with pytest.raises(Unsupported, match=r"not evenly spaced: pass pipeline= and tensor="):
+    with pytest.raises(Unsupported, match=r"not evenly spaced: pass dp= and tp="):
         framework.replica_of(1, [[0, 1, 3]])
 
 
@@ -179,7 +180,7 @@ def test_detaching_restores_and_leaves_what_others_have_wrapped_since() -> None:
 def test_another_shape_is_another_session(sessions: list[Any]) -> None:
     attachment = Attachment("x", {})
     for shape in (4, 4, 8):
-        attachment.follow(shape, lambda shape=shape: (Place(0, 1, 0), [("forward", k, 0) for k in range(shape)]))
+        attachment.follow(shape, lambda shape=shape: (RankId(0, 1), [("forward", k, 0) for k in range(shape)]))
         attachment.session.step_end()
     assert [len(arguments[3]) for _, arguments in sessions] == [4, 8]
     assert sessions[0][0].calls == [("step", "begin"), ("step", "end")] * 2 + [("close", None)]
@@ -188,7 +189,7 @@ def test_another_shape_is_another_session(sessions: list[Any]) -> None:
 def test_an_iteration_that_cannot_be_described_runs_without_a_session(sessions: list[Any]) -> None:
     attachment = Attachment("x", {})
 
-    def describe() -> tuple[Place, framework.Order]:
+    def describe() -> tuple[RankId, framework.Schedule]:
         raise KeyError("what changed in some version")
 
     attachment.follow(4, describe)

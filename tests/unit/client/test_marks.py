@@ -45,8 +45,8 @@ class Rank:
                 self.marks.close()
             case ("wake", wake):
                 self.reader.set_wake_map(wake)
-            case ("foresee", from_us):
-                self.reader.foresee(from_us)
+            case ("skip_rings", from_us):
+                self.reader.skip_rings_from(from_us)
             case ("begin", *arguments):
                 self._answer(self.marks.begin, arguments)
             case ("end", *arguments):
@@ -95,7 +95,7 @@ steps = st.one_of(
     st.just(("close",)),
     st.tuples(st.just("finish"), st.integers(0, 15)),
     st.tuples(st.just("wake"), st.binary(min_size=COUNT, max_size=COUNT)),
-    st.tuples(st.just("foresee"), st.sampled_from([0, 1, 2**62])),
+    st.tuples(st.just("skip_rings"), st.sampled_from([0, 1, 2**62])),
     called.map(lambda arguments: ("begin", *arguments)),
     called.map(lambda arguments: ("end", *arguments)),
     st.just(("end",)),

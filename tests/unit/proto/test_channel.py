@@ -120,7 +120,7 @@ def test_marks_for_which_a_look_is_foreseen_do_not_ring(from_us: int) -> None:
     reader = ChannelReader.create(N)
     writer = writer_of(reader)
     reader.set_wake_map(b"\x01" * N)
-    reader.foresee(from_us)
+    reader.skip_rings_from(from_us)
 
     def rung_as_foreseen(t_us: int) -> bool:
         return reader.acknowledge() is not (0 < from_us <= t_us)

@@ -33,9 +33,9 @@ def instructions() -> st.SearchStrategy[Instruction]:
 def hellos() -> st.SearchStrategy[Hello]:
     return st.builds(
         Hello,
-        pipeline=st.integers(0, wire.MAX_PIPELINE),
+        dp=st.integers(0, wire.MAX_DP),
         stage=st.integers(0, wire.MAX_STAGE),
-        tensor=st.integers(0, wire.MAX_TENSOR),
+        tp=st.integers(0, wire.MAX_TP),
         timing=st.sampled_from(Timing),
         gpu_hint=st.sampled_from(["", HINT]),
         schedule=st.lists(instructions(), min_size=1, max_size=50, unique=True).map(tuple),
@@ -111,9 +111,9 @@ def test_a_hundred_thousand_damaged_frames_are_read_or_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pipeline": wire.MAX_PIPELINE + 1}, "pipeline: must be an integer between 0 and 65535"),
+        ({"dp": wire.MAX_DP + 1}, "dp: must be an integer between 0 and 65535"),
         ({"stage": -1}, "stage: must be"),
-        ({"tensor": True}, "tensor: must be"),
+        ({"tp": True}, "tp: must be"),
         ({"schedule": ()}, "schedule: must have 1 to 65536 instructions, has 0"),
         ({"schedule": SMALL.schedule * 2}, "occurs twice"),
         ({"schedule": wire.make_schedule([("forward", -1, 0)])}, "schedule.microbatch: must be"),
@@ -123,7 +123,7 @@ def test_a_hundred_thousand_damaged_frames_are_read_or_refused() -> None:
     ],
 )
 def test_a_field_out_of_bounds_is_named(changes: dict[str, object], message: str) -> None:
-    fields = {name: getattr(SMALL, name) for name in ("pipeline", "stage", "tensor", "timing", "gpu_hint", "schedule")}
+    fields = {name: getattr(SMALL, name) for name in ("dp", "stage", "tp", "timing", "gpu_hint", "schedule")}
     with pytest.raises(ChannelError, match=message):
         Hello(**{**fields, **changes})  # type: ignore[arg-type]
 

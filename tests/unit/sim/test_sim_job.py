@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.waiting import eventually
 
+from perseus_proto.rank import RankId
 from perseus_sim.gpus.model import MODELS, profile_csv
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Processes
@@ -42,12 +43,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., TrainingJob]]:
 
         def begin(problem: Problem, pipelines: int = 1, **simulation: object) -> TrainingJob:
             ranks = []
-            for pipeline in range(pipelines):
+            for dp in range(pipelines):
                 for stage in range(problem.stages):
-                    spec = GpuSpec(
-                        f"GPU-{pipeline}-{stage}", A100.name, A100.clocks_mhz, round(A100.blocking_power_w * 1000)
-                    )
-                    ranks.append(RankSpec(pipeline, stage, SharedGpu.create(tmp_path / "gpus", spec).path))
+                    spec = GpuSpec(f"GPU-{dp}-{stage}", A100.name, A100.clocks_mhz, round(A100.blocking_power_w * 1000))
+                    ranks.append(RankSpec(RankId(dp, stage), SharedGpu.create(tmp_path / "gpus", spec).path))
             settings: dict[str, object] = {"speed": None, "noise": 0.0, **simulation}
             job = TrainingJob(JobSpec(problem, tuple(ranks), **settings), tmp_path, processes)  # type: ignore[arg-type]
             job.begin()
@@ -132,7 +131,7 @@ def test_pipelines_wait_for_the_slowest_at_every_iteration(start: Callable[..., 
         later = take(job, 1, pipelines=2)
     job.stop()
     assert {sample.span_us for sample in even} == {even[0].span_us}
-    fast, slow = sorted(later, key=lambda sample: sample.pipeline)
+    fast, slow = sorted(later, key=lambda sample: sample.dp)
     assert slow.span_us == pytest.approx(1.5 * even[0].span_us, rel=1e-3)
     assert fast.span_us == pytest.approx(even[0].span_us, rel=1e-3)
     assert fast.time_us == slow.time_us == slow.span_us
@@ -163,7 +162,7 @@ def test_virtual_time_follows_the_wall_clock_at_the_speed_asked_for(start: Calla
 def test_a_killed_rank_ends_the_job_and_no_process_stays(start: Callable[..., TrainingJob]) -> None:
     job = start(problem_of())
     take(job, 1)
-    os.kill(job.children[0, 1].pid, signal.SIGKILL)
+    os.kill(job.children[RankId(0, 1)].pid, signal.SIGKILL)
     eventually(lambda: not job.running and not any(child.running for child in job.children.values()))
     assert job.failure is not None
     assert "has gone" in job.failure
@@ -172,7 +171,7 @@ def test_a_killed_rank_ends_the_job_and_no_process_stays(start: Callable[..., Tr
 def test_a_job_that_was_never_begun_can_be_stopped(start: Callable[..., TrainingJob], tmp_path: Path) -> None:
     problem = problem_of(stages=2, microbatches=2)
     specs = [GpuSpec(f"GPU-x-{stage}", "m", (100, 200), 80_000) for stage in range(2)]
-    ranks = tuple(RankSpec(0, n, SharedGpu.create(tmp_path / "g", spec).path) for n, spec in enumerate(specs))
+    ranks = tuple(RankSpec(RankId(0, n), SharedGpu.create(tmp_path / "g", spec).path) for n, spec in enumerate(specs))
     with Processes(tmp_path / "l") as processes:
         job = TrainingJob(JobSpec(problem, ranks), tmp_path / "j", processes)
         job.stop()

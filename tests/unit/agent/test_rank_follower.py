@@ -10,17 +10,18 @@ from tests.doubles.recording_node import plan_set_of
 from tests.doubles.recording_trainer import schedule_of
 
 from perseus_agent.clocks.plans import JobPlans
-from perseus_agent.clocks.rank_follower import Finished, Pilot
-from perseus_agent.clocks.telemetry import RankIdentity
+from perseus_agent.clocks.rank_follower import Finished, RankFollower
+from perseus_agent.clocks.telemetry import RankProcess
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
+from perseus_proto.rank import RankId
 
 COUNT = 4
 POINT_0 = [1200, 900, 900, 1200]
 POINT_1 = [600, 600, 600, 600]
 PLANS = decode_plan_set(plan_set_of([[POINT_0, POINT_1]]))
-RANK = RankIdentity("job", "pod", "GPU-0", 0, 0, 0, 1)
+RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 
 
 class Flight:
@@ -31,7 +32,7 @@ class Flight:
         self.plans.push(PLANS)
         self.channel = ChannelReader.create(COUNT)
         self.rank = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), COUNT)
-        self.pilot = Pilot(RANK, make_schedule(schedule or schedule_of(COUNT)), self.channel, self.plans)
+        self.follower = RankFollower(RANK, make_schedule(schedule or schedule_of(COUNT)), self.channel, self.plans)
         self.writes = 0
         self.now_us = 1_000
         self.finished: list[Finished] = []
@@ -40,14 +41,14 @@ class Flight:
         """What the worker does when the bell rings; 'silence' if it did not."""
         if not self.channel.acknowledge():
             return "silence"
-        wanted = self.pilot.look(self.writes)
-        self.finished += self.pilot.collect(self.writes)
+        wanted = self.follower.look(self.writes)
+        self.finished += self.follower.collect(self.writes)
         return wanted
 
     def select(self, point: int, from_iteration: int = 0) -> None:
-        begun = self.pilot.iteration
+        begun = self.follower.iteration
         self.plans.select(PLANS.plan_id, {0: point}, from_iteration, {0: begun})
-        self.pilot.heed()
+        self.follower.selection_changed()
 
     def tick(self) -> int:
         self.now_us += 100
@@ -109,7 +110,7 @@ def test_a_selection_between_two_iterations_counts_for_the_second(flight: Flight
     flight.select(0)
     flight.iteration(0)
     flight.select(1, from_iteration=1)
-    assert flight.pilot.look(0) == 600
+    assert flight.follower.look(0) == 600
     assert flight.begin(1) == 600
 
 
@@ -144,7 +145,7 @@ def test_a_rank_that_says_it_deviates_runs_at_default_clocks_at_once(flight: Fli
     assert (deviating.plan, deviating.record.durations_us) == (None, ())
     assert sound.plan is not None
     assert len(sound.record.durations_us) == COUNT
-    assert flight.pilot.deviations == 1
+    assert flight.follower.deviations == 1
 
 
 def test_another_schedule_than_the_plan_s_runs_at_default_clocks() -> None:
@@ -152,7 +153,7 @@ def test_another_schedule_than_the_plan_s_runs_at_default_clocks() -> None:
     flight = Flight([order[1], order[0], *order[2:]])
     flight.select(0)
     assert flight.iteration(0) == [None, *["silence"] * (COUNT + 1)]
-    assert flight.pilot.misfit
+    assert flight.follower.misfit
     flight.channel.close()
 
 
@@ -161,7 +162,7 @@ def test_a_rank_met_inside_an_iteration_keeps_default_clocks_until_the_next() ->
     flight.select(0)
     flight.rank.step_begin(7, flight.tick())
     flight.rank.begin(0, flight.tick())
-    flight.pilot = Pilot(RANK, make_schedule(schedule_of(COUNT)), flight.channel, flight.plans)
+    flight.follower = RankFollower(RANK, make_schedule(schedule_of(COUNT)), flight.channel, flight.plans)
     assert flight.listen() is None
     for index in range(COUNT):
         flight.rank.end(index, flight.tick())
@@ -201,7 +202,7 @@ def test_clock_changes_are_counted_for_the_iteration_in_which_they_are_made(flig
 def test_what_was_not_told_yet_is_told_at_the_end(flight: Flight) -> None:
     flight.select(0)
     flight.iteration(0)
-    [one] = flight.pilot.leave(0)
+    [one] = flight.follower.leave(0)
     assert one.record.iteration == 0
     assert one.next_begin_us == one.record.end_us
     flight.begin(1)
@@ -214,7 +215,7 @@ def test_nonsense_in_the_memory_is_survived(flight: Flight) -> None:
     for value in (2**64 - 1, 0, 1 << 63, 5 << 24, (9 << 32) | (1 << 24), (3 << 32) | (3 << 24) | 3, 0xFFFFFF):
         for place in range(4, len(words)):
             words[place] = value
-        wanted = flight.pilot.look(0)
-        flight.pilot.collect(0)
+        wanted = flight.follower.look(0)
+        flight.follower.collect(0)
         assert wanted in (None, *POINT_0)
     words.release()

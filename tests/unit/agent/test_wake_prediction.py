@@ -14,19 +14,20 @@ from tests.doubles.recording_trainer import schedule_of
 
 from perseus_agent.clocks import wake_prediction as bounds
 from perseus_agent.clocks.plans import JobPlans
-from perseus_agent.clocks.rank_follower import Pilot
-from perseus_agent.clocks.telemetry import RankIdentity
-from perseus_agent.clocks.wake_prediction import Foresight
+from perseus_agent.clocks.rank_follower import RankFollower
+from perseus_agent.clocks.telemetry import RankProcess
+from perseus_agent.clocks.wake_prediction import WakePredictor
 from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
+from perseus_proto.rank import RankId
 
 CLOCKS = [1200, 900, 900, 1200, 900, 900]
 """So the ends of instructions 0, 2, 3 and 5 ask for another clock."""
 COUNT = len(CLOCKS)
 CHANGES = 4
 PLANS = decode_plan_set(plan_set_of([[CLOCKS, [600] * COUNT]]))
-RANK = RankIdentity("job", "pod", "GPU-0", 0, 0, 0, 1)
+RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 SPAN_US = 5_000
 NOBODY: Iterator[int] = iter(())
 
@@ -41,8 +42,8 @@ class World:
         self.plans.select(PLANS.plan_id, {0: 0}, 0, {})
         self.channel = ChannelReader.create(COUNT)
         self.rank = ChannelWriter(os.dup(self.channel.memory_fd), os.dup(self.channel.event_fd), COUNT)
-        foresight = Foresight(self.channel)
-        self.pilot = Pilot(RANK, make_schedule(schedule_of(COUNT)), self.channel, self.plans, foresight)
+        predictor = WakePredictor(self.channel)
+        self.follower = RankFollower(RANK, make_schedule(schedule_of(COUNT)), self.channel, self.plans, predictor)
         self.rush = rush
         self.now_us = 1_000_000
         self.look_us = 0
@@ -55,12 +56,12 @@ class World:
     def turn(self) -> None:
         self.looks += 1
         self.channel.acknowledge()
-        self.wanted = self.pilot.look(0)
-        self.pilot.collect(0)
+        self.wanted = self.follower.look(0)
+        self.follower.collect(0)
         self._interrupt()
-        self.look_us = self.pilot.foresee(self.now_us)
+        self.look_us = self.follower.next_look_us(self.now_us)
         self._interrupt()
-        if self.pilot.overtaken():
+        if self.follower.must_look_again():
             self.look_us = self.now_us
 
     def _interrupt(self) -> None:
@@ -215,7 +216,7 @@ def test_a_plan_that_ends_takes_the_word_back(world: World) -> None:
         world.pass_us(SPAN_US)
         world.mark()
     assert world.look_us > 0
-    world.plans.select(PLANS.plan_id, {0: 1}, 0, {0: world.pilot.iteration})
+    world.plans.select(PLANS.plan_id, {0: 1}, 0, {0: world.follower.iteration})
     while world.stage >= 0:
         world.mark()
         world.turn()
@@ -230,7 +231,7 @@ def test_a_rank_that_is_left_must_ring_the_next_agent_s_bell(world: World) -> No
     world.mark()
     world.turn()
     assert world.look_us > 0
-    world.pilot.leave(0)
+    world.follower.leave(0)
     world.channel.set_wake_map(b"\1" * COUNT)
     world.pass_us(SPAN_US)
     world.mark()
@@ -244,8 +245,8 @@ def test_a_rank_that_lies_about_time_is_not_believed(world: World) -> None:
     world.mark()
     world.turn()
     assert world.look_us > 0
-    assert world.pilot._foresight is not None
-    memory, foresight = world.channel, world.pilot._foresight
+    assert world.follower._predictor is not None
+    memory, predictor = world.channel, world.follower._predictor
     begin = memory._first + world.iteration % SLOTS * memory._size
     words = [9, *range(begin + 8, begin + memory._size)]  # its step's begin, and the times of its marks
     good = memory._words[:].tolist()
@@ -254,7 +255,7 @@ def test_a_rank_that_lies_about_time_is_not_believed(world: World) -> None:
     for _ in range(5_000):
         for word in words:
             memory._words[word] = generator.choice(evil) if generator.random() < 0.5 else good[word]
-        foresight._affords, foresight._tries = bounds.LOOKS_SAVED, 0
+        predictor._affords, predictor._tries = bounds.LOOKS_SAVED, 0
         world.turn()
         looks += world.look_us > 0
         assert world.look_us == 0 or world.now_us <= world.look_us <= world.now_us + 2 * bounds.LONGEST_US
@@ -262,9 +263,9 @@ def test_a_rank_that_lies_about_time_is_not_believed(world: World) -> None:
     assert looks > 500
 
 
-def test_without_foresight_every_change_rings(world: World) -> None:
+def test_without_predictor_every_change_rings(world: World) -> None:
     """A rank in another clock's time, or an agent of before."""
-    world.pilot._foresight = None
+    world.follower._predictor = None
     world.iterate(5)
     before = world.rank.rings
     world.iterate(10)
