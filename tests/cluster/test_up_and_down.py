@@ -113,7 +113,7 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
     again = lambda: [pid for pid in own.control_plane.find(manager) if pid != ended]  # noqa: E731
     eventually(again, "what ends by itself is not started again")
     assert not own.running(CONTROL_PLANE, "etcd"), "what was ended on purpose stays so"
-    eventually(lambda: not own.control_plane.keeps("date"), "what cannot run is tried for ever")
+    eventually(lambda: not own.control_plane.supervises("date"), "what cannot run is tried for ever")
     assert len(own.control_plane.log("hopeless").read_text().splitlines()) == 5
     mended = tell(own, "up", "--nodes", "1")
     assert mended.returncode == 0, mended.stderr

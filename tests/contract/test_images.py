@@ -345,9 +345,9 @@ def test_layers_of_ours_are_told_from_the_base_and_bounded(
             tar.addfile(header, io.BytesIO(content))
 
     assert build.report(tmp_path / "archive.tar") == []
-    assert "x/perseus-agent:1: 3.5 MB of ours, of 60 allowed" in capsys.readouterr().out
+    assert "x/perseus-agent:1: 3.5 MB above the base, 60 MB allowed" in capsys.readouterr().out
     monkeypatch.setitem(build.BOUNDS_MB, "agent", 3)
-    assert build.report(tmp_path / "archive.tar") == ["agent: 3.5 MB, allowed are 3"]
+    assert build.report(tmp_path / "archive.tar") == ["agent: 3.5 MB above the base, 3 MB allowed"]
 
 
 def test_every_bound_is_that_of_an_image() -> None:
