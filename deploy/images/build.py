@@ -279,8 +279,8 @@ def layers_of(archive: Path) -> Iterator[tuple[str, list[Layer]]]:
             name = entry["annotations"][_IMAGE_NAME]
             steps = [step.get("created_by", "") for step in config["history"] if not step.get("empty_layer")]
             sizes = [layer["size"] for layer in manifest["layers"]]
-            ours = instructions(name.rpartition("perseus-")[2].partition(":")[0])
-            found = zip(steps[-ours:], sizes[-ours:], strict=True)
+            count = instructions(name.rpartition("perseus-")[2].partition(":")[0])
+            found = zip(steps[-count:], sizes[-count:], strict=True)
             yield name, [Layer(_short(step), size / 1e6) for step, size in found]
 
 

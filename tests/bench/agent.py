@@ -114,7 +114,7 @@ def train(arguments: dict[str, Any]) -> None:
     sys.stdin.readline()  # until the benchmark has read the agent's CPU time
 
 
-def ours(pattern: Sequence[int]) -> tuple[list[float], float]:
+def perseus(pattern: Sequence[int]) -> tuple[list[float], float]:
     """Return the delays in µs and the agent's CPU in percent of a core, under a plan with these clocks."""
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), GPUS) as node:
         agent = node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
@@ -194,7 +194,7 @@ def zeus() -> tuple[list[float], float]:
 @functools.cache
 def load() -> dict[str, tuple[float, float]]:
     """Return the figures of this project and of Zeus under the same load, each the lowest of several rounds."""
-    rounds = [(ours(PATTERN), zeus()) for _ in range(ROUNDS)]
+    rounds = [(perseus(PATTERN), zeus()) for _ in range(ROUNDS)]
     figures = {}
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         figures[name] = tuple(min(percentile(one[side][0], share) for one in rounds) for side in (0, 1))
@@ -220,16 +220,16 @@ def message_to_device() -> Result:
 def agent_cpu() -> Result:
     """Measure the agent's CPU for 8 ranks with clock changes, timings, energy and reports; quiet: without changes."""
     value, peer = load()["cpu"]
-    quiet = min(ours([PATTERN[-1]] * INSTRUCTIONS)[1] for _ in range(ROUNDS))
+    quiet = min(perseus([PATTERN[-1]] * INSTRUCTIONS)[1] for _ in range(ROUNDS))
     return {
         name: {
-            "value": ours_percent,
+            "value": perseus_percent,
             "unit": "% core",
             "peer": "Zeus: its 8 processes, which only set clocks",
             "peer_value": peer,
-            "ratio": peer / ours_percent,
+            "ratio": peer / perseus_percent,
         }
-        for name, ours_percent in (
+        for name, perseus_percent in (
             ("agent_cpu_percent_8gpus_200ips", value),
             ("agent_cpu_percent_8gpus_200ips_quiet", quiet),
         )

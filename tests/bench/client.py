@@ -158,7 +158,7 @@ def describe(stub: Any) -> Any:
     return stub.DescribeNode(messages.DescribeNodeRequest())
 
 
-def ours(clocks_mhz: list[int]) -> list[int]:
+def perseus(clocks_mhz: list[int]) -> list[int]:
     """Return the times (ns) of marks of a session that an agent follows."""
     with followed_session(clocks_mhz) as session:
         return loop(session)
@@ -198,8 +198,8 @@ def client_call() -> dict[str, Any]:
     """
     ways: dict[str, Callable[[], list[int]]] = {
         "zeus": zeus,
-        "call": lambda: ours(CHANGING),
-        "call_quiet": lambda: ours(QUIET),
+        "call": lambda: perseus(CHANGING),
+        "call_quiet": lambda: perseus(QUIET),
         "floor_syscall": syscall,
         "floor_call": lambda: loop(Session()),
     }

@@ -1,9 +1,9 @@
 """The operator at scale: 1,000 agents and 500 jobs, with the operator as a process, as in production.
 
 Real are the operator, its ServiceAccount with the chart's rules, kube-apiserver and etcd (the embedded server where
-they are not built), and mutual TLS to every agent. The agents are doubles (``tests.doubles.fleet``: real gRPC, leases and
-plans) with eight ranks on every node; each rank reports an iteration with all its durations every ten seconds. There is
-no peer, because no other such operator is known; the project sets its own targets.
+they are not built), and mutual TLS to every agent. The agents are doubles (``tests.doubles.fleet``: real gRPC, leases
+and plans) with eight ranks on every node; each rank reports an iteration with all its durations every ten seconds.
+There is no peer, because no other such operator is known; the project sets its own targets.
 
 A reconciliation is measured as a user sees it: from the moment at which an edited objective is sent to the API server
 until the last agent of the job has got its new selection, while telemetry of all other jobs goes on.

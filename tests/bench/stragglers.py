@@ -1,9 +1,9 @@
 """How well the operator's detector distinguishes stragglers from noise, on synthetic runs with known stragglers.
 
 `make bench` computes the score; tests/laws/test_straggler_laws.py checks the same bounds on a few of the runs. Every
-run has pipelines with noise, a drift that all share, slow random walks of each pipeline, and single slow iterations that
-are no stragglers. Its stragglers come and go: in one stage or in all, beginning within an iteration, sometimes two at a
-time.
+run has pipelines with noise, a drift that all share, slow random walks of each pipeline, and single slow iterations
+that are no stragglers. Its stragglers come and go: in one stage or in all, beginning within an iteration, sometimes two
+at a time.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def of_a_dead_process(gpu: str) -> dict[str, str]:
 
 
 def announce(word: str) -> None:
-    """Tell the test that a step is complete, by a file."""
+    """Show the test that a step is complete, by a file."""
     open(f"/shared/{word}", "w").close()
 
 

@@ -161,10 +161,10 @@ def test_the_operator_needs_exactly_its_rights(world: Any, server: Server) -> No
     world.until("gone", world.gone)
 
     operator = rbac.user_name(SYSTEM, "perseus-operator")
-    asked = list(rbac.requests(server.plane.audit_log, operator, since=since))
-    refused = {(str(request.permission), request.path) for request in asked if request.code in (401, 403)}
+    requests = list(rbac.requests(server.plane.audit_log, operator, since=since))
+    refused = {(str(request.permission), request.path) for request in requests if request.code in (401, 403)}
     assert not refused
-    used, allowed = {request.permission for request in asked}, rbac.granted(rbac.operator_manifest(SYSTEM))
+    used, allowed = {request.permission for request in requests}, rbac.granted(rbac.operator_manifest(SYSTEM))
     assert sorted(map(str, allowed - used)) == [], "granted and never used"
     assert sorted(map(str, used - allowed)) == [], "allowed by another role"
 

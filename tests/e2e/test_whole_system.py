@@ -117,8 +117,8 @@ def test_a_job_from_its_manifest_to_default_clocks(system: System) -> None:
     system.trains_on()
     server = system.cluster.server
     if server.plane is not None and Feature.RBAC in server.features:
-        asked = rbac.requests(server.plane.audit_log, rbac.user_name(SYSTEM_NAMESPACE, "perseus-operator"))
-        assert [request for request in asked if request.code in (401, 403)] == []
+        requests = rbac.requests(server.plane.audit_log, rbac.user_name(SYSTEM_NAMESPACE, "perseus-operator"))
+        assert [request for request in requests if request.code in (401, 403)] == []
 
 
 @pytest.mark.parametrize("cluster", [real_server], indirect=True, ids=["real"])
