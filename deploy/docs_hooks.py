@@ -1,7 +1,7 @@
-"""For MkDocs, which calls it (``mkdocs.yml``).
+"""Hooks of MkDocs (``mkdocs.yml``): what the documentation's source needs to become a site.
 
-A folder in the navigation stands for its pages. Links that leave docs/ lead into the repository, where people read the
-same pages too; on the site they become the path's name.
+A folder in the navigation stands for all its pages. Links that leave docs/ work in the repository, where users read
+the same pages; the site does not contain their targets, so there they become the path as text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: Any) -> Any:
-    """Write folders of the navigation out."""
+    """Replace every folder of the navigation by the list of its pages."""
     docs = Path(config["docs_dir"])
     for section in config["nav"]:
         for title, entry in section.items():
@@ -24,16 +24,16 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Replace them."""
+    """Replace links that leave docs/ by the path of their target."""
     docs = Path(config["docs_dir"]).resolve()
     here = (docs / page.file.src_path).parent
 
     def replaced(match: re.Match[str]) -> str:
-        there = (here / match[2]).resolve()
-        if there.is_relative_to(docs) and there.is_file():
+        target = (here / match[2]).resolve()
+        if target.is_relative_to(docs) and target.is_file():
             return match[0]
         text = match[1].strip("`")
-        path = there.relative_to(docs.parent)
+        path = target.relative_to(docs.parent)
         return f"`{path}`" if text in {str(path), path.name} else f"{text} (`{path}`)"
 
     return _LINK.sub(replaced, markdown)

@@ -1,4 +1,6 @@
-"""Regenerate everything in the tree that is generated; `make verify` fails if that changes a file.
+"""Regenerate every generated file of the repository; `make verify` fails if that changes a file.
+
+The sources and what is generated from them:
 
 proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
 operator/perseus_operator/api/job.py, api_budget.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
@@ -24,7 +26,7 @@ PROTO = ROOT / "proto"
 
 
 def generate_stubs() -> None:
-    """Compile every .proto file; imports in the stubs follow the file's path below proto/."""
+    """Compile every .proto file; imports in the generated modules follow the file's path below proto/."""
     sources = sorted(str(path.relative_to(PROTO)) for path in PROTO.rglob("*.proto"))
     well_known = Path(protoc.__file__).parent / "_proto"
     arguments = [
@@ -40,7 +42,7 @@ def generate_stubs() -> None:
 
 
 def generate_crd_and_chart() -> None:
-    """Write the CRDs from the operator's typed models, and what the chart derives from its values."""
+    """Write the CRDs from the operator's typed models, and the chart's files that are generated."""
     from perseus_operator.api.crd import budget_crd_yaml, crd_yaml
 
     crds = {"perseusjobs": crd_yaml(), "powerbudgets": budget_crd_yaml()}

@@ -1,4 +1,7 @@
-"""Writes the pages of the two gRPC services from their .proto files and comments; called by ``generate.py``."""
+"""Writes the reference pages of the two gRPC services from their .proto files.
+
+The comments in these files are the text of the pages, so that the reference and the source cannot differ.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,24 @@ _INTRODUCTIONS = {
     "agent": """
 # Agent API
 
-What the operator says to an agent, by gRPC over mutual TLS. Nobody else may call it; training processes speak through
-shared memory ([design note](design/0003-a-mark-is-a-store.md)). The package is `perseus.v1alpha1`.
+The requests of the operator to an agent, by gRPC over mutual TLS. Only the operator may call this service; training
+processes use shared memory ([design note](design/0003-a-mark-is-a-store.md)). The package is `perseus.v1alpha1`.
 
 """,
     "operator": """
 # Operator API
 
-What infrastructure says to the operator, by gRPC over mutual TLS: [stragglers](stragglers.md#by-rpc) that it knows of
-before telemetry can show them. The package is `perseus.v1alpha1`.
+The requests of infrastructure to the operator, by gRPC over mutual TLS: it declares
+[stragglers](stragglers.md#by-rpc) before telemetry can show them. The package is `perseus.v1alpha1`.
 
 """,
 }
 _MESSAGES, _ENUMS, _SERVICES, _SYNTAX = 4, 5, 6, 12
-"""Field numbers of FileDescriptorProto, of which paths to comments are made."""
+"""Field numbers of FileDescriptorProto: the path to a comment begins with one of them."""
 
 
 def write_wire_reference() -> None:
-    """Write the pages."""
+    """Write docs/agent-api.md and docs/operator-api.md."""
     for name, introduction in _INTRODUCTIONS.items():
         page = _GENERATED.format(name=name) + "\n" + introduction + _page(name)
         while "\n\n\n" in page:
@@ -46,15 +49,15 @@ def write_wire_reference() -> None:
 
 def _page(name: str) -> str:
     described = _descriptor(f"{SOURCES}/{name}.proto")
-    comments = {tuple(place.path): place for place in described.source_code_info.location}
-    lines = [_said(comments, (_SYNTAX,)) + "\n", *_services(described, comments)]
+    comments = {tuple(location.path): location for location in described.source_code_info.location}
+    lines = [_comment(comments, (_SYNTAX,)) + "\n", *_services(described, comments)]
     lines += ["## Messages\n"]
     for i, message in enumerate(described.message_type):
-        lines += [f"### {message.name}\n", _said(comments, (_MESSAGES, i)) + "\n"]
+        lines += [f"### {message.name}\n", _comment(comments, (_MESSAGES, i)) + "\n"]
         if message.field:
             lines += ["| field | type | meaning |", "|---|---|---|"]
         for k, field in enumerate(message.field):
-            lines.append(f"| `{field.name}` | {_type(field)} | {_said(comments, (_MESSAGES, i, 2, k))} |")
+            lines.append(f"| `{field.name}` | {_type(field)} | {_comment(comments, (_MESSAGES, i, 2, k))} |")
         lines.append("")
         for k, enum in enumerate(message.enum_type):
             lines += _enum(f"{message.name}.{enum.name}", enum, comments, (_MESSAGES, i, 4, k))
@@ -78,25 +81,25 @@ def _services(described: descriptor_pb2.FileDescriptorProto, comments: dict[tupl
         yield "|---|---|---|---|"
         for k, call in enumerate(service.method):
             answer = _link(call.output_type) + (", a stream" if call.server_streaming else "")
-            meaning = _said(comments, (_SERVICES, i, 2, k))
+            meaning = _comment(comments, (_SERVICES, i, 2, k))
             yield f"| `{call.name}` | {_link(call.input_type)} | {answer} | {meaning} |"
         yield ""
 
 
 def _enum(name: str, enum: Any, comments: dict[tuple[int, ...], Any], path: tuple[int, ...]) -> Iterator[str]:
-    yield from (f"### {name}\n", _said(comments, path) + "\n", "| value | meaning |", "|---|---|")
+    yield from (f"### {name}\n", _comment(comments, path) + "\n", "| value | meaning |", "|---|---|")
     for k, value in enumerate(enum.value):
-        yield f"| `{value.name}` = {value.number} | {_said(comments, (*path, 2, k))} |"
+        yield f"| `{value.name}` = {value.number} | {_comment(comments, (*path, 2, k))} |"
     yield ""
 
 
-def _said(comments: dict[tuple[int, ...], Any], path: tuple[int, ...]) -> str:
-    place = comments.get(path)
-    return "" if place is None else _prose([place.leading_comments, place.trailing_comments])
+def _comment(comments: dict[tuple[int, ...], Any], path: tuple[int, ...]) -> str:
+    location = comments.get(path)
+    return "" if location is None else _prose([location.leading_comments, location.trailing_comments])
 
 
 def _prose(parts: Any) -> str:
-    """One line; rulers between sections are not words."""
+    """Join comments to one line of a Markdown table, without the rulers between sections."""
     words = " ".join(part.strip() for part in parts if not part.strip().startswith("---")).split()
     return " ".join(words).replace("|", "\\|").replace("<", "&lt;")
 

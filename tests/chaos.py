@@ -1,8 +1,8 @@
 """Jobs under random edits and faults, and the oracle: every GPU's clock is its plan's, or the default.
 
-What a GPU must run at is worked out here a second time, from the manifest as the user last wrote it and the frontier in
-the job's ConfigMap; what it does run at, the light agents know. Everything random comes from a seed that a failing test
-prints. Used by tests/integration (embedded server, bounded) and tests/e2e (real server, with faults).
+The oracle computes the clock that a GPU must have a second time, from the user's last manifest and from the frontier in
+the job's ConfigMap. The light agents know the clock that it has. Every random choice comes from a seed, which a failing
+test prints.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ SPEC: dict[str, Any] = {
 }
 ITERATION_S = 0.2
 PATIENCE_S = 3 * waiting.PATIENCE_S
-"""Of everything together: an operator, an API server, agents and a solver share what the machine has left."""
+"""Longer than elsewhere: an operator, an API server, agents and a solver share one machine."""
 FLAGS = (
-    # Renewed with six seconds to go: at a load of seven for each core, a renewal came 2.4 s late.
+    # A lease is renewed six seconds before its end: with a load of seven per core, a renewal was 2.4 s late.
     *("--lease-ttl-s", "9", "--agent-timeout-s", "1", "--agent-poll-s", "1", "--release-timeout-s", "10"),
     *("--profile-retry-s", "0.5", "--status-interval-s", "1", "--log-format", "text"),
-    # What is learnt of a run changes its plans, and the oracle knows only what the user wrote.
+    # A calibration changes plans, and the oracle knows only the user's manifest.
     *("--calibrate-after", "1000000"),
 )
 
 
 def target_us(objective: Mapping[str, Any], frontier: Frontier) -> float:
-    """How long an iteration may take by the objective alone."""
+    """Return the iteration time that the objective asks for, without stragglers."""
     times_us = [round(1e6 * time_s) for time_s in frontier.time_s.tolist()]
     energies_mj = [round(1e3 * energy_j) for energy_j in frontier.energy_j.tolist()]
     least_us = times_us[energies_mj.index(min(energies_mj))]
@@ -85,40 +85,41 @@ def target_us(objective: Mapping[str, Any], frontier: Frontier) -> float:
 
 @dataclass
 class Subject:
-    """One PerseusJob as its user sees it."""
+    """One PerseusJob as its user knows it: the last manifest, the declared stragglers, and whether it exists."""
 
     name: str
     nodes: list[str]
     spec: dict[str, Any] = field(default_factory=lambda: {**SPEC, "objective": {"type": "MaxThroughput"}})
-    told: dict[int, float] = field(default_factory=dict)
+    declared: dict[int, float] = field(default_factory=dict)
+    """Slowdown of every declared straggler, by pipeline."""
     exists: bool = False
     training: LightJob | None = None
 
     def points(self, frontier: Frontier) -> dict[int, int]:
-        """The point that each pipeline must run at."""
+        """Return the point that each pipeline must run."""
         times_us = [round(1e6 * time_s) for time_s in frontier.time_s.tolist()]
-        heard = self.told if self.spec.get("straggler", {}).get("mode") != "Off" else {}
-        allowed_us = max([target_us(self.spec["objective"], frontier), *(s * times_us[0] for s in heard.values())])
+        stragglers = self.declared if self.spec.get("straggler", {}).get("mode") != "Off" else {}
+        allowed_us = max([target_us(self.spec["objective"], frontier), *(s * times_us[0] for s in stragglers.values())])
         return {
-            pipeline: max(0, bisect_right(times_us, allowed_us / heard.get(pipeline, 1.0) + 0.5) - 1)
+            pipeline: max(0, bisect_right(times_us, allowed_us / stragglers.get(pipeline, 1.0) + 0.5) - 1)
             for pipeline in range(PIPELINES)
         }
 
 
 class World:
-    """Nodes, jobs, operators; and what may happen to them."""
+    """Nodes, jobs and operators, and the edits and faults that a test applies to them."""
 
     def __init__(self, cluster: FleetCluster, seed: int) -> None:
         self.cluster, self.fleet = cluster, cluster.fleet
         self.dice = random.Random(seed)
         self.subjects: list[Subject] = []
         self.done: list[str] = [f"seed {seed}"]
-        """What has happened, for who must understand a failure."""
+        """Everything that was done, for the message of a failure."""
         self._drawn: Counter[str] = Counter()
-        """How often each kind of edit."""
+        """How often each kind of edit was drawn."""
 
     async def add(self, *names: str) -> None:
-        """A job for each name, each on two nodes, of which one is its neighbour's too."""
+        """Make and train a job for each name, each on two nodes, one of which it shares with the next job."""
         nodes = await self.cluster.add_nodes(len(names) + 1)
         await self.cluster.profile(PROFILE)
         for number, name in enumerate(names):
@@ -129,7 +130,7 @@ class World:
     # ------------------------------------------------------------------------------------------------- the oracle
 
     async def mismatch(self, subject: Subject) -> str:
-        """What is not as it must be; empty: all is."""
+        """Return what is wrong with a job; empty if nothing is."""
         if not subject.exists:
             if await self.find(subject) is not None:
                 return f"{subject.name}: the PerseusJob is still there"
@@ -140,35 +141,35 @@ class World:
         if job is None:
             return f"{subject.name}: the PerseusJob is not there"
         status, generation = job.get("status", {}), job["metadata"]["generation"]
-        said = {c["type"]: c for c in status.get("conditions", ())}
-        ready = said.get("Ready", {})
+        conditions = {c["type"]: c for c in status.get("conditions", ())}
+        ready = conditions.get("Ready", {})
         if subject.spec.get("suspend") and status.get("observedGeneration") == generation:
-            quiet = said.get("PlanApplied", {}).get("reason") in {"Suspended", "RecommendOnly"}
-            return self.not_default(subject) or ("" if quiet else f"{subject.name}: not Suspended: {said}")
+            inactive = conditions.get("PlanApplied", {}).get("reason") in {"Suspended", "RecommendOnly"}
+            return self.not_default(subject) or ("" if inactive else f"{subject.name}: not Suspended: {conditions}")
         if status.get("observedGeneration") != generation or ready.get("status") != "True":
             return f"{subject.name}: generation {generation}, not Ready: {ready}"
         if subject.spec.get("mode") == "Recommend":
             return self.not_default(subject)
         try:
-            kept = await self.cluster.core.read_namespaced_config_map(
+            stored = await self.cluster.core.read_namespaced_config_map(
                 f"{subject.name}-frontier", self.cluster.namespace
             )
         except ApiException as error:
             if error.status != 404:
                 raise
             return f"{subject.name}: the frontier that the status names is not there"
-        if kept.data["digest"] != status["frontier"]["digest"]:
-            return f"{subject.name}: the ConfigMap keeps another frontier than the status names"
-        return self.not_planned(subject, Frontier.from_bytes(base64.b64decode(kept.binary_data["frontier"])))
+        if stored.data["digest"] != status["frontier"]["digest"]:
+            return f"{subject.name}: the ConfigMap holds another frontier than the status names"
+        return self.not_planned(subject, Frontier.from_bytes(base64.b64decode(stored.binary_data["frontier"])))
 
     def not_default(self, subject: Subject) -> str:
-        """Which GPUs of the job are held at a clock."""
+        """Return which GPUs of the job are not at default clocks; empty if all are."""
         plans = self.fleet.plans(subject.training) if subject.training else {}
         held = sorted(rank.gpu_uuid for rank, plan in plans.items() if plan is not None)
         return f"{subject.name}: not at default clocks: {held}" if held else ""
 
     def not_planned(self, subject: Subject, frontier: Frontier) -> str:
-        """Which GPUs of the job are not where the frontier's point has them."""
+        """Return a GPU of the job whose clocks are not those of its point; empty if there is none."""
         assert subject.training is not None
         points = subject.points(frontier)
         for rank, plan in self.fleet.plans(subject.training).items():
@@ -180,15 +181,15 @@ class World:
         return ""
 
     async def settle(self, what: str) -> None:
-        """Until the oracle has nothing to say, and three iterations on still has not."""
-        calm = 0
+        """Wait until the oracle finds nothing wrong for three iterations."""
+        correct = 0
         wrong = ""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while calm < 3:
+                while correct < 3:
                     await asyncio.sleep(ITERATION_S / 2 if wrong else ITERATION_S)
                     wrong = "; ".join([w for s in self.subjects if (w := await self.mismatch(s))])
-                    calm = 0 if wrong else calm + 1
+                    correct = 0 if wrong else correct + 1
         except TimeoutError:
             status = [(await self.find(subject) or {}).get("status", {}) for subject in self.subjects]
             log = self.cluster.operators[-1].child.tail(40) if self.cluster.operators else ""
@@ -198,7 +199,7 @@ class World:
             )
 
     async def until(self, what: str, check: Callable[[], bool | Awaitable[bool]], every_s: float = 0.05) -> None:
-        """Until it holds."""
+        """Wait until a check returns true."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
@@ -211,14 +212,14 @@ class World:
             pytest.fail(f"not {what} after {PATIENCE_S:g} s\nhistory: {'; '.join(self.done)}\n{log}")
 
     async def find(self, subject: Subject) -> dict[str, Any] | None:
-        """The PerseusJob; None: there is none."""
+        """Return the PerseusJob; None if it does not exist."""
         return (await self.cluster.jobs()).get(subject.name)
 
     # ------------------------------------------------------------------------------------------------- what users do
 
     async def create(self, subject: Subject) -> None:
         await self.cluster.apply(subject.name, subject.spec)
-        subject.exists, subject.told = True, {}
+        subject.exists, subject.declared = True, {}
 
     async def delete(self, subject: Subject) -> None:
         await self.cluster.delete(subject.name)
@@ -243,11 +244,11 @@ class World:
         await self.cluster.patch(subject.name, {"spec": changes})
         subject.spec = merged
 
-    async def tell(self, subject: Subject, told: dict[int, float]) -> None:
+    async def declare(self, subject: Subject, declared: dict[int, float]) -> None:
         """Set or clear the straggler annotation."""
-        text = ",".join(f"{pipeline}:0:{degree}" for pipeline, degree in told.items()) or None
+        text = ",".join(f"{pipeline}:0:{slowdown}" for pipeline, slowdown in declared.items()) or None
         await self.cluster.patch(subject.name, {"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: text}}})
-        subject.told = told
+        subject.declared = declared
 
     async def train(self, subject: Subject) -> None:
         subject.training = await self.cluster.start_training(subject.name, subject.nodes, WORK)
@@ -258,7 +259,12 @@ class World:
         subject.training = None
 
     def moves(self, subject: Subject, served: bool) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
-        """Everything that a user may validly do to this job now; what waits for an operator only if one runs."""
+        """Yield every valid edit of this job, by name.
+
+        Args:
+            subject: the job.
+            served: whether an operator runs. Without one, edits that wait for it are left out.
+        """
         dice = self.dice
         if not subject.exists:
             yield "create", lambda: self.create(subject)
@@ -280,10 +286,10 @@ class World:
         thresholds = {"slowdownThreshold": f"{dice.choice([6, 10, 20])}%", "confirmIterations": dice.randint(1, 5)}
         for mode in ("Automatic", "External", "Off"):
             yield f"straggler {mode}", lambda mode=mode: self.edit(subject, straggler={"mode": mode, **thresholds})
-        degree = dice.choice([1.05, 1.1, 1.25])
+        slowdown = dice.choice([1.05, 1.1, 1.25])
         pipeline = dice.randrange(PIPELINES)
-        yield f"told {pipeline}:{degree}", lambda: self.tell(subject, {pipeline: degree})
-        yield "told none", lambda: self.tell(subject, {})
+        yield f"declare {pipeline}:{slowdown}", lambda: self.declare(subject, {pipeline: slowdown})
+        yield "declare none", lambda: self.declare(subject, {})
         points = dice.choice([10, 15, 20])
         yield f"points {points}", lambda: self.edit(subject, points=points)
         yield "delete", lambda: self.delete(subject)
@@ -295,15 +301,19 @@ class World:
             yield "untrain", lambda: self.untrain(subject)
 
     async def move(self, subject: Subject | None = None, *, served: bool = True) -> None:
-        """One valid edit of this job or any, of a kind that has been done least often, so that a few dozen are some of
-        everything; ``served``: whether an operator runs."""
+        """Make one valid edit of a kind that was drawn least often, so that a few dozen edits cover every kind.
+
+        Args:
+            subject: the job; None for any.
+            served: whether an operator runs.
+        """
         subject = subject or self.dice.choice([subject for subject in self.subjects if subject.exists or served])
         moves = list(self.moves(subject, served))
-        seldom = min(self._drawn[kind_of(what)] for what, _ in moves)
-        what, act = self.dice.choice([move for move in moves if self._drawn[kind_of(move[0])] == seldom])
+        fewest = min(self._drawn[kind_of(what)] for what, _ in moves)
+        what, act = self.dice.choice([move for move in moves if self._drawn[kind_of(move[0])] == fewest])
         self._drawn[kind_of(what)] += 1
         self.done.append(f"{subject.name} {what}")
-        if not subject.exists:  # the finalizer of the one before may still be at work
+        if not subject.exists:  # the finalizer of the earlier job may still hold it
 
             async def gone() -> bool:
                 return await self.find(subject) is None
@@ -313,7 +323,7 @@ class World:
 
 
 def kind_of(move: str) -> str:
-    """A move without its numbers."""
+    """Return the name of an edit without its numbers."""
     return "".join(filter(str.isalpha, move))
 
 
@@ -321,7 +331,16 @@ def kind_of(move: str) -> str:
 async def world(
     *, admin: Path, operator: Path, folder: Path, namespace: str, seed: int, secure: bool = False
 ) -> AsyncIterator[World]:
-    """A world on an API server whose CRD is installed; the operator's login may do there what the chart grants."""
+    """Make a world on an API server that has the CRD.
+
+    Args:
+        admin: the administrator's kubeconfig.
+        operator: the operator's kubeconfig, with the rights that the chart grants.
+        folder: for logs and certificates.
+        namespace: of the jobs; it is made here.
+        seed: of every random choice.
+        secure: whether operator and agents use mutual TLS.
+    """
     tls = folder / "tls" if secure else None
     if tls is not None:
         write_pairs(tls, Authority("perseus-chaos"), ("perseus-agent", "perseus-operator"))
@@ -338,12 +357,12 @@ async def world(
 
 
 async def clean(made: World) -> None:
-    """No finalizer may hold what the test leaves behind."""
+    """Delete the jobs that the test leaves, and their finalizers first."""
     for name, job in (await made.cluster.jobs()).items():
         try:
             if job["metadata"].get("finalizers"):
                 await made.cluster.patch(name, {"metadata": {"finalizers": None}})
             await made.cluster.delete(name)
-        except ApiException as error:  # the operator may be as quick
+        except ApiException as error:  # the operator may have deleted it at the same time
             if error.status != 404:
                 raise

@@ -1,6 +1,7 @@
-"""What every test may use: the folder of real measurements, or a skip that says it is absent; and the rule for
-generated inputs: the same ones in every run, however long they take, so that no result depends on luck or load.
-HYPOTHESIS_PROFILE=explore looks for new ones.
+"""Fixtures of all tests, and the rule for generated inputs.
+
+hypothesis generates the same inputs in every run and without a time limit, so that no result depends on chance or
+load. HYPOTHESIS_PROFILE=explore generates new ones.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session")
 def sosp24() -> Path:
-    """Folder with the public measurements of the SOSP'24 artifact; PERSEUS_DATA names another place."""
+    """Folder with the public measurements of the SOSP'24 artifact; PERSEUS_DATA names another one."""
     folder = Path(os.environ.get("PERSEUS_DATA", REPOSITORY.parent / "shared" / "data")) / "sosp24"
     if not folder.is_dir():
         pytest.skip(f"no measurements at {folder}: set PERSEUS_DATA to the folder that holds sosp24/")
@@ -30,9 +31,9 @@ def sosp24() -> Path:
 
 @pytest.fixture(scope="session")
 def ipv6() -> None:
-    """For tests that speak IPv6 to this machine itself."""
+    """Skip a test that needs IPv6 on this machine's loopback, if there is none."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
-    except OSError as lacks:
-        pytest.skip(f"no IPv6 on this machine's loopback: {lacks}")
+    except OSError as error:
+        pytest.skip(f"no IPv6 on this machine's loopback: {error}")

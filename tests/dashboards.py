@@ -1,7 +1,7 @@
-"""Every query of the chart's dashboards and of the documentation, as Prometheus gets them.
+"""Every query of the chart's dashboards and of the documentation, in the form that Prometheus gets.
 
-Used by the tests that ask a server whether there is data: beside simulated nodes, and on a real cluster. A query is
-known by where it stands.
+Tests with simulated nodes and tests on a real cluster both check that every query returns data. A query is identified
+by its dashboard and panel, or by its page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 BOARDS = sorted((_ROOT / "charts" / "perseus" / "files" / "dashboards").glob("*.json"))
 _PAGES = sorted((_ROOT / "docs").rglob("*.md"))
 Values = Mapping[str, str]
-"""What Grafana would put in the place of each of its variables."""
+"""The value that Grafana would insert for each of its variables."""
 
 
 def filled(expression: str, values: Values) -> str:
@@ -33,7 +33,7 @@ def panels(board: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def queries(values: Values) -> dict[str, str]:
-    """Of every panel and of every page."""
+    """Return the query of every panel and every page, by its name."""
     found = {}
     for path in BOARDS:
         for panel in panels(json.loads(path.read_text())):

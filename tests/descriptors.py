@@ -1,4 +1,4 @@
-"""Descriptors of this process that only channels of ours have: counting all of them would count everybody's."""
+"""Finds the file descriptors of this project's channels; other libraries in the process also open and close files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def channel_memory() -> list[str]:
-    """Those of channels' memory."""
+    """Return the descriptors of channels' shared memory in this process."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile

@@ -1,4 +1,4 @@
-"""Runs of a pipeline whose delays are known, for the tests of calibration."""
+"""Synthetic runs of a pipeline with known delays, against which tests of calibration compare their estimates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
 def durations(
     plans: int, each: int, scatter: float, seed: int = 0, schedule: Schedule = SCHEDULE
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """Plans that slow stages down in different ways, so that critical paths differ."""
+    """Return the plan of every iteration, and the durations of its instructions in seconds.
+
+    The plans slow down different stages, so that their critical paths differ.
+    """
     random = np.random.default_rng(seed)
     work = np.where(schedule.kind == Kind.FORWARD, 0.05, 0.10)
     pace = random.uniform(1.0, 1.3, size=(plans, schedule.stages))
@@ -37,7 +40,7 @@ def durations(
 def truth_s(
     duration_s: npt.NDArray[np.float64], schedule: Schedule = SCHEDULE, message_s: float | None = None
 ) -> npt.NDArray[np.float64]:
-    """Iteration times by a naive walk over the schedule, which shares nothing with the replay."""
+    """Compute iteration times by a simple recursion over the schedule, which shares no code with the replay."""
     before, after = schedule.edges()
     stage = schedule.stage
     waits: dict[int, list[tuple[int, float]]] = {i: [] for i in range(schedule.instructions)}

@@ -1,4 +1,4 @@
-"""A namespace of a test's own, on whatever API server it runs."""
+"""A separate namespace for one test, on any API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubernetes import client
 
 @contextmanager
 def own_namespace(api: Any) -> Iterator[str]:
-    """The name of a new namespace, deleted at the end; nobody waits until it is gone."""
+    """Make a namespace with a new name, and delete it at the end without waiting until it is gone."""
     core = client.CoreV1Api(api)
     name = f"test-{uuid.uuid4().hex[:8]}"
     core.create_namespace({"metadata": {"name": name}})

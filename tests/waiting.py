@@ -1,5 +1,7 @@
-"""Waiting in tests, in one way: until something holds, with a limit that a broken program reaches and a busy machine
-does not. Whoever needs a shorter wait wants a fake clock instead."""
+"""The one way in which tests wait: until a condition holds, with a limit that only a broken program reaches.
+
+The limit is long enough for a busy machine. A test that needs a shorter wait should use a fake clock.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,14 @@ def eventually(
     patience_s: float = PATIENCE_S,
     not_yet: tuple[type[Exception], ...] = (),
 ) -> T:
-    """What the condition gives once that is true; otherwise the test fails and says ``what``, and what was last seen.
+    """Wait until a condition returns a true value, and return that value.
 
-    ``not_yet``: exceptions of the condition that mean no more than that one has to wait.
+    Args:
+        condition: called again and again.
+        what: the beginning of the failure's message; the last value or exception is its end.
+        every_s: pause between two calls.
+        patience_s: the test fails when this time is over.
+        not_yet: exceptions of the condition that count as a false value.
     """
     deadline_s = time.monotonic() + patience_s
     last: object

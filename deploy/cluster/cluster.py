@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A real Kubernetes cluster on this machine: usage below. Called by `make cluster` and by people.
+"""Make, inspect and remove a real Kubernetes cluster on this machine.
 
-Needs root, the virtual environment of `make setup` and the binaries of `build.py`; `check` says what else is missing.
+It needs root, the virtual environment of `make setup` and the binaries of `deploy/control-plane/build.py`. The command
+`check` lists everything else that is missing.
 """
 
-# ruff: noqa: T201  # a script that speaks to people
+# ruff: noqa: T201  # a command-line program
 
 from __future__ import annotations
 
@@ -23,68 +24,70 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM, "pause": signal.SIGS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A real Kubernetes cluster on this machine, in namespaces.")
-    parser.add_argument("--state", type=Path, default=default_state(), help="its folder (PERSEUS_CLUSTER; %(default)s)")
+    parser = argparse.ArgumentParser(description="A real Kubernetes cluster on this machine, in kernel namespaces.")
+    parser.add_argument(
+        "--state", type=Path, default=default_state(), help="its folder (PERSEUS_CLUSTER; default: %(default)s)"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser("check", help="say what this machine lacks to hold a cluster, and change nothing")
-    up = commands.add_parser("up", help="make the cluster, or what is missing of it")
-    up.add_argument("--nodes", type=int, default=2, help="how many (default: 2)")
+    check = commands.add_parser("check", help="list what this machine lacks to run a cluster; change nothing")
+    up = commands.add_parser("up", help="make the cluster, or start the parts of it that are missing")
+    up.add_argument("--nodes", type=int, default=2, help="number of nodes, 1 to 9 (default: 2)")
     for command in (check, up):
-        command.add_argument("--ipv6", action="store_true", help="with addresses of IPv6 alone, instead of IPv4")
-    commands.add_parser("down", help="remove it and everything of it")
-    commands.add_parser("status", help="say what runs")
-    load = commands.add_parser("load", help="bring images, as `docker save` writes them, to every node")
+        command.add_argument("--ipv6", action="store_true", help="use only IPv6 addresses, instead of only IPv4")
+    commands.add_parser("down", help="remove the cluster: processes, mounts, networks, control groups and files")
+    commands.add_parser("status", help="list the machines and parts, and whether they run")
+    load = commands.add_parser("load", help="load images, in the format of `docker save`, into every node")
     load.add_argument("archive", type=Path, nargs="+")
-    execute = commands.add_parser("exec", help="run a command on a machine: exec node-1 -- ip address")
+    execute = commands.add_parser("exec", help="run a command in a machine: exec node-1 -- ip address")
     execute.add_argument("machine")
     execute.add_argument("argument", nargs=argparse.REMAINDER)
     for name in (*_SIGNALS, "start"):
         of_part = commands.add_parser(name, help=f"{name} a part: {name} node-1 kubelet, {name} {CONTROL_PLANE} etcd")
         of_part.add_argument("machine")
         of_part.add_argument("component")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        _obey(Cluster(given.state.resolve()), given)
+        _run(Cluster(arguments.state.resolve()), arguments)
     except ClusterError as error:
         sys.exit(f"cluster: {error}")
 
 
-def _obey(cluster: Cluster, given: argparse.Namespace) -> None:
-    match given.command:
+def _run(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    match arguments.command:
         case "check":
-            require(ipv6=given.ipv6)
+            require(ipv6=arguments.ipv6)
             print("this machine can hold a cluster")
         case "up":
             started = time.monotonic()
             cluster.up(
-                given.nodes,
-                ipv6=given.ipv6,
-                say=lambda words: print(f"{time.monotonic() - started:5.0f} s  {words}", flush=True),
+                arguments.nodes,
+                ipv6=arguments.ipv6,
+                say=lambda text: print(f"{time.monotonic() - started:5.0f} s  {text}", flush=True),
             )
             print(f"\n  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.assets}:$PATH\n  kubectl get nodes\n")
         case "down":
             cluster.down()
         case "status":
-            _report(cluster)
+            _print_status(cluster)
         case "load":
-            for archive in given.archive:
+            for archive in arguments.archive:
                 for name, loaded in cluster.load(archive).items():
                     print(f"{name}: {', '.join(loaded)}")
         case "exec":
-            command = given.argument[1:] if given.argument[:1] == ["--"] else given.argument
-            entering = cluster.machine(given.machine).enter()
-            os.execvp(entering[0], [*entering, *(command or ["bash"])])  # noqa: S606 - what a shell would do
+            command = arguments.argument[1:] if arguments.argument[:1] == ["--"] else arguments.argument
+            prefix = cluster.machine(arguments.machine).enter()
+            os.execvp(prefix[0], [*prefix, *(command or ["bash"])])  # noqa: S606 - the user's own command
         case "start":
-            cluster.start(given.machine, given.component)
+            cluster.start(arguments.machine, arguments.component)
         case name:
-            if not cluster.signal(given.machine, given.component, _SIGNALS[name]):
-                raise NotUp(f"{given.component} of {given.machine} does not run")
+            if not cluster.signal(arguments.machine, arguments.component, _SIGNALS[name]):
+                raise NotUp(f"{arguments.component} of {arguments.machine} is not running: nothing was signalled")
 
 
-def _report(cluster: Cluster) -> None:
+def _print_status(cluster: Cluster) -> None:
     for machine in (cluster.control_plane, *cluster.nodes):
-        standing = f"process {machine.pid}" if machine.pid else "not running"
-        print(f"{machine.name}: {standing}")
+        state = f"process {machine.pid}" if machine.pid else "not running"
+        print(f"{machine.name}: {state}")
         for component in cluster.components(machine.name) if machine.pid else ():
             print(f"  {component}: {'running' if cluster.running(machine.name, component) else 'not running'}")
     print(f"kubeconfig: {cluster.kubeconfig}\naudit log: {cluster.audit_log}")

@@ -1,14 +1,14 @@
 """Build Kubernetes binaries for tests from pinned Go modules, once, into a cache outside the tree.
 
-usage: build.py [--where] [BINARY ...]      prints the folder that holds the binaries, fit for KUBEBUILDER_ASSETS
+usage: build.py [--where] [BINARY ...]
 
-Called by ``make control-plane`` and, with --where, by ``perseus_sim.cluster.control_plane``. Versions are pinned in the
-go.mod and go.sum of each product's folder beside this file: one module per product, because each pins dependencies of
-its own. To add a binary, add a ``Binary`` below and its ``tool`` line to the module. Standard library only: it runs
-before there is a venv.
+It prints the folder of the binaries, a value for KUBEBUILDER_ASSETS. Versions are pinned in go.mod and go.sum of each
+product's folder beside this file: one module per product, because each pins its own dependencies. To add a binary, add
+a ``Binary`` below and its ``tool`` line to the module. Standard library only, because it runs before there is a virtual
+environment.
 """
 
-# ruff: noqa: T201  # a script that speaks to people
+# ruff: noqa: T201  # a command-line program
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RECIPE = b"1"
-"""To be raised when build flags change: part of the cache's key."""
+"""Part of the cache's key: increase it when build flags change."""
 
 
 @dataclass(frozen=True)
 class Binary:
-    """One program: the folder of its Go module, its package, and the module whose version it reports (empty: ours)."""
+    """One program and how to build it."""
 
     module: str
+    """Folder of its Go module."""
     package: str
     release: str
+    """Module whose version the program reports; empty for a program of this project."""
     version_variable: str = ""
-    """What -ldflags sets to the version; empty: the source knows its own version."""
+    """The variable that -ldflags sets to the version; empty if the source contains its version."""
     tags: str = ""
-    """What of it is built."""
+    """Build tags, separated by commas."""
 
 
 def _kubernetes(name: str) -> Binary:
@@ -64,7 +66,7 @@ BINARIES = {
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", "helm.sh/helm/v4/internal/version.version"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
     "coredns": Binary("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
-    # Without its page, and of two dozen ways to find targets with the one of Kubernetes alone.
+    # Without its web page, and with Kubernetes as its only service discovery.
     "prometheus": Binary(
         "prometheus",
         "github.com/prometheus/prometheus/cmd/prometheus",
@@ -78,11 +80,15 @@ CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 
 
 class BuildFailed(Exception):
-    """Said in one sentence; nothing was put into the cache."""
+    """A build failed; nothing was put into the cache. The message is one sentence for the command line."""
 
 
 def _go(*arguments: str, module: str = ".") -> str:
-    """Output of the go command; what it says on standard error passes through."""
+    """Run the go command in a module's folder and return its output; standard error passes through.
+
+    Raises:
+        BuildFailed: the command failed, or Go is not installed.
+    """
     go = shutil.which("go")
     if go is None:
         raise BuildFailed("go is not installed: building the binaries needs the Go toolchain, 1.26 or newer")
@@ -96,7 +102,7 @@ def _go(*arguments: str, module: str = ".") -> str:
 
 
 def folder() -> Path:
-    """Where the binaries of these pins, this recipe, this Go and this platform belong."""
+    """Return the cache folder for these pins, this recipe, this Go version and this platform."""
     key = hashlib.sha256(_go("env", "GOVERSION", "GOOS", "GOARCH").encode() + RECIPE)
     for source in sorted([*HERE.glob("*/go.mod"), *HERE.glob("*/go.sum"), *HERE.glob("*/*.go")]):
         key.update(source.read_bytes())
@@ -105,7 +111,7 @@ def folder() -> Path:
 
 
 def version(binary: Binary) -> str:
-    """The pinned release, from go.mod; of what is built from this folder alone, the recipe."""
+    """Return the pinned release from go.mod, or the recipe for a program that is built from this folder alone."""
     if not binary.release:
         return f"v{RECIPE.decode()}"
     pins = (HERE / binary.module / "go.mod").read_text(encoding="utf-8")
@@ -116,7 +122,7 @@ def version(binary: Binary) -> str:
 
 
 def _link_flags(binary: Binary) -> str:
-    # Unversioned, kube-apiserver calls itself v0.0.0-master and clients that compare versions go astray.
+    # Without these flags kube-apiserver reports v0.0.0-master, which breaks clients that compare versions.
     pinned, variable = version(binary), binary.version_variable
     if binary.module == "kubernetes":
         major, minor, _ = pinned.removeprefix("v").split(".", 2)
@@ -127,7 +133,7 @@ def _link_flags(binary: Binary) -> str:
 
 
 def build(names: Sequence[str], into: Path) -> None:
-    """Build what is missing; each binary appears whole or not at all, and two runs at once build once."""
+    """Build the missing binaries. Each appears complete or not at all; of two runs at the same time only one builds."""
     if all((into / name).exists() for name in names):
         return
     into.mkdir(parents=True, exist_ok=True)
@@ -137,33 +143,33 @@ def build(names: Sequence[str], into: Path) -> None:
         except BlockingIOError:
             print("waiting for another build ...", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        for abandoned in into.parent.glob("building-*"):  # by a run that was killed: we hold the lock
+        for abandoned in into.parent.glob("building-*"):  # of a run that was killed: this one holds the lock
             shutil.rmtree(abandoned)
         for name in names:
             if (into / name).exists():
                 continue
             binary, started = BINARIES[name], time.monotonic()
             print(f"building {name} {version(binary)} ...", file=sys.stderr, flush=True)
-            workshop = Path(tempfile.mkdtemp(prefix="building-", dir=into.parent))
+            partial = Path(tempfile.mkdtemp(prefix="building-", dir=into.parent))
             try:
                 flags = ["-trimpath", "-buildvcs=false", "-tags", binary.tags, "-ldflags", _link_flags(binary)]
-                _go("build", *flags, "-o", str(workshop / name), binary.package, module=binary.module)
-                (workshop / name).replace(into / name)
+                _go("build", *flags, "-o", str(partial / name), binary.package, module=binary.module)
+                (partial / name).replace(into / name)
             finally:
-                shutil.rmtree(workshop)
+                shutil.rmtree(partial)
             size_mib = (into / name).stat().st_size / 2**20
             print(f"built {name}: {time.monotonic() - started:.0f} s, {size_mib:.0f} MiB", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build Kubernetes binaries for tests; prints the folder they are in.")
-    parser.add_argument("--where", action="store_true", help="only print the folder, build nothing")
+    parser = argparse.ArgumentParser(description="Build Kubernetes binaries for tests and print their folder.")
+    parser.add_argument("--where", action="store_true", help="print the folder and build nothing")
     parser.add_argument(
         "names",
         nargs="*",
         metavar="BINARY",
         default=CONTROL_PLANE,
-        help=f"of {', '.join(BINARIES)}; default: {' '.join(CONTROL_PLANE)}",
+        help=f"one of {', '.join(BINARIES)}; default: {' '.join(CONTROL_PLANE)}",
     )
     arguments = parser.parse_args()
     for name in arguments.names:

@@ -1,10 +1,10 @@
-# The agent: gRPC and NVIDIA's NVML bindings; neither solver nor kopf nor Kubernetes client. The driver's library is not in the
-# image, the node's runtime class brings it. Built from the root of the repository by build.py.
-# BASE must hold a Python that can make virtual environments, at the same place in all stages; releases pin it by digest.
+# The agent: gRPC and NVIDIA's NVML bindings, without solver, kopf and Kubernetes client. The driver's library is not in the
+# image; the node's runtime class provides it. build.py builds it from the root of the repository.
+# BASE must contain a Python that can make virtual environments, at the same path in all stages; releases pin it by digest.
 ARG BASE=python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS needs
-# For builders without a package index: --no-index --find-links of a folder mounted into the build.
+# For builders without a package index: --no-index --find-links=FOLDER, with the folder mounted into the build.
 ARG PIP_OPTIONS=""
 WORKDIR /src
 COPY pyproject.toml requirements.lock deploy/images/requirements.py ./
@@ -26,7 +26,7 @@ COPY client client
 COPY operator operator
 COPY sim sim
 COPY deploy/images/sbom.py ./
-# Of the project, only the rooms that this image needs.
+# Of the project, keep only the packages that this image needs.
 RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --target /opt/app . \
  && /opt/perseus/bin/pip uninstall --yes pip setuptools \
  && cd /opt/app && rm -r perseus_client perseus_operator perseus_sim perseus_solver \
@@ -34,17 +34,17 @@ RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --targe
  && /opt/perseus/bin/python /src/sbom.py perseus-agent > sbom.cdx.json
 
 FROM ${BASE}
-# In two layers: what a new version of the project brings is small.
+# In two layers: a new version of the project changes only the small one.
 COPY --from=slim /opt/perseus /opt/perseus
 COPY --from=build /opt/app /opt/app
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/app/bin:/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# What it runs finds all it wants, in BASE too.
+# Check that everything that the program imports is in the image, with this BASE too.
 RUN python -c "import perseus_agent.lifecycle, perseus_agent.devices.nvml"
-# Root: the kubelet's socket and the node's directories are root's. What else it may do is said by the chart.
+# Root, because the kubelet's socket and the node's directories belong to root. The chart sets its other rights.
 USER 0:0
 EXPOSE 50071 9471
-# For engines without probes of their own; Kubernetes uses the chart's.
+# For container engines; Kubernetes uses the chart's probes.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9471/healthz', timeout=4)"]
 ENTRYPOINT ["perseus-agent"]

@@ -1,21 +1,22 @@
-"""Build the project's images, with whichever of docker, podman and buildah works here; ``make images``.
+"""Build the project's images with docker, podman or buildah, whichever is usable on this machine.
 
-usage: build.py [--archive FILE] [agent] [operator] [gpu-sim] [trainer]      none named: all
+usage: build.py [--archive FILE] [agent] [operator] [gpu-sim] [trainer]      default: all images
 
-  REGISTRY=...      put before the names, without a slash at its end
-  TAG=...           default: the chart's appVersion; never latest
-  BASE=...          base image, for a release name@sha256:...; default: the Dockerfiles', with buildah a local one
+Environment:
+  REGISTRY=...      prefix of the names, without a slash at its end
+  TAG=...           default: the chart's appVersion; latest is refused
+  BASE=...          base image; for a release name@sha256:...; default: the Dockerfiles', with buildah a local image
   PIP_OPTIONS=...   options of pip in the build, such as --no-index --find-links=/wheels
   WHEELS=...        a folder that the build sees as /wheels
-  PUSH=yes          push what was built
+  PUSH=yes          push the images
 
-buildah works where there is no container engine and no registry: it then builds upon a Debian that mmdebstrap makes,
-and installs wheels that pip fetched outside, both kept in ~/.cache/perseus-k8s/images. --archive writes all of them
-into one OCI archive, for ``ctr images import``, ``kind load image-archive`` and ``minikube image load``, prints what
-each layer of ours takes, and fails beyond the bound in ``BOUNDS_MB``. Standard library only.
+buildah needs neither a container engine nor a registry: its base is a Debian that mmdebstrap makes, and it installs
+wheels that pip fetched before; both are stored in ~/.cache/perseus-k8s/images. --archive writes all images into one OCI
+archive, for ``ctr images import``, ``kind load image-archive`` and ``minikube image load``. It then prints the size of
+every layer above the base, and fails if an image exceeds its bound in ``BOUNDS_MB``. Standard library only.
 """
 
-# ruff: noqa: T201  # a script that speaks to people
+# ruff: noqa: T201  # a command-line program
 
 from __future__ import annotations
 
@@ -42,24 +43,29 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perseus-k8s" / "images"
 BOUNDS_MB: Final = {"agent": 60, "operator": 250, "gpu-sim": 60, "trainer": 100}
-"""What the layers of ours may take, uncompressed: what a node must fetch and keep besides the base."""
+"""Largest size of an image's layers above its base, uncompressed: what a node must fetch and store beside the base."""
 SUITE: Final = "bookworm"  # its Python is 3.11
 BASES: Final = {"BASE": ("python3", "python3-venv", "libstdc++6"), "COMPILER": ("gcc", "libc6-dev")}
-"""Packages of the local images that stand for the Dockerfiles' arguments."""
+"""Packages of the local images that replace the images named by the Dockerfiles' arguments."""
 _SMALL: Final = tuple(f"path-exclude=/usr/share/{kind}/*" for kind in ("doc", "man", "locale", "info"))
 _IMAGE_NAME: Final = "io.containerd.image.name"
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 
 
 class BuildFailed(Exception):
-    """Said in one sentence."""
+    """A build failed. The message is one sentence for the command line."""
 
 
 def _run(*command: str | Path, quiet: bool = False, cwd: Path = ROOT) -> str:
-    """Standard output of a command that succeeds; quiet: and standard error, which is then shown only if it fails.
+    """Run a command and return its standard output.
+
+    Args:
+        command: the program and its arguments.
+        quiet: whether to capture standard error too, and to show it only if the command fails.
+        cwd: folder to run it in.
 
     Raises:
-        BuildFailed: it does not.
+        BuildFailed: the command failed.
     """
     done = subprocess.run(
         [str(word) for word in command],
@@ -77,19 +83,19 @@ def _run(*command: str | Path, quiet: bool = False, cwd: Path = ROOT) -> str:
 
 @dataclass
 class Builder:
-    """One of the three programs, and what it is always given."""
+    """One of the three programs, with the options of every call."""
 
     name: str
     command: list[str]
     options: list[str] = field(default_factory=list)
-    """Of every build."""
+    """Options of every build."""
 
     @classmethod
     def find(cls) -> Builder:
-        """The first that works here.
+        """Return the first of docker, podman and buildah that is usable on this machine.
 
         Raises:
-            BuildFailed: none does.
+            BuildFailed: none is.
         """
         docker = shutil.which("docker")
         if docker and subprocess.run([docker, "info"], capture_output=True, check=False).returncode == 0:
@@ -107,10 +113,10 @@ class Builder:
             print(log)
 
     def save(self, images: Sequence[str], archive: Path) -> None:
-        """All of them in one OCI archive, layers that they share only once.
+        """Write images into one OCI archive, in which layers that they share are stored once.
 
         Raises:
-            BuildFailed: this builder cannot.
+            BuildFailed: this builder cannot write such an archive.
         """
         archive.parent.mkdir(parents=True, exist_ok=True)
         partial = archive.with_name(f"{archive.name}.partial")
@@ -123,11 +129,11 @@ class Builder:
                     with tarfile.open(partial, "w") as tar:
                         tar.add(folder, "")
             case _:
-                raise BuildFailed("--archive: podman writes no OCI archive of several images; install buildah")
+                raise BuildFailed("--archive: podman cannot write an OCI archive of several images; install buildah")
         partial.replace(archive)
 
     def _lay_out(self, images: Sequence[str], folder: Path) -> None:
-        """An OCI layout whose layers are not compressed: they never travel further than to this machine's nodes."""
+        """Write an OCI layout. Its layers are not compressed, because they only travel to this machine's nodes."""
         blobs = folder / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         manifests = []
@@ -149,20 +155,20 @@ class Builder:
 
 
 def _storage() -> list[str]:
-    """A store of our own: the machine's stays as it is, and the layers outlive the tree.
+    """Return buildah's options for a separate store, which leaves the machine's unchanged and outlives this checkout.
 
-    Overlay where the kernel lets us, or every step copies the whole image.
+    It uses overlays where the kernel allows them; without them every step copies the whole image.
     """
     buildah = shutil.which("buildah") or "buildah"
     for driver in ("overlay", "vfs"):
         options = ["--root", str(CACHE / driver), "--runroot", str(CACHE / f"{driver}-run"), "--storage-driver", driver]
         if subprocess.run([buildah, *options, "images"], capture_output=True, check=False).returncode == 0:
             return options
-    raise BuildFailed(f"buildah cannot keep images in {CACHE}: run it as root, or with subordinate ids in /etc/subuid")
+    raise BuildFailed(f"buildah cannot store images in {CACHE}: run it as root, or with subordinate ids in /etc/subuid")
 
 
 def full_name(image: str) -> str:
-    """The name by which the kubelet will ask: one without a registry is Docker Hub's, as in any container runtime."""
+    """Return the name under which the kubelet requests an image: without a registry it is one of Docker Hub."""
     registry, slash, _ = image.partition("/")
     if not slash:
         return f"docker.io/library/{image}"
@@ -171,7 +177,7 @@ def full_name(image: str) -> str:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """One build at a time: two trees would give the same names to different images."""
+    """Allow one build at a time, because two checkouts would give the same names to different images."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -182,7 +188,7 @@ def alone() -> Iterator[None]:
 
 
 def _unmount() -> None:
-    """Buildah leaves its store mounted, and a build that was killed its layers: the machine gets its mounts back."""
+    """Unmount buildah's store, and the layers of builds that were killed."""
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     for mount in reversed([mount for mount in mounts if mount.startswith(f"{CACHE}/")]):
         subprocess.run(["umount", mount], check=False)  # noqa: S607 - of util-linux
@@ -196,18 +202,26 @@ def _key(*parts: str) -> str:
 
 
 def local_base(builder: Builder, argument: str) -> str:
-    """The name of a minimal Debian with some packages, made if it is not in the store yet."""
+    """Return the name of a local base image, and make it if the store does not have it.
+
+    Args:
+        builder: buildah.
+        argument: the Dockerfiles' argument that it replaces, a key of ``BASES``.
+
+    Raises:
+        BuildFailed: mmdebstrap is missing or failed.
+    """
     packages = BASES[argument]
     name = f"localhost/perseus-{argument.lower()}:{_key(SUITE, *packages, *_SMALL)}"
     if subprocess.run([*builder.command, "inspect", name], capture_output=True, check=False).returncode == 0:
         return name
     if shutil.which("mmdebstrap") is None:
-        raise BuildFailed(f"no base image: set {argument}=, or install mmdebstrap, which makes one without a registry")
+        raise BuildFailed(f"no base image: set {argument}=, or install mmdebstrap to make one without a registry")
     print(f"making {name}: Debian {SUITE} with {' and '.join(packages)}", flush=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
         _run(
             "mmdebstrap", "--quiet", "--variant=essential",
-            # A merged /usr from the start needs no perl, a quarter of the image, to merge it.
+            # With /usr merged from the start the image needs no perl, a quarter of it, to merge it later.
             "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
             f"--include={','.join(('usr-is-merged', *packages))}",
             *(f"--dpkgopt={option}" for option in _SMALL),
@@ -219,7 +233,7 @@ def local_base(builder: Builder, argument: str) -> str:
 
 
 def wheelhouse() -> Path:
-    """A folder with the wheels of every image, fetched by this machine's pip the way it is configured."""
+    """Return a folder with the wheels of all images; this machine's pip fetches them with its own configuration."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = {text for extra in ("agent", "operator", "solver") for text in extras[extra]} | {
@@ -244,14 +258,14 @@ def wheelhouse() -> Path:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of ours."""
+    """One layer above the base."""
 
-    what: str
+    step: str
     size_mb: float
 
 
 def layers_of(archive: Path) -> Iterator[tuple[str, list[Layer]]]:
-    """Name of each image of an OCI archive, and its layers above the base."""
+    """Yield the name of each image of an OCI archive, and its layers above the base."""
     with tarfile.open(archive) as tar:
 
         def read(name: str) -> Any:
@@ -265,13 +279,13 @@ def layers_of(archive: Path) -> Iterator[tuple[str, list[Layer]]]:
             name = entry["annotations"][_IMAGE_NAME]
             steps = [step.get("created_by", "") for step in config["history"] if not step.get("empty_layer")]
             sizes = [layer["size"] for layer in manifest["layers"]]
-            ours = instructions(name.rpartition("perseus-")[2].partition(":")[0])
-            found = zip(steps[-ours:], sizes[-ours:], strict=True)
+            count = instructions(name.rpartition("perseus-")[2].partition(":")[0])
+            found = zip(steps[-count:], sizes[-count:], strict=True)
             yield name, [Layer(_short(step), size / 1e6) for step, size in found]
 
 
 def instructions(name: str) -> int:
-    """How many instructions of a Dockerfile's last stage make a layer."""
+    """Return the number of instructions in a Dockerfile's last stage that make a layer."""
     text = (HERE / f"{name}.Dockerfile").read_text().replace("\\\n", " ")
     return len(re.findall(r"^(?:COPY|ADD|RUN) ", re.split(r"^FROM ", text, flags=re.MULTILINE)[-1], re.MULTILINE))
 
@@ -281,17 +295,17 @@ def _short(step: str) -> str:
 
 
 def report(archive: Path) -> list[str]:
-    """Prints sizes; returns what is beyond its bound."""
-    beyond = []
+    """Print the size of every layer above the base; return a message for every image that exceeds its bound."""
+    too_large = []
     for image, layers in layers_of(archive):
         name = image.rpartition("perseus-")[2].partition(":")[0]
         total = sum(layer.size_mb for layer in layers)
-        print(f"{image}: {total:.1f} MB of ours, of {BOUNDS_MB[name]} allowed")
+        print(f"{image}: {total:.1f} MB above the base, {BOUNDS_MB[name]} MB allowed")
         for layer in layers:
-            print(f"  {layer.size_mb:7.1f} MB  {layer.what}")
+            print(f"  {layer.size_mb:7.1f} MB  {layer.step}")
         if total > BOUNDS_MB[name]:
-            beyond.append(f"{name}: {total:.1f} MB, allowed are {BOUNDS_MB[name]}")
-    return beyond
+            too_large.append(f"{name}: {total:.1f} MB above the base, {BOUNDS_MB[name]} MB allowed")
+    return too_large
 
 
 # -------------------------------------------------------------------------------------------------------- main
@@ -301,22 +315,22 @@ def main() -> None:
     names = list(BOUNDS_MB)
     parser = argparse.ArgumentParser(description="Build the project's images.", epilog=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; none: all")
-    parser.add_argument("--archive", type=Path, help="write one OCI archive with all of them, and check their sizes")
-    asked = parser.parse_args()
-    given = os.environ.get
-    if unknown := set(asked.names) - set(names):
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; default: all")
+    parser.add_argument("--archive", type=Path, help="write all images into one OCI archive and check their sizes")
+    arguments = parser.parse_args()
+    setting = os.environ.get
+    if unknown := set(arguments.names) - set(names):
         raise BuildFailed(f"unknown image {min(unknown)!r}: known are {', '.join(names)}")
     chart = (ROOT / "charts" / "perseus" / "Chart.yaml").read_text()
     version = re.search(r'^appVersion: *"?([^"\n]*)"?$', chart, re.MULTILINE)
     assert version is not None
-    tag = given("TAG") or version[1]
+    tag = setting("TAG") or version[1]
     if tag == "latest":
-        raise BuildFailed("TAG=latest is refused, as by the chart: nobody could say what runs")
+        raise BuildFailed("TAG=latest is refused, as by the chart: it does not say which version runs")
 
     builder = Builder.find()
-    pip_options, wheels = given("PIP_OPTIONS", ""), given("WHEELS")
-    bases = {argument: given(argument) for argument in BASES if given(argument)}
+    pip_options, wheels = setting("PIP_OPTIONS", ""), setting("WHEELS")
+    bases = {argument: setting(argument) for argument in BASES if setting(argument)}
     if builder.name == "buildah":
         bases = {argument: bases.get(argument) or local_base(builder, argument) for argument in BASES}
         if not pip_options and not wheels:
@@ -327,24 +341,24 @@ def main() -> None:
         builder.options += ["--volume", f"{Path(wheels).resolve()}:/wheels:ro"]
     for argument, value in {"PIP_OPTIONS": pip_options, **bases}.items():
         builder.options += ["--build-arg", f"{argument}={value}"]
-    if builder.name == "docker" and given("PUSH"):
-        # BuildKit attests what is in the image and how it came there; attestations live in registries.
+    if builder.name == "docker" and setting("PUSH"):
+        # BuildKit attests the contents of the image and how it was built; a registry stores the attestations.
         builder.options += ["--push", "--provenance=true", "--sbom=true"]
 
-    prefix = f"{given('REGISTRY')}/" if given("REGISTRY") else ""
-    images = {name: f"{prefix}perseus-{name}:{tag}" for name in names if not asked.names or name in asked.names}
+    prefix = f"{setting('REGISTRY')}/" if setting("REGISTRY") else ""
+    images = {name: f"{prefix}perseus-{name}:{tag}" for name in names if not arguments.names or name in arguments.names}
     for name, image in images.items():
         started = time.monotonic()
         print(f"building {image} with {builder.name}", end="", flush=True)
         builder.build(name, image)
         print(f": {time.monotonic() - started:.0f} s", flush=True)
-        if builder.name != "docker" and given("PUSH"):
+        if builder.name != "docker" and setting("PUSH"):
             _run(*builder.command, "push", image)
-    if asked.archive:
-        builder.save(list(images.values()), asked.archive.resolve())
-        print(f"{asked.archive}: {asked.archive.stat().st_size / 1e6:.0f} MB")
-        if beyond := report(asked.archive):
-            raise BuildFailed(f"too large: {'; '.join(beyond)}")
+    if arguments.archive:
+        builder.save(list(images.values()), arguments.archive.resolve())
+        print(f"{arguments.archive}: {arguments.archive.stat().st_size / 1e6:.0f} MB")
+        if too_large := report(arguments.archive):
+            raise BuildFailed(f"too large: {'; '.join(too_large)}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-# Simulated GPUs for nodes that have none: a device plugin, and the library that stands for NVIDIA's. Built from the root of the
-# repository by build.py.
-# BASE must hold a Python that can make virtual environments, at the same place in all stages; releases pin it by digest.
+# Simulated GPUs for nodes that have none: a device plugin, and the library that replaces NVIDIA's. build.py builds it from the root
+# of the repository.
+# BASE must contain a Python that can make virtual environments, at the same path in all stages; releases pin it by digest.
 ARG BASE=python:3.11.14-slim-bookworm
-# Its compiler makes the library, for the same C library as BASE has; nothing of it stays.
+# It compiles the library for the C library of BASE; the image contains no part of it.
 ARG COMPILER=gcc:12.5.0-bookworm
 
 FROM ${BASE} AS needs
-# For builders without a package index: --no-index --find-links of a folder mounted into the build.
+# For builders without a package index: --no-index --find-links=FOLDER, with the folder mounted into the build.
 ARG PIP_OPTIONS=""
 WORKDIR /src
 COPY pyproject.toml requirements.lock deploy/images/requirements.py ./
@@ -27,7 +27,7 @@ COPY client client
 COPY operator operator
 COPY sim sim
 COPY deploy/images/sbom.py ./
-# Of the project, only the rooms that this image needs.
+# Of the project, keep only the packages that this image needs.
 RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --target /opt/app . \
  && /opt/perseus/bin/pip uninstall --yes pip setuptools \
  && cd /opt/app && rm -r perseus_agent perseus_client perseus_operator perseus_solver \
@@ -39,14 +39,14 @@ COPY deploy/gpu-sim/nvml_shim.c /src/
 RUN gcc -O2 -Wall -Wextra -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o /libnvidia-ml.so.1 /src/nvml_shim.c -lpthread -lm
 
 FROM ${BASE}
-# In two layers: what a new version of the project brings is small.
+# In two layers: a new version of the project changes only the small one.
 COPY --from=slim /opt/perseus /opt/perseus
 COPY --from=build /opt/app /opt/app
 COPY --from=library /libnvidia-ml.so.1 /opt/gpu-sim/libnvidia-ml.so.1
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# What it runs finds all it wants, in BASE too.
+# Check that everything that the program imports is in the image, with this BASE too.
 RUN python -c "import perseus_sim.gpus.device_plugin, perseus_sim.gpus.shim_gpu"
-# Root: the kubelet's directory of device plugins is root's.
+# Root, because the kubelet's directory of device plugins belongs to root.
 USER 0:0
 ENTRYPOINT ["python", "-m", "perseus_sim.gpus.device_plugin", "--library=/opt/gpu-sim/libnvidia-ml.so.1"]

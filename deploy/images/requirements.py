@@ -1,9 +1,9 @@
-"""Prints what an extra of the project requires, one line each, so that a layer can hold it without the project.
+"""Print the requirements of an extra of the project, one on each line: ``python3 requirements.py agent``.
 
-Called while an image is built: ``python3 requirements.py agent``. Standard library only.
+An image installs them in a layer of their own, which does not change with the project's code. Standard library only.
 """
 
-# ruff: noqa: T201  # its output is its product
+# ruff: noqa: T201  # a command-line program
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def requirements(project: dict[str, object], extra: str) -> Iterator[str]:
-    """Those of the extra, and of the extras that it names."""
+    """Yield the requirements of an extra, and of the extras that it names."""
     for text in project["optional-dependencies"][extra]:  # type: ignore[index]
         own = re.fullmatch(rf"{project['name']}\[([\w,]+)\]", text)
         if own:

@@ -1,9 +1,9 @@
-"""Prints a CycloneDX bill of the Python packages of the environment it runs in; called while an image is built.
+"""Print a CycloneDX bill of the Python packages in this environment: ``python sbom.py perseus-agent``.
 
-The base image's own packages are not in it: a builder that can attest (``docker buildx --sbom``) adds them.
+It does not list the base image's own packages: a builder that attests images (``docker buildx --sbom``) adds them.
 """
 
-# ruff: noqa: T201  # its output is its product
+# ruff: noqa: T201  # a command-line program
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def main(image: str) -> None:
         name = package.name.lower().replace("_", "-")
         component = {"type": "library", "name": name, "version": package.version}
         component["purl"] = component["bom-ref"] = f"pkg:pypi/{name}@{package.version}"
-        said = package.metadata
-        if licence := said.get("License-Expression"):
+        if licence := package.metadata.get("License-Expression"):
             component["licenses"] = [{"expression": licence}]  # type: ignore[assignment]
         components.append(component)
     root = {"type": "container", "name": image, "version": metadata.version("perseus-k8s")}

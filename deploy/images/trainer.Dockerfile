@@ -1,10 +1,10 @@
-# A training job that only keeps time, for nodes with simulated GPUs: the client, as in any training image, and no framework. NumPy
-# reads the profile. Built from the root of the repository by build.py.
-# BASE must hold a Python that can make virtual environments, at the same place in all stages; releases pin it by digest.
+# A training job that marks instructions and computes nothing, for nodes with simulated GPUs: the client, as in any training image,
+# and no framework. NumPy reads the profile. build.py builds it from the root of the repository.
+# BASE must contain a Python that can make virtual environments, at the same path in all stages; releases pin it by digest.
 ARG BASE=python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS needs
-# For builders without a package index: --no-index --find-links of a folder mounted into the build.
+# For builders without a package index: --no-index --find-links=FOLDER, with the folder mounted into the build.
 ARG PIP_OPTIONS=""
 WORKDIR /src
 COPY pyproject.toml requirements.lock deploy/images/requirements.py ./
@@ -27,7 +27,7 @@ COPY client client
 COPY operator operator
 COPY sim sim
 COPY deploy/images/sbom.py ./
-# Of the project, only the rooms that this image needs.
+# Of the project, keep only the packages that this image needs.
 RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --target /opt/app . \
  && /opt/perseus/bin/pip uninstall --yes pip setuptools \
  && cd /opt/app && rm -r perseus_agent perseus_operator \
@@ -35,12 +35,12 @@ RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --targe
  && /opt/perseus/bin/python /src/sbom.py perseus-trainer > sbom.cdx.json
 
 FROM ${BASE}
-# In two layers: what a new version of the project brings is small.
+# In two layers: a new version of the project changes only the small one.
 COPY --from=slim /opt/perseus /opt/perseus
 COPY --from=build /opt/app /opt/app
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# What it runs finds all it wants, in BASE too.
+# Check that everything that the program imports is in the image, with this BASE too.
 RUN python -c "import perseus_sim.training.pod_rank, perseus_sim.training.job"
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "perseus_sim.training.pod_job"]

@@ -1,8 +1,8 @@
-"""`make bench`: measure every figure against its real peer in the same run, print a table, write JSON.
+"""`make bench`: measure every figure and its real peer in the same run, print a table, and write JSON.
 
-A figure is a name and a function without arguments that returns either one result
-``{"value", "unit", "peer", "peer_value", "ratio"}`` or several as ``{name: result}``. Each module of ``MODULES`` lists
-its own in ``FIGURES``; nothing is measured at import. ``--only`` takes a name or the beginning of one.
+A figure is a name and a function without arguments. The function returns one result
+``{"value", "unit", "peer", "peer_value", "ratio"}``, or several as ``{name: result}``. Each module of ``MODULES`` lists
+its figures in ``FIGURES`` and measures nothing at import. ``--only`` takes a name or the beginning of names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEYS = ("value", "unit", "peer", "peer_value", "ratio")
 
 
 def measured(only: str | None) -> Iterator[tuple[str, Result]]:
-    """Run the chosen figures, one after another so that they do not disturb each other."""
+    """Measure the selected figures, one after another so that they do not disturb each other."""
     for module in MODULES:
         figures: dict[str, Callable[[], Result]] = importlib.import_module(module).FIGURES
         for name, measure in figures.items():
@@ -45,7 +45,7 @@ def measured(only: str | None) -> Iterator[tuple[str, Result]]:
 
 
 def row(name: str, figure: Result) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
 
     def text(value: object) -> str:
         return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -55,9 +55,9 @@ def row(name: str, figure: Result) -> str:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure the figures, print the table and write the file."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--only", help="a figure's name, or the beginning of several")
+    parser.add_argument("--only", help="name of a figure, or the beginning of several names")
     parser.add_argument("--output", type=Path, default=Path("out/bench.json"))
     arguments = parser.parse_args()
     started_s = time.monotonic()
@@ -67,7 +67,7 @@ def main() -> None:
         figures[name] = figure
         print(row(name, figure), flush=True)
     if not figures:
-        sys.exit(f"make bench: no figure is called {arguments.only!r}")
+        sys.exit(f"make bench: no figure has a name that begins with {arguments.only!r}")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     partial = arguments.output.with_suffix(".partial")
     partial.write_text(json.dumps(figures, indent=2) + "\n")

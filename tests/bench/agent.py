@@ -1,11 +1,10 @@
-"""The agent under load: from a mark to the device call, CPU, plan sets on the wire, a switch everywhere, a day of
-telemetry.
+"""The agent under load: time from a mark to the device call, CPU, size of plan sets, a plan switch, a day of telemetry.
 
-Real: the agent process, the client, the sockets. Doubles: GPUs whose calls cost a microsecond and are noted in shared
-memory, so that only our own time is measured. The peer of the first two is Zeus' way, in the same run and on the same
-marks: a ``multiprocessing`` queue for each GPU to a process that skips what has not changed and calls the device.
-Every instruction asks for another clock than the one before it, the worst plan there can be; at 200 instructions a
-second on each of 8 GPUs.
+Real are the agent process, the client and the sockets. The GPUs are doubles: a call takes a microsecond and is recorded
+in shared memory, so that only the agent's own time is measured. The peer of the first two figures is Zeus' method, in
+the same run and with the same marks: a ``multiprocessing`` queue for each GPU, and a process that calls the device when
+the clock changes. The plan is the worst possible one: every instruction has another clock than the one before. The load
+is 200 instructions a second on each of 8 GPUs.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SECONDS = 6.0
 WARM_UP_S = 2.0
 ROUNDS = 3
 PATTERN = [recording_gpu.CLOCKS_MHZ[index] for index in range(INSTRUCTIONS)]
-"""The clock of each instruction: all different, so that a device call tells which instruction it is for."""
+"""The clock of each instruction. All differ, so that a device call identifies its instruction."""
 
 
 def percentile(sorted_values: Sequence[float], share: float) -> float:
@@ -54,13 +53,13 @@ def percentile(sorted_values: Sequence[float], share: float) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time that a process has used, all its threads, from the scheduler's nanoseconds."""
+    """Return the CPU time of a process with all its threads, in seconds, from the scheduler's counters."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def pace(mark: Callable[[int, int], int], seconds: float) -> list[list[int]]:
-    """Call ``mark(gpu, instruction)`` for every GPU in turn at the rate; the times (ns) of all marks by GPU."""
+    """Call ``mark(gpu, instruction)`` for every GPU in turn at the rate; return the times of all marks (ns) by GPU."""
     marks: list[list[int]] = [[] for _ in range(GPUS)]
     begun_s, number = time.monotonic(), 0
     while (due_s := begun_s + number / (GPUS * RATE_PER_GPU)) < begun_s + seconds:
@@ -72,7 +71,7 @@ def pace(mark: Callable[[int, int], int], seconds: float) -> list[list[int]]:
 
 
 def delays_us(marks: list[list[int]], calls: list[list[recording_gpu.Call]]) -> list[float]:
-    """From each mark (the end of an instruction) to the device call with the clock of the next one; sorted."""
+    """Return the sorted times from each mark (the end of an instruction) to the device call for the next one, in µs."""
     found = []
     for gpu in range(GPUS):
         by_clock: dict[int | None, list[int]] = {}
@@ -82,14 +81,14 @@ def delays_us(marks: list[list[int]], calls: list[list[recording_gpu.Call]]) -> 
             if time_ns < marks[gpu][0] + WARM_UP_S * 1e9:
                 continue
             times = by_clock.get(PATTERN[(number + 1) % INSTRUCTIONS], [])
-            place = bisect_left(times, time_ns)
-            if place < len(times):
-                found.append((times[place] - time_ns) / 1000)
+            index = bisect_left(times, time_ns)
+            if index < len(times):
+                found.append((times[index] - time_ns) / 1000)
     return sorted(found)
 
 
 def train(arguments: dict[str, Any]) -> None:
-    """The training side of ours: one process with a session for each GPU of its pod."""
+    """Mark instructions as a training process with a session for each GPU of its pod."""
     import perseus_client
 
     sys.stdin.readline()
@@ -113,11 +112,11 @@ def train(arguments: dict[str, Any]) -> None:
         return time_ns
 
     print(json.dumps(pace(mark, SECONDS)), flush=True)
-    sys.stdin.readline()  # until the CPU time of the agent has been read
+    sys.stdin.readline()  # until the benchmark has read the agent's CPU time
 
 
-def ours(pattern: Sequence[int]) -> tuple[list[float], float]:
-    """Delays in µs, and the agent's CPU in percent of a core, under a plan with these clocks."""
+def perseus(pattern: Sequence[int]) -> tuple[list[float], float]:
+    """Return the delays in µs and the agent's CPU in percent of a core, under a plan with these clocks."""
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), GPUS) as node:
         agent = node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
         pod = node.add_pod(0, range(GPUS))
@@ -156,7 +155,7 @@ def _ranks(stub: Any) -> int:
 
 
 def zeus_child(queue: Any, folder: str, gpu: int) -> None:
-    """Zeus' process of one GPU: takes the next frequency, and calls the device if it differs."""
+    """Run Zeus' process of one GPU: take the next frequency, and call the device if it differs."""
     device = recording_gpu.MappedGpu(gpu_uuid(gpu), Path(folder) / f"{gpu_uuid(gpu)}.calls")
     current = None
     while (frequency := queue.get()) is not None:
@@ -166,7 +165,7 @@ def zeus_child(queue: Any, folder: str, gpu: int) -> None:
 
 
 def zeus() -> tuple[list[float], float]:
-    """The same marks, each putting the next frequency into its GPU's queue."""
+    """Return the same figures for Zeus: each mark puts the next frequency into its GPU's queue."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "gpus").write_text(" ".join(map(gpu_uuid, range(GPUS))))
@@ -195,8 +194,8 @@ def zeus() -> tuple[list[float], float]:
 
 @functools.cache
 def load() -> dict[str, tuple[float, float]]:
-    """Ours and Zeus' under the same load, in turn; of each the least disturbed of several rounds."""
-    rounds = [(ours(PATTERN), zeus()) for _ in range(ROUNDS)]
+    """Return the figures of this project and of Zeus under the same load, each the lowest of several rounds."""
+    rounds = [(perseus(PATTERN), zeus()) for _ in range(ROUNDS)]
     figures = {}
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         figures[name] = tuple(min(percentile(one[side][0], share) for one in rounds) for side in (0, 1))
@@ -205,7 +204,7 @@ def load() -> dict[str, tuple[float, float]]:
 
 
 def message_to_device() -> Result:
-    """From the end of an instruction to the device call for the next one."""
+    """Measure the time from the end of an instruction to the device call for the next one."""
     figures: Result = {}
     for name in ("p50", "p99"):
         value, peer = load()[name]
@@ -220,18 +219,18 @@ def message_to_device() -> Result:
 
 
 def agent_cpu() -> Result:
-    """All that the agent does for 8 ranks: clocks, timings, energy, reports; and without the clocks (quiet)."""
+    """Measure the agent's CPU for 8 ranks with clock changes, timings, energy and reports; quiet: without changes."""
     value, peer = load()["cpu"]
-    quiet = min(ours([PATTERN[-1]] * INSTRUCTIONS)[1] for _ in range(ROUNDS))
+    quiet = min(perseus([PATTERN[-1]] * INSTRUCTIONS)[1] for _ in range(ROUNDS))
     return {
         name: {
-            "value": ours_percent,
+            "value": perseus_percent,
             "unit": "% core",
             "peer": "Zeus: its 8 processes, which only set clocks",
             "peer_value": peer,
-            "ratio": peer / ours_percent,
+            "ratio": peer / perseus_percent,
         }
-        for name, ours_percent in (
+        for name, perseus_percent in (
             ("agent_cpu_percent_8gpus_200ips", value),
             ("agent_cpu_percent_8gpus_200ips_quiet", quiet),
         )
@@ -244,25 +243,27 @@ def agent_cpu() -> Result:
 def frontier_like(
     stages: int, instructions: int, points: int
 ) -> tuple[list[StageSchedule], list[PlanPoint], list[Any]]:
-    """A made-up frontier with the statistics of a real one: from point to point a few instructions slow down a step
-    or two, in an order that has nothing to do with their place."""
+    """Return a synthetic frontier with the statistics of a real one.
+
+    From point to point a few instructions, spread over the schedule, slow down by one or two clocks.
+    """
     schedules, clocks = [], []
     for stage in range(stages):
-        kinds = tuple(1 + place % 2 for place in range(instructions))
+        kinds = tuple(1 + index % 2 for index in range(instructions))
         schedules.append(StageSchedule(stage, kinds, tuple(p // 2 for p in range(instructions)), (0,) * instructions))
-        current = [1410 - 15 * ((7 * stage + 3 * (place % 2)) % 20) for place in range(instructions)]
+        current = [1410 - 15 * ((7 * stage + 3 * (index % 2)) % 20) for index in range(instructions)]
         rows = []
         for point in range(points):
             for number in range(instructions // 16):
-                place = (point * 7919 + number * 104_729 + stage * 31) % instructions
-                current[place] = max(210, current[place] - 15 * (1 + (place + point) % 2))
+                index = (point * 7919 + number * 104_729 + stage * 31) % instructions
+                current[index] = max(210, current[index] - 15 * (1 + (index + point) % 2))
             rows.append(list(current))
         clocks.append(rows)
     return schedules, [PlanPoint(1_000_000 + 1_000 * point, 9_000_000 - point) for point in range(points)], clocks
 
 
 def plan_set_size() -> Result:
-    """A whole frontier on the wire, once, against sending each plan as JSON when it is chosen (Zeus' server)."""
+    """Measure a whole frontier as one message; the peer sends each selected plan as JSON, as Zeus' server does."""
     schedules, points, clocks = frontier_like(1, 2_048, 100)
     begun_s = time.perf_counter()
     message = encode_plan_set(schedules, points, clocks)
@@ -288,8 +289,10 @@ JOBS_PER_AGENT = 125
 
 
 def switch_everywhere() -> Result:
-    """One selection to 1,000 agents: 1,000 connections and leases, served by 8 real agent processes; until the last
-    answer."""
+    """Measure the time until 1,000 agents have answered a selection.
+
+    They are 1,000 connections and leases, served by 8 real agent processes.
+    """
     plan_set = plan_set_of([[[1200, 900]], [[900, 600]]][:1])
     connections: list[tuple[Any, messages.SelectPlanRequest]] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -326,33 +329,36 @@ def switch_everywhere() -> Result:
 
 
 def memory_kib(name: str) -> int:
-    """A line of /proc/self/status."""
+    """Return a value of /proc/self/status in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def a_day(_: int = 0) -> float:
-    """Growth of this process in MiB over 24 h of 8 ranks: 3 s and 192 instructions an iteration, the counter read 20
-    times a second, one reader that never reads and one that does."""
+    """Return the growth of this process in MiB over 24 h of telemetry of 8 ranks.
+
+    An iteration takes 3 s and has 192 instructions, and the energy counter is read 20 times a second. One subscriber
+    reads, and one never does.
+    """
     hub = TelemetryHub(4_096)
     reader, _asleep = hub.watch("job"), hub.watch("job")
     ranks = [RankProcess("job", "pod", gpu_uuid(gpu), RankId(0, gpu), gpu) for gpu in range(GPUS)]
     meters = [EnergyMeter() for _ in ranks]
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak value
     before_kib = memory_kib("VmRSS")
     for iteration in range(24 * 3600 // 3):
         for rank, meter in zip(ranks, meters, strict=True):
             for sample in range(60):
                 now_us = (iteration * 60 + sample) * 50_000
                 meter.add(EnergyReading(now_us, now_us // 4))
-            durations = tuple(15_000 + iteration % 97 + place for place in range(192))
+            durations = tuple(15_000 + iteration % 97 + index for index in range(192))
             hub.publish("job", IterationSummary(rank, iteration, 3_000_000, 2_900_000, 750_000, "p", 1, durations, 96))
         reader.take(0)
     return (memory_kib("VmHWM") - before_kib) / 1024
 
 
 def telemetry_memory() -> Result:
-    """In a process of its own."""
+    """Measure the growth in a separate process."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         return {"value": pool.submit(a_day).result(), "unit": "MiB"}

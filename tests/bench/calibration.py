@@ -1,8 +1,8 @@
 """Calibration and straggler detection on the public traces of real training runs (SOSP'24 artifact, three workloads).
 
-Held-out error after fitting a third of the plans, what the straggler detector does on the runs as they were and with
-one stage slowed down, and whether a slowdown bound holds in a run with the noise of the traces. The plain replay of
-the graph is the peer: it is what the published system predicts with.
+The figures are the error on held-out plans after fitting a third of the plans; what the straggler detector finds in the
+original runs and in runs with one slow stage; and whether a slowdown bound holds in a run with the noise of the traces.
+The peer is the replay of the graph without delays, by which the published system predicts iteration times.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ TRACES = {
 }
 FACTORS = (1.05, 1.1, 1.2, 1.3, 1.4, 1.5)
 JUDGED = slice(0, None, 2)
-"""Even iterations of the recorded scatter evaluate; odd ones are for calibration."""
+"""The even iterations of the recorded noise, for evaluation; the odd ones are for calibration."""
 Result = dict[str, Any]
 
 
 @cache
 def trace(name: str) -> Trace:
-    """One measured run."""
+    """Read one measured run."""
     stem = DATA / "traces" / TRACES[name]
     return read_trace(Path(f"{stem}.instructions.csv.gz"), Path(f"{stem}.iterations.csv"), "1f1b")
 
 
 @cache
 def calibration(name: str) -> Calibration:
-    """The calibration from a third of the run's plans."""
+    """Calibrate a run from a third of its plans."""
     return calibrate(trace(name))
 
 
 def heldout() -> Result:
-    """Mean absolute error on plans not used, and how long reading and fitting take."""
+    """Measure the mean absolute error on held-out plans, and the times of reading and fitting."""
     figures: Result = {}
     for name in TRACES:
         begin = time.perf_counter()
@@ -97,11 +97,11 @@ def stragglers() -> Result:
 
 
 def slowdown_bound(bound: float = 0.05) -> Result:
-    """Share of the iterations of a noisy run that meet a bound over the measured time at the highest clocks.
+    """Measure the share of a noisy run's iterations within a bound above the measured time at the highest clocks.
 
-    The run: a published profile on four stages with delays, gaps and an overhead that the planner does not know;
-    instructions and iterations scatter as those of the BERT run did. Odd iterations of the noise are for calibration,
-    even ones for evaluation.
+    The run has a published profile on four stages, and delays, gaps and an overhead that the planner does not know.
+    Instructions and iterations have the noise of the BERT run: its odd iterations for calibration, its even ones for
+    evaluation.
     """
     run = trace("bert")
     schedule = run.schedule
@@ -143,7 +143,7 @@ def slowdown_bound(bound: float = 0.05) -> Result:
 
 
 class _Truth:
-    """A pipeline with delays between computations that the planner does not know."""
+    """The simulated run: a pipeline that also spends time between computations, which the planner does not know."""
 
     def __init__(self, problem: Problem, run: Trace, predicted_s: Floats) -> None:
         generator = np.random.default_rng(8)
@@ -157,7 +157,7 @@ class _Truth:
         self._outside = run.iteration_time_s / predicted_s
 
     def run(self, choice: Choice, part: slice) -> tuple[Floats, Floats]:
-        """Iteration times and durations of each instruction, with the scatter of a part of the recorded iterations."""
+        """Return iteration times and instruction durations (s) with the noise of a part of the recorded iterations."""
         duration_s = self._simulator.duration_s(choice) * self._inside[part]
         end_s = self._simulator.end_s(duration_s).max(axis=-1) + self._simulator.problem.overhead_s
         return end_s * self._outside[part], duration_s

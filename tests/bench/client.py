@@ -1,15 +1,14 @@
-"""What a mark costs the training thread, against Zeus' way of doing it and the machine's floor, in one loop of one
-process.
+"""The time that a mark takes in the training thread, beside Zeus' method and the machine's floor, in one process.
 
-Zeus' PipelineFrequencyOptimizer puts the next frequency into a ``multiprocessing.Queue`` that a child process empties;
-here its child does nothing else. Ours marks the ends of every step and of every instruction, followed by a real agent
-under a plan that changes the clock at every instruction, the worst there can be, or never (quiet). An instruction is
-work of five milliseconds without the GIL, two percent longer or shorter each time, and a little with it: as in
-training, everybody else has gone to sleep by the next mark and the caches are somebody else's, and waking another CPU
-is the dearest thing that a mark can do. Zeus' device synchronisation is left out, in its favour.
+Zeus' PipelineFrequencyOptimizer puts the next frequency into a ``multiprocessing.Queue``, which a child process reads;
+here the child does nothing else. The client marks begin and end of every step and instruction, and a real agent follows
+it under a plan that changes the clock at every instruction, which is the worst case, or never (quiet). An instruction
+is five milliseconds of work without the GIL, two percent longer or shorter each time, and a little work with it. So, as
+in training, the other threads sleep at the next mark and the caches hold other data; waking another CPU is the most
+expensive part of a mark. Zeus' device synchronisation is left out, in its favour.
 
-The floor is what the machine takes for marks that do nothing: methods that return, and methods that make a single
-system call which wakes nobody.
+The floor is the time of marks that do nothing: methods that return at once, and methods that make one system call that
+wakes no thread.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from perseus_proto.v1alpha1 import agent_pb2 as messages
 MICROBATCHES = 48
 ITERATIONS = 14
 WARM_UP = 5
-"""Iterations: the rank joins, its plan begins, and the agent has seen it twice."""
+"""Iterations until the rank has joined, its plan has begun, and the agent has followed it twice."""
 ROUNDS = 3
 SCHEDULE: list[tuple[str, int, int]] = [
     (kind, microbatch, 0) for microbatch in range(MICROBATCHES) for kind in ("forward", "backward")
@@ -50,7 +49,7 @@ JITTER = 0.02
 
 @functools.cache
 def work() -> memoryview:
-    """Zeroes whose digest takes as long on this machine as the longest instruction."""
+    """Return zeros whose digest takes as long on this machine as the longest instruction."""
     sample = bytes(2**20)
     taken_s = []
     for _ in range(20):
@@ -61,7 +60,7 @@ def work() -> memoryview:
 
 
 def zeus_child(queue: Any) -> None:
-    """Zeus' process: takes the next frequency and would call NVML if it differs."""
+    """Run Zeus' process without a device: take the next frequency and compare it with the last one."""
     current = None
     while (frequency := queue.get()) is not None:
         if frequency != current:
@@ -69,7 +68,7 @@ def zeus_child(queue: Any) -> None:
 
 
 def loop(marks: Session) -> list[int]:
-    """Sorted nanoseconds of every call in a loop shaped like training."""
+    """Return the sorted times (ns) of all calls in a loop like that of training."""
     taken: list[int] = []
     data, noise = work(), random.Random(7)
     clock = time.perf_counter_ns
@@ -95,28 +94,28 @@ def loop(marks: Session) -> list[int]:
 
 
 class Syscall(Session):
-    """Marks that make one system call, that of a ring, on a bell that nobody hears."""
+    """Marks that make one system call, a write to an eventfd on which no thread waits."""
 
     def __init__(self) -> None:
-        self._bell = os.eventfd(0)
+        self._event_fd = os.eventfd(0)
 
     def step_begin(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event_fd, 1)
 
     step_end = step_begin
 
     def instruction_begin(self, kind: str | int, microbatch: int, chunk: int = 0) -> None:
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event_fd, 1)
 
     def instruction_end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0) -> None:
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._event_fd, 1)
 
     def close(self) -> None:
-        os.close(self._bell)
+        os.close(self._event_fd)
 
 
 class ZeusQueue(Session):
-    """Tells a frequency before every instruction; Zeus does nothing at its end."""
+    """Puts a frequency into the queue before every instruction; Zeus does nothing at its end."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -128,7 +127,7 @@ class ZeusQueue(Session):
 
 @contextlib.contextmanager
 def followed_session(clocks_mhz: list[int]) -> Iterator[Session]:
-    """A session that a real agent follows under a plan with these clocks."""
+    """Return a session that a real agent follows under a plan with these clocks."""
     logging.getLogger("perseus_client").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), 1) as node:
         node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
@@ -152,21 +151,21 @@ def followed_session(clocks_mhz: list[int]) -> Iterator[Session]:
                 session.close()
         written = len(recording_gpu.read_mapped(Path(folder) / "gpu", gpu_uuid(0)))
         if clocks_mhz is CHANGING and written < (ITERATIONS - WARM_UP) * len(SCHEDULE):
-            raise RuntimeError(f"the agent changed the clock {written} times only: it did not follow")
+            raise RuntimeError(f"the agent changed the clock only {written} times: it did not follow the session")
 
 
 def describe(stub: Any) -> Any:
     return stub.DescribeNode(messages.DescribeNodeRequest())
 
 
-def ours(clocks_mhz: list[int]) -> list[int]:
-    """Marks of a session that an agent follows."""
+def perseus(clocks_mhz: list[int]) -> list[int]:
+    """Return the times (ns) of marks of a session that an agent follows."""
     with followed_session(clocks_mhz) as session:
         return loop(session)
 
 
 def zeus() -> list[int]:
-    """Zeus' way. It does nothing at the other marks: they are the cheapest, and left out."""
+    """Return the times (ns) of Zeus' marks. The other marks, at which it does nothing, are left out."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     child = context.Process(target=zeus_child, args=(queue,))
@@ -179,7 +178,7 @@ def zeus() -> list[int]:
 
 
 def syscall() -> list[int]:
-    """The floor of a mark that tells anybody anything by a system call."""
+    """Return the times (ns) of marks that make one system call."""
     marks = Syscall()
     try:
         return loop(marks)
@@ -188,20 +187,19 @@ def syscall() -> list[int]:
 
 
 def percentile(taken: list[int], share: float) -> float:
-    """Of sorted nanoseconds, in microseconds."""
+    """Return a percentile in µs of sorted times in ns."""
     return taken[int(len(taken) * share)] / 1000
 
 
 def client_call() -> dict[str, Any]:
-    """One mark: under a plan that changes the clock at every instruction, and under one that never does (quiet); and
-    the floor.
+    """Measure a mark with a clock change at every instruction, without clock changes, and the floor.
 
-    Of each the least disturbed of several rounds, taken in turn.
+    Each figure is the lowest of several rounds, which are measured in turn.
     """
     ways: dict[str, Callable[[], list[int]]] = {
         "zeus": zeus,
-        "call": lambda: ours(CHANGING),
-        "call_quiet": lambda: ours(QUIET),
+        "call": lambda: perseus(CHANGING),
+        "call_quiet": lambda: perseus(QUIET),
         "floor_syscall": syscall,
         "floor_call": lambda: loop(Session()),
     }

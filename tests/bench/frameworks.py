@@ -1,8 +1,9 @@
-"""What the client costs a step of real PyTorch pipeline training; needs the environment of ``make test-frameworks``.
+"""The client's share of a step of real PyTorch pipeline training; needs the environment of ``make test-frameworks``.
 
-Two ranks train in processes of their own; the agent's end of each is a process that is woken before every instruction.
-The value is the CPU time that the training thread spends inside the client as a share of a step; the peer is the same
-loop without the client, in turn with it, whose median difference drowns in noise unless the machine is idle.
+Two ranks train in separate processes. For each, another process acts as the agent and is woken before every
+instruction. The value is the CPU time of the training thread inside the client, as a share of a step. The peer is the
+same loop without the client, measured in turn; the median difference is smaller than the noise unless the machine is
+idle.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def follow(path: str) -> None:
 
 
 def step_overhead() -> dict[str, Any]:
-    """The slowest rank's figures."""
+    """Measure the slowest rank."""
     if not PYTHON.exists():
-        print(f"no training frameworks at {PYTHON}: make test-frameworks installs them", file=sys.stderr)
+        print(f"no training frameworks at {PYTHON}: install them with make test-frameworks", file=sys.stderr)
         return {"value": None, "unit": "%", "peer": None, "peer_value": None, "ratio": None}
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

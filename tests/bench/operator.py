@@ -1,12 +1,12 @@
-"""The operator at scale: 1,000 agents, 500 jobs, the operator as the process that it is in production.
+"""The operator at scale: 1,000 agents and 500 jobs, with the operator as a process, as in production.
 
-Real: the operator, its ServiceAccount with the chart's rules, kube-apiserver and etcd (the embedded stand-in where they
-are not built), mutual TLS to every agent. Doubles: the agents (``tests.doubles.fleet``: real gRPC, leases and plans)
-with eight ranks on every node that each tell an iteration with all its durations every ten seconds. No peer: nobody
-else has such an operator; targets are the project's own.
+Real are the operator, its ServiceAccount with the chart's rules, kube-apiserver and etcd (the embedded server where
+they are not built), and mutual TLS to every agent. The agents are doubles (``tests.doubles.fleet``: real gRPC, leases
+and plans) with eight ranks on every node; each rank reports an iteration with all its durations every ten seconds.
+There is no peer, because no other such operator is known; the project sets its own targets.
 
-``edit to agents`` is what a user sees as reconciliation: from the moment that an edited objective is sent to the API
-server until the last agent of the job has been told its new plan, telemetry of all other jobs going on.
+A reconciliation is measured as a user sees it: from the moment at which an edited objective is sent to the API server
+until the last agent of the job has got its new selection, while telemetry of all other jobs goes on.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ PROFILE = profile_csv(STAGES)
 SPEC: dict[str, Any] = {
     "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES, "dataParallel": 2},
     "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": round(1000 * BLOCKING_W)},
-    "baselineIterations": 0,  # or the wait for iterations at default clocks would be all that is seen
+    "baselineIterations": 0,  # otherwise the figures are mostly the wait for iterations at default clocks
 }
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much, and how long."""
+    """Size of the system and duration of the phases."""
 
     agents: int = 1000
     jobs: int = 500
@@ -65,36 +65,36 @@ class Size:
 
 @dataclass
 class Figures:
-    """What was measured. Requests are of the operator alone; None: the server keeps no audit log."""
+    """The measurements. Requests are the operator's; None if the server has no audit log."""
 
     settle_s: float = 0.0
-    """From the first apply until every job is Ready and every agent holds its plan."""
+    """From the first apply until every job is Ready and every agent has its plan."""
     solves: float = 0.0
     settle_requests: int | None = None
     steady_requests_per_s: float | None = None
     steady_cpu_percent: float = 0.0
     edits_ms: list[float] = field(default_factory=list)
-    """From an edit to the last agent of its job, sorted."""
+    """Times from an edit to the last agent of its job, sorted."""
     restart_s: float = 0.0
     """From the start of a new operator after kill -9 until it commands every agent and every job is Ready."""
     restart_solves: float = 0.0
     restart_requests: int | None = None
     rss_mib: float = 0.0
-    """The most that either operator ever held, children not counted."""
+    """Largest resident memory of the two operators, without child processes."""
 
     def edit_ms(self, share: float) -> float:
-        """A quantile of the edits."""
+        """Return a quantile of the edits in ms."""
         return self.edits_ms[min(len(self.edits_ms) - 1, int(len(self.edits_ms) * share))]
 
 
 def work() -> Work:
-    """What every pipeline executes."""
+    """Return the work that every pipeline executes."""
     schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
     return Work.of(build_problem(read_profile(PROFILE, stages=STAGES), schedule, blocking_power_w=BLOCKING_W))
 
 
 class Bench:
-    """One run."""
+    """One run of the benchmark."""
 
     def __init__(self, cluster: FleetCluster, server: Server, size: Size) -> None:
         self.cluster, self.server, self.size = cluster, server, size
@@ -102,7 +102,7 @@ class Bench:
         self.figures = Figures()
 
     async def run(self) -> Figures:
-        """All phases, in order."""
+        """Run all phases and return the figures."""
         size, figures = self.size, self.figures
         say(f"{size.agents} agents, {size.jobs} jobs on the {self.server.name}")
         await self.prepare()
@@ -140,7 +140,7 @@ class Bench:
         return figures
 
     async def prepare(self) -> None:
-        """Nodes, pods, processes; no PerseusJob yet."""
+        """Make nodes, pods and training processes, but no PerseusJob."""
         size, cluster = self.size, self.cluster
         nodes, executed = await cluster.add_nodes(size.agents), work()
         share = SPEC["pipeline"]["dataParallel"]
@@ -152,7 +152,7 @@ class Bench:
         self.training = {job.name: job for job in jobs}
 
     async def settled(self, operator: Operator) -> bool:
-        """Whether every agent obeys this operator and every job says that its plan is in force."""
+        """Return whether every agent has this operator's epoch and a plan, and every job is Ready."""
         if not all(agent.epoch == operator.epoch for agent in self.cluster.fleet.agents.values()):
             return False
         if not all(all(self.cluster.fleet.plans(job).values()) for job in self.training.values()):
@@ -161,7 +161,7 @@ class Bench:
         return len(ready) == self.size.jobs and all(ready)
 
     async def edit_all(self) -> None:
-        """Another objective for every job, one after another, at an even pace."""
+        """Change the objective of every job, one after another at a constant rate."""
         jobs, pause_s = await self.cluster.jobs(), 1 / self.size.edits_per_s
         edits = []
         for name, job in self.training.items():
@@ -170,11 +170,11 @@ class Bench:
         self.figures.edits_ms = sorted(await asyncio.gather(*edits))
 
     async def edit(self, job: LightJob, uid: str) -> float:
-        """Milliseconds until the last agent of the job was told."""
+        """Change a job's objective; return the milliseconds until its last agent got the new selection."""
         begun_s, agents = time.monotonic(), [self.cluster.fleet.agents[node] for node in job.ranks]
         await self.cluster.patch(job.name, {"spec": {"objective": {"type": "MinEnergy"}}})
         async with asyncio.timeout(self.size.patience_s):
-            # The agents note the time themselves. Looking often would slow them: they run in this process.
+            # The agents record the time themselves. Frequent checks would slow them down: they run in this process.
             while min(agent.selected_s.get(uid, 0.0) for agent in agents) < begun_s:
                 await asyncio.sleep(0.25)
         return 1000 * (max(agent.selected_s[uid] for agent in agents) - begun_s)
@@ -196,14 +196,14 @@ class Bench:
     def audit_size(self) -> int:
         return self.server.plane.audit_log.stat().st_size if self.server.plane else 0
 
-    def asked(self, since: int) -> list[rbac.Request]:
+    def requests(self, since: int) -> list[rbac.Request]:
         assert self.server.plane is not None
         return list(
             rbac.requests(self.server.plane.audit_log, rbac.user_name(ACCOUNTS, "perseus-operator"), since=since)
         )
 
     def count(self, since: int) -> int | None:
-        return len(self.asked(since)) if self.server.plane else None
+        return len(self.requests(since)) if self.server.plane else None
 
 
 def is_ready(job: dict[str, Any]) -> bool:
@@ -211,7 +211,7 @@ def is_ready(job: dict[str, Any]) -> bool:
 
 
 def cpu(operator: Operator) -> float:
-    """CPU seconds used so far by the process, ended children not counted."""
+    """Return the CPU time of the process in seconds, without ended children."""
     fields = Path(f"/proc/{operator.child.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
@@ -228,7 +228,7 @@ def say(text: str) -> None:
 
 
 def login(server: Server, folder: Path) -> Path:
-    """The operator's kubeconfig: its service account's, where there are such. Installs the CRD, too."""
+    """Install the CRD and return the operator's kubeconfig: its service account's where the server has RBAC."""
     with new_client_from_config(str(server.kubeconfig)) as api:
         definitions = client.ApiextensionsV1Api(api)
         definitions.create_custom_resource_definition(yaml.safe_load(CRD.read_text(encoding="utf-8")))
@@ -241,7 +241,7 @@ def login(server: Server, folder: Path) -> Path:
 
 
 async def measure(server: Server, folder: Path, size: Size) -> Figures:
-    """Everything on one API server, whose CRD and namespaces are ours to make."""
+    """Run the benchmark on an API server without the CRD, on which it may make namespaces."""
     tls = folder / "tls"
     write_pairs(tls, Authority("perseus-bench"), ("perseus-agent", "perseus-operator"))
     kubeconfig = await asyncio.to_thread(login, server, folder)
@@ -262,13 +262,13 @@ async def measure(server: Server, folder: Path, size: Size) -> Figures:
 
 
 def operator_scale(size: Size = Size()) -> Result:
-    """The figures. Names say the size."""
+    """Return the figures, with the size in their names."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perseus-bench-")))
         try:
             server = stack.enter_context(real_server(folder / "api"))
         except NoControlPlane as missing:
-            say(f"on the embedded API server, requests not counted: {missing}")
+            say(f"on the embedded API server, without request counts: {missing}")
             server = stack.enter_context(embedded_server(folder / "api"))
         figures = asyncio.run(measure(server, folder, size))
     jobs, both = f"{size.jobs}jobs", f"{size.agents}agents_{size.jobs}jobs"

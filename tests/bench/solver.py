@@ -1,7 +1,7 @@
-"""The solver against lowtime 0.3.0 in the same run, its certified gaps, and how it grows.
+"""The solver beside lowtime 0.3.0 in the same run, its certified gaps, and its growth with the size of the problem.
 
-lowtime gets a stated time budget; where it does not finish, its time is that budget and the ratio a lower bound (the
-figure's peer says so). Scale figures run in a process of their own, so that peak memory is theirs alone.
+lowtime has a time budget. Where it does not finish, its time is the budget and the ratio is a lower bound, which the
+figure's peer states. Figures of scale are measured in a separate process each, so that the peak memory is theirs.
 """
 
 from __future__ import annotations
@@ -28,27 +28,26 @@ from perseus_solver.schedules import build_schedule
 
 DATA = Path(os.environ.get("PERSEUS_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")) / "sosp24"
 PROFILES = {"gpt3-175b_a100-sxm": (83.64, 1e-3), "bloom-176b_a40": (70.38, 1e-3)}
-"""Blocking power in watts, and lowtime's time grid in seconds. Its authors use a ten times finer one on the A40: that
-would take it ten times longer.
+"""Blocking power in watts, and lowtime's time grid in seconds. Its authors use a ten times finer grid on the A40, with
+which it would take ten times longer.
 """
 MICROBATCHES = (12, 24, 48, 96)
 LOWTIME_BUDGET_S = {12: 120.0, 24: 75.0, 48: 75.0, 96: 75.0}
-"""Enough to finish at 12 microbatches, so that energies are compared along the whole frontier there. The environment
-variable PERSEUS_BENCH_LOWTIME_S sets another budget.
-"""
+"""Long enough to finish with 12 microbatches, so that energies are compared along the whole frontier there. The
+environment variable PERSEUS_BENCH_LOWTIME_S sets another budget."""
 COMPARED = 20
-ROUNDING = 1e-12  # of sums in another order
+ROUNDING = 1e-12  # difference of sums that are added in another order
 Result = dict[str, Any]
 
 
 def figure(value: float, unit: str, peer: str | None = None, peer_value: float | None = None) -> Result:
-    """One result; the ratio is how many times the peer's value ours is smaller."""
+    """Return one result; the ratio is the peer's value divided by this one."""
     ratio = None if peer_value is None or value == 0 else peer_value / value
     return {"value": value, "unit": unit, "peer": peer, "peer_value": peer_value, "ratio": ratio}
 
 
 def problem_of(profile: str, microbatches: int) -> Problem:
-    """1F1B on eight stages."""
+    """Return the problem of 1F1B on eight stages."""
     measured = read_profile(DATA / "stage_profile" / f"{profile}.csv", stages=8)
     schedule = build_schedule("1f1b", stages=8, microbatches=microbatches)
     return build_problem(measured, schedule, blocking_power_w=PROFILES[profile][0])
@@ -56,7 +55,7 @@ def problem_of(profile: str, microbatches: int) -> Problem:
 
 @cache
 def solved(profile: str, microbatches: int) -> tuple[Frontier, float]:
-    """Our frontier and the seconds it took."""
+    """Return the solver's frontier and the seconds that it took."""
     problem = problem_of(profile, microbatches)
     begun = time.perf_counter()
     frontier = solve_frontier(problem, 100)
@@ -64,7 +63,7 @@ def solved(profile: str, microbatches: int) -> tuple[Frontier, float]:
 
 
 def against_lowtime(profile: str, microbatches: int) -> dict[str, Result]:
-    """Speed, and energy at the times of lowtime's own plans."""
+    """Measure speed, and compare energies at the times of lowtime's own plans."""
     problem = problem_of(profile, microbatches)
     _, ours_s = solved(profile, microbatches)
     budget_s = float(os.environ.get("PERSEUS_BENCH_LOWTIME_S", LOWTIME_BUDGET_S[microbatches]))
@@ -94,7 +93,7 @@ def against_lowtime(profile: str, microbatches: int) -> dict[str, Result]:
 
 
 def gaps(profile: str, microbatches: int) -> dict[str, Result]:
-    """Certified gap, and the saving at no slowdown next to the published one."""
+    """Measure the certified gap, and the saving without slowdown beside the published one."""
     frontier, _ = solved(profile, microbatches)
     problem = problem_of(profile, microbatches)
     name = f"{profile}_{microbatches}"
@@ -128,7 +127,7 @@ print(json.dumps({"s": time.perf_counter() - begun,
 
 
 def wide(stages: int, microbatches: int) -> Problem:
-    """1F1B on any number of stages: the eight measured ones over and over."""
+    """Return the problem of 1F1B on any number of stages, which repeat the eight measured ones."""
     lines = (DATA / "stage_profile" / "gpt3-175b_a100-sxm.csv").read_text().split()
     measured = [line.split(",", 1) for line in lines[1:]]
     repeated = [f"{stage},{rest}" for stage in range(stages) for own, rest in measured if int(own) == stage % 8]
@@ -139,7 +138,7 @@ def wide(stages: int, microbatches: int) -> Problem:
 
 @cache
 def scaled(stages: int, microbatches: int) -> dict[str, float]:
-    """Seconds, peak memory and gaps of one solve in its own process."""
+    """Return seconds, peak memory (MiB) and gaps of one solve in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", _SCALE, str(stages), str(microbatches)], capture_output=True, text=True, check=True
     )
@@ -148,7 +147,7 @@ def scaled(stages: int, microbatches: int) -> dict[str, float]:
 
 
 def largest() -> dict[str, Result]:
-    """64 stages × 1,536 microbatches: 196,608 instructions."""
+    """Measure 64 stages × 1,536 microbatches: 196,608 instructions."""
     found = scaled(64, 1536)
     return {
         "solver_scale_64x1536_s": figure(found["s"], "s"),
@@ -159,7 +158,7 @@ def largest() -> dict[str, Result]:
 
 
 def growth() -> dict[str, Result]:
-    """Seconds and memory against microbatches at 8 stages, and against stages at 64 microbatches."""
+    """Measure time and memory by microbatches at 8 stages, and by stages at 64 microbatches."""
     sizes = [(8, m) for m in (12, 48, 192, 768, 1536)] + [(s, 64) for s in (4, 16, 32)]
     results = {}
     for stages, microbatches in sizes:
@@ -172,9 +171,9 @@ def growth() -> dict[str, Result]:
 
 
 def plan_command() -> Result:
-    """`perseus plan` for one deadline, 8 × 96, from the start of the process to its end, the best of three.
+    """Measure `perseus plan` for one deadline, 8 × 96, from start to end of the process: the fastest of three runs.
 
-    One more comes first: modules are compiled then, as an installation leaves them, whatever the environment says.
+    An additional first run compiles the modules, as an installation does.
     """
     output = Path(os.environ.get("TMPDIR", "/tmp")) / f"perseus-bench-plan-{os.getpid()}.json"
     command = [sys.executable, "-m", "perseus_solver.cli.main", "plan", "--schedule", "1f1b", "--stages", "8"]

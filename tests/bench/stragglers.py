@@ -1,8 +1,9 @@
-"""How well stragglers are told from noise: the operator's detector on made-up runs whose truth is known.
+"""How well the operator's detector distinguishes stragglers from noise, on synthetic runs with known stragglers.
 
-`make bench` scores it; tests/laws/test_straggler_laws.py holds it to the same bounds on a few of the runs. Each run has
-pipelines with noise, a drift that all share and slow walks that they do not, single slow iterations that mean nothing,
-and stragglers that come and go: in one stage or in all, beginning midway through an iteration, sometimes two at a time.
+`make bench` computes the score; tests/laws/test_straggler_laws.py checks the same bounds on a few of the runs. Every
+run has pipelines with noise, a drift that all share, slow random walks of each pipeline, and single slow iterations
+that are no stragglers. Its stragglers come and go: in one stage or in all, beginning within an iteration, sometimes two
+at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from perseus_operator.api.schema import parse
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.planning.stragglers.detector import StragglerDetector
 
-PROMISED_US = 1_000_000
+PLANNED_US = 1_000_000
 STAGES = 4
 ITERATIONS = 300
 RUNS = 200
@@ -27,19 +28,19 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Episode:
-    """A straggler: slow throughout from iteration ``first`` to the one before ``end``, and half of those around."""
+    """A straggler: slow from iteration ``first`` to the one before ``end``, and in half of the iterations around."""
 
     pipeline: int
     first: int
     end: int
-    degree: float
+    slowdown: float
     stage: int | None
-    """None: all of them."""
+    """The slow stage; None for all stages."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One labelled run: how many times slower than promised each stage (``paces[i][p][s]``) and pipeline was."""
+    """One run with known stragglers: slowdown of every stage (``paces[i][p][s]``) and pipeline (``spans[i][p]``)."""
 
     pipelines: int
     episodes: tuple[Episode, ...]
@@ -48,7 +49,7 @@ class Run:
 
 
 def make_run(seed: int) -> Run:
-    """A run from a seed."""
+    """Make a run from a seed."""
     chance = random.Random(seed)
     pipelines = chance.choice((2, 3, 4, 8, 16))
     noise = chance.choice((0.001, 0.003, 0.006))
@@ -63,17 +64,17 @@ def make_run(seed: int) -> Run:
         for p in range(pipelines):
             walks[p] = max(-0.004, min(0.004, walks[p] + chance.gauss(0, 0.0003)))
             own = common * (1 + walks[p])
-            degrees = [1.0] * STAGES
+            slowdowns = [1.0] * STAGES
             for one in episodes:
                 if one.pipeline == p:
                     share = _slow_share(one, i)
                     for s in range(STAGES) if one.stage is None else (one.stage,):
-                        degrees[s] = max(degrees[s], 1 + share * (one.degree - 1))
+                        slowdowns[s] = max(slowdowns[s], 1 + share * (one.slowdown - 1))
             spike = 1 + chance.uniform(0.05, 0.8) if chance.random() < glitch else 1.0
-            pace = [own * degree * spike * (1 + chance.gauss(0, noise)) for degree in degrees]
+            pace = [own * slowdown * spike * (1 + chance.gauss(0, noise)) for slowdown in slowdowns]
             stages.append(pace)
-            # A slow stage holds up its pipeline by most of what it is slower.
-            whole = max(sum(degrees) / STAGES, 1 + 0.85 * (max(degrees) - 1))
+            # A slow stage slows its pipeline down by most of its own slowdown.
+            whole = max(sum(slowdowns) / STAGES, 1 + 0.85 * (max(slowdowns) - 1))
             row.append(own * whole * spike * (1 + chance.gauss(0, noise)))
         spans.append(row)
         paces.append(stages)
@@ -81,25 +82,25 @@ def make_run(seed: int) -> Run:
 
 
 def _episodes(chance: random.Random, pipelines: int) -> tuple[Episode, ...]:
-    """At most one at a time of two pipelines; of more, two may overlap."""
+    """Draw stragglers: of fewer than four pipelines one at a time, of more pipelines two may overlap."""
     found: list[Episode] = []
     lanes = 1 if pipelines < 4 else 2
     for lane in range(lanes):
         at = chance.randint(20, 60)
         while at < ITERATIONS - 40:
             length = chance.randint(8, 60)
-            degree = chance.choice((1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0))
+            slowdown = chance.choice((1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0))
             stage = chance.choice((None, *range(STAGES)))
             taken = {one.pipeline for one in found if one.first <= at + length + 8 and one.end >= at - 8}
             free = [p for p in range(pipelines) if p not in taken]
             if lane < lanes and free:
-                found.append(Episode(chance.choice(free), at, min(at + length, ITERATIONS - 5), degree, stage))
+                found.append(Episode(chance.choice(free), at, min(at + length, ITERATIONS - 5), slowdown, stage))
             at += length + chance.randint(15, 60)
     return tuple(found)
 
 
 def _slow_share(one: Episode, iteration: int) -> float:
-    """How much of an iteration is slow."""
+    """Return the share of an iteration that is slow."""
     if one.first <= iteration < one.end:
         return 1.0
     if iteration in (one.first - 1, one.end):
@@ -108,7 +109,7 @@ def _slow_share(one: Episode, iteration: int) -> float:
 
 
 class _Paces:
-    """What single stages show, to the detector."""
+    """The slowdowns of single stages, in the form that the detector reads."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -116,13 +117,13 @@ class _Paces:
     def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
         return dict(enumerate(self._run.paces[iteration.iteration]))
 
-    def slowdown(self, degrees: Mapping[int, float]) -> float:
-        return 1 + 0.85 * (max(degrees.values()) - 1)
+    def slowdown(self, slowdowns: Mapping[int, float]) -> float:
+        return 1 + 0.85 * (max(slowdowns.values()) - 1)
 
 
 @dataclass
 class Score:
-    """Alarms by what they were, and how soon they came."""
+    """Counts of right, wrong and missing alarms, and reaction times."""
 
     right: int = 0
     wrong: int = 0
@@ -132,29 +133,29 @@ class Score:
 
     @property
     def precision(self) -> float:
-        """Share of alarms that were right."""
+        """Share of the alarms that were right."""
         return self.right / max(1, self.right + self.wrong)
 
     @property
     def recall(self) -> float:
-        """Share of stragglers that were found."""
+        """Share of the stragglers that were found."""
         return (len(self.reactions)) / max(1, len(self.reactions) + self.missed)
 
     def reaction(self, share: float) -> int:
-        """What a share of the reactions does not exceed."""
+        """Return a quantile of the reactions in iterations."""
         return sorted(self.reactions)[math.ceil(share * len(self.reactions)) - 1]
 
 
 def judge(run: Run, score: Score, *, stages: bool = True) -> None:
-    """Let the detector watch a run, with its default thresholds, and count."""
+    """Replay a run to the detector with its default thresholds, and add its alarms to the score."""
     spec = parse(Straggler, {}, "straggler")
     detector, planned_times = StragglerDetector(), _Paces(run) if stages else None
     alarmed: dict[int, int] = {}
     alarms: list[tuple[int, int, int]] = []
     for i, row in enumerate(run.spans):
-        spans_us = {p: round(PROMISED_US * ratio) for p, ratio in enumerate(row)}
+        spans_us = {p: round(PLANNED_US * ratio) for p, ratio in enumerate(row)}
         iteration = JobIteration(i, spans_us, max(spans_us.values()), None, dict.fromkeys(spans_us, 0), False)
-        detector.observe(iteration, dict.fromkeys(spans_us, PROMISED_US), spec, planned_times=planned_times)
+        detector.observe(iteration, dict.fromkeys(spans_us, PLANNED_US), spec, planned_times=planned_times)
         for p in set(alarmed) - set(detector.slowdowns):
             alarms.append((p, alarmed.pop(p), i))
         for p in detector.slowdowns:
@@ -172,7 +173,7 @@ def judge(run: Run, score: Score, *, stages: bool = True) -> None:
 
 
 def measure(runs: int, *, stages: bool = True) -> Score:
-    """The score over some runs."""
+    """Return the score of several runs."""
     score = Score()
     for seed in range(runs):
         judge(make_run(seed), score, stages=stages)
@@ -180,7 +181,7 @@ def measure(runs: int, *, stages: bool = True) -> Score:
 
 
 def stragglers() -> Result:
-    """Precision, recall and reaction, with single stages told and without."""
+    """Measure precision, recall and reaction, with the slowdowns of single stages and without."""
     found: Result = {}
     for stages, name in ((True, "straggler"), (False, "straggler_by_span")):
         score = measure(RUNS, stages=stages)

@@ -1,6 +1,6 @@
-"""How many clock changes a bounded loss of energy saves, and what switching latency does to plans that ignore it.
+"""The clock changes that a bounded loss of energy avoids, and the effect of switching latency on plans that ignore it.
 
-``python -m tests.bench.switches --plot F.png`` prints the tables of docs/switches.md and draws its picture.
+``python -m tests.bench.switches --plot F.png`` prints the tables of docs/switches.md and draws its plot.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LABELS = {"gpt3-175b_a100-sxm": "GPT-3 175B, A100", "bloom-176b_a40": "Bloom 176
 
 
 def curve(profile: str, microbatches: int) -> dict[float, Frontier]:
-    """Frontiers with fewer clock changes for every loss; 0 stands for the frontier as solved."""
+    """Return the frontier with fewer clock changes for every permitted loss; 0 is the original frontier."""
     problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
     return {0.0: frontier} | {loss: reduce_clock_changes(problem, frontier, loss=loss) for loss in LOSSES}
 
 
 def realised_s(problem: Problem, point: Point, latency_s: float) -> float:
-    """Iteration time of a plan when each change takes its latency."""
+    """Return a plan's iteration time (s) if every clock change takes the latency."""
     clocks, simulator = Clocks(problem), Simulator(problem)
     plan = np.searchsorted(clocks.mhz, point.frequencies_mhz)[None]
     end = simulator.end_s(clocks.duration_s(plan), np.where(clocks.changed(plan), latency_s, 0.0))
@@ -40,7 +40,7 @@ def realised_s(problem: Problem, point: Point, latency_s: float) -> float:
 
 
 def saved(profile: str, microbatches: int) -> Result:
-    """Median clock changes at the default loss; the peer is the frontier as solved."""
+    """Measure the median number of clock changes at the default loss; the peer is the original frontier."""
     problem, frontier = problem_of(profile, microbatches), solved(profile, microbatches)[0]
     before, after = (float(np.median(f.clock_changes)) for f in (frontier, reduce_clock_changes(problem, frontier)))
     return figure(after, "changes", "least energy", before)
@@ -54,7 +54,7 @@ FIGURES = {
 
 
 def loss_table(curves: dict[tuple[str, int], dict[float, Frontier]]) -> str:
-    """Median, and mean, of the changes of a frontier's plans."""
+    """Return a table of the median (and mean) number of clock changes of a frontier's plans."""
     lines = ["| profile | microbatches | instructions | as solved | " + " | ".join(f"{100 * x:g} %" for x in LOSSES)]
     lines = [lines[0] + " |", "|---|" + "---:|" * (3 + len(LOSSES))]
     for (profile, microbatches), found in curves.items():
@@ -65,7 +65,7 @@ def loss_table(curves: dict[tuple[str, int], dict[float, Frontier]]) -> str:
 
 
 def latency_table() -> str:
-    """One deadline: the plan that ignores latency, and the one that does not."""
+    """Return a table for one deadline: the plan that ignores latency, and the plan that includes it."""
     lines = [
         "| profile | latency | as solved: changes | takes | with latency planned for: changes | takes | energy |",
         "|---|" + "---:|" * 6,
@@ -88,7 +88,7 @@ def latency_table() -> str:
 
 
 def draw(curves: dict[tuple[str, int], dict[float, Frontier]], target: Path) -> None:
-    """Changes per instruction against the permitted loss."""
+    """Plot clock changes per instruction against the permitted loss."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -100,7 +100,7 @@ def draw(curves: dict[tuple[str, int], dict[float, Frontier]], target: Path) -> 
         axes.plot(
             [100 * x for x in found], share, marker="o", markersize=4, label=f"{LABELS[profile]}, {microbatches} mb"
         )
-    axes.set(xlabel="energy that may be given up, %", ylabel="clock changes per instruction, %", ylim=(0, 100))
+    axes.set(xlabel="permitted loss of energy, %", ylabel="clock changes per instruction, %", ylim=(0, 100))
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -108,9 +108,9 @@ def draw(curves: dict[tuple[str, int], dict[float, Frontier]], target: Path) -> 
 
 
 def main() -> None:
-    """Print the tables, draw the picture."""
+    """Print the tables and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plot", type=Path, help="where the picture goes")
+    parser.add_argument("--plot", type=Path, help="file of the plot")
     options = parser.parse_args()
     curves = {(profile, m): curve(profile, m) for profile in PROFILES for m in SIZES}
     print(loss_table(curves), latency_table(), sep="\n\n")

@@ -1,5 +1,7 @@
-"""`out/bench.json` → `docs/benchmarks.md`: the figures of `make bench` and the machine, without dates, so that the page
-changes only when a figure does. Run it on the machine that measured: `.venv/bin/python -m tests.bench.table`.
+"""Write docs/benchmarks.md from out/bench.json: the figures of `make bench`, and the machine that measured them.
+
+The page has no dates, so it changes only when a figure changes. Run the program on the machine that measured:
+`.venv/bin/python -m tests.bench.table`.
 """
 
 from __future__ import annotations
@@ -18,19 +20,19 @@ PAGE = """# Benchmarks
 
 Generated from `out/bench.json`; do not edit.
 
-    make bench                                # measures everything, each figure against its real peer in the same run
+    make bench                                # measures every figure and its real peer in the same run
     .venv/bin/python -m tests.bench.table     # writes this page
 
 Machine: {machine}.
 
-A ratio is the peer's figure over ours (for savings ours over the peer's). A peer that was stopped would have needed
-longer still, so its ratio is a lower bound; its energies are then compared only as far as it came. Gaps are certified:
-energy over a proven lower bound.
+The ratio is the peer's value divided by this project's value; for savings it is this project's value divided by the
+peer's. If a peer was stopped, its time is the time until then, and the ratio is a lower bound; energies are compared
+only for the plans that it had found. Gaps are certified: each is the energy above a proven lower bound.
 """
 
 
 def machine() -> str:
-    """Processor, cores, memory and versions that decide the figures."""
+    """Describe the machine: processor, cores, memory, and versions of Python and the numerical packages."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -39,12 +41,12 @@ def machine() -> str:
 
 
 def text(value: object) -> str:
-    """A number to four significant digits."""
+    """Format a number with four significant digits."""
     return "–" if value is None else f"{value:,.4g}" if isinstance(value, int | float) else str(value)
 
 
 def page(figures: dict[str, Result], machine: str) -> str:
-    """The whole page, one table for each first word of the names."""
+    """Return the page, with one table for each first word of the figures' names."""
     groups: dict[str, list[str]] = {}
     for name, figure in figures.items():
         cells = (figure["value"], figure["unit"], figure["peer"], figure["peer_value"], figure["ratio"])
@@ -58,7 +60,7 @@ def page(figures: dict[str, Result], machine: str) -> str:
 
 
 def main() -> None:
-    """Read, render, write."""
+    """Read the figures and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--input", type=Path, default=Path("out/bench.json"))
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"))

@@ -1,7 +1,7 @@
-"""The chart under a real Helm: what it renders, and a real API server to install it on.
+"""The chart with a real Helm: fixtures that render it, and a real API server to install it on.
 
-Without Helm every test here is skipped and says so; without the binaries of a control plane those that install are.
-Helm comes from ``make chart-test``, which builds it where Go is, or from the PATH.
+Without Helm every test of the chart is skipped with a message. Without the binaries of a control plane, the tests that
+install the chart are skipped. Helm comes from ``make chart-test``, which builds it where Go is installed, or from PATH.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import yaml
 from kubernetes import client
 from kubernetes.config import new_client_from_config
 from tests.doubles.process_node import ProcessNode
+from tests.waiting import eventually
 
 from perseus_sim.cluster.api_servers import Feature, Server, real_server
 from perseus_sim.cluster.control_plane import NoControlPlane, find_assets
@@ -36,20 +36,20 @@ PROGRAMS = {
 CRD = "perseusjobs.perseus.energy"
 CRDS = (CRD, "powerbudgets.perseus.energy")
 Objects = dict[tuple[str, str], dict[str, Any]]
-"""By kind and name; the name of one in another namespace has that before it."""
+"""Objects by kind and name; in another namespace than the release's the name is ``namespace/name``."""
 
 
 class HelmFailed(RuntimeError):
-    """What Helm said on standard error."""
+    """A helm command failed; the message is its output."""
 
 
 class Helm:
-    """The helm command, away from the user's own configuration."""
+    """The helm command, without the user's own configuration."""
 
     def __init__(self, binary: str, home: Path) -> None:
         self._binary = binary
-        places = {f"HELM_{kind}_HOME": str(home / kind) for kind in ("CACHE", "CONFIG", "DATA")}
-        self.environment = {**os.environ, **places, "PATH": f"{Path(binary).parent}:{os.environ['PATH']}"}
+        homes = {f"HELM_{kind}_HOME": str(home / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+        self.environment = {**os.environ, **homes, "PATH": f"{Path(binary).parent}:{os.environ['PATH']}"}
 
     def __call__(self, *arguments: str, stdin: str = "", kubeconfig: Path | None = None) -> str:
         login = {"KUBECONFIG": str(kubeconfig) if kubeconfig else os.devnull}
@@ -82,16 +82,16 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="session")
 def render(helm: Helm) -> Callable[..., Objects]:
-    """Objects of the chart with values as a mapping, as flags, or both."""
+    """``render(values, *flags)`` renders the chart with values from a mapping, from flags, or from both."""
 
     def rendered(values: dict[str, Any] | None = None, *flags: str, chart: Path = CHART) -> Objects:
         arguments = ["template", "perseus", str(chart), "--namespace", NAMESPACE, "--values", "-", *flags]
         documents = yaml.safe_load_all(helm(*arguments, stdin=yaml.safe_dump(values or {})))
         objects: Objects = {}
         for document in filter(None, documents):
-            place = document["metadata"].get("namespace", NAMESPACE)
+            namespace = document["metadata"].get("namespace", NAMESPACE)
             name = document["metadata"]["name"]
-            key = document["kind"], name if place == NAMESPACE else f"{place}/{name}"
+            key = document["kind"], name if namespace == NAMESPACE else f"{namespace}/{name}"
             assert key not in objects, f"rendered twice: {key}"
             objects[key] = document
         return objects
@@ -118,10 +118,8 @@ def api(server: Server) -> Iterator[Any]:
 
 
 def until(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not check():
-        assert time.monotonic() < deadline, f"{what}: not after {timeout_s:g} s"
-        time.sleep(0.2)
+    """Wait until a check returns true; fail after ``timeout_s``."""
+    eventually(check, f"not yet: {what}", every_s=0.2, patience_s=timeout_s)
 
 
 @pytest.fixture
@@ -133,7 +131,7 @@ def short() -> Iterator[Path]:
 
 @pytest.fixture
 def namespace(api: Any) -> Iterator[str]:
-    """The namespace of the install page, gone afterwards with all that is in it."""
+    """The namespace of the install page; it is deleted afterwards with everything in it."""
     core = client.CoreV1Api(api)
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     core.create_namespace({"metadata": {"name": NAMESPACE, "labels": labels}})
@@ -150,7 +148,7 @@ def namespace(api: Any) -> Iterator[str]:
 @pytest.fixture
 def node(api: Any, server: Server, short: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessNode]:
     if server.plane is None or Feature.CONTROLLERS not in server.features:
-        pytest.skip(f"the {server.name} is not ours to put a node into, or has no controllers")
+        pytest.skip(f"the {server.name} cannot get a node of the test, or has no controllers")
     try:
         library = build(tmp_path_factory.mktemp("library"))
     except ShimError as error:
@@ -176,8 +174,8 @@ def secrets(api: Any) -> dict[str, dict[str, str]]:
     return {secret.metadata.name: secret.data for secret in found.items}
 
 
-def forget_definitions(api: Any) -> None:
-    """What Helm keeps. Whoever comes next must not find it half gone."""
+def delete_definitions(api: Any) -> None:
+    """Delete the CRDs, which Helm keeps, and wait until they are gone, so that the next test does not find them."""
     definitions = client.ApiextensionsV1Api(api)
     for name in CRDS:
         definitions.delete_custom_resource_definition(name)

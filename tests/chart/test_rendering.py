@@ -1,4 +1,4 @@
-"""What the chart renders: toggles on and off, zero and null, and the promises that can be read from a manifest."""
+"""What the chart renders: with toggles on and off, with zero and null; and promises that a manifest can prove."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_everything_is_labelled_and_in_the_namespace(render: Render) -> None:
 
 
 def test_agents_can_have_a_namespace_of_their_own(render: Render) -> None:
-    """So that the release's may enforce what the operator keeps to. Whatever joins the two must name both."""
+    """Then the release's namespace can enforce the standard that the operator meets.
+
+    Every object that connects operator and agents must name both namespaces.
+    """
     objects = render({
         "agent": {"namespaceOverride": "gpu-agents"},
         "operator": {"namespaces": ["team-a"]},
@@ -74,8 +77,8 @@ def test_agents_can_have_a_namespace_of_their_own(render: Render) -> None:
         "simulatedGpus": {"enabled": True},
         "webhook": {"enabled": True},
     })  # fmt: skip
-    theirs = {key for key, body in objects.items() if body["metadata"].get("namespace") == "gpu-agents"}
-    assert theirs == {
+    in_agents = {key for key, body in objects.items() if body["metadata"].get("namespace") == "gpu-agents"}
+    assert in_agents == {
         ("DaemonSet", "gpu-agents/perseus-agent"),
         ("DaemonSet", "gpu-agents/perseus-gpu-sim"),
         ("NetworkPolicy", "gpu-agents/perseus-agent"),
@@ -140,7 +143,7 @@ def test_the_programs_accept_what_the_chart_gives_them(render: Render) -> None:
     for path in (given.socket, given.journal, given.pod_resources_socket, given.tls_key):
         assert str(Path(path).parent) in mounts, path
     assert mounts["/var/lib/kubelet/pod-resources"]["readOnly"]
-    assert not any("subPath" in mount for mount in mounts.values()), "renewed certificates would never arrive"
+    assert not any("subPath" in mount for mount in mounts.values()), "a subPath does not get renewed certificates"
     assert agent_settings([], {"PERSEUS_AGENT_INSECURE": "true"}).socket == given.socket, "the clients' default"
 
 
@@ -151,7 +154,7 @@ def test_the_operator_finds_the_agents(render: Render) -> None:
     assert objects[AGENT]["metadata"]["namespace"] == "perseus-system"
 
 
-def test_a_new_chart_of_the_same_programs_restarts_nothing(render: Render, tmp_path: Path) -> None:
+def test_a_new_chart_with_the_same_programs_restarts_nothing(render: Render, tmp_path: Path) -> None:
     chart = tmp_path / "perseus"
     shutil.copytree(CHART, chart)
     about = chart / "Chart.yaml"
@@ -216,19 +219,19 @@ def test_the_agent_has_these_exceptions_and_no_others(render: Render) -> None:
     assert not {"capabilities", "allowPrivilegeEscalation"} & set(privileged), "the API server refuses both together"
 
 
-def test_the_agent_never_takes_a_gpu(render: Render) -> None:
+def test_no_pod_of_the_release_requests_a_gpu(render: Render) -> None:
     for simulated in (False, True):
         for spec in pods(render({"simulatedGpus": {"enabled": simulated}})):
             assert "nvidia.com/gpu" not in json.dumps([c.get("resources") for c in spec["containers"]])
 
 
-def test_the_agent_has_time_to_give_clocks_back(render: Render) -> None:
+def test_the_agent_has_time_to_reset_clocks(render: Render) -> None:
     grace = pod(render(), AGENT)["terminationGracePeriodSeconds"]
     assert grace > agent_settings([], {"PERSEUS_AGENT_INSECURE": "true"}).drain_timeout_s
 
 
 def node_matches(agent: Any, labels: dict[str, str]) -> bool:
-    """As the scheduler would: terms are ORed, expressions ANDed, and the node selector besides."""
+    """Return whether the scheduler would accept a node: terms are ORed, and expressions and the node selector ANDed."""
     holds = {
         "In": lambda e: labels.get(e["key"]) in e["values"],
         "DoesNotExist": lambda e: e["key"] not in labels,
@@ -258,7 +261,7 @@ GPU_LABELS = [
         ("ignore", {None: True, "true": True, "paused-for-driver-upgrade": True}),
     ],
 )
-def test_agents_run_on_gpu_nodes_and_make_way_for_the_driver(
+def test_agents_run_on_gpu_nodes_and_stop_for_a_driver_upgrade(
     render: Render, gpu: dict[str, str], mode: str, runs_where_client_is: dict[str | None, bool]
 ) -> None:
     agent = pod(render({"agent": {"driverUpgradeLabel": mode}}), AGENT)
@@ -268,7 +271,7 @@ def test_agents_run_on_gpu_nodes_and_make_way_for_the_driver(
     assert not node_matches(agent, {"nvidia.com/gpu.deploy.client": "true"})
 
 
-def test_simulated_gpus_need_no_gpu_node_and_leave_the_agent_as_it_is_in_production(render: Render) -> None:
+def test_simulated_gpus_need_no_gpu_node_and_change_little_of_the_agent(render: Render) -> None:
     objects = render({"simulatedGpus": {"enabled": True, "count": 4}, "agent": {"runtimeClassName": "nvidia"}})
     agent = pod(objects, AGENT)
     production = pod(render({"agent": {"runtimeClassName": "nvidia"}}), AGENT)
@@ -291,11 +294,11 @@ def test_simulated_gpus_need_no_gpu_node_and_leave_the_agent_as_it_is_in_product
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"]
     hosts = {volume["name"]: volume["hostPath"]["path"] for volume in simulator["volumes"] if "hostPath" in volume}
-    assert hosts["gpus"] == folder  # where the agent looks, since the kubelet mounts it into pods from there
+    assert hosts["gpus"] == folder  # the same directory as the agent's: the kubelet mounts it into pods from there
     assert ("DaemonSet", "perseus-gpu-sim") not in render()
 
 
-def test_without_agents_nothing_of_them_is_left(render: Render) -> None:
+def test_without_agents_none_of_their_objects_is_rendered(render: Render) -> None:
     values = {"agent": {"enabled": False}, "metrics": {"serviceMonitor": {"enabled": True}}}
     objects = render(values)
     assert AGENT not in objects
@@ -303,14 +306,14 @@ def test_without_agents_nothing_of_them_is_left(render: Render) -> None:
     assert not [key for key in objects if key[0] in ("Service", "ServiceMonitor") and "agent" in key[1]]
 
 
-def test_toggles_off_leave_the_operator_alone(render: Render) -> None:
+def test_with_all_toggles_off_only_the_operator_is_rendered(render: Render) -> None:
     off = {
         "crds": {"enabled": False},
         "rbac": {"create": False, "aggregateUserRoles": False},
         "operator": {"serviceAccount": {"create": False, "name": "mine"}},
         "agent": {"enabled": False},
         "networkPolicy": {"enabled": False},
-        "tls": {"mode": "secret", "secret": {"operator": "mine-tls", "agent": "theirs"}},
+        "tls": {"mode": "secret", "secret": {"operator": "mine-tls", "agent": "agent-tls"}},
     }
     objects = render(off, "--no-hooks")
     assert set(objects) == {OPERATOR}
@@ -320,7 +323,7 @@ def test_toggles_off_leave_the_operator_alone(render: Render) -> None:
 
 
 @pytest.mark.parametrize("plural", ["perseusjobs", "powerbudgets"])
-def test_a_crd_stays_unless_told_otherwise(render: Render, plural: str) -> None:
+def test_a_crd_is_kept_by_default(render: Render, plural: str) -> None:
     key = ("CustomResourceDefinition", f"{plural}.perseus.energy")
     crd = render()[key]
     assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -329,22 +332,22 @@ def test_a_crd_stays_unless_told_otherwise(render: Render, plural: str) -> None:
     assert crd["spec"] == plain["spec"]
 
 
-def test_given_namespaces_the_operator_has_rights_there_alone(render: Render) -> None:
+def test_with_named_namespaces_the_operator_has_rights_only_there(render: Render) -> None:
     name = "perseus-system-perseus-operator"
     everywhere = render()
     assert ("ClusterRoleBinding", name) in everywhere
     assert "RoleBinding" not in kinds(render({}, "--no-hooks"))
     objects = render({"operator": {"namespaces": ["team-a", "team-b"]}})
     assert "ClusterRoleBinding" not in kinds(objects)
-    places = {name, f"team-a/{name}", f"team-b/{name}"}
-    assert {name for kind, name in objects if kind == "RoleBinding" and "operator" in name} == places
+    bindings = {name, f"team-a/{name}", f"team-b/{name}"}
+    assert {name for kind, name in objects if kind == "RoleBinding" and "operator" in name} == bindings
     main = container(objects, OPERATOR)
     assert operator_settings(main["args"], environment(main)).namespace_list == ("team-a", "team-b")
     own = container(everywhere, OPERATOR)
     assert operator_settings(own["args"], environment(own)).namespace_list == ()
 
 
-def test_who_may_do_what_with_jobs(render: Render) -> None:
+def test_the_user_roles(render: Render) -> None:
     objects = render()
     view = objects["ClusterRole", "perseus-system-perseus-view"]
     edit = objects["ClusterRole", "perseus-system-perseus-edit"]
@@ -352,7 +355,7 @@ def test_who_may_do_what_with_jobs(render: Render) -> None:
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
     assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
     assert {resource for rule in edit["rules"] for resource in rule["resources"]} == {"perseusjobs"}, (
-        "never status, nor budgets"
+        "neither status nor budgets"
     )
 
 
@@ -360,7 +363,7 @@ def test_network_policies(render: Render) -> None:
     objects = render({"networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}]}, "agent": {"grpcPort": 5678}})
     agent = objects["NetworkPolicy", "perseus-agent"]["spec"]
     assert agent["policyTypes"] == ["Ingress", "Egress"]
-    assert not agent.get("egress"), "an agent calls nobody"
+    assert not agent.get("egress"), "an agent opens no connections"
     commands = next(rule for rule in agent["ingress"] if rule["ports"][0]["port"] == "grpc")
     [peer] = commands["from"]
     assert peer["podSelector"]["matchLabels"][keys.LABEL_COMPONENT] == "perseus-operator"
@@ -374,22 +377,22 @@ def test_network_policies(render: Render) -> None:
     )
 
 
-def test_certificates_of_one_authority_name_who_they_are_for(render: Render) -> None:
+def test_generated_certificates_have_one_authority_and_the_right_names(render: Render) -> None:
     from base64 import b64decode
 
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
     objects = render()
-    secrets = {who: objects["Secret", f"perseus-{who}-tls"]["data"] for who in ("operator", "agent")}
+    secrets = {name: objects["Secret", f"perseus-{name}-tls"]["data"] for name in ("operator", "agent")}
     authority = x509.load_pem_x509_certificate(b64decode(secrets["operator"]["ca.crt"]))
-    for who, data in secrets.items():
+    for name, data in secrets.items():
         assert data["ca.crt"] == secrets["operator"]["ca.crt"]
-        assert set(data) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is thrown away"
+        assert set(data) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is not stored"
         certificate = x509.load_pem_x509_certificate(b64decode(data["tls.crt"]))
         certificate.verify_directly_issued_by(authority)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        assert names.get_values_for_type(x509.DNSName) == [f"perseus-{who}"]
+        assert names.get_values_for_type(x509.DNSName) == [f"perseus-{name}"]
         usages = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
         assert usages >= {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
 
@@ -403,9 +406,9 @@ def test_certificates_by_cert_manager(render: Render) -> None:
     assert agent["usages"] == ["server auth", "client auth"]
     assert agent["issuerRef"]["name"] == "perseus-ca"
     issuer = {"name": "corporate", "kind": "ClusterIssuer"}
-    theirs = render({"tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}})
-    assert not {name for kind, name in theirs if kind == "Issuer"}
-    assert theirs["Certificate", "perseus-operator-tls"]["spec"]["issuerRef"] == issuer
+    objects = render({"tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}})
+    assert not {name for kind, name in objects if kind == "Issuer"}
+    assert objects["Certificate", "perseus-operator-tls"]["spec"]["issuerRef"] == issuer
 
 
 def test_monitors(render: Render) -> None:
@@ -416,16 +419,19 @@ def test_monitors(render: Render) -> None:
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "5s", "honorLabels": True}
     objects = render({"metrics": {"serviceMonitor": scrape}})
-    for who, port in (("operator", keys.DEFAULT_OPERATOR_METRICS_PORT), ("agent", keys.DEFAULT_AGENT_METRICS_PORT)):
-        service = objects["Service", f"perseus-{who}-metrics"]
+    for component, port in (
+        ("operator", keys.DEFAULT_OPERATOR_METRICS_PORT),
+        ("agent", keys.DEFAULT_AGENT_METRICS_PORT),
+    ):
+        service = objects["Service", f"perseus-{component}-metrics"]
         assert service["spec"]["ports"][0]["port"] == port
-        selector = objects["ServiceMonitor", f"perseus-{who}"]["spec"]["selector"]["matchLabels"]
+        selector = objects["ServiceMonitor", f"perseus-{component}"]["spec"]["selector"]["matchLabels"]
         assert selector.items() <= service["metadata"]["labels"].items()
-        key = OPERATOR if who == "operator" else AGENT
+        key = OPERATOR if component == "operator" else AGENT
         assert service["spec"]["selector"].items() <= objects[key]["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_rules_and_dashboards_are_whatever_files_there_are(render: Render, tmp_path: Path) -> None:
+def test_every_file_of_rules_and_dashboards_is_rendered(render: Render, tmp_path: Path) -> None:
     chart = tmp_path / "perseus"
     shutil.copytree(CHART, chart)
     for folder in ("rules", "dashboards"):
@@ -436,12 +442,12 @@ def test_rules_and_dashboards_are_whatever_files_there_are(render: Render, tmp_p
             "dashboards": {"enabled": True, "annotations": {"folder": "Energy"}},
         }
     }
-    assert not {"PrometheusRule", "ConfigMap"} & kinds(render(values, chart=chart)), "none of either is no error"
+    assert not {"PrometheusRule", "ConfigMap"} & kinds(render(values, chart=chart)), "no such files are no error"
 
     alert = {"alert": "Locked", "expr": "up == 0", "annotations": {"summary": "{{ $labels.node }} is locked"}}
     groups = {"groups": [{"name": "perseus", "rules": [alert]}]}
     (chart / "files" / "rules").mkdir(exist_ok=True)
-    (chart / "files" / "rules" / "alerts.yaml").write_text("# says why\n" + yaml.safe_dump(groups))
+    (chart / "files" / "rules" / "alerts.yaml").write_text("# a comment\n" + yaml.safe_dump(groups))
     (chart / "files" / "dashboards").mkdir(exist_ok=True)
     board = {"title": "Fleet", "panels": [{"legendFormat": "{{node}}"}]}
     (chart / "files" / "dashboards" / "fleet.json").write_text(json.dumps(board, indent=2))

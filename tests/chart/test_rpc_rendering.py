@@ -1,4 +1,4 @@
-"""The operator's RPC as the chart renders it: off unless asked for, who reaches it, and by which certificates."""
+"""The operator's RPC as the chart renders it: disabled by default, its network policy and its certificates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(found: x509.Certificate) -> list[str]:
     return found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
 
 
-def test_off_is_off(render: Render) -> None:
+def test_it_is_disabled_by_default(render: Render) -> None:
     objects = render()
     assert not [key for key in objects if "rpc" in key[1] or "infrastructure" in key[1]]
     assert "rpc" not in str(objects["Deployment", "perseus-operator"])
@@ -33,7 +33,7 @@ def test_off_is_off(render: Render) -> None:
 
 
 @pytest.mark.parametrize("mode", ["generated", "certManager", "secret"])
-def test_the_operator_serves_where_the_service_leads(render: Render, mode: str) -> None:
+def test_the_operator_serves_the_port_of_the_service(render: Render, mode: str) -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "facility"}}}]
     values = {
         "rpc": {"enabled": True, "port": 12345, "allowedNames": ["cooling", "power"], "from": peers},
@@ -53,35 +53,35 @@ def test_the_operator_serves_where_the_service_leads(render: Render, mode: str) 
     ingress = objects["NetworkPolicy", "perseus-operator"]["spec"]["ingress"]
     assert {"ports": [{"port": "rpc", "protocol": "TCP"}], "from": peers} in ingress
     mounts = [mount["mountPath"] for mount in main["volumeMounts"]]
-    assert bool(settings.rpc_ca) is (mode == "generated"), "otherwise one authority signs everybody"
+    assert bool(settings.rpc_ca) is (mode == "generated"), "otherwise one authority signs all certificates"
     assert ("/etc/perseus/infrastructure" in mounts) is (mode == "generated")
 
 
-def test_without_peers_everybody_may_knock(render: Render) -> None:
+def test_without_peers_every_client_may_connect(render: Render) -> None:
     ingress = render(ON)["NetworkPolicy", "perseus-operator"]["spec"]["ingress"]
     assert {"ports": [{"port": "rpc", "protocol": "TCP"}]} in ingress
 
 
-def test_a_generated_caller_is_known_to_the_operator_and_to_no_agent(render: Render) -> None:
+def test_the_operator_trusts_a_generated_caller_and_agents_do_not(render: Render) -> None:
     objects = render(ON)
     secret, operator = objects[CALLER], objects["Secret", "perseus-operator-tls"]
-    assert set(secret["data"]) == {"ca.crt", "caller-ca.crt", "tls.crt", "tls.key"}, "no authority's key is kept"
+    assert set(secret["data"]) == {"ca.crt", "caller-ca.crt", "tls.crt", "tls.key"}, "no authority's key is stored"
     caller = certificate(secret, "tls.crt")
     caller.verify_directly_issued_by(certificate(secret, "caller-ca.crt"))
     assert names(caller) == ["perseus-infrastructure"]
-    assert secret["data"]["ca.crt"] == operator["data"]["ca.crt"], "what vouches for the operator"
+    assert secret["data"]["ca.crt"] == operator["data"]["ca.crt"], "it verifies the operator"
     with pytest.raises((ValueError, InvalidSignature)):
         caller.verify_directly_issued_by(certificate(objects["Secret", "perseus-agent-tls"], "ca.crt"))
     volumes = objects["Deployment", "perseus-operator"]["spec"]["template"]["spec"]["volumes"]
     (mounted,) = [volume["secret"] for volume in volumes if volume["name"] == "infrastructure"]
     assert mounted["secretName"] == CALLER[1]
-    assert [item["key"] for item in mounted["items"]] == ["caller-ca.crt"], "the caller's key is not the operator's"
+    assert [item["key"] for item in mounted["items"]] == ["caller-ca.crt"], "the operator does not get the caller's key"
     assert names(certificate(render({"rpc": {"enabled": True, "allowedNames": ["power"]}})[CALLER], "tls.crt")) == [
         "power"
     ]
 
 
-def test_cert_manager_issues_the_callers(render: Render) -> None:
+def test_cert_manager_issues_the_callers_certificate(render: Render) -> None:
     objects = render({**ON, "tls": {"mode": "certManager"}})
     spec = objects["Certificate", CALLER[1]]["spec"]
     assert spec["dnsNames"] == ["perseus-infrastructure"]
@@ -90,6 +90,6 @@ def test_cert_manager_issues_the_callers(render: Render) -> None:
     assert ("Certificate", CALLER[1]) not in render({"tls": {"mode": "certManager"}})
 
 
-def test_with_ones_own_secrets_no_certificate_is_made(render: Render) -> None:
+def test_with_the_users_secrets_no_certificate_is_made(render: Render) -> None:
     values = {**ON, "tls": {"mode": "secret", "secret": {"operator": "a", "agent": "b"}}}
     assert not [key for key in render(values) if key[0] in ("Secret", "Certificate")]

@@ -1,4 +1,4 @@
-"""What the schema takes and what it refuses, and how it says so."""
+"""Which values the schema accepts, which it refuses, and its messages."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def leaves(values: dict[str, Any], path: str = "") -> list[tuple[str, Any]]:
 
 
 def test_lint(helm: Callable[..., str]) -> None:
-    said = helm("lint", "--strict", str(CHART))
-    assert "0 chart(s) failed" in said
-    assert "WARNING" not in said
+    output = helm("lint", "--strict", str(CHART))
+    assert "0 chart(s) failed" in output
+    assert "WARNING" not in output
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         ("oprator", {}, "oprator"),
         ("agent.socketDir", "/run/x", "socketDir"),
@@ -68,21 +68,21 @@ def test_lint(helm: Callable[..., str]) -> None:
         ("metrics.podMonitor.interval", "often", "interval"),
     ],
 )
-def test_what_breaks_a_rule_is_refused_by_name(render: Render, path: str, value: Any, said: str) -> None:
+def test_an_invalid_value_is_refused_by_name(render: Render, path: str, value: Any, message: str) -> None:
     with pytest.raises(RuntimeError, match=r"values don't meet the specifications of the schema") as refused:
         render(nested(path, value))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_one_kind_of_monitor_at_most(render: Render) -> None:
+def test_two_kinds_of_monitor_are_refused(render: Render) -> None:
     with pytest.raises(RuntimeError, match="at most one, or every series is scraped twice"):
         render({"metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}})
 
 
-@pytest.mark.parametrize("who", ["operator", "agent"])
-def test_secrets_of_ones_own_must_be_named(render: Render, who: str) -> None:
-    names = {"operator": "a", "agent": "b"} | {who: ""}
-    with pytest.raises(RuntimeError, match=rf"tls\.secret\.{who}: name the Secret"):
+@pytest.mark.parametrize("component", ["operator", "agent"])
+def test_the_users_secrets_must_be_named(render: Render, component: str) -> None:
+    names = {"operator": "a", "agent": "b"} | {component: ""}
+    with pytest.raises(RuntimeError, match=rf"tls\.secret\.{component}: name the Secret"):
         render({"tls": {"mode": "secret", "secret": names}})
 
 
@@ -100,12 +100,12 @@ def test_secrets_of_ones_own_must_be_named(render: Render, who: str) -> None:
         ("operator.image.digest", f"sha256:{'0' * 64}"),
     ],
 )
-def test_what_keeps_the_rules_is_taken(render: Render, path: str, value: Any) -> None:
+def test_a_valid_value_is_accepted(render: Render, path: str, value: Any) -> None:
     assert render(nested(path, value))
 
 
 def refusal(render: Render, values: dict[str, Any]) -> str | None:
-    """What Helm says against values; None: nothing."""
+    """Return Helm's message if it refuses the values; None if it accepts them."""
     try:
         objects = render(values)
     except RuntimeError as error:
@@ -115,14 +115,14 @@ def refusal(render: Render, values: dict[str, Any]) -> str | None:
     return None
 
 
-def test_null_is_refused_by_name_or_leaves_a_manifest_that_holds(render: Render) -> None:
-    """For every value: null takes a default away, and templates must not trip over what is gone."""
+def test_null_is_refused_by_name_or_renders_without_null(render: Render) -> None:
+    """Null removes a default. For every value, templates must work without it or the schema must refuse null."""
     refused = set()
     for path, _ in leaves(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))):
-        said = refusal(render, nested(path, None))
-        if said is not None:
-            assert "don't meet the specifications of the schema" in said, path
-            assert path.rpartition(".")[2] in said
+        message = refusal(render, nested(path, None))
+        if message is not None:
+            assert "don't meet the specifications of the schema" in message, path
+            assert path.rpartition(".")[2] in message
             refused.add(path)
     assert {"operator.image.repository", "agent.grpcPort", "crds.keep"} <= refused
     assert not {"agent.tolerations", "operator.resources", "image.registry"} & refused

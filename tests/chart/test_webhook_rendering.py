@@ -1,4 +1,4 @@
-"""The webhook as the chart renders it: who is asked, about which pods, and that nobody waits long or is refused."""
+"""The webhook as the chart renders it: its service, the pods that it gets, and that it never blocks a pod."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def webhook(objects: dict[tuple[str, str], dict[str, Any]]) -> Any:
 
 
 def selects(selector: Any, labels: dict[str, str]) -> bool:
-    """As the API server would."""
+    """Return whether the API server would select an object with these labels."""
     holds = {
         "In": lambda e: labels.get(e["key"]) in e["values"],
         "NotIn": lambda e: labels.get(e["key"]) not in e["values"],
@@ -38,44 +38,44 @@ def in_namespace(name: str, **labels: str) -> dict[str, str]:
     return {"kubernetes.io/metadata.name": name, **labels}
 
 
-def test_off_is_off(render: Render) -> None:
+def test_it_is_disabled_by_default(render: Render) -> None:
     objects = render()
     assert not [key for key in objects if "webhook" in key[1] or key[0] == CONFIGURATION[0]]
     assert "webhook" not in str(objects["Deployment", "perseus-operator"])
     assert "webhook" not in str(objects["NetworkPolicy", "perseus-operator"])
 
 
-def test_it_never_blocks_and_changes_nothing_else(render: Render) -> None:
-    asked = webhook(render({"webhook": {"enabled": True}}))
-    assert asked["failurePolicy"] == "Ignore"
-    assert asked["timeoutSeconds"] == 10
-    assert asked["sideEffects"] == "None"
-    assert asked["reinvocationPolicy"] == "IfNeeded"
-    (rule,) = asked["rules"]
+def test_it_never_blocks_and_gets_only_new_pods(render: Render) -> None:
+    configured = webhook(render({"webhook": {"enabled": True}}))
+    assert configured["failurePolicy"] == "Ignore"
+    assert configured["timeoutSeconds"] == 10
+    assert configured["sideEffects"] == "None"
+    assert configured["reinvocationPolicy"] == "IfNeeded"
+    (rule,) = configured["rules"]
     assert (rule["apiGroups"], rule["resources"], rule["operations"]) == ([""], ["pods"], ["CREATE"])
     assert webhook(render({"webhook": {"enabled": True, "timeoutSeconds": 5}}))["timeoutSeconds"] == 5
 
 
-def test_labelled_pods_alone_and_not_everywhere(render: Render) -> None:
-    asked = webhook(render({"webhook": {"enabled": True, "excludedNamespaces": ["kube-system", "calm"]}}))
-    assert selects(asked["objectSelector"], {keys.LABEL_JOB: "gpt3"})
-    assert not selects(asked["objectSelector"], {"app": "gpt3"})
-    assert selects(asked["namespaceSelector"], in_namespace("training"))
-    for name in ("kube-system", "calm", "perseus-system"):
-        assert not selects(asked["namespaceSelector"], in_namespace(name))
-    assert not selects(asked["namespaceSelector"], in_namespace("a", **{"perseus.energy/webhook": "ignore"}))
-    for level, asked_about in (("privileged", True), ("baseline", False), ("restricted", False)):
+def test_it_gets_only_labelled_pods_and_not_of_every_namespace(render: Render) -> None:
+    configured = webhook(render({"webhook": {"enabled": True, "excludedNamespaces": ["kube-system", "infra"]}}))
+    assert selects(configured["objectSelector"], {keys.LABEL_JOB: "gpt3"})
+    assert not selects(configured["objectSelector"], {"app": "gpt3"})
+    assert selects(configured["namespaceSelector"], in_namespace("training"))
+    for name in ("kube-system", "infra", "perseus-system"):
+        assert not selects(configured["namespaceSelector"], in_namespace(name))
+    assert not selects(configured["namespaceSelector"], in_namespace("a", **{"perseus.energy/webhook": "ignore"}))
+    for level, selected in (("privileged", True), ("baseline", False), ("restricted", False)):
         labels = in_namespace("a", **{"pod-security.kubernetes.io/enforce": level})
-        assert selects(asked["namespaceSelector"], labels) is asked_about
+        assert selects(configured["namespaceSelector"], labels) is selected
 
 
-def test_given_namespaces_it_asks_about_them_alone(render: Render) -> None:
-    asked = webhook(render({"webhook": {"enabled": True}, "operator": {"namespaces": ["team-a"]}}))
-    assert selects(asked["namespaceSelector"], in_namespace("team-a"))
-    assert not selects(asked["namespaceSelector"], in_namespace("team-b"))
+def test_with_named_namespaces_it_gets_only_their_pods(render: Render) -> None:
+    configured = webhook(render({"webhook": {"enabled": True}, "operator": {"namespaces": ["team-a"]}}))
+    assert selects(configured["namespaceSelector"], in_namespace("team-a"))
+    assert not selects(configured["namespaceSelector"], in_namespace("team-b"))
 
 
-def test_the_operator_serves_where_the_api_server_asks(render: Render) -> None:
+def test_the_operator_serves_what_the_api_server_calls(render: Render) -> None:
     values = {"webhook": {"enabled": True, "port": 12345}, "agent": {"socketDirectory": "/srv/perseus"}}
     objects = render(values)
     service = webhook(objects)["clientConfig"]["service"]
@@ -91,11 +91,11 @@ def test_the_operator_serves_where_the_api_server_asks(render: Render) -> None:
     settings = parse_settings(main["args"], {})
     assert settings.webhook_address == "0.0.0.0:12345"
     assert settings.agent_socket == "/srv/perseus/agent.sock"
-    assert f"--socket={settings.agent_socket}" in str(objects["DaemonSet", "perseus-agent"]), "where agents listen"
+    assert f"--socket={settings.agent_socket}" in str(objects["DaemonSet", "perseus-agent"]), "the agents' socket"
     mounts = {mount["mountPath"]: mount for mount in main["volumeMounts"]}
     for path in (settings.webhook_cert, settings.webhook_key):
         mount = mounts[path.rpartition("/")[0]]
-        assert "subPath" not in mount, "renewed certificates would never arrive"
+        assert "subPath" not in mount, "a subPath does not get renewed certificates"
     ingress = objects["NetworkPolicy", "perseus-operator"]["spec"]["ingress"]
     assert {"ports": [{"port": "webhook", "protocol": "TCP"}]} in ingress
 
@@ -103,18 +103,18 @@ def test_the_operator_serves_where_the_api_server_asks(render: Render) -> None:
 def test_a_generated_certificate_is_for_the_service(render: Render) -> None:
     objects = render({"webhook": {"enabled": True}})
     data = objects["Secret", "perseus-webhook-tls"]["data"]
-    assert set(data) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is thrown away"
+    assert set(data) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is not stored"
     assert webhook(objects)["clientConfig"]["caBundle"] == data["ca.crt"]
     authority, certificate = (x509.load_pem_x509_certificate(b64decode(data[key])) for key in ("ca.crt", "tls.crt"))
     certificate.verify_directly_issued_by(authority)
-    assert certificate.subject != authority.subject, "or it would be taken for its own issuer"
+    assert certificate.subject != authority.subject, "or verification would take it for its own issuer"
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert HOST in names.get_values_for_type(x509.DNSName)
     assert (
         ExtendedKeyUsageOID.SERVER_AUTH in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     )
     mutual = objects["Secret", "perseus-operator-tls"]["data"]["ca.crt"]
-    assert mutual != data["ca.crt"], "whoever the webhook is trusted by, agents obey another authority"
+    assert mutual != data["ca.crt"], "agents trust another authority than the webhook's"
 
 
 def test_cert_manager_issues_and_injects(render: Render) -> None:
@@ -132,23 +132,23 @@ def test_cert_manager_issues_and_injects(render: Render) -> None:
     assert render(values)["Certificate", "perseus-webhook-tls"]["spec"]["issuerRef"] == issuer
 
 
-def test_own_secrets_need_their_authority(render: Render) -> None:
+def test_the_users_secrets_need_their_authority(render: Render) -> None:
     secret = {"operator": "a", "agent": "b", "webhook": "c"}
     values = {"webhook": {"enabled": True, "caBundle": "PEM"}, "tls": {"mode": "secret", "secret": secret}}
     objects = render(values)
     assert webhook(objects)["clientConfig"]["caBundle"] == b64encode(b"PEM").decode()
     volumes = objects["Deployment", "perseus-operator"]["spec"]["template"]["spec"]["volumes"]
     assert "c" in {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
-    for missing, said in (("caBundle", "webhook.caBundle"), ("secret", "tls.secret.webhook")):
+    for missing, message in (("caBundle", "webhook.caBundle"), ("secret", "tls.secret.webhook")):
         broken = {
             "webhook": {"enabled": True, "caBundle": "" if missing == "caBundle" else "PEM"},
             "tls": {"mode": "secret", "secret": secret | ({"webhook": ""} if missing == "secret" else {})},
         }
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match=message):
             render(broken)
 
 
-def test_null_takes_the_list_of_namespaces_away(render: Render) -> None:
-    asked = webhook(render({"webhook": {"enabled": True, "excludedNamespaces": None}}))
-    assert selects(asked["namespaceSelector"], in_namespace("kube-system"))
-    assert not selects(asked["namespaceSelector"], in_namespace("perseus-system"))
+def test_null_removes_the_list_of_namespaces(render: Render) -> None:
+    configured = webhook(render({"webhook": {"enabled": True, "excludedNamespaces": None}}))
+    assert selects(configured["namespaceSelector"], in_namespace("kube-system"))
+    assert not selects(configured["namespaceSelector"], in_namespace("perseus-system"))

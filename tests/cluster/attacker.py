@@ -1,7 +1,9 @@
-"""What an attacker runs in a container: ``python -c`` this, with one word and a GPU's UUID. Prints one JSON line.
+"""The attacker's program: it claims a GPU at the agent in one of several ways and prints one JSON line.
 
-Sent to the trainer's image by ``test_identity``, as text: only what that image holds may be imported. All claim the
-GPU as rank 0 of stage 0, as the rightful process does.
+usage: python -c PROGRAM claim|dead|give|take GPU_UUID
+
+It runs as text in the trainer's image, so it may import only what that image contains. It claims the GPU as rank 0 of
+stage 0, as the legitimate process does.
 """
 
 from __future__ import annotations
@@ -21,103 +23,98 @@ PATIENCE_S = 120.0
 STEP = wire.Instruction(wire.InstructionKind.FORWARD, 0, 0)
 
 
-def connection() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def connect(path: str = AGENT) -> socket.socket:
+    """Connect to a socket, and retry until it exists."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            made.connect(AGENT)
-            return made
+            connection.connect(path)
+            return connection
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
 
 
-def claim(made: socket.socket, gpu: str) -> dict[str, str]:
-    """Say hello; what came of it."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the answer may be there already
-        made.sendall(wire.encode_hello(wire.Hello(0, 0, 0, wire.Timing.HOST, gpu, (STEP,))))
+def claim(connection: socket.socket, gpu: str) -> dict[str, str]:
+    """Send a hello for a GPU and return the result."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the agent may have refused already
+        connection.sendall(wire.encode_hello(wire.Hello(0, 0, 0, wire.Timing.HOST, gpu, (STEP,))))
     try:
-        answer = wire.receive_answer(made, PATIENCE_S)
+        answer = wire.receive_answer(connection, PATIENCE_S)
     except (OSError, wire.ChannelError) as error:
         return {"answer": "NOTHING", "message": str(error)}
     if isinstance(answer, wire.Refusal):
         return {"answer": answer.reason.name, "message": answer.message}
-    # Not refused at once: a pod that no lease names yet waits, and is sent away when one does.
-    made.settimeout(15)  # a lease of that cluster
+    # Not refused at once: a pod without a lease waits, and the agent closes the connection when a lease names the pod.
+    connection.settimeout(15)  # a lease of that cluster
     try:
-        gone = made.recv(1) == b""
+        closed = connection.recv(1) == b""
     except TimeoutError:
-        gone = False
-    return {"answer": "DISMISSED" if gone else "WAITS", "message": ""}
+        closed = False
+    return {"answer": "DISMISSED" if closed else "WAITS", "message": ""}
 
 
 def of_a_dead_process(gpu: str) -> dict[str, str]:
-    """A child connects, hands us the connection and is killed. When somebody else has its number, we speak."""
+    """Let a child connect, pass on the connection and die; send the hello when another process has its number."""
     ours, theirs = socket.socketpair()
-    tell("ready")
-    hear("connect")
+    announce("ready")
+    wait_for("connect")
     if os.fork() == 0:
-        own = connection()
+        own = connect()
         socket.send_fds(theirs, [b"x"], [own.fileno()])
         time.sleep(PATIENCE_S)
         os._exit(0)
     _, [descriptor], _, _ = socket.recv_fds(ours, 1, 1)
-    tell("connected")
+    announce("connected")
     os.wait()
-    tell("died")
-    hear("go")
+    announce("died")
+    wait_for("go")
     return claim(socket.socket(fileno=descriptor), gpu)
 
 
-def tell(word: str) -> None:
+def announce(word: str) -> None:
+    """Show the test that a step is complete, by a file."""
     open(f"/shared/{word}", "w").close()
 
 
-def hear(word: str) -> None:
+def wait_for(word: str) -> None:
+    """Wait until the test makes a file."""
     deadline = time.monotonic() + PATIENCE_S
     while not os.path.exists(f"/shared/{word}") and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def give_away() -> dict[str, str]:
-    """Connect, and pass the connection to whoever comes, who is in another pod."""
+    """Connect to the agent, and pass the connection to a process in another pod."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(SHARED)
         os.chmod(SHARED, 0o777)
         listener.listen()
         listener.settimeout(PATIENCE_S)
         taker, _ = listener.accept()
-        with connection() as own:
+        with connect() as own:
             socket.send_fds(taker, [b"x"], [own.fileno()])
-        taker.recv(1)  # alive until it has been used
+        taker.recv(1)  # keep the connection until the other process has used it
     return {"answer": "GIVEN", "message": ""}
 
 
 def take(gpu: str) -> dict[str, str]:
-    deadline = time.monotonic() + PATIENCE_S
-    taker = socket.socket(socket.AF_UNIX)
-    while True:
-        try:
-            taker.connect(SHARED)
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    """Claim the GPU through the connection of another pod."""
+    taker = connect(SHARED)
     _, [descriptor], _, _ = socket.recv_fds(taker, 1, 1)
-    said = claim(socket.socket(fileno=descriptor), gpu)
+    result = claim(socket.socket(fileno=descriptor), gpu)
     taker.sendall(b"x")
-    return said
+    return result
 
 
 if __name__ == "__main__":
-    word, uuid = sys.argv[-2:]
-    acts = {
-        "claim": lambda: claim(connection(), uuid),
+    attack, uuid = sys.argv[-2:]
+    attacks = {
+        "claim": lambda: claim(connect(), uuid),
         "dead": lambda: of_a_dead_process(uuid),
         "give": give_away,
         "take": lambda: take(uuid),
     }
-    print(json.dumps(acts[word]()), flush=True)
+    print(json.dumps(attacks[attack]()), flush=True)

@@ -1,7 +1,7 @@
 """The real cluster that tests run on: the one of `make cluster` (or of PERSEUS_CLUSTER), which must be up.
 
-The project's images are built and loaded once; PERSEUS_IMAGES names an archive that is there already. Tests that make
-and remove clusters of their own take none of this.
+The project's images are built and loaded once; PERSEUS_IMAGES names an existing archive instead. Tests that make and
+remove their own clusters use none of these fixtures.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installation import Installation
 from kubernetes import client
 from kubernetes.config import new_client_from_config
-from stage import Stage
 from tests import waiting
 from tests.namespaces import own_namespace
 from urllib3.exceptions import HTTPError
@@ -30,21 +30,21 @@ ROOT = Path(__file__).resolve().parents[2]
 Eventually = Callable[..., Any]
 Helm = Callable[..., str]
 Building = tuple[subprocess.Popen[str], Path]
-"""Who builds an archive of images, and where it will be."""
+"""The process that builds an archive of images, and the path of the archive."""
 _NOT_YET = (AssertionError, OSError, ClusterError, client.ApiException, HTTPError)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the tests that need no images, which are built meanwhile."""
+    """Run the tests first that need no images, while the images are built."""
     items.sort(key=lambda item: "images" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """The cluster; whoever breaks a part of it mends it."""
+    """The cluster. A test that breaks a part of it must repair it."""
     found = Cluster(default_state())
     if not found.kubeconfig.exists() or found.control_plane.pid is None:
-        pytest.skip(f"no cluster runs in {found.state}: `make cluster` makes one")
+        pytest.skip(f"no cluster runs in {found.state}: make one with `make cluster`")
     return found
 
 
@@ -57,16 +57,16 @@ def api(cluster: Cluster) -> Iterator[Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def building(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Building | None]:
-    """The project's images, if a test asks for them: built beside the tests that do not."""
-    asked = any("images" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    if not asked or "PERSEUS_IMAGES" in os.environ or not Cluster(default_state()).kubeconfig.exists():
+    """The build of the project's images, if a test needs them; it runs beside the tests that do not."""
+    needed = any("images" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    if not needed or "PERSEUS_IMAGES" in os.environ or not Cluster(default_state()).kubeconfig.exists():
         yield None
         return
     archive = tmp_path_factory.mktemp("images") / "images.tar"
     command = [sys.executable, str(ROOT / "deploy" / "images" / "build.py"), "--archive", str(archive)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as builder:
         yield builder, archive
-        if builder.poll() is None:  # nobody asked in the end: it then ends what it has begun
+        if builder.poll() is None:  # no test used the images: the builder stops its build
             builder.send_signal(signal.SIGINT)
             builder.communicate()
     archive.unlink(missing_ok=True)
@@ -79,14 +79,14 @@ def images(cluster: Cluster, building: Building | None) -> set[str]:
         archive = Path(os.environ["PERSEUS_IMAGES"])
     else:
         builder, archive = building
-        said, _ = builder.communicate()
-        assert builder.returncode == 0, said
+        output, _ = builder.communicate()
+        assert builder.returncode == 0, output
     return set.intersection(*map(set, cluster.load(archive).values()))
 
 
 @pytest.fixture(scope="session")
 def helm(cluster: Cluster) -> Helm:
-    """``helm("install", ...)`` on the cluster; returns what it says, fails with it."""
+    """``helm("install", ...)`` runs helm on the cluster and returns its output, with which it also fails."""
     environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
 
     def run(*arguments: str) -> str:
@@ -99,25 +99,30 @@ def helm(cluster: Cluster) -> Helm:
 
 
 @pytest.fixture(scope="session")
-def stages() -> Iterator[contextlib.ExitStack]:
-    """Holds the stage that stands, so that whoever needs the cluster for himself can strike it."""
+def installations() -> Iterator[contextlib.ExitStack]:
+    """Holds the current installation, so that a test that needs the cluster without it can uninstall it."""
     with contextlib.ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
-def stage(
-    cluster: Cluster, api: Any, helm: Helm, images: set[str], eventually: Eventually, stages: contextlib.ExitStack
-) -> Stage:
-    """The product at work, one for the tests of faults and of identity: setting it takes as long as several of them."""
-    return stages.enter_context(Stage(cluster, api, helm, eventually).standing())
+def installation(
+    cluster: Cluster,
+    api: Any,
+    helm: Helm,
+    images: set[str],
+    eventually: Eventually,
+    installations: contextlib.ExitStack,
+) -> Installation:
+    """One installation for the tests of faults and of identity: making it takes as long as several tests."""
+    return installations.enter_context(Installation(cluster, api, helm, eventually).installed())
 
 
 @pytest.fixture(scope="session")
 def eventually() -> Eventually:
     """``eventually(what, check, timeout_s=120)`` waits until ``check()`` is true and returns what it returned.
 
-    An exception of the API server, kubectl or a failed assertion counts as "not yet": parts are away on purpose.
+    An exception of the API server, of kubectl or a failed assertion counts as "not yet": tests stop parts on purpose.
     """
 
     def wait(what: str, check: Callable[[], Any], timeout_s: float = 120.0) -> Any:
@@ -128,6 +133,6 @@ def eventually() -> Eventually:
 
 @pytest.fixture
 def namespace(api: Any) -> Iterator[str]:
-    """A namespace of the test's own."""
+    """A separate namespace for the test."""
     with own_namespace(api) as name:
         yield name

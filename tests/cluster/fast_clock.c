@@ -1,5 +1,5 @@
-/* A wall clock that is an hour fast, for one process: LD_PRELOAD this. Built and used by faults.py.
-   Durations stay right, as on a node whose clock was set wrong: the monotonic clock is not touched. */
+/* A wall clock that is one hour fast, for one process: preload this library with LD_PRELOAD.
+   The monotonic clock is unchanged, so durations stay right, as on a node whose clock was set wrong. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sys/time.h>

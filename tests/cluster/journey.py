@@ -1,7 +1,7 @@
-"""What a user of a real cluster does and sees: helm and kubectl outward, the simulated GPUs read beside them.
+"""The actions of a user on a real cluster, with helm and kubectl, and what the user and the simulated GPUs show.
 
-Used by ``test_journey``. Whatever is done is said as it is done, so that ``pytest -s`` tells the whole way as a story.
-What is true of a GPU is read from the simulated driver on its node, from outside of every pod: never from the product.
+Every action is printed, so that ``pytest -s`` shows the whole journey. The state of a GPU is read from the simulated
+driver on its node, outside of every pod, and never from the product.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from statistics import linear_regression
 from typing import Any
 
 import yaml
+from installation import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, AgentExit
 from kubernetes import client
-from stage import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, Parting
 
 from local_cluster.cluster import Cluster
 from local_cluster.errors import ClusterError
@@ -34,16 +34,16 @@ from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
 
 AGENTS = "perseus-agents"
-"""Namespace of agents and GPU simulators alone; the operator's enforces the standard *restricted*."""
+"""Namespace of only agents and GPU simulators; the operator's namespace enforces the standard *restricted*."""
 TRAINING = "research"
 PHYSICS = "what-the-gpus-do"
-"""ConfigMap with what instructions take on the simulated GPUs. For trainers: the product is not told."""
+"""ConfigMap with time and energy of instructions on the simulated GPUs. Only the trainers read it."""
 A100 = MODELS["a100"]
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training job as its owner writes it. Nothing of Perseus is in it but the label on its pods."""
+    """A training job as its owner writes it. Only the label on its pods concerns Perseus."""
 
     name: str
     stages: int
@@ -63,7 +63,7 @@ class Training:
         return [self._service(), {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._named(), "spec": spec}]
 
     def plain_pods(self) -> list[dict[str, Any]]:
-        """Several ranks in each, as torchrun is often started: one pod for each node."""
+        """Pods with several ranks each, as torchrun is often started with one pod for each node."""
         pods = []
         for number in range(self.ranks // self.gpus_per_pod):
             name = f"{self.name}-{number}"
@@ -86,7 +86,7 @@ class Training:
         return {"name": self.name, "namespace": TRAINING}
 
     def _service(self) -> dict[str, Any]:
-        """By which ranks find the first of them, as with every launcher."""
+        """The Service by which ranks find the first rank, as with every launcher."""
         spec = {"clusterIP": "None", "selector": {keys.LABEL_JOB: self.name}, "publishNotReadyAddresses": True}
         return {"apiVersion": "v1", "kind": "Service", "metadata": self._named(), "spec": spec}
 
@@ -127,20 +127,21 @@ class Journey:
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self.begun_s, self.audited = time.time(), cluster.audit_log.stat().st_size
         self.failed = False
-        """Whether a chapter has failed."""
+        """Whether a chapter (a test of the journey) has failed."""
         self.full_j = 0.0
         """Energy of an iteration at default clocks."""
         self._helm = helm
 
-    # What is done
+    # Actions of the user
 
-    def say(self, words: str) -> None:
-        print(f"{time.time() - self.begun_s:5.0f} s  {words}", flush=True)
+    def say(self, text: str) -> None:
+        """Print one line of the journey."""
+        print(f"{time.time() - self.begun_s:5.0f} s  {text}", flush=True)
 
-    def show(self, what: str, said: str) -> str:
-        """What a command has printed, as the user sees it."""
-        self.say("\n".join([f"$ {what}", *(f"        {line}" for line in said.strip().splitlines())]))
-        return said
+    def show(self, command: str, output: str) -> str:
+        """Print a command and its output, and return the output."""
+        self.say("\n".join([f"$ {command}", *(f"        {line}" for line in output.strip().splitlines())]))
+        return output
 
     def helm(self, *arguments: str) -> str:
         self.say(f"$ helm {' '.join(os.path.relpath(word) if word[:1] == '/' else word for word in arguments)}")
@@ -153,18 +154,18 @@ class Journey:
         return json.loads(self.kubectl(*arguments, "--output=json"))
 
     def warnings(self, *arguments: str) -> str:
-        """What the API server warns of as kubectl asks for something."""
+        """Run kubectl and return the warnings of the API server."""
         command = [str(self.cluster.assets / "kubectl"), f"--kubeconfig={self.cluster.kubeconfig}", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
     def apply(self, *documents: dict[str, Any]) -> None:
-        """Of one's own manifests, as they are."""
+        """Apply manifests."""
         named = ", ".join(f"{document['kind']} {document['metadata']['name']}" for document in documents[-1:])
         self.say(f"$ kubectl apply -f -      # {named}{' and its Service' if len(documents) == 2 else ''}")
         self.kubectl("apply", "-f", "-", stdin=documents)
 
     def plugin(self, *arguments: str) -> str:
-        """kubectl perseus."""
+        """Run ``kubectl perseus``, print its output and return it."""
         command = [str(Path(sys.executable).parent / "kubectl-perseus"), *arguments, "--namespace", TRAINING]
         environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig), "COLUMNS": "110"}
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -173,41 +174,41 @@ class Journey:
 
     def rolled_out(self, *workloads: str) -> None:
         for workload in workloads:
-            place = AGENTS if workload.startswith("daemonset/") else SYSTEM
-            said = self.kubectl("-n", place, "rollout", "status", workload, f"--timeout={PATIENCE_S:.0f}s")
-            self.say(said.strip().splitlines()[-1])
+            namespace = AGENTS if workload.startswith("daemonset/") else SYSTEM
+            output = self.kubectl("-n", namespace, "rollout", "status", workload, f"--timeout={PATIENCE_S:.0f}s")
+            self.say(output.strip().splitlines()[-1])
 
-    # What the product says
+    # What the product reports
 
     def pods(self, component: str) -> list[Any]:
-        """Those of a component that are not on their way out."""
+        """Return the pods of a component that are not being deleted."""
         selector = f"app.kubernetes.io/component=perseus-{component}"
         found = self.core.list_pod_for_all_namespaces(label_selector=selector).items
         return [pod for pod in found if pod.metadata.deletion_timestamp is None]
 
     def status(self, job: Training) -> dict[str, Any]:
-        place = (keys.API_GROUP, keys.API_VERSION, TRAINING, keys.PLURAL, job.name)
-        return dict(self.custom.get_namespaced_custom_object(*place).get("status") or {})
+        name = (keys.API_GROUP, keys.API_VERSION, TRAINING, keys.PLURAL, job.name)
+        return dict(self.custom.get_namespaced_custom_object(*name).get("status") or {})
 
     def condition(self, job: Training, kind: str) -> tuple[str, str, str]:
-        """Status, reason and message."""
-        for said in self.status(job).get("conditions", ()):
-            if said["type"] == kind:
-                return said["status"], said["reason"], said["message"]
+        """Return status, reason and message of a condition."""
+        for found in self.status(job).get("conditions", ()):
+            if found["type"] == kind:
+                return found["status"], found["reason"], found["message"]
         return "Unknown", "", ""
 
     def in_force(self, job: Training) -> bool:
         return self.condition(job, "PlanApplied")[0] == "True" and "plan" in self.status(job)
 
     def slowdown(self, job: Training) -> float:
-        """By how much the plan is slower than the fastest, on purpose."""
+        """Return the planned slowdown as a share: 0.1 is 10 % slower than the fastest plan."""
         return float(self.status(job)["plan"]["plannedSlowdown"].rstrip("%")) / 100
 
     def plan_mhz(self, job: Training) -> list[list[set[int]]]:
-        """The clocks of the plan in force, by pipeline and stage, from the frontier that is kept in the cluster."""
+        """Return the clocks of the plan in force, by pipeline and stage, from the frontier in the cluster."""
         status = self.status(job)
-        kept = self.core.read_namespaced_config_map(status["frontier"]["configMapName"], TRAINING)
-        frontier = Frontier.from_bytes(b64decode(kept.binary_data["frontier"]))
+        stored = self.core.read_namespaced_config_map(status["frontier"]["configMapName"], TRAINING)
+        frontier = Frontier.from_bytes(b64decode(stored.binary_data["frontier"]))
         own = {each["dataParallelRank"]: each["point"] for each in status.get("stragglers", ())}
         schedule = build_schedule("1f1b", stages=job.stages, microbatches=job.microbatches)
         first = [int(offset) for offset in schedule.stage_offset]
@@ -215,7 +216,7 @@ class Journey:
         return [[set(map(int, plan[first[s] : first[s + 1]])) for s in range(job.stages)] for plan in plans]
 
     def rights(self, account: str) -> set[rbac.Permission]:
-        """What the cluster allows a service account of the release, by whichever role."""
+        """Return what the cluster allows a service account of the release, by all its roles."""
         bound = [
             item
             for kind in ("clusterrolebindings", "rolebindings")
@@ -231,7 +232,7 @@ class Journey:
         )
 
     def ranks_by_gpu(self) -> dict[str, tuple[int, int]]:
-        """Pipeline and stage of the rank on each GPU, as the agents identified it."""
+        """Return pipeline and stage of the rank on each GPU, as the agents identified it."""
         found = {}
         for pod in self.pods("agent"):
             name = f"{pod.metadata.name}:{keys.DEFAULT_AGENT_METRICS_PORT}"
@@ -242,23 +243,23 @@ class Journey:
                     found[labels["gpu"]] = int(labels["dp"]), int(labels["stage"])
         return found
 
-    # What is so
+    # What the GPUs and the trainers show
 
     def gpus(self) -> dict[str, dict[str, int]]:
-        """Every simulated GPU of the cluster by UUID, as its driver has it."""
+        """Return the state of every simulated GPU's driver, by UUID."""
         found: dict[str, dict[str, int]] = {}
         for node in self.cluster.nodes:
             found |= describe(node.root / GPUS)
         return found
 
     def locked(self) -> list[str]:
-        """The GPUs that are not at their default clocks."""
+        """Return the GPUs that are not at default clocks."""
         return sorted(uuid for uuid, gpu in self.gpus().items() if gpu["locked_mhz"])
 
-    def partings(self) -> list[Parting]:
-        """What will be seen of each node's GPUs when its agent goes."""
+    def agent_exits(self) -> list[AgentExit]:
+        """Start to watch the GPUs of each node for the moment when its agent ends."""
         folders = {node.name: node.root / GPUS for node in self.cluster.nodes}
-        found = [Parting(pod, folders[pod.spec.node_name]) for pod in self.pods("agent")]
+        found = [AgentExit(pod, folders[pod.spec.node_name]) for pod in self.pods("agent")]
         for each in found:
             each.start()
         return found
@@ -267,58 +268,59 @@ class Journey:
         return list(self.core.list_namespaced_pod(TRAINING, label_selector=f"{keys.LABEL_JOB}={job.name}").items)
 
     def log(self, job: Training) -> str:
-        """What the first rank's pod has printed: it reports what iterations take."""
+        """Return the log of the first rank's pod, which reports iterations and their times."""
         name = re.compile(rf"{job.name}-0(-|$)")
         first = next((pod.metadata.name for pod in self.training_pods(job) if name.match(pod.metadata.name)), None)
         return str(self.core.read_namespaced_pod_log(first, TRAINING)) if first else ""
 
     def iteration(self, job: Training) -> int:
-        """The last that the trainers tell of; −1: none yet."""
-        said = re.findall(r"iteration (\d+): ", self.log(job))
-        return int(said[-1]) if said else -1
+        """Return the last iteration that the trainers report; -1 before the first."""
+        found = re.findall(r"iteration (\d+): ", self.log(job))
+        return int(found[-1]) if found else -1
 
     def trains(self, job: Training, count: int) -> None:
-        """Wait for so many more iterations."""
+        """Wait for a number of further iterations."""
         last = self.iteration(job)
         self.eventually(f"{count} more iterations", lambda: self.iteration(job) >= last + count, PATIENCE_S)
 
     def joules(self, job: Training, iterations: int = 8) -> float:
-        """Energy of an iteration on all GPUs, by their own counters: the line through what was seen while some passed.
+        """Return the energy of an iteration on all GPUs in joules, by their own counters.
 
-        When exactly an iteration ended is not seen, so the ends of that time alone would not do.
+        It is the slope of the line through all samples. The difference of the last and the first sample would be
+        inexact, because the end of an iteration is not observed exactly.
         """
         numbers: list[float] = []
         energies: list[float] = []
 
-        def over() -> bool:
+        def sampled() -> bool:
             numbers.append(self.iteration(job))
             energies.append(sum(gpu["energy_mj"] for gpu in self.gpus().values()) / 1000)
             return numbers[-1] >= numbers[0] + iterations
 
-        self.eventually(f"{iterations} more iterations", over, PATIENCE_S)
+        self.eventually(f"{iterations} more iterations", sampled, PATIENCE_S)
         return linear_regression(numbers, energies).slope
 
-    # What takes several of them
+    # Checks of several of these
 
     def follow(self, job: Training, condition: str) -> None:
-        """Wait for a condition, and tell what the job says meanwhile."""
-        told: list[str] = []
+        """Wait until a plan is in force, and print what the job's conditions report meanwhile."""
+        printed: list[str] = []
 
-        def so() -> bool:
+        def in_force() -> bool:
             for kind in ("ProfileReady", "FrontierReady", condition):
                 status, reason, message = self.condition(job, kind)
-                news = message.partition(":")[0]
-                if message and news not in told:
-                    told.append(news)
+                change = message.partition(":")[0]
+                if message and change not in printed:
+                    printed.append(change)
                     self.say(f"{kind} {status}, {reason}: {message}")
             return self.in_force(job)
 
-        self.eventually(f"{condition} of {job.name}", so, PATIENCE_S)
+        self.eventually(f"{condition} of {job.name}", in_force, PATIENCE_S)
 
     def slowed_for(self, job: Training, straggler: str) -> str:
-        """Wait until a straggler is there and the others run slower on purpose; returns what is said of it."""
+        """Wait until the job reports a straggler and runs a slower plan; return the condition's message."""
 
-        def so() -> str:
+        def slowed() -> str:
             status, _, message = self.condition(job, "StragglerDetected")
             assert status == "True", message
             assert message.startswith(straggler), message
@@ -326,29 +328,29 @@ class Journey:
             assert self.slowdown(job) > 0.1, self.status(job)["plan"]
             return message
 
-        said = str(self.eventually(f"the straggler: {straggler} …", so, PATIENCE_S))
-        self.say(said)
+        message = str(self.eventually(f"the straggler: {straggler} …", slowed, PATIENCE_S))
+        self.say(message)
         self.clocks_are_the_plans(job)
-        return said
+        return message
 
     def fast_again(self, job: Training) -> None:
-        """Wait until nothing slows a job on purpose any more."""
+        """Wait until the job reports no straggler and runs a fast plan."""
 
-        def so() -> bool:
+        def fast() -> bool:
             status, _, message = self.condition(job, "StragglerDetected")
             assert status == "False", message
             assert self.in_force(job), self.condition(job, "PlanApplied")
             assert self.slowdown(job) < 0.05, self.status(job)["plan"]
             return True
 
-        self.eventually("the plan is the fast one again", so, PATIENCE_S)
-        self.say("it is over, and the plan is the fast one again")
+        self.eventually("the plan is the fast one again", fast, PATIENCE_S)
+        self.say("the plan is the fast one again")
         self.clocks_are_the_plans(job)
 
     def clocks_are_the_plans(self, job: Training) -> None:
-        """Several times in a row, every GPU's clock is one that the plan has for the stage that computes on it."""
+        """Wait until every GPU's clock is, several times in a row, a clock that the plan has for its stage."""
 
-        def so() -> set[int]:
+        def correct() -> set[int]:
             stage_of, plans = self.ranks_by_gpu(), self.plan_mhz(job)
             assert len(stage_of) == job.ranks
             seen = set()
@@ -359,15 +361,15 @@ class Journey:
                     assert clock in plans[pipeline][stage], (uuid, gpus[uuid], plans[pipeline][stage])
                     seen.add(clock)
                 time.sleep(0.2)
-            # A plan begins with an iteration: until then all are at the highest clock, which each stage may have in it.
-            assert len(seen) > 1, f"one clock for all is no plan: {seen}"
+            # Before the plan's first iteration all GPUs are at the highest clock, which every stage's plan may contain.
+            assert len(seen) > 1, f"all GPUs have one clock, so no plan is in force: {seen}"
             return seen
 
-        seen = self.eventually("every clock is the plan's", so, PATIENCE_S)
+        seen = self.eventually("every clock is the plan's", correct, PATIENCE_S)
         self.say(f"read back from the {job.ranks} GPUs: each is at a clock of its plan, {min(seen)} to {max(seen)} MHz")
 
     def poke(self, uuid: str, *values: str) -> None:
-        """Let something happen to a GPU, from within the pod that simulates it."""
+        """Change values of a simulated GPU, from the pod that simulates it."""
         node = next(node.name for node in self.cluster.nodes if uuid in describe(node.root / GPUS))
         pod = next(pod.metadata.name for pod in self.pods("gpu-sim") if pod.spec.node_name == node)
         command = ("python", "-m", "perseus_sim.gpus.shim_gpu", uuid, *values)
@@ -377,20 +379,20 @@ class Journey:
     # Before and after
 
     def left(self) -> set[str]:
-        """What of a release there is: objects of its namespaces, and those of no namespace that bear its name."""
+        """Return the objects of a release: those of its namespaces, and cluster-wide ones with its name."""
         found: set[str] = set()
         for kind in _CLUSTER_WIDE:
             found |= {name for name in self.kubectl("get", kind, "-o", "name").split() if "perseus" in name}
         for kind in _NAMESPACED:
-            for place in (SYSTEM, AGENTS):
-                found |= set(self.kubectl("-n", place, "get", kind, "-o", "name", "--ignore-not-found").split())
+            for namespace in (SYSTEM, AGENTS):
+                found |= set(self.kubectl("-n", namespace, "get", kind, "-o", "name", "--ignore-not-found").split())
         return {_short(name) for name in found} - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
     def clear(self) -> None:
-        """Take everything away, in whatever state it is."""
+        """Remove everything, whatever its state is."""
         crds = [name for name in self.left() if name.startswith("customresourcedefinition/")]
         if f"customresourcedefinition/{keys.PLURAL}.{keys.API_GROUP}" in crds:
-            with contextlib.suppress(ClusterError):  # without an operator nobody takes the finalizers off
+            with contextlib.suppress(ClusterError):  # without an operator the finalizers stay
                 self.kubectl("delete", keys.PLURAL, "--all", "--all-namespaces", "--timeout=30s")
             for name in self.kubectl("get", keys.PLURAL, "-n", TRAINING, "-o", "name").split():
                 self.kubectl("-n", TRAINING, "patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
@@ -398,7 +400,7 @@ class Journey:
         self.kubectl("delete", "namespace", TRAINING, SYSTEM, AGENTS, "--ignore-not-found", "--timeout=180s")
         if crds:
             self.kubectl("delete", *crds, "--ignore-not-found", "--timeout=60s")
-        for node in self.cluster.nodes:  # GPUs stay hot, and stay locked, when those go who made them so
+        for node in self.cluster.nodes:  # simulated GPUs keep their state without the release
             node.run("rm", "-rf", f"/{GPUS}")
 
 
@@ -410,6 +412,6 @@ _NAMESPACED = (
 
 
 def _short(name: str) -> str:
-    """Without the kind's group: as ``kubectl get`` takes it."""
+    """Return a name without the kind's group, in the form that ``kubectl get`` accepts."""
     kind, _, rest = name.partition("/")
     return f"{kind.partition('.')[0]}/{rest}"

@@ -1,7 +1,7 @@
-"""A Prometheus on a real cluster, told what to scrape by the chart's PodMonitor alone.
+"""A Prometheus on a real cluster that scrapes only what the chart's PodMonitor selects.
 
-Used by ``test_journey``. The server runs beside the control plane, from where pods can be reached, and finds them by
-Kubernetes service discovery. What the Prometheus Operator would make of the PodMonitor is made of it here.
+The server runs in the control plane's network, from which it reaches pods, and finds them by Kubernetes service
+discovery. This module translates the PodMonitor to a configuration as the Prometheus Operator does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from local_cluster.cluster import Cluster
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "rules.yaml"
 INTERVAL_S = 2
 _ADDRESS = "127.0.0.1:9090"
-_ASK = """
+_QUERY = """
 import json, sys, urllib.request
 print(json.dumps([json.load(urllib.request.urlopen(url, timeout=60))["data"] for url in json.load(sys.stdin)]))
 """
@@ -34,42 +34,42 @@ class Prometheus:
     def __init__(self, cluster: Cluster) -> None:
         self._enter = cluster.control_plane.enter(network_only=True)
 
-    def get(self, *asked: tuple[str, dict[str, str]]) -> list[Any]:
-        """The answers to several paths with parameters, by one process in that network.
+    def get(self, *requests: tuple[str, dict[str, str]]) -> list[Any]:
+        """Return the answers to several requests (path and parameters), sent by one process in that network.
 
         Raises:
-            OSError: the server does not answer, or refuses.
+            OSError: the server does not answer, or refuses a request.
         """
-        urls = [f"http://{_ADDRESS}{path}?{urllib.parse.urlencode(parameters)}" for path, parameters in asked]
-        command = [*self._enter, sys.executable, "-c", _ASK]
+        urls = [f"http://{_ADDRESS}{path}?{urllib.parse.urlencode(parameters)}" for path, parameters in requests]
+        command = [*self._enter, sys.executable, "-c", _QUERY]
         ran = subprocess.run(command, input=json.dumps(urls), capture_output=True, text=True, check=False)
         if ran.returncode:
             raise OSError(ran.stderr.strip().rpartition("\n")[2])
         return list(json.loads(ran.stdout))
 
     def ever(self, queries: dict[str, str], since_s: float, until_s: float) -> dict[str, bool]:
-        """Whether each query had a value at any time between; NaN is none."""
-        when = {"start": f"{since_s}", "end": f"{until_s}", "step": f"{INTERVAL_S}"}
-        answers = self.get(*(("/api/v1/query_range", {"query": query, **when}) for query in queries.values()))
+        """Return for each query whether it had a value, other than NaN, between two times."""
+        span = {"start": f"{since_s}", "end": f"{until_s}", "step": f"{INTERVAL_S}"}
+        answers = self.get(*(("/api/v1/query_range", {"query": query, **span}) for query in queries.values()))
         found = [
             any(text != "NaN" for series in answer["result"] for _, text in series["values"]) for answer in answers
         ]
         return dict(zip(queries, found, strict=True))
 
     def scraped(self) -> dict[str, str]:
-        """The health of everything that is scraped, by the name of its pod."""
+        """Return the health of every target, by the name of its pod."""
         [found] = self.get(("/api/v1/targets", {"state": "active"}))
         return {target["labels"]["pod"]: target["health"] for target in found["activeTargets"]}
 
     def rules(self) -> dict[str, str]:
-        """The health of every rule."""
+        """Return the health of every rule, by its name."""
         [found] = self.get(("/api/v1/rules", {}))
         return {rule["name"]: rule["health"] for group in found["groups"] for rule in group["rules"]}
 
 
 @contextlib.contextmanager
 def serve(cluster: Cluster, monitor: dict[str, Any], folder: Path) -> Iterator[Prometheus]:
-    """A server that scrapes what a PodMonitor selects, and applies the project's rules."""
+    """Run a server that scrapes the pods of a PodMonitor and evaluates the project's rules."""
     login = yaml.safe_load(cluster.kubeconfig.read_text())
     login["clusters"][0]["cluster"]["server"] = cluster.server
     (folder / "kubeconfig").write_text(yaml.safe_dump(login))
@@ -91,7 +91,7 @@ def serve(cluster: Cluster, monitor: dict[str, Any], folder: Path) -> Iterator[P
 
 
 def _scrape_config(monitor: dict[str, Any], kubeconfig: Path) -> dict[str, Any]:
-    """What the Prometheus Operator makes of a PodMonitor with one endpoint: pods by label, the port by name."""
+    """Return the Prometheus Operator's configuration for a PodMonitor with one endpoint."""
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     wanted = {
         f"__meta_kubernetes_pod_label_{key.translate(str.maketrans('./-', '___'))}": value

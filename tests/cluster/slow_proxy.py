@@ -1,4 +1,4 @@
-"""Hands on TCP connections, everything later: slow_proxy.py PORT TARGET TARGET_PORT DELAY_MS. Standard library only."""
+"""Forward TCP connections with a delay: slow_proxy.py PORT TARGET TARGET_PORT DELAY_MS. Standard library only."""
 
 from __future__ import annotations
 

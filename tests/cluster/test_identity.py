@@ -1,7 +1,7 @@
-"""Who may drive a GPU, on real nodes: whoever is not its owner is refused, counted and reported, and writes no clock.
+"""On real nodes an agent sets clocks only for the owner of a GPU: it refuses, counts and reports other processes.
 
-One job trains under its plan, and has a sidecar. Attackers run beside it, on its node, and claim one of its GPUs as if
-they were its rank. All the while the plan stays in force on its GPUs, and nobody writes to those that are spare.
+One job trains under its plan, and has a sidecar. Attackers run on its node and claim one of its GPUs as if they were
+its rank. Meanwhile the plan stays in force on its GPUs, and nothing writes to the spare GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from faults import signal_role
-from stage import PATIENCE_S, SYSTEM, TRAINER_IMAGE, TRAINING, Job, Stage, Watch, find, group_of
+from installation import PATIENCE_S, SYSTEM, TRAINER_IMAGE, TRAINING, Installation, Job, Watch, find, group_of
 
 from local_cluster.machine import Machine
 from perseus_proto import keys
@@ -29,26 +29,26 @@ MOUNT = {"name": "perseus", "mountPath": "/run/perseus"}
 
 
 @pytest.fixture(scope="module")
-def victim(stage: Stage) -> Job:
-    return stage.jobs[0]
+def victim(installation: Installation) -> Job:
+    return installation.jobs[0]
 
 
 class Attackers:
-    """Pods on the victim's node, with the job's label, so that the operator leases the agent for them, too."""
+    """Pods on the victim's node, with the job's label, so that the operator's lease names them too."""
 
-    def __init__(self, stage: Stage, victim: Job) -> None:
-        self._stage, self._victim = stage, victim
+    def __init__(self, installation: Installation, victim: Job) -> None:
+        self._installation, self._victim = installation, victim
         self._made: list[tuple[str, str]] = []
         self.gpu = victim.gpus[0].uuid
-        """What they claim."""
+        """The GPU that they claim."""
         self.shared = victim.node.root / "run/attack"
-        """A folder of the node that they share."""
+        """A folder of the node that they share with the test."""
 
-    def start(self, name: str, word: str, *, gpus: int = 0, namespace: str = TRAINING, **more: Any) -> None:
+    def start(self, name: str, attack: str, *, gpus: int = 0, namespace: str = TRAINING, **more: Any) -> None:
         container = {
             "name": "attacker",
             "image": TRAINER_IMAGE,
-            "command": ["python", "-c", ATTACKER, word, self.gpu],
+            "command": ["python", "-c", ATTACKER, attack, self.gpu],
             "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {},
             "volumeMounts": [MOUNT, {"name": "shared", "mountPath": "/shared"}],
             "securityContext": {"runAsUser": 0},
@@ -69,30 +69,30 @@ class Attackers:
             },
         }
         self._made.append((namespace, name))
-        self._stage.core.create_namespaced_pod(namespace, body)
+        self._installation.core.create_namespaced_pod(namespace, body)
 
-    def said(self, name: str, namespace: str = TRAINING) -> dict[str, str]:
-        """What the attacker was told."""
+    def result(self, name: str, namespace: str = TRAINING) -> dict[str, str]:
+        """Wait until an attacker has tried, and return the agent's answer."""
 
         def line() -> str:
-            return (self._stage.core.read_namespaced_pod_log(name, namespace) or "").strip()
+            return (self._installation.core.read_namespaced_pod_log(name, namespace) or "").strip()
 
-        said: dict[str, str] = json.loads(self._stage.eventually(f"{name} has tried", line, PATIENCE_S))
-        print(f"{name}: {said}")
-        return said
+        result: dict[str, str] = json.loads(self._installation.eventually(f"{name} has tried", line, PATIENCE_S))
+        print(f"{name}: {result}")
+        return result
 
     def pod(self, name: str) -> Any:
-        return self._stage.core.read_namespaced_pod(name, TRAINING)
+        return self._installation.core.read_namespaced_pod(name, TRAINING)
 
     def end(self) -> None:
         for namespace, name in self._made:
-            self._stage.core.delete_namespaced_pod(name, namespace, grace_period_seconds=1)
+            self._installation.core.delete_namespaced_pod(name, namespace, grace_period_seconds=1)
         here = {name for _, name in self._made}
 
         def left() -> set[str]:
-            return here & {pod.metadata.name for pod in self._stage.core.list_pod_for_all_namespaces().items}
+            return here & {pod.metadata.name for pod in self._installation.core.list_pod_for_all_namespaces().items}
 
-        self._stage.eventually("the attackers are gone", lambda: not left(), PATIENCE_S)
+        self._installation.eventually("the attackers are gone", lambda: not left(), PATIENCE_S)
         for file in self.shared.glob("*"):
             file.unlink()
 
@@ -100,26 +100,26 @@ class Attackers:
 class Agent:
     """The agent of the victim's node, as an administrator sees it."""
 
-    def __init__(self, stage: Stage, victim: Job) -> None:
-        self._stage = stage
-        self._name = stage.pod("agent", victim.node).metadata.name
+    def __init__(self, installation: Installation, victim: Job) -> None:
+        self._installation = installation
+        self._name = installation.pod("agent", victim.node).metadata.name
 
     def refused(self) -> int:
-        """What its metric counts."""
+        """Return the value of its metric of refused processes."""
         path = f"/api/v1/namespaces/{SYSTEM}/pods/{self._name}:{keys.DEFAULT_AGENT_METRICS_PORT}/proxy/metrics"
-        page = self._stage.cluster.kubectl("get", "--raw", path)
+        page = self._installation.cluster.kubectl("get", "--raw", path)
         [count] = re.findall(r"^perseus_agent_refused_peers_total\S* (\S+)$", page, re.MULTILINE)
         return int(float(count))
 
     def reported(self) -> list[str]:
-        """The lines of its log about those whom it refused."""
-        log: str = self._stage.core.read_namespaced_pod_log(self._name, SYSTEM)
+        """Return the lines of its log about refused processes."""
+        log: str = self._installation.core.read_namespaced_pod_log(self._name, SYSTEM)
         return [line for line in log.splitlines() if "refused" in line]
 
 
 @pytest.fixture
-def attackers(stage: Stage, victim: Job) -> Iterator[Attackers]:
-    found = Attackers(stage, victim)
+def attackers(installation: Installation, victim: Job) -> Iterator[Attackers]:
+    found = Attackers(installation, victim)
     yield found
     found.end()
 
@@ -128,98 +128,107 @@ Refused = Callable[[str], None]
 
 
 @pytest.fixture
-def refused(stage: Stage, victim: Job, attackers: Attackers) -> Iterator[Refused]:
-    """``refused(words)``: it was counted, and reported with these words. Nothing else may happen in the meantime."""
-    agent = Agent(stage, victim)
-    counted, told = agent.refused(), len(agent.reported())
+def refused(installation: Installation, victim: Job, attackers: Attackers) -> Iterator[Refused]:
+    """``refused(message)`` waits until a refusal is counted, and reported with this message.
+
+    At the end of the test the plan must be in force as before, and nothing may have written to other GPUs.
+    """
+    agent = Agent(installation, victim)
+    counted, reported = agent.refused(), len(agent.reported())
     written = [gpu.written() for gpu in victim.spare]
-    watch = Watch(stage.jobs, stage.allowed_mhz())
+    watch = Watch(installation.jobs, installation.allowed_mhz())
     before = [len(gpu.defaults) for gpu in victim.gpus]
     watch.start()
 
-    def check(words: str) -> None:
-        stage.eventually("it is counted", lambda: agent.refused() > counted)
-        stage.eventually(f"it is reported: {words}", lambda: any(words in line for line in agent.reported()[told:]))
+    def check(message: str) -> None:
+        installation.eventually("it is counted", lambda: agent.refused() > counted)
+        installation.eventually(
+            f"it is reported: {message}", lambda: any(message in line for line in agent.reported()[reported:])
+        )
 
     yield check
-    stage.trains_on([victim])
+    installation.trains_on([victim])
     watch.stop()
     assert watch.wrong == []
-    assert [len(gpu.defaults) for gpu in victim.gpus] == before, "the rightful processes kept their GPUs"
-    assert [gpu.written() for gpu in victim.spare] == written, "nobody wrote to the other GPUs"
-    stage.eventually("the plan stays in force", victim.in_force, PATIENCE_S)
+    assert [len(gpu.defaults) for gpu in victim.gpus] == before, "the legitimate processes kept their clocks"
+    assert [gpu.written() for gpu in victim.spare] == written, "no program wrote to the other GPUs"
+    installation.eventually("the plan stays in force", victim.in_force, PATIENCE_S)
 
 
 def test_a_pod_without_gpus(attackers: Attackers, refused: Refused) -> None:
     attackers.start("without", "claim")
-    assert attackers.said("without")["answer"] in ("GPU_NOT_OWNED", "DISMISSED")
+    assert attackers.result("without")["answer"] in ("GPU_NOT_OWNED", "DISMISSED")
     refused("is not a GPU of this container")
 
 
 def test_a_pod_with_other_gpus(attackers: Attackers, refused: Refused) -> None:
     attackers.start("other", "claim", gpus=1)
-    assert attackers.said("other")["answer"] in ("GPU_NOT_OWNED", "DISMISSED")
+    assert attackers.result("other")["answer"] in ("GPU_NOT_OWNED", "DISMISSED")
     refused("is not a GPU of this container")
 
 
-def test_a_second_container_of_the_pod(stage: Stage, victim: Job, attackers: Attackers, refused: Refused) -> None:
-    """The GPU is its pod's, and not its own."""
-    said = json.loads(victim.run("sidecar", "python", "-c", ATTACKER, "claim", attackers.gpu))
-    assert said["answer"] == "GPU_NOT_OWNED", said
+def test_a_second_container_of_the_pod(
+    installation: Installation, victim: Job, attackers: Attackers, refused: Refused
+) -> None:
+    """The GPU belongs to the other container of the pod."""
+    result = json.loads(victim.run("sidecar", "python", "-c", ATTACKER, "claim", attackers.gpu))
+    assert result["answer"] == "GPU_NOT_OWNED", result
     refused("is not a GPU of this container")
 
 
 def test_a_pod_that_sees_every_process(attackers: Attackers, refused: Refused) -> None:
     attackers.start("host", "claim", hostPID=True)
-    assert attackers.said("host")["answer"] in ("GPU_NOT_OWNED", "DISMISSED")
+    assert attackers.result("host")["answer"] in ("GPU_NOT_OWNED", "DISMISSED")
     refused("is not a GPU of this container")
 
 
 def test_a_connection_that_was_passed_on(attackers: Attackers, refused: Refused) -> None:
-    """Whoever speaks must be who connected: else a pod could lend its name."""
+    """The process that sends the hello must be the one that connected: otherwise a pod could lend its identity."""
     attackers.start("giver", "give", gpus=1)
     attackers.start("taker", "take")
-    said = attackers.said("taker")
-    assert said["answer"] == "MALFORMED"
-    assert "must be the process that connected" in said["message"]
+    result = attackers.result("taker")
+    assert result["answer"] == "MALFORMED"
+    assert "must be the process that connected" in result["message"]
     refused("must be the process that connected")
 
 
-def test_the_number_of_a_dead_process(stage: Stage, victim: Job, attackers: Attackers, refused: Refused) -> None:
+def test_the_number_of_a_dead_process(
+    installation: Installation, victim: Job, attackers: Attackers, refused: Refused
+) -> None:
     """An attacker's process connects and dies, and the victim's pod gets its number before the agent looks."""
     attackers.start("dead", "dead", gpus=1)
-    stage.eventually("the attacker runs", (attackers.shared / "ready").exists, PATIENCE_S)
-    cast, role = stage.cast(), f"agent of {victim.node.name}"
-    [trainer] = find(cast[f"trainer of {victim.node.name}"], "perseus_sim.training.pod_job")
-    assert signal_role(cast, role, signal.SIGSTOP)
+    installation.eventually("the attacker runs", (attackers.shared / "ready").exists, PATIENCE_S)
+    pods, role = installation.pods_by_role(), f"agent of {victim.node.name}"
+    [trainer] = find(pods[f"trainer of {victim.node.name}"], "perseus_sim.training.pod_job")
+    assert signal_role(pods, role, signal.SIGSTOP)
     try:
         (attackers.shared / "connect").touch()
-        stage.eventually("it has connected", (attackers.shared / "connected").exists)
+        installation.eventually("it has connected", (attackers.shared / "connected").exists)
         [pid] = [pid for pid in find(attackers.pod("dead"), "python") if is_child(pid)]
-        _, number, _ = numbers(pid, "NSpid")  # ours, its node's, its pod's
+        _, number, _ = numbers(pid, "NSpid")  # in the namespace of this machine, of its node, of its pod
         os.kill(pid, signal.SIGKILL)
-        stage.eventually("it is gone", (attackers.shared / "died").exists)
+        installation.eventually("it is gone", (attackers.shared / "died").exists)
         reuse(victim.node, number, trainer)
         (attackers.shared / "go").touch()
     finally:
-        signal_role(cast, role, signal.SIGCONT)
-    said = attackers.said("dead")
-    # By its end, which kernels before 6.5 do not tell of; there, because another process speaks.
-    assert said["answer"] in ("NOT_A_POD", "MALFORMED"), said
-    assert str(number) in said["message"]
-    refused(said["message"])
+        signal_role(pods, role, signal.SIGCONT)
+    result = attackers.result("dead")
+    # Refused because the process has ended; kernels before 6.5 do not report that, but then another process sends.
+    assert result["answer"] in ("NOT_A_POD", "MALFORMED"), result
+    assert str(number) in result["message"]
+    refused(result["message"])
 
 
 def test_a_pod_of_another_namespace_that_names_the_job(
-    stage: Stage, victim: Job, attackers: Attackers, refused: Refused, namespace: str
+    installation: Installation, victim: Job, attackers: Attackers, refused: Refused, namespace: str
 ) -> None:
-    """Nobody who may speak for that namespace has opted it in: it is heard, and gets nothing."""
+    """No user of that namespace has opted the pod in: the agent accepts the connection, and sets no clock for it."""
     attackers.start("foreign", "claim", gpus=1, namespace=namespace)
-    assert attackers.said("foreign", namespace)["answer"] == "WAITS"
+    assert attackers.result("foreign", namespace)["answer"] == "WAITS"
 
 
 def is_child(pid: int) -> bool:
-    """Whether a process was forked by another that runs the same program."""
+    """Return whether a process was forked by another one with the same program."""
     [parent] = numbers(pid, "PPid")
     return Path(f"/proc/{parent}/cmdline").read_bytes() == Path(f"/proc/{pid}/cmdline").read_bytes()
 
@@ -240,7 +249,7 @@ for attempt in range(1000):
             for group in groups:
                 open(f"{group}/cgroup.procs", "w").write("0")
             os.write(joins, b".")
-            for descriptor in (joins, 1, 2):  # whoever waits for our output need not wait for us
+            for descriptor in (joins, 1, 2):  # so that the reader of the output does not wait for this process
                 os.close(descriptor)
             time.sleep(60)
         os._exit(0)
@@ -252,7 +261,7 @@ sys.exit(f"{number} was always taken")
 
 
 def reuse(node: Machine, number: int, beside: int) -> None:
-    """Start a process that has this number on the node, in the container of another."""
+    """Start a process with this number on the node, in the container of another process."""
     groups = []
     for line in group_of(beside).splitlines():
         _, controllers, path = line.split(":", 2)

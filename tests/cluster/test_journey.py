@@ -1,7 +1,7 @@
-"""A user's way on a real cluster, from install to uninstall; run with ``-s``, it is told as a story.
+"""A user's journey on a real cluster, from install to uninstall; with ``-s`` it prints every step.
 
-Its chapters are tests that follow one another; after one that failed the others are skipped. What is done is done by
-helm and kubectl as the documentation says. What is true is read from the simulated GPUs and the API server's audit log.
+Its chapters are tests that depend on one another: after a failed one the others are skipped. The actions use helm and
+kubectl as the documentation says. The checks read the simulated GPUs and the API server's audit log.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import monitoring
 import pytest
 import yaml
+from installation import CHART, PATIENCE_S, SYSTEM
 from journey import A100, AGENTS, PHYSICS, TRAINING, Journey, Training
-from stage import CHART, PATIENCE_S, SYSTEM
 from tests.dashboards import queries
 
 from perseus_proto import keys
@@ -46,18 +46,18 @@ IN_GRAFANA = {
     "$node": ".*",
 }
 MAY_BE_EMPTY = {"perseus-job, timeseries How well time is predicted: B"}
-"""It needs a calibration, for which 40 iterations must have been seen: on a quick machine the way is over before."""
+"""This panel needs a calibration, which takes 40 iterations: on a fast machine the journey ends before."""
 CRDS = {f"{plural}.{keys.API_GROUP}" for plural in (keys.PLURAL, "powerbudgets")}
 
 
 @pytest.fixture(scope="module")
 def journey(
-    cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any, stages: contextlib.ExitStack
+    cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any, installations: contextlib.ExitStack
 ) -> Iterator[Journey]:
-    """The user. What a chapter that failed has left is taken away, also by a run before this one."""
-    stages.close()
+    """The user. It first removes what an earlier run left, and at the end everything that this one made."""
+    installations.close()
     if len(cluster.nodes) != NODES:
-        pytest.skip(f"the journey goes over {NODES} nodes, the cluster has {len(cluster.nodes)}")
+        pytest.skip(f"the journey needs a cluster of {NODES} nodes, this one has {len(cluster.nodes)}")
     journey = Journey(cluster, api, helm, eventually)
     journey.clear()
     yield journey
@@ -66,7 +66,7 @@ def journey(
 
 @pytest.fixture(scope="module")
 def prometheus(journey: Journey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[monitoring.Prometheus]:
-    """A user's Prometheus, from the first chapter that asks for it to the last."""
+    """A user's Prometheus, from the first chapter that needs it to the last."""
     flags = ("--namespace", SYSTEM, *INSTALL, "--set", "metrics.podMonitor.enabled=true")
     rendered = yaml.safe_load_all(journey.helm("template", "perseus", str(CHART), *flags))
     [monitor] = [body for body in rendered if body and body["kind"] == "PodMonitor"]
@@ -76,7 +76,7 @@ def prometheus(journey: Journey, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(autouse=True)
 def one_chapter_after_the_other(request: pytest.FixtureRequest, journey: Journey) -> Iterator[None]:
-    """A chapter means nothing without those before it."""
+    """Skip a chapter after a failed one, because it depends on the earlier ones."""
     if journey.failed:
         pytest.skip("an earlier chapter has failed")
     failed = request.session.testsfailed
@@ -85,16 +85,16 @@ def one_chapter_after_the_other(request: pytest.FixtureRequest, journey: Journey
 
 
 def test_it_is_installed_as_the_documentation_says(journey: Journey) -> None:
-    assert not journey.left(), "of an earlier release"
-    for words in (
+    assert not journey.left(), "objects of an earlier release"
+    for command in (
         f"create namespace {SYSTEM}",
         f"label namespace {SYSTEM} pod-security.kubernetes.io/enforce=restricted",
         f"create namespace {AGENTS}",
         f"label namespace {AGENTS} pod-security.kubernetes.io/enforce=privileged",
         f"create namespace {TRAINING}",
     ):
-        journey.say(f"$ kubectl {words}")
-        journey.kubectl(*words.split())
+        journey.say(f"$ kubectl {command}")
+        journey.kubectl(*command.split())
     journey.helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *INSTALL)
     journey.rolled_out("deployment/perseus-operator", "daemonset/perseus-gpu-sim", "daemonset/perseus-agent")
 
@@ -108,15 +108,15 @@ def test_it_is_installed_as_the_documentation_says(journey: Journey) -> None:
 
 
 def test_only_agents_need_more_than_the_standard_restricted(journey: Journey) -> None:
-    """The operator lives where *restricted* is enforced; of the others the API server itself is asked."""
-    there = {pod.metadata.name.rsplit("-", 2)[0] for pod in journey.core.list_namespaced_pod(SYSTEM).items}
-    assert there == {"perseus-operator"}
+    """The operator's namespace enforces *restricted*. For the agents' namespace a dry run shows the violations."""
+    pods = {pod.metadata.name.rsplit("-", 2)[0] for pod in journey.core.list_namespaced_pod(SYSTEM).items}
+    assert pods == {"perseus-operator"}
     enforced = journey.core.read_namespace(SYSTEM).metadata.labels["pod-security.kubernetes.io/enforce"]
     assert enforced == "restricted"
-    words = f"label --dry-run=server --overwrite namespace {AGENTS} pod-security.kubernetes.io/enforce=restricted"
-    said = journey.show(f"kubectl {words}", journey.warnings(*words.split()))
-    refused = set(re.findall(r"Warning: (perseus-[a-z-]+?)-[a-z0-9]{5}\b", said))
-    assert refused == {"perseus-agent", "perseus-gpu-sim"}, said
+    command = f"label --dry-run=server --overwrite namespace {AGENTS} pod-security.kubernetes.io/enforce=restricted"
+    warnings = journey.show(f"kubectl {command}", journey.warnings(*command.split()))
+    refused = set(re.findall(r"Warning: (perseus-[a-z-]+?)-[a-z0-9]{5}\b", warnings))
+    assert refused == {"perseus-agent", "perseus-gpu-sim"}, warnings
 
 
 def test_prometheus_finds_operator_and_agents(journey: Journey, prometheus: monitoring.Prometheus) -> None:
@@ -124,10 +124,10 @@ def test_prometheus_finds_operator_and_agents(journey: Journey, prometheus: moni
     journey.say("Prometheus has found operator and agents by Kubernetes service discovery, and scrapes them")
 
 
-def test_images_hold_no_more_than_they_need(journey: Journey) -> None:
-    """Of the pods as they run: what their Python finds, who they are, and that they cannot write to their image."""
+def test_images_contain_only_what_they_need(journey: Journey) -> None:
+    """In the running pods: which modules Python finds, the user id, and that the image is read-only."""
     foreign = ["ortools", "kopf", "kubernetes", "numpy", "perseus_solver", "perseus_operator", "perseus_sim", "pip"]
-    looks = (
+    program = (
         "import importlib.util, os, shutil, sys;"
         "print([name for name in sys.argv[1:] if importlib.util.find_spec(name)],"
         "[tool for tool in ('gcc', 'cc', 'pip', 'pip3') if shutil.which(tool)],"
@@ -136,8 +136,8 @@ def test_images_hold_no_more_than_they_need(journey: Journey) -> None:
     found = {}
     for component in ("agent", "operator", "gpu-sim"):
         pod = journey.pods(component)[0].metadata
-        said = journey.kubectl("-n", pod.namespace, "exec", pod.name, "--", "python", "-c", looks, *foreign)
-        found[component] = said.strip()
+        output = journey.kubectl("-n", pod.namespace, "exec", pod.name, "--", "python", "-c", program, *foreign)
+        found[component] = output.strip()
     assert found["agent"] == "[] [] False 0"
     assert found["operator"].endswith("[] False 65532")
     assert found["gpu-sim"] == "['perseus_sim'] [] False 0"
@@ -157,7 +157,7 @@ def test_training_starts_and_every_pod_gets_the_socket(journey: Journey) -> None
     assert {nodes.count(node) for node in nodes} == {GPUS_OF_A_NODE}
     journey.say(f"{len(pods)} pods train on {NODES} nodes; the webhook has given each the agent's socket")
     journey.say(journey.log(GPT3).strip().splitlines()[-1])
-    assert not journey.locked(), "nobody has asked for anything yet"
+    assert not journey.locked(), "no PerseusJob exists yet"
 
 
 def test_it_is_profiled_on_the_running_job_planned_and_in_force(journey: Journey) -> None:
@@ -168,27 +168,29 @@ def test_it_is_profiled_on_the_running_job_planned_and_in_force(journey: Journey
         points=30,
     )
     journey.full_j = journey.joules(GPT3)
-    journey.say(f"at full clocks an iteration takes {journey.full_j:.0f} J, the counters of all GPUs say")
+    journey.say(f"at full clocks an iteration takes {journey.full_j:.0f} J by the counters of all GPUs")
     journey.apply(job)
     journey.follow(GPT3, "PlanApplied")
     identified = journey.ranks_by_gpu()
     wanted = sorted((pipeline, stage) for pipeline in range(GPT3.pipelines) for stage in range(GPT3.stages))
-    assert sorted(identified.values()) == wanted, "by SO_PEERCRED, control group and the kubelet's PodResources"
+    assert sorted(identified.values()) == wanted, (
+        "identified by SO_PEERCRED, control group and the kubelet's PodResources"
+    )
     assert set(identified) == set(journey.gpus())
     journey.clocks_are_the_plans(GPT3)
 
 
-def test_it_saves_what_it_says(journey: Journey) -> None:
+def test_the_reported_savings_are_the_measured_ones(journey: Journey) -> None:
     planned_j = journey.joules(GPT3)
     saved = 1 - planned_j / journey.full_j
     journey.say(f"under the plan it takes {planned_j:.0f} J: {saved:.1%} less, at the same speed")
     assert saved > 0.04
-    said = journey.eventually("savings are measured", lambda: journey.status(GPT3).get("savings"), PATIENCE_S)
-    assert float(said["energy"].rstrip("%")) / 100 == pytest.approx(saved, abs=0.05)
-    assert float(said["slowdown"].rstrip("%")) < 10, "none, but for what a busy machine costs"
+    reported = journey.eventually("savings are measured", lambda: journey.status(GPT3).get("savings"), PATIENCE_S)
+    assert float(reported["energy"].rstrip("%")) / 100 == pytest.approx(saved, abs=0.05)
+    assert float(reported["slowdown"].rstrip("%")) < 10, "no slowdown, except for the noise of a busy machine"
 
 
-def test_the_user_sees_it(journey: Journey) -> None:
+def test_kubectl_and_the_plugin_show_it(journey: Journey) -> None:
     listed = journey.show("kubectl get pj", journey.kubectl("-n", TRAINING, "get", "pj"))
     assert re.search(rf"{GPT3.name} +True +Enforce +MaxThroughput +\d+\.\d+%", listed)
     described = journey.kubectl("-n", TRAINING, "describe", "pj", GPT3.name)
@@ -200,59 +202,59 @@ def test_the_user_sees_it(journey: Journey) -> None:
     assert "in force" in journey.plugin("explain", GPT3.name)
 
 
-def test_a_straggler_is_told(journey: Journey) -> None:
-    """An infrastructure that knows tells it: the other pipeline then need not hurry."""
-    words = f"{keys.ANNOTATION_STRAGGLER}=1:0:1.3"
-    journey.say(f"$ kubectl annotate pj {GPT3.name} {words}")
-    journey.kubectl("-n", TRAINING, "annotate", keys.PLURAL, GPT3.name, words)
+def test_a_straggler_is_declared(journey: Journey) -> None:
+    """Infrastructure declares a straggler, so the other pipeline runs a slower plan."""
+    annotation = f"{keys.ANNOTATION_STRAGGLER}=1:0:1.3"
+    journey.say(f"$ kubectl annotate pj {GPT3.name} {annotation}")
+    journey.kubectl("-n", TRAINING, "annotate", keys.PLURAL, GPT3.name, annotation)
     journey.slowed_for(GPT3, "Pipeline 1 is declared 30.00% slower")
     journey.say(f"$ kubectl annotate pj {GPT3.name} {keys.ANNOTATION_STRAGGLER}-")
     journey.kubectl("-n", TRAINING, "annotate", keys.PLURAL, GPT3.name, f"{keys.ANNOTATION_STRAGGLER}-")
     journey.fast_again(GPT3)
 
 
-def test_a_straggler_is_found_by_its_heat(journey: Journey) -> None:
-    """On the stage that has no time to lose: the last has most to do, and the plan gives it the highest clock."""
-    [hot] = [uuid for uuid, place in journey.ranks_by_gpu().items() if place == (0, GPT3.stages - 1)]
+def test_a_thermal_straggler_is_detected(journey: Journey) -> None:
+    """It is on the last stage, which has the most work and therefore the highest clock of the plan."""
+    [hot] = [uuid for uuid, rank in journey.ranks_by_gpu().items() if rank == (0, GPT3.stages - 1)]
     journey.poke(hot, "cap_mhz=900", "reasons=64")
-    said = journey.slowed_for(GPT3, "Pipeline 0 is")
-    assert "Cause: thermal" in said
-    assert hot in said
+    message = journey.slowed_for(GPT3, "Pipeline 0 is")
+    assert "Cause: thermal" in message
+    assert hot in message
     journey.poke(hot, "cap_mhz=0", "reasons=0")
     journey.fast_again(GPT3)
 
 
 def test_watts_are_shared(journey: Journey, prometheus: monitoring.Prometheus) -> None:
-    """For as long as somebody needs to see it: what is gone before it is scraped is in no dashboard."""
+    """The budget stays until Prometheus has scraped it, so that the dashboards show it."""
     version = f"{keys.API_GROUP}/{keys.API_VERSION}"
     journey.apply(
         {"apiVersion": version, "kind": "PowerBudget", "metadata": {"name": "hall-b"}, "spec": {"watts": BUDGET_W}}
     )
     limited = lambda: journey.in_force(GPT3) and journey.condition(GPT3, "PlanApplied")[1] == "LimitedByBudget"  # noqa: E731
-    journey.eventually("the budget is kept", limited, PATIENCE_S)
+    journey.eventually("the budget limits the job", limited, PATIENCE_S)
     journey.show("kubectl get pb", journey.kubectl("get", "pb"))
     journey.clocks_are_the_plans(GPT3)
-    asked = {where: query for where, query in queries(IN_GRAFANA).items() if "perseus_budget_" in query}
-    seen = lambda: all(prometheus.ever(asked, journey.begun_s, time.time()).values())  # noqa: E731
-    journey.eventually(f"Prometheus has seen it: {', '.join(asked)}", seen, PATIENCE_S)
+    budget_queries = {where: query for where, query in queries(IN_GRAFANA).items() if "perseus_budget_" in query}
+    seen = lambda: all(prometheus.ever(budget_queries, journey.begun_s, time.time()).values())  # noqa: E731
+    journey.eventually(f"Prometheus has data of {', '.join(budget_queries)}", seen, PATIENCE_S)
     journey.kubectl("delete", "pb", "hall-b")
     journey.fast_again(GPT3)
 
 
-def test_agents_are_upgraded_in_mid_run(journey: Journey) -> None:
-    """One after the other; none leaves a GPU locked, training notices nothing, and the plan returns."""
+def test_agents_are_upgraded_during_training(journey: Journey) -> None:
+    """One after the other: no agent leaves a GPU locked, training goes on, and the plan returns."""
     agents, resets = {pod.metadata.uid for pod in journey.pods("agent")}, journey.gpus()
     locked, before = journey.locked(), journey.iteration(GPT3)
-    words = ("--reset-then-reuse-values", "--set", "agent.settings.sampleIntervalMs=60")
-    partings = journey.partings()
-    journey.helm("upgrade", "perseus", str(CHART), "--namespace", SYSTEM, *words)
+    flags = ("--reset-then-reuse-values", "--set", "agent.settings.sampleIntervalMs=60")
+    agent_exits = journey.agent_exits()
+    journey.helm("upgrade", "perseus", str(CHART), "--namespace", SYSTEM, *flags)
     journey.rolled_out("daemonset/perseus-agent")
-    assert [parting.kept() for parting in partings] == [[]] * NODES, "given back by the agents that went"
+    assert [agent_exit.left_locked() for agent_exit in agent_exits] == [[]] * NODES, "reset by the old agents"
     assert not agents & {pod.metadata.uid for pod in journey.pods("agent")}
     now = journey.gpus()
-    assert all(now[uuid]["reset_calls"] > resets[uuid]["reset_calls"] for uuid in locked), "every lock was given back"
-    everybody = lambda: len(journey.ranks_by_gpu()) == GPT3.ranks  # noqa: E731
-    journey.eventually("all ranks are back", everybody, PATIENCE_S)
+    assert all(now[uuid]["reset_calls"] > resets[uuid]["reset_calls"] for uuid in locked), "every lock was reset"
+    all_ranks = lambda: len(journey.ranks_by_gpu()) == GPT3.ranks  # noqa: E731
+    journey.eventually("all ranks are back", all_ranks, PATIENCE_S)
     journey.follow(GPT3, "PlanApplied")
     journey.clocks_are_the_plans(GPT3)
     journey.trains(GPT3, 1)
@@ -262,10 +264,10 @@ def test_agents_are_upgraded_in_mid_run(journey: Journey) -> None:
     journey.say(f"both agents are new; training went on from iteration {before} to {journey.iteration(GPT3)}")
 
 
-def test_deleted_it_gives_every_clock_back_and_training_goes_on(journey: Journey) -> None:
+def test_a_deleted_job_resets_every_clock_and_training_goes_on(journey: Journey) -> None:
     journey.say(f"$ kubectl delete pj {GPT3.name}")
     journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, GPT3.name, f"--timeout={PATIENCE_S:.0f}s")
-    assert not journey.locked(), "they were given back before it went"
+    assert not journey.locked(), "clocks are reset before the job is gone"
     journey.trains(GPT3, 1)
     journey.say("every GPU is at its default clocks, and training goes on")
     journey.say(f"$ kubectl delete job,service {GPT3.name}")
@@ -275,7 +277,7 @@ def test_deleted_it_gives_every_clock_back_and_training_goes_on(journey: Journey
 
 
 def test_plain_pods_with_several_ranks_each(journey: Journey) -> None:
-    """As torchrun is often started; with a profile that the user brings, and another objective."""
+    """As torchrun is often started, with a profile of the user and another objective."""
     journey.apply(*BLOOM.plain_pods())
     journey.eventually("the ranks train", lambda: journey.iteration(BLOOM) >= 0, PATIENCE_S)
     profile = {"metadata": {"name": "bloom-a100"}, "data": {"profile.csv": PROFILES[BLOOM.name]}}
@@ -291,52 +293,54 @@ def test_plain_pods_with_several_ranks_each(journey: Journey) -> None:
     journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, BLOOM.name, f"--timeout={PATIENCE_S:.0f}s")
 
 
-def test_dashboards_had_data_all_the_way(journey: Journey, prometheus: monitoring.Prometheus) -> None:
-    """Every query of every dashboard and page; and the agents that came with the upgrade have been found, too."""
+def test_every_dashboard_had_data(journey: Journey, prometheus: monitoring.Prometheus) -> None:
+    """Every query of every dashboard and page had data, and Prometheus has also found the upgraded agents."""
     all_are_scraped(journey, prometheus)
-    asked = queries(IN_GRAFANA)
-    answered = prometheus.ever(asked, journey.begun_s, time.time())
-    empty = {where for where, found in answered.items() if not found}
-    assert empty <= MAY_BE_EMPTY <= asked.keys(), sorted(empty ^ MAY_BE_EMPTY)
+    expressions = queries(IN_GRAFANA)
+    answers = prometheus.ever(expressions, journey.begun_s, time.time())
+    empty = {where for where, found in answers.items() if not found}
+    assert empty <= MAY_BE_EMPTY <= expressions.keys(), sorted(empty ^ MAY_BE_EMPTY)
     assert set(prometheus.rules().values()) == {"ok"}
-    journey.say(f"{len(asked) - len(empty)} of {len(asked)} queries of dashboards and pages had data")
+    journey.say(f"{len(expressions) - len(empty)} of {len(expressions)} queries of dashboards and pages had data")
 
 
 def test_it_used_exactly_its_rights(journey: Journey) -> None:
-    """The API server's audit log of the whole way: nothing refused, no right unused, none from elsewhere."""
+    """The API server's audit log of the journey: no request was refused, and the used rights are the granted ones."""
     operator = rbac.user_name(SYSTEM, "perseus-operator")
-    asked = list(rbac.requests(journey.cluster.audit_log, operator, since=journey.audited))
-    assert {(str(request.permission), request.path) for request in asked if request.code in (401, 403)} == set()
-    used = {request.permission for request in asked}
+    requests = list(rbac.requests(journey.cluster.audit_log, operator, since=journey.audited))
+    assert {(str(request.permission), request.path) for request in requests if request.code in (401, 403)} == set()
+    used = {request.permission for request in requests}
     allowed = journey.rights("perseus-operator")
     assert sorted(map(str, allowed - used)) == [], "granted and never used"
-    assert sorted(map(str, used - allowed)) == [], "allowed by something else than its roles"
-    journey.say(f"the operator asked {len(asked)} times, used each of its {len(allowed)} rights, and was never refused")
-    accounts = [rbac.accounts(journey.cluster.audit_log, place, since=journey.audited) for place in (SYSTEM, AGENTS)]
-    assert accounts == [{operator}, set()], "agents and GPU simulators know no API server"
+    assert sorted(map(str, used - allowed)) == [], "allowed by another role"
+    journey.say(
+        f"the operator sent {len(requests)} requests, used each of its {len(allowed)} rights, and was never refused"
+    )
+    accounts = [rbac.accounts(journey.cluster.audit_log, name, since=journey.audited) for name in (SYSTEM, AGENTS)]
+    assert accounts == [{operator}, set()], "agents and GPU simulators do not use the API server"
 
 
-def test_uninstalled_it_leaves_nothing(journey: Journey) -> None:
+def test_after_uninstall_only_definitions_and_the_epoch_are_left(journey: Journey) -> None:
     journey.helm("uninstall", "perseus", "--namespace", SYSTEM, "--wait")
-    kept = {f"customresourcedefinition/{name}" for name in CRDS} | {"configmap/perseus-epoch"}
+    expected = {f"customresourcedefinition/{name}" for name in CRDS} | {"configmap/perseus-epoch"}
 
     def gone() -> bool:
-        assert journey.left() == kept
+        assert journey.left() == expected
         return True
 
-    journey.eventually("all else is gone, when the last pod is", gone, PATIENCE_S)
+    journey.eventually("all other objects are gone with the last pod", gone, PATIENCE_S)
     for node in journey.cluster.nodes:
         assert "perseus" not in node.run("ls", "/var/lib/kubelet/device-plugins").stdout
     assert not journey.locked()
-    journey.say("nothing is left but the definitions, and the number from which the next operator counts on")
+    journey.say("only the definitions are left, and the epoch that the next operator increments")
 
 
 def all_are_scraped(journey: Journey, prometheus: monitoring.Prometheus) -> None:
-    """Operator and agents, as they are now, and nobody else."""
+    """Wait until Prometheus scrapes the current operator and agents, and nothing else."""
 
-    def so() -> bool:
+    def scraped() -> bool:
         pods = [pod.metadata.name for component in ("operator", "agent") for pod in journey.pods(component)]
         assert prometheus.scraped() == dict.fromkeys(pods, "up")
         return True
 
-    journey.eventually("operator and agents are found and scraped", so, PATIENCE_S)
+    journey.eventually("operator and agents are found and scraped", scraped, PATIENCE_S)

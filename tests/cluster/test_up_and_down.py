@@ -1,4 +1,4 @@
-"""A cluster comes up, is mended by a second `up`, and leaves nothing, wherever an `up` was killed."""
+"""A cluster is made, repaired by a second `up`, and removed completely, wherever an `up` was killed."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ PATIENCE_S = 240
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Cluster]:
-    """A place for a cluster of one node; whatever a test leaves there is removed."""
+    """A separate cluster, not yet made; whatever a test leaves of it is removed."""
     try:
         require()
         cluster = Cluster(tmp_path / "state")
         _ = cluster.assets
-    except CannotRun as lacks:
-        pytest.skip(f"no cluster on this machine: {lacks}")
+    except CannotRun as error:
+        pytest.skip(f"no cluster on this machine: {error}")
     yield cluster
     cluster.down()
 
 
-def tell(cluster: Cluster, *words: str, command: Sequence[str] = COMMAND) -> subprocess.CompletedProcess[str]:
+def run_cluster(cluster: Cluster, *words: str, command: Sequence[str] = COMMAND) -> subprocess.CompletedProcess[str]:
     command = [*command, "--state", str(cluster.state), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 def outside() -> tuple[str, ...]:
-    """The machine's own network, which no cluster may change."""
+    """Return the machine's own network configuration, which no cluster may change."""
     return tuple(
         subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
         for words in (("-brief", "address"), ("route",), ("netns",))
@@ -53,11 +53,11 @@ def outside() -> tuple[str, ...]:
 
 
 KINDS = ("pid", "net")
-"""Of namespaces: each process of a machine is in its own of either."""
+"""Kinds of namespaces by which the processes of a machine are found."""
 
 
 def namespaces(cluster: Cluster, *kinds: str) -> Iterator[Path]:
-    """The namespaces of its machines."""
+    """Return the namespaces of the cluster's machines."""
     machines = [cluster.control_plane.pid]
     with contextlib.suppress(NotUp):
         machines += [machine.pid for machine in cluster.nodes]
@@ -66,14 +66,14 @@ def namespaces(cluster: Cluster, *kinds: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def held(cluster: Cluster) -> Iterator[set[str]]:
-    """The names of its namespaces, which nobody else gets meanwhile: whoever comes next is given what is free."""
+    """Return the names of the namespaces, and keep them open, so that the kernel does not use the names again."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(space.open("rb")) for space in namespaces(cluster, *KINDS)]
         yield {os.readlink(f"/proc/self/fd/{file.fileno()}") for file in files}
 
 
-def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
-    """What there is of a cluster: its processes, mounts, namespaces, control groups and files."""
+def remains(cluster: Cluster, spaces: set[str]) -> list[str]:
+    """Return what exists of a cluster: processes, mounts, namespaces, control groups and files."""
     found = []
     for pid, arguments in processes():
         theirs = set()
@@ -91,14 +91,14 @@ def leavings(cluster: Cluster, spaces: set[str]) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
+def test_a_cluster_runs_pods_is_repaired_and_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
     before = outside()
-    made = tell(own, "up", "--nodes", "1")
+    made = run_cluster(own, "up", "--nodes", "1")
     assert made.returncode == 0, made.stderr
     assert f"export KUBECONFIG={own.kubeconfig}" in made.stdout
-    own.control_plane.spawn("hopeless", ["date"])
+    own.control_plane.spawn("failing", ["date"])
     spaces = {space.readlink() for space in namespaces(own, *KINDS, "mnt")}
-    assert len(spaces) == 6, "two machines of three namespaces each, all their own"
+    assert len(spaces) == 6, "two machines with three namespaces each"
 
     runs_a_pod(own)
     assert own.kubectl("get", "service", "kubernetes", "-o", "jsonpath={.spec.clusterIP}") == "10.96.0.1"
@@ -111,56 +111,56 @@ def test_a_cluster_runs_pods_is_mended_and_leaves_nothing(own: Cluster, tmp_path
     (ended,) = own.control_plane.find(manager)
     os.kill(ended, signal.SIGKILL)
     again = lambda: [pid for pid in own.control_plane.find(manager) if pid != ended]  # noqa: E731
-    eventually(again, "what ends by itself is not started again")
-    assert not own.running(CONTROL_PLANE, "etcd"), "what was ended on purpose stays so"
-    eventually(lambda: not own.control_plane.keeps("date"), "what cannot run is tried for ever")
-    assert len(own.control_plane.log("hopeless").read_text().splitlines()) == 5
-    mended = tell(own, "up", "--nodes", "1")
-    assert mended.returncode == 0, mended.stderr
+    eventually(again, "a part that ended by itself was not started again")
+    assert not own.running(CONTROL_PLANE, "etcd"), "a part that was killed on purpose is not started again"
+    eventually(lambda: not own.control_plane.supervises("date"), "a program that cannot run is still started again")
+    assert len(own.control_plane.log("failing").read_text().splitlines()) == 5
+    repaired = run_cluster(own, "up", "--nodes", "1")
+    assert repaired.returncode == 0, repaired.stderr
     assert own.running("node-1", "containerd")
     assert own.machine("node-1").find(own.assets.joinpath("kubelet").as_posix()) == started["kubelet"]
     assert "sleeper" in own.kubectl("get", "pods"), "etcd was started from its disk"
     for other in (["--nodes", "2"], ["--nodes", "1", "--ipv6"]):
-        assert "has 1 nodes and IPv4: take it down first" in tell(own, "up", *other).stderr
+        assert "has 1 nodes and IPv4: take it down first" in run_cluster(own, "up", *other).stderr
 
-    assert outside() == before, "the machine's own network is as it was"
+    assert outside() == before, "the machine's own network is unchanged"
     another_checkout = [sys.executable, str(shutil.copytree(CODE, tmp_path / "copy") / "cluster.py")]
     with held(own) as names:
-        assert tell(own, "down", command=another_checkout).returncode == 0
-        assert leavings(own, names) == []
+        assert run_cluster(own, "down", command=another_checkout).returncode == 0
+        assert remains(own, names) == []
     assert outside() == before
-    assert tell(own, "down").returncode == 0, "nothing is left to remove, which is no error"
+    assert run_cluster(own, "down").returncode == 0, "a second `down` is no error"
 
 
 @pytest.mark.timeout(600)
-def test_a_cluster_of_ipv6_alone(own: Cluster) -> None:
+def test_a_cluster_with_only_ipv6(own: Cluster) -> None:
     try:
         require(ipv6=True)
-    except CannotRun as lacks:
-        pytest.skip(f"no cluster of IPv6 on this machine: {lacks}")
+    except CannotRun as error:
+        pytest.skip(f"no IPv6 cluster on this machine: {error}")
     before = outside()
-    made = tell(own, "up", "--nodes", "1", "--ipv6")
+    made = run_cluster(own, "up", "--nodes", "1", "--ipv6")
     assert made.returncode == 0, made.stderr
     runs_a_pod(own)
-    told = own.kubectl("get", "pods,services,nodes", "-A", "-o", "jsonpath={..podIP} {..clusterIP} {..address}")
-    assert "fd00:10:88:1::" in told
-    assert not re.search(r"\d+\.\d+\.\d+\.\d+", told), "none of IPv4"
+    addresses = own.kubectl("get", "pods,services,nodes", "-A", "-o", "jsonpath={..podIP} {..clusterIP} {..address}")
+    assert "fd00:10:88:1::" in addresses
+    assert not re.search(r"\d+\.\d+\.\d+\.\d+", addresses), "no IPv4 address"
     assert resolved(own) == "fd00:10:96::1"
     with held(own) as names:
-        assert tell(own, "down").returncode == 0
-        assert leavings(own, names) == []
+        assert run_cluster(own, "down").returncode == 0
+        assert remains(own, names) == []
     assert outside() == before
 
 
 def runs_a_pod(cluster: Cluster) -> None:
-    """And its log is read by the kubelet's own server."""
+    """Check that the cluster runs a pod, and that logs can be read, which the kubelet's server provides."""
     cluster.kubectl("run", "sleeper", "--image=localhost/pause:1", "--image-pull-policy=Never")
     cluster.kubectl("wait", "pod/sleeper", "--for=condition=Ready", "--timeout=120s")
     assert "CoreDNS" in cluster.kubectl("-n", "kube-system", "logs", "deployment/coredns")
 
 
 def resolved(cluster: Cluster) -> str:
-    """The address of the API server's Service, as the DNS says on the node, which asks it through kube-proxy."""
+    """Return the address of the API server's Service, by a DNS query from the node through kube-proxy."""
     return cluster.machine("node-1").run("python3", "-c", _RESOLVE, cluster.network.dns).stdout.strip()
 
 
@@ -169,12 +169,12 @@ import socket, sys
 name = "kubernetes.default.svc.cluster.local"
 words = b"".join(bytes([len(w)]) + w.encode() for w in name.split(".")) + b"\\0"
 family, kind, length = (socket.AF_INET6, 28, 16) if ":" in sys.argv[1] else (socket.AF_INET, 1, 4)
-asked = socket.socket(family, socket.SOCK_DGRAM)
-asked.settimeout(1)
+query = socket.socket(family, socket.SOCK_DGRAM)
+query.settimeout(1)
 for attempt in range(60):  # kube-proxy may still be writing its rules
-    asked.sendto(bytes([0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]) + words + bytes([0, kind, 0, 1]), (sys.argv[1], 53))
+    query.sendto(bytes([0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]) + words + bytes([0, kind, 0, 1]), (sys.argv[1], 53))
     try:
-        print(socket.inet_ntop(family, asked.recv(512)[-length:]))
+        print(socket.inet_ntop(family, query.recv(512)[-length:]))
         break
     except TimeoutError:
         pass
@@ -183,7 +183,7 @@ for attempt in range(60):  # kube-proxy may still be writing its rules
 POINTS: dict[str, Callable[[Cluster], bool]] = {
     "its folder exists": lambda own: own.state.exists(),
     "its keys are written": lambda own: own.kubeconfig.exists(),
-    "its first machine stands": lambda own: own.control_plane.pid is not None,
+    "its first machine runs": lambda own: own.control_plane.pid is not None,
     "etcd runs": lambda own: own.running(CONTROL_PLANE, "etcd"),
     "a container runtime runs": lambda own: own.running("node-1", "containerd"),
     "a kubelet runs": lambda own: own.running("node-1", "kubelet"),
@@ -192,7 +192,7 @@ POINTS: dict[str, Callable[[Cluster], bool]] = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("point", POINTS)
-def test_nothing_is_left_of_an_up_that_was_killed(own: Cluster, point: str) -> None:
+def test_down_removes_everything_after_a_killed_up(own: Cluster, point: str) -> None:
     before = outside()
     command = [*COMMAND, "--state", str(own.state), "up", "--nodes", "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as up:
@@ -204,21 +204,21 @@ def test_nothing_is_left_of_an_up_that_was_killed(own: Cluster, point: str) -> N
                 return False
 
         there = lambda: reached() or up.poll() is not None  # noqa: E731
-        eventually(there, f"`up` did not come to where {point}", every_s=0.05, patience_s=PATIENCE_S)
+        eventually(there, f"`up` did not reach the point at which {point}", every_s=0.05, patience_s=PATIENCE_S)
         os.killpg(up.pid, signal.SIGKILL)
-    assert up.returncode == -signal.SIGKILL, "it was killed in the middle"
+    assert up.returncode == -signal.SIGKILL, "it was killed before its end"
     with held(own) as names:
-        assert leavings(own, names), "there was something to remove"
-        assert tell(own, "down").returncode == 0
-        assert leavings(own, names) == []
+        assert remains(own, names), "something exists to be removed"
+        assert run_cluster(own, "down").returncode == 0
+        assert remains(own, names) == []
     assert outside() == before
 
 
 @pytest.mark.timeout(600)
-def test_half_a_down_is_made_whole_by_an_up(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was left of its files is not taken for a cluster: keys, disks and description belong together."""
-    assert tell(own, "up", "--nodes", "1").returncode == 0
-    kept = own.kubeconfig.read_text()
+def test_an_up_after_an_interrupted_down_makes_a_new_cluster(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are left are not used again, because keys, disks and description must match."""
+    assert run_cluster(own, "up", "--nodes", "1").returncode == 0
+    original = own.kubeconfig.read_text()
 
     def killed(folder: Path) -> None:
         shutil.move(folder / "node-1", folder / "gone")
@@ -228,12 +228,12 @@ def test_half_a_down_is_made_whole_by_an_up(own: Cluster, monkeypatch: pytest.Mo
         patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             own.down()
-    assert tell(own, "up", "--nodes", "1").returncode == 0
-    assert own.kubeconfig.read_text() != kept
+    assert run_cluster(own, "up", "--nodes", "1").returncode == 0
+    assert own.kubeconfig.read_text() != original
     assert not (own.state / "gone").exists()
 
 
-def test_what_a_machine_lacks_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_are_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CannotRun, match=r"^a cluster needs root, to make namespaces: use sudo$"):
         Cluster(tmp_path / "state").up(1)
@@ -244,4 +244,4 @@ def test_what_a_machine_lacks_is_said_in_one_sentence(tmp_path: Path, monkeypatc
         CannotRun, match=r"^not installed: conntrack containerd .* runc .*; .* containernetworking-plugins"
     ):
         Cluster(tmp_path / "state").up(1)
-    assert not (tmp_path / "state").exists(), "nothing was begun"
+    assert not (tmp_path / "state").exists(), "nothing was started"

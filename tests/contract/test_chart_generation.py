@@ -1,4 +1,4 @@
-"""How the chart's schema and documentation come out of its values file, and that what is committed did."""
+"""The chart's schema and documentation are generated from its values file, and the committed files are up to date."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def chart() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
 
-def test_a_value_is_a_default_its_comment_and_what_it_may_be(chart: ModuleType) -> None:
+def test_a_value_has_a_default_a_description_and_a_schema(chart: ModuleType) -> None:
     schema, values = chart.read_values(
         "# A note on the file.\n\n"
         "part:\n"
@@ -49,32 +49,32 @@ def test_a_value_is_a_default_its_comment_and_what_it_may_be(chart: ModuleType) 
         "minimum": 1,
         "maximum": 9,
     }
-    assert part["required"] == ["count"], "null would take it away; a map may go"
+    assert part["required"] == ["count"], "null would remove it; only a map may be removed"
     assert not part["additionalProperties"]
     assert [(value.path, value.default) for value in values] == [("part.count", 3), ("part.free", {"a": 1})]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("# Not documentation.\nkey: 1\n", "key: no `# --` comment above it"),
         ("# -- What it does.\nkey: null\n", "key: its default does not tell its type"),
         ("- 1\n", "must be a mapping"),
     ],
 )
-def test_a_value_that_says_too_little_is_refused(chart: ModuleType, text: str, said: str) -> None:
-    with pytest.raises(chart.InvalidValues, match=said):
+def test_a_value_without_description_or_type_is_refused(chart: ModuleType, text: str, message: str) -> None:
+    with pytest.raises(chart.InvalidValues, match=message):
         chart.read_values(text)
 
 
-def test_what_is_committed_is_what_would_be_generated(chart: ModuleType) -> None:
+def test_the_committed_files_are_the_generated_ones(chart: ModuleType) -> None:
     schema, values = chart.read_values((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert json.loads((CHART / "values.schema.json").read_text(encoding="utf-8")) == schema
     readme = (CHART / "README.md").read_text(encoding="utf-8")
     assert all(f"| `{value.path}` |" in readme for value in values)
 
 
-def test_the_defaults_keep_the_rules(chart: ModuleType) -> None:
+def test_the_defaults_are_valid(chart: ModuleType) -> None:
     defaults: Any = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     schema = chart.read_values((CHART / "values.yaml").read_text(encoding="utf-8"))[0]
     jsonschema.Draft7Validator.check_schema(schema)

@@ -1,5 +1,6 @@
-"""The CRD: the committed file is the generated one, every field obeys the API conventions, and manifests are accepted
-or refused alike by the schema (what an API server checks) and by the operator's own parser.
+"""The CRDs: the committed files are the generated ones, and every field follows the API conventions.
+
+The schema, which an API server checks, and the operator's own parser accept and refuse the same manifests.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MINIMAL: dict[str, Any] = {
 
 
 def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every schema below one, with its path."""
+    """Yield a schema and every schema below it, with their paths."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from nodes(inner, f"{path}.{name}")
@@ -59,11 +60,11 @@ def test_the_committed_crd_is_the_generated_one() -> None:
 
 
 @pytest.mark.parametrize(("path", "schema"), FIELDS, ids=[path for path, _ in FIELDS])
-def test_every_field_obeys_the_conventions(path: str, schema: dict[str, Any]) -> None:
+def test_every_field_follows_the_conventions(path: str, schema: dict[str, Any]) -> None:
     assert schema.get("description", "").endswith("."), "a description that is a sentence"
     kind, name = schema["type"], path.rpartition(".")[2]
     assert kind != "number", "no floats"
-    assert kind != "boolean" or name == "suspend", "an enum says more; suspend is what every workload calls it"
+    assert kind != "boolean" or name == "suspend", "an enum is clearer; suspend has the name that every workload uses"
     if kind == "integer" and name != "observedGeneration":
         assert {"minimum", "maximum", "format"} <= schema.keys()
         assert schema["maximum"] < 2 ** (31 if schema["format"] == "int32" else 63)
@@ -85,7 +86,7 @@ def test_every_field_obeys_the_conventions(path: str, schema: dict[str, Any]) ->
         assert len(rule["message"]) > 10
 
 
-def test_kubectl_shows_what_users_ask_for() -> None:
+def test_kubectl_shows_the_main_columns() -> None:
     names = crd()["spec"]["names"]
     assert names["shortNames"] == [keys.SHORT_NAME]
     assert names["categories"] == ["perseus"]
@@ -94,7 +95,7 @@ def test_kubectl_shows_what_users_ask_for() -> None:
     assert {"Ready", "Mode", "Objective", "Saved", "Slowdown", "Age"} <= columns
 
 
-def test_every_schedule_of_the_crd_is_known_to_the_solver() -> None:
+def test_the_solver_has_every_schedule_of_the_crd() -> None:
     assert {name.solver_name for name in ScheduleName} == {*SCHEDULES, "custom"}
 
 
@@ -195,7 +196,7 @@ REFUSED: list[tuple[str, Any, str, bool]] = [
 
 
 def schema_accepts(spec: Any) -> bool:
-    # What jsonschema calls a date-time needs an extra package; the API server has its own check.
+    # jsonschema checks date-time only with an extra package; the API server has its own check.
     checker = jsonschema.FormatChecker(formats=())
 
     @checker.checks("date-time", raises=ValueError)
@@ -234,16 +235,16 @@ def test_refused(path: str, value: Any, message: str, by_schema: bool) -> None:
     assert schema_accepts(spec) is not by_schema
     if not by_schema:
         rules = [r["message"] for _, s in nodes(SPEC, "spec") for r in s.get("x-kubernetes-validations", ())]
-        assert any(message in rule for rule in rules), "the API server says the same, by CEL"
+        assert any(message in rule for rule in rules), "a CEL rule of the API server has the same message"
 
 
 @pytest.mark.parametrize("raw", [None, [], "x", {"pipelin": {}}])
-def test_what_is_no_spec_at_all(raw: Any) -> None:
+def test_a_value_that_is_no_spec_is_refused(raw: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"^spec"):
         parse_spec(raw)
 
 
-def test_immutable_is_what_the_training_processes_run() -> None:
+def test_the_fields_that_the_training_processes_run_are_immutable() -> None:
     fixed = {
         path
         for path, schema in nodes(SPEC, "spec")

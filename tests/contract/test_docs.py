@@ -1,4 +1,4 @@
-"""Pages do not lag behind the code: every reason is explained, every field is on its page, every link leads on."""
+"""The documentation is up to date: it explains every reason, lists every field, and every link has a target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text_of(name: str) -> str:
 
 
 def prose(page: Path) -> str:
-    """Without code."""
+    """Return the text of a page without its code."""
     fenced = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return "\n".join(
         line if line.startswith("#") else re.sub(r"`[^`]*`(?!\])", "", line) for line in fenced.splitlines()
@@ -31,7 +31,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub and MkDocs make them of headings."""
+    """Return the anchors that GitHub and MkDocs make from the headings."""
     titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
@@ -52,9 +52,9 @@ def test_troubleshooting_has_a_section_for_every_condition() -> None:
     assert set(sections) == {kind.value for kind in ConditionType} | {"Events only"}
 
 
-@pytest.mark.parametrize(("page", "words"), [("objectives.md", ObjectiveType), ("stragglers.md", StragglerMode)])
-def test_every_choice_has_a_section(page: str, words: type[ObjectiveType] | type[StragglerMode]) -> None:
-    assert {word.value for word in words} <= set(re.findall(r"^## (\w+)$", text_of(page), re.MULTILINE))
+@pytest.mark.parametrize(("page", "choices"), [("objectives.md", ObjectiveType), ("stragglers.md", StragglerMode)])
+def test_every_choice_has_a_section(page: str, choices: type[ObjectiveType] | type[StragglerMode]) -> None:
+    assert {choice.value for choice in choices} <= set(re.findall(r"^## (\w+)$", text_of(page), re.MULTILINE))
 
 
 @pytest.mark.parametrize(("name", "spec"), [("perseusjob.md", JobSpec), ("powerbudget.md", BudgetSpec)])
@@ -81,12 +81,12 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
-        there = (page.parent / path).resolve() if path else page
-        assert there.exists(), f"{target} does not exist"
-        if anchor and there.suffix == ".md":
-            assert anchor in anchors(there), f"{target}: no such heading"
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{target} does not exist"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{target}: no such heading"

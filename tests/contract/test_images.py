@@ -1,4 +1,4 @@
-"""What the Dockerfiles copy, install and run, checked without a builder; and the builder's own rules."""
+"""What the Dockerfiles copy, install and run, checked without building an image; and the rules of build.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VALUES = yaml.safe_load((ROOT / "charts" / "perseus" / "values.yaml").read_text(
 
 
 def script(name: str) -> ModuleType:
-    """A program of the folder, which is no package."""
+    """Import a program from the folder of the images, which is no package."""
     specification = importlib.util.spec_from_file_location(f"images_{name}", IMAGES / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
@@ -64,7 +64,7 @@ class Stage:
 
 
 def stages(name: str) -> tuple[dict[str, str], list[Stage]]:
-    """Global build arguments, and stages with ${ARGUMENT} filled in."""
+    """Return the global build arguments, and the stages with every ${ARGUMENT} replaced."""
     text = (IMAGES / f"{name}.Dockerfile").read_text(encoding="utf-8")
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
     arguments: dict[str, str] = {}
@@ -88,7 +88,7 @@ def stage(name: str, called: str) -> Stage:
 
 
 def installed(name: str) -> set[str]:
-    """Names of the distributions in an image, besides the project's."""
+    """Return the names of the distributions in an image, without the project's own."""
     [install] = [run for run in stage(name, "needs").all("RUN") if "pip install" in run]
     if extra := re.search(r"requirements\.py (\w+)", install):
         wanted = closure(extra[1])
@@ -101,7 +101,7 @@ def installed(name: str) -> set[str]:
 
 
 def rooms(name: str) -> set[str]:
-    """The project's packages in an image."""
+    """Return the project's packages in an image."""
     every = {Path(package).name for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
     [removed] = re.findall(r"rm -r ([\w ]+?) +&&", stage(name, "build").all("RUN")[0])
     assert set(removed.split()) <= every
@@ -109,7 +109,7 @@ def rooms(name: str) -> set[str]:
 
 
 def needs(distribution: str) -> set[str]:
-    """A distribution and what it brings."""
+    """Return a distribution and everything that it requires."""
     found, waiting = set(), [Requirement(distribution)]
     while waiting:
         wanted = waiting.pop()
@@ -123,12 +123,12 @@ def needs(distribution: str) -> set[str]:
 
 
 def closure(extra: str) -> set[str]:
-    """Names of the distributions that ``perseus-k8s[extra]`` brings."""
+    """Return the names of the distributions that ``perseus-k8s[extra]`` requires."""
     return {name for text in requirements.requirements(PROJECT["project"], extra) for name in needs(text)}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_copied_exists(name: str) -> None:
+def test_copied_files_exist(name: str) -> None:
     seen: set[str] = set()
     for stage in stages(name)[1]:
         for origin, sources in stage.copies():
@@ -144,15 +144,15 @@ def test_every_room_of_the_wheel_is_copied_and_not_ignored(name: str) -> None:
         source for each in stages(name)[1] for origin, sources in each.copies() if origin is None for source in sources
     }
     folders = {Path(package).parts[0] for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
-    said = PROJECT["project"]
-    assert copied >= folders | {"pyproject.toml", said["readme"], *said["license-files"]}
-    taken = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert taken - copied <= {"deploy/gpu-sim/nvml_shim.c"}
-    assert copied <= taken
+    project = PROJECT["project"]
+    assert copied >= folders | {"pyproject.toml", project["readme"], *project["license-files"]}
+    included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert included - copied <= {"deploy/gpu-sim/nvml_shim.c"}
+    assert copied <= included
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_runs_an_entry_point_and_holds_no_more_than_that_needs(name: str) -> None:
+def test_it_runs_an_entry_point_and_contains_only_what_that_requires(name: str) -> None:
     final = stages(name)[1][-1]
     [entry_point] = final.all("ENTRYPOINT")
     assert entry_point == f'["perseus-{name}"]'
@@ -161,7 +161,7 @@ def test_it_runs_an_entry_point_and_holds_no_more_than_that_needs(name: str) -> 
     assert VALUES[name]["image"]["repository"] == f"perseus-{name}"
 
 
-def test_no_image_holds_more_than_its_work_needs() -> None:
+def test_every_image_contains_only_what_its_program_requires() -> None:
     assert installed("agent") == {"grpcio", "typing-extensions", "protobuf", "nvidia-ml-py", "prometheus-client"}
     assert installed("gpu-sim") == {"grpcio", "typing-extensions", "protobuf"}
     assert installed("trainer") == {"numpy"}
@@ -173,7 +173,7 @@ def test_no_image_holds_more_than_its_work_needs() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_compiler_stays_behind(name: str) -> None:
+def test_no_image_contains_the_compiler(name: str) -> None:
     arguments, found = stages(name)
     assert found[-1].base == arguments["BASE"]
     for origin, sources in found[-1].copies():
@@ -202,7 +202,7 @@ for module in sys.argv[2].split(","):
 
 
 def modules_taken_out(name: str) -> set[str]:
-    """Parts of packages that the last layer does without."""
+    """Return the modules that the Dockerfile removes from installed packages."""
     [run] = stage(name, "slim").all("RUN")
     gone = set()
     if listed := re.search(r"cd ortools && rm -r ([\w ]+?) +&&", run):
@@ -235,7 +235,7 @@ def modules_taken_out(name: str) -> set[str]:
         ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.gpus.model"),  # the chart's own test
     ],
 )
-def test_what_is_run_is_installed(name: str, modules: str) -> None:
+def test_the_imports_of_every_program_are_installed(name: str, modules: str) -> None:
     inside = installed(name) | {PROJECT["project"]["name"]}
     owners = {
         top: {re.sub(r"[-_.]+", "-", owner).lower() for owner in names}
@@ -264,7 +264,7 @@ def test_the_base_is_one_version_by_argument(name: str) -> None:
     assert f"Programming Language :: Python :: {minor}" in PROJECT["project"]["classifiers"]
 
 
-def test_who_runs_in_it_and_where_its_health_is_asked() -> None:
+def test_user_and_health_check() -> None:
     template = (ROOT / "charts" / "perseus" / "templates" / "operator-deployment.yaml").read_text(encoding="utf-8")
     chart_user = re.findall(r"runAsUser: (\d+)", template)
     [user] = stages("operator")[1][-1].all("USER")
@@ -281,8 +281,8 @@ def test_who_runs_in_it_and_where_its_health_is_asked() -> None:
         assert final.all("EXPOSE") == [" ".join(map(str, exposed))]
 
 
-def test_the_operator_has_a_name_although_its_user_has_none() -> None:
-    # kopf calls getpass.getuser() at its start, which without a name in the environment asks the password file.
+def test_the_operator_has_a_user_name_although_its_user_id_has_none() -> None:
+    # kopf calls getpass.getuser() at its start, which reads the password file if the environment has no name.
     [assignments] = stages("operator")[1][-1].all("ENV")
     environment = dict(word.split("=", 1) for word in shlex.split(assignments))
     code = "import getpass, os; os.getuid = lambda: 4_000_000_000; print(getpass.getuser())"
@@ -291,7 +291,7 @@ def test_the_operator_has_a_name_although_its_user_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "arguments", "said"),
+    ("environment", "arguments", "message"),
     [
         ({"TAG": "latest"}, [], "TAG=latest is refused"),
         ({}, ["agents"], "unknown image 'agents': known are agent, operator, gpu-sim, trainer"),
@@ -299,13 +299,13 @@ def test_the_operator_has_a_name_although_its_user_has_none() -> None:
     ],
 )
 def test_the_builder_refuses_in_one_sentence(
-    environment: dict[str, str], arguments: list[str], said: str, tmp_path: Path
+    environment: dict[str, str], arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), **environment}
     command = [sys.executable, str(IMAGES / "build.py"), *arguments]
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert refused.stderr == f"build.py: {said}" + refused.stderr.partition(said)[2]
+    assert refused.stderr == f"build.py: {message}" + refused.stderr.partition(message)[2]
     assert len(refused.stderr.splitlines()) == 1
 
 
@@ -318,14 +318,14 @@ def test_the_builder_refuses_in_one_sentence(
         ("localhost/perseus-agent:1", "localhost/perseus-agent:1"),
     ],
 )
-def test_images_are_called_as_the_kubelet_will_ask(image: str, name: str) -> None:
+def test_full_names_are_those_that_the_kubelet_requests(image: str, name: str) -> None:
     assert build.full_name(image) == name
 
 
-def test_layers_of_ours_are_told_from_the_base_and_bounded(
+def test_layers_above_the_base_are_found_and_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base, ours = b"b" * 5000, [b"o" * 2_000_000, b"p" * 1_500_000, b"l", b"r"]
+    base, above = b"b" * 5000, [b"o" * 2_000_000, b"p" * 1_500_000, b"l", b"r"]
     blobs: dict[str, bytes] = {}
 
     def blob(content: bytes) -> dict[str, object]:
@@ -335,7 +335,7 @@ def test_layers_of_ours_are_told_from_the_base_and_bounded(
 
     history = [{"created_by": "/bin/sh -c #(nop) ADD base.tar in /"}, {"created_by": "ENV", "empty_layer": True}]
     history += [{"created_by": f"COPY {name}"} for name in ("/opt/perseus", "/opt/app", "LICENSE", "RUN")]
-    manifest = {"config": blob(json.dumps({"history": history}).encode()), "layers": [blob(x) for x in (base, *ours)]}
+    manifest = {"config": blob(json.dumps({"history": history}).encode()), "layers": [blob(x) for x in (base, *above)]}
     entry = {**blob(json.dumps(manifest).encode()), "annotations": {"io.containerd.image.name": "x/perseus-agent:1"}}
     blobs["index.json"] = json.dumps({"manifests": [entry]}).encode()
     with tarfile.open(tmp_path / "archive.tar", "w") as tar:
@@ -345,22 +345,22 @@ def test_layers_of_ours_are_told_from_the_base_and_bounded(
             tar.addfile(header, io.BytesIO(content))
 
     assert build.report(tmp_path / "archive.tar") == []
-    assert "x/perseus-agent:1: 3.5 MB of ours, of 60 allowed" in capsys.readouterr().out
+    assert "x/perseus-agent:1: 3.5 MB above the base, 60 MB allowed" in capsys.readouterr().out
     monkeypatch.setitem(build.BOUNDS_MB, "agent", 3)
-    assert build.report(tmp_path / "archive.tar") == ["agent: 3.5 MB, allowed are 3"]
+    assert build.report(tmp_path / "archive.tar") == ["agent: 3.5 MB above the base, 3 MB allowed"]
 
 
-def test_every_bound_is_that_of_an_image() -> None:
+def test_every_image_has_a_bound() -> None:
     assert set(build.BOUNDS_MB) == set(NAMES)
     assert (build.BOUNDS_MB["agent"], build.BOUNDS_MB["operator"]) == (60, 250)
     assert [build.instructions(name) for name in NAMES] == [4, 4, 5, 4]
 
 
-def test_the_bill_names_what_is_installed() -> None:
-    said = subprocess.run(
+def test_the_bill_lists_the_installed_packages() -> None:
+    printed = subprocess.run(
         [sys.executable, str(IMAGES / "sbom.py"), "perseus-agent"], capture_output=True, text=True, check=True
     )
-    bill = json.loads(said.stdout)
+    bill = json.loads(printed.stdout)
     assert bill["metadata"]["component"]["version"] == PROJECT["project"]["version"]
     named = {component["name"]: component["version"] for component in bill["components"]}
     assert named["grpcio"] == metadata.version("grpcio")

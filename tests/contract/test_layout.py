@@ -1,4 +1,4 @@
-"""The shape of the repository that everything else relies on."""
+"""The layout of the repository: folders and packages, and what may be imported where."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_top_folders_are_not_packages(folder: str) -> None:
         assert not list((ROOT / folder).rglob("__init__.py"))
 
 
-def test_operator_is_the_standard_library_when_started_in_the_root() -> None:
+def test_operator_is_the_standard_library_module_in_the_root_folder() -> None:
     found = subprocess.run(
         [sys.executable, "-c", "import operator; print(operator.__file__)"],
         cwd=ROOT,
@@ -34,17 +34,17 @@ def test_operator_is_the_standard_library_when_started_in_the_root() -> None:
 
 
 @pytest.mark.parametrize("package", ROOMS.values())
-def test_every_room_is_typed_and_opens_with_a_door_sign(package: str) -> None:
+def test_every_room_is_typed_and_every_module_has_a_docstring(package: str) -> None:
     folder = next(ROOT.glob(f"*/{package}"))
     assert (folder / "py.typed").exists()
     for module in folder.rglob("*.py"):
         if not module.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             first = module.read_text(encoding="utf-8").lstrip()
-            assert first.startswith(('"""', 'r"""', "#!")), f"{module.relative_to(ROOT)} does not say what is in it"
+            assert first.startswith(('"""', 'r"""', "#!")), f"{module.relative_to(ROOT)} has no docstring"
 
 
 def test_client_needs_the_standard_library_only() -> None:
-    # What training code imports must not drag anything into a training image, nor pay for a heavy import.
+    # Training code imports it: it must add nothing to a training image, and no heavy import.
     script = (
         "import sys; before = set(sys.modules); import perseus_client; "
         "print('\\n'.join(sorted(m.split('.')[0] for m in set(sys.modules) - before)))"

@@ -1,4 +1,4 @@
-"""Retryable or not, end to end: every error class of the agent, its gRPC status, and what the operator makes of it."""
+"""Every error class of the agent, its gRPC status, and the operator's error for it, which says whether to retry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("kind", EXPECTED, ids=lambda kind: kind.__name__)
-def test_what_the_operator_makes_of_it(kind: type[agent.AgentError]) -> None:
+def test_the_operator_translates_every_error(kind: type[agent.AgentError]) -> None:
     error = kind("the message")
     answered = grpc.aio.AioRpcError(
         status_of(error),
@@ -47,6 +47,6 @@ def test_what_the_operator_makes_of_it(kind: type[agent.AgentError]) -> None:
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
-def test_silence_is_retried(code: grpc.StatusCode) -> None:
+def test_a_missing_answer_is_retried(code: grpc.StatusCode) -> None:
     answered = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
     assert type(_translate(answered)) is AgentUnavailable

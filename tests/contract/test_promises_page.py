@@ -1,4 +1,4 @@
-"""Every test that the page on promises names is there, and every promise has one."""
+"""Every promise of docs/promises.md names a test, and every test that the page names exists."""
 
 from __future__ import annotations
 

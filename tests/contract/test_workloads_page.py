@@ -1,4 +1,4 @@
-"""docs/workloads.md says what the presets do, row by row, and its examples are what the operator understands."""
+"""The table of docs/workloads.md describes the presets, and the operator accepts the page's examples."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def documents() -> list[Any]:
 
 def row(kind: WorkloadKind, preset: Preset) -> str:
     label, roles = preset.not_workers
-    named = f"`{label}`: {', '.join(f'`{role}`' for role in sorted(roles))}" if label else "–"
+    idle = f"`{label}`: {', '.join(f'`{role}`' for role in sorted(roles))}" if label else "–"
     attempt = "not told"
     if preset.restart_label:
         attempt = f"a higher `{preset.restart_label}`"
     elif preset.owner_is_attempt:
         attempt = "another owner"
-    told = f"`{preset.name_label}`"
+    name = f"`{preset.name_label}`"
     if preset.name_pattern != "{}":
-        told += ": `NAME-xxxxx` or `NAME-raycluster-xxxxx`"
+        name += ": `NAME-xxxxx` or `NAME-raycluster-xxxxx`"
     suspended = f"`{preset.suspended_by}`" if preset.suspended_by else "–"
-    return f"| `{kind}` | `{preset.group}` | {told} | {named} | {attempt} | {suspended} |"
+    return f"| `{kind}` | `{preset.group}` | {name} | {idle} | {attempt} | {suspended} |"
 
 
-def test_the_table_is_the_presets() -> None:
+def test_the_table_describes_the_presets() -> None:
     rows = [line for line in PAGE.splitlines() if any(line.startswith(f"| `{kind}` |") for kind in WorkloadKind)]
     assert rows == [row(kind, preset) for kind, preset in PRESETS.items()]
 
@@ -50,7 +50,7 @@ def test_there_is_an_example_of_each_kind_and_its_pods_opt_in() -> None:
     assert all(f"'{keys.LABEL_JOB}': 'gpt3'" in str(document) for document in workloads)
 
 
-def test_the_manifests_of_ours_are_accepted() -> None:
+def test_the_perseus_manifests_are_accepted() -> None:
     (job,) = [document for document in documents() if document.get("kind") == keys.KIND]
     assert parse_spec(job["spec"]).workload is not None
     fragments = [document for document in documents() if "apiVersion" not in document]

@@ -1,8 +1,8 @@
-"""API servers for end-to-end tests: each test runs on the embedded one and on a real one, or says why it did not.
+"""API servers for end-to-end tests: each test runs on the embedded one and on a real one, or is skipped with a reason.
 
-The real one is the cluster that KUBECONFIG_E2E names, or a control plane of our own (``make control-plane``). ``world``
-is one PerseusJob and an operator process; on a server with RBAC it runs under its own service account with the chart's
-rules and nothing more.
+The real one is the cluster that KUBECONFIG_E2E names, or a control plane that the tests start (``make control-plane``).
+The fixture ``world`` is one PerseusJob and an operator process. On a server with RBAC the operator runs under its own
+service account with only the chart's rules.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ BUDGETS = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*features): skip, aloud, where the API server lacks one of them")
+    config.addinivalue_line("markers", "needs(*features): skip with a message where the API server lacks one of them")
 
 
 @pytest.fixture(scope="session", params=["embedded", "real"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The API server under this test."""
+    """The API server of the test."""
     start = {"embedded": embedded_server, "real": real_server}[request.param]
     try:
         with start(tmp_path_factory.mktemp(request.param)) as running:
@@ -77,7 +77,7 @@ def api(server: Server) -> Iterator[Any]:
 
 @pytest.fixture(params=[embedded_server, real_server], ids=["embedded", "real"])
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
-    """Doubles of nodes around each API server, but never a given one: its nodes and pods are not ours to make up."""
+    """A simulated cluster on each API server, never on a given one, where tests must not make nodes."""
     monkeypatch.delenv("KUBECONFIG_E2E", raising=False)
     try:
         with SimulatedCluster(server=request.param) as running:
@@ -88,20 +88,20 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def namespace(api: Any) -> Iterator[str]:
-    """A namespace of the test's own."""
+    """A separate namespace for the test."""
     with own_namespace(api) as name:
         yield name
 
 
 @pytest.fixture(scope="session")
 def crd(api: Any) -> Iterator[Any]:
-    """The PerseusJob CRD, installed from the committed file; a cluster that had it keeps it."""
+    """The PerseusJob CRD, installed from the committed file. A cluster that already had it keeps it."""
     yield from _install(client.ApiextensionsV1Api(api), "perseusjobs")
 
 
 @pytest.fixture(scope="session")
 def budget_crd(api: Any) -> Iterator[Any]:
-    """That of PowerBudget."""
+    """The PowerBudget CRD, likewise."""
     yield from _install(client.ApiextensionsV1Api(api), "powerbudgets")
 
 
@@ -126,7 +126,7 @@ def _install(definitions: Any, plural: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def operator_kubeconfig(server: Server, api: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the operator logs in with."""
+    """The operator's kubeconfig: of its service account where the server has RBAC, else the administrator's."""
     core = client.CoreV1Api(api)
     if absent(lambda: core.read_namespace(SYSTEM)):
         core.create_namespace({"metadata": {"name": SYSTEM}})
@@ -138,7 +138,7 @@ def operator_kubeconfig(server: Server, api: Any, tmp_path_factory: pytest.TempP
 
 
 def absent(read: Callable[[], Any]) -> bool:
-    """Whether what is read is not there."""
+    """Return whether an object does not exist: whether reading it gives the status 404."""
     try:
         read()
     except ApiException as error:
@@ -149,7 +149,7 @@ def absent(read: Callable[[], Any]) -> bool:
 
 
 class World:
-    """One PerseusJob in a namespace of its own, and an operator."""
+    """One PerseusJob in a separate namespace, and an operator."""
 
     def __init__(self, api: Any, namespace: str, kubeconfig: Path, folder: Path, processes: Processes) -> None:
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
@@ -226,18 +226,19 @@ class World:
         self.custom.delete_namespaced_custom_object(*self.place, "gpt3")
 
     def conditions(self) -> dict[str, dict[str, Any]]:
-        return {said["type"]: said for said in self.job().get("status", {}).get("conditions", [])}
+        return {found["type"]: found for found in self.job().get("status", {}).get("conditions", [])}
 
     def events(self) -> list[Any]:
         return [e for e in self.core.list_namespaced_event(self.namespace).items if e.involved_object.name == "gpt3"]
 
     def until(self, what: str, check: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Wait until a check returns true; fail with the operator's log after ``timeout_s`` or when it ends."""
         deadline = time.monotonic() + timeout_s
 
         def holds() -> bool:
             try:
                 return check()
-            except urllib3.exceptions.HTTPError:  # the API server is slow, or on its way back
+            except urllib3.exceptions.HTTPError:  # the API server is slow, or is starting again
                 return False
 
         while not holds():
@@ -248,11 +249,11 @@ class World:
             time.sleep(0.1)
 
     def until_condition(self, kind: str, status: str, reason: str) -> str:
-        def said() -> bool:
+        def reported() -> bool:
             found = self.conditions().get(kind, {})
             return (found.get("status"), found.get("reason")) == (status, reason)
 
-        self.until(f"{kind}={status} for {reason}", said)
+        self.until(f"{kind}={status} for {reason}", reported)
         return str(self.conditions()[kind]["message"])
 
 
@@ -264,7 +265,7 @@ def world(
         world = World(api, namespace, operator_kubeconfig, tmp_path, processes)
         world.start_operator()
         yield world
-        # An operator must run while a job goes: its finalizer would hold the namespace for ever.
+        # An operator must run until the job is deleted: otherwise the finalizer keeps the namespace.
         if world.operator is None:
             world.start_operator()
         if not world.gone():

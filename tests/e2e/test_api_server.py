@@ -1,7 +1,7 @@
-"""PerseusJob on an API server: what it accepts, refuses, fills in and shows. No operator runs here.
+"""PerseusJob on an API server: what the server accepts, refuses, sets by default and shows. No operator runs here.
 
-How servers behave for any resource (conflicts, watches, patches, finalizers) is in tests/integration/test_apiserver.py,
-which ``test_stand_in`` holds against the real server.
+The behaviour of servers for any resource (conflicts, watches, patches, finalizers) is tested in
+tests/integration/test_apiserver.py, which ``test_stand_in`` runs on the real server too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Jobs:
         return self.custom.get_namespaced_custom_object(*self.place, name)
 
     def refusal(self, spec: Any, **options: Any) -> str | None:
-        """Why the server refuses a new job, without creating it; None: it accepts."""
+        """Return why the server refuses a new job; None if it accepts it. The job is not created."""
         try:
             self.create(spec, dry_run="All", **options)
         except ApiException as error:
@@ -93,7 +93,7 @@ def jobs(api: Any, crd: Any, namespace: str) -> Jobs:
 
 
 def parser_refusal(spec: Any) -> str | None:
-    """Why the operator would refuse a spec that came past the server."""
+    """Return why the operator's parser refuses a spec; None if it accepts it."""
     try:
         parse_spec(spec)
     except InvalidSpec as error:
@@ -104,7 +104,7 @@ def parser_refusal(spec: Any) -> str | None:
 # ------------------------------------------------------------------------------------------------- the definition
 
 
-def test_the_definition_is_served_without_complaint(crd: Any) -> None:
+def test_the_definition_is_established(crd: Any) -> None:
     conditions = {c.type: c.status for c in crd.status.conditions}
     assert conditions["NamesAccepted"] == "True"
     assert conditions["Established"] == "True"
@@ -120,7 +120,7 @@ def test_the_sample_is_accepted(jobs: Jobs) -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"objective": {}, "straggler": {}}, {"straggler.slowdownThreshold": "7.5%"}], ids=str
 )
-def test_server_and_operator_fill_in_the_same_defaults(jobs: Jobs, changes: dict[str, Any]) -> None:
+def test_server_and_operator_set_the_same_defaults(jobs: Jobs, changes: dict[str, Any]) -> None:
     spec = edited(changes)
     assert jobs.create(spec)["spec"] == dump(parse_spec(spec))
 
@@ -179,7 +179,7 @@ def test_the_schema_refuses_and_names_the_field(jobs: Jobs, changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "field", "message"), RULES, ids=lambda value: str(value) if isinstance(value, dict) else ""
 )
-def test_rules_across_fields_refuse_in_plain_words(
+def test_a_rule_across_fields_refuses_with_its_message(
     jobs: Jobs, changes: dict[str, Any], field: str, message: str
 ) -> None:
     refusal = jobs.refusal(edited(changes))
@@ -201,7 +201,7 @@ def test_the_running_pipeline_cannot_be_edited(jobs: Jobs, changes: dict[str, An
     assert jobs.get()["metadata"]["generation"] == 1
 
 
-def test_what_may_change_while_the_job_runs_can_be_edited(jobs: Jobs) -> None:
+def test_fields_that_may_change_while_the_job_runs_can_be_edited(jobs: Jobs) -> None:
     jobs.create(MINIMAL)
     changes = {"pipeline.dataParallel": 3, "objective.type": "MinEnergy", "straggler.mode": "Off", "mode": "Recommend"}
     assert jobs.patch({"spec": edited(changes)})["metadata"]["generation"] == 2
@@ -275,7 +275,7 @@ def condition(kind: str, status: str = "True", reason: str = "PlanInForce") -> d
     }
 
 
-def test_status_has_a_door_of_its_own(jobs: Jobs) -> None:
+def test_only_the_status_subresource_changes_the_status(jobs: Jobs) -> None:
     jobs.create(MINIMAL)
     assert "status" not in jobs.patch({"status": {"observedGeneration": 9}})
     after = jobs.patch_status({"observedGeneration": 1, "conditions": [condition("Ready")]})
@@ -305,7 +305,7 @@ def test_kubectl_shows_the_job_in_one_line(jobs: Jobs, server: Server, namespace
     beside = server.plane.assets if server.plane else None
     kubectl = shutil.which("kubectl", path=beside) or shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("kubectl is not installed: its columns were not looked at")
+        pytest.skip("kubectl is not installed: its columns are not checked")
     jobs.create(edited({"objective.type": "MinEnergy"}))
     jobs.patch_status(
         {

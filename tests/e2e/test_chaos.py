@@ -1,8 +1,9 @@
-"""Faults while users edit: killed operators and agents, an API server that is stopped or gone, slow, lying and cut-off
-agents, two operators at once. After each: every GPU's clock is its plan's, or the default.
+"""Faults while users edit jobs. After each fault every GPU's clock is its plan's, or the default.
 
-On the real API server, or where that is not built (or is a given cluster, whose nodes are not ours to make up) on the
-embedded one. Random, from PERSEUS_SEED, which a failure prints.
+The faults: killed operators and agents, an API server that is stopped or killed, agents that are slow, cut off or send
+false data, and two operators at the same time. The tests run on the real API server; where it is not built, or is a
+given cluster in which tests must not make nodes, they run on the embedded one. Random choices come from PERSEUS_SEED,
+which a failure prints.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from perseus_sim.cluster.control_plane import NoControlPlane, find_assets
 
 SEED = int(os.environ.get("PERSEUS_SEED", "11"))
 OUTAGE_S = float(os.environ.get("PERSEUS_OUTAGE_S", "35"))
-"""Longer than any request of the operator's waits for an answer."""
+"""Longer than the timeout of any request of the operator."""
 PLANS: list[dict[str, Any]] = [{"type": "MinEnergy"}, {"type": "MaxThroughput"}]
 TTL_S = float(chaos.FLAGS[chaos.FLAGS.index("--lease-ttl-s") + 1])
 
 
 def best_server() -> str:
-    """The real server, where there is one of our own."""
+    """Return the real server where the tests can start it, else the embedded one."""
     if "KUBECONFIG_E2E" in os.environ:
         return "embedded"
     try:
@@ -53,7 +54,7 @@ pytestmark = [
 
 @pytest.fixture
 async def world(server: Server, crd: Any, operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[chaos.World]:
-    """Two jobs on three nodes, one shared, and an operator; all settled."""
+    """Two jobs on three nodes, one of which they share, and an operator. All plans are in force."""
     logins = {"admin": server.kubeconfig, "operator": operator_kubeconfig}
     namespace = f"chaos-{uuid.uuid4().hex[:8]}"
     async with chaos.world(**logins, folder=tmp_path, namespace=namespace, seed=SEED, secure=True) as world:
@@ -70,7 +71,7 @@ def agents_of(world: chaos.World, subject: Subject) -> list[LightAgent]:
 
 
 async def disturb(world: chaos.World, *, served: bool = True) -> None:
-    """Any valid edit of one job, and another plan for the other: it is driven all the time, or nothing is at stake."""
+    """Make a valid edit of one job, and change the plan of the other, whose clocks must be set all the time."""
     ada, bell = world.subjects
     await world.edit(ada, objective=next(o for o in PLANS if o != ada.spec["objective"]))
     if served or bell.exists:
@@ -84,7 +85,7 @@ def at_default(world: chaos.World, subject: Subject) -> bool:
 async def test_any_valid_edits_in_any_order(world: chaos.World) -> None:
     for _ in range(30):
         await world.move()
-        if world.dice.random() < 0.5:  # the others come while the one before is still at work
+        if world.dice.random() < 0.5:  # otherwise the next edit comes while the operator still works on this one
             await world.settle("between edits")
     await world.settle("at the end")
 
@@ -127,7 +128,7 @@ async def test_a_stopped_api_server_changes_no_clock_and_nothing_is_missed(world
         while time.monotonic() < until_s:
             undisturbed("ada", "bell")
             await asyncio.sleep(0.1)
-        # It needs no API server to answer a straggler.
+        # The operator reacts to a straggler without an API server.
         assert bell.training is not None
         bell.training.slowdowns[1] = 1.2
         healthy = [rank for rank in before["bell"] if rank.dp == 0]
@@ -164,7 +165,7 @@ async def test_agents_that_are_cut_off_or_slow_concern_their_own_jobs_alone(worl
     await world.until("its lease ran out", lambda: not any(alone.plans(ada.training).values()))  # type: ignore[arg-type]
     await world.edit(bell, objective={"type": "MinEnergy"})
     await world.until("bell's new plan", lambda: in_force(world, bell))
-    await world.until("ada told who does not answer", lambda: names_unavailable(world, ada, alone.node))
+    await world.until("ada's status names the node", lambda: names_unavailable(world, ada, alone.node))
     alone.faults.partitioned = False
     await world.settle("after the partition")
 
@@ -175,7 +176,7 @@ async def test_agents_that_are_cut_off_or_slow_concern_their_own_jobs_alone(worl
     alone.faults.delay_s = 0.0
     await world.settle("after the slowness")
 
-    for agent in world.fleet.agents.values():  # the operator sees nobody any more
+    for agent in world.fleet.agents.values():  # the operator reaches no agent any more
         agent.faults.partitioned = True
     await world.until("default clocks everywhere", lambda: all(at_default(world, s) for s in world.subjects))
     for agent in world.fleet.agents.values():
@@ -200,7 +201,7 @@ HUGE = 2**64 - 1
 
 
 def rubbish(dice: Any) -> Callable[[Any], Any]:
-    """Telemetry in which nothing is as it should be; NaN and negative numbers the wire cannot carry."""
+    """Return a rewriter that makes telemetry false. The wire format cannot carry NaN and negative numbers."""
 
     def rewrite(message: Any) -> Any:
         if not isinstance(message, pb.TelemetryBatch):
@@ -236,7 +237,7 @@ def rubbish(dice: Any) -> Callable[[Any], Any]:
 
 
 def wrong_leases(dice: Any) -> Callable[[Any], Any]:
-    """Leases of other epochs with other plans, none of which the agent has."""
+    """Return a rewriter that reports leases of other epochs and plans that the agent does not have."""
 
     def rewrite(message: Any) -> Any:
         if isinstance(message, pb.Lease):
@@ -255,7 +256,7 @@ def wrong_leases(dice: Any) -> Callable[[Any], Any]:
 
 
 def wrong_nodes(dice: Any) -> Callable[[Any], Any]:
-    """Ranks twice, in places that do not exist, of pods that are not the job's; clocks that nobody asked for."""
+    """Return a rewriter that reports ranks twice, with wrong ids or foreign pods, and clocks that were never set."""
 
     def rewrite(message: Any) -> Any:
         if isinstance(message, pb.NodeDescription):
@@ -266,7 +267,7 @@ def wrong_nodes(dice: Any) -> Callable[[Any], Any]:
                     case 1:
                         rank.stage = 2**32 - 1
                     case 2:
-                        rank.pod_uid = "somebody else's"
+                        rank.pod_uid = "another pod"
                     case 3:
                         rank.iteration = HUGE
             for gpu in message.gpus:
@@ -295,7 +296,7 @@ async def test_a_lying_agent_harms_its_own_job_alone(world: chaos.World) -> None
         await world.until("ada's status up to date", lambda: is_seen(world, ada))
         assert await asyncio.to_thread(world.cluster.operators[0].scrape, "/healthz") == "ok"
         liar.faults.rewrite = lambda message: message
-        await world.settle("once it tells the truth again")
+        await world.settle("after the false messages")
 
 
 async def is_seen(world: chaos.World, subject: Subject) -> bool:
@@ -304,7 +305,7 @@ async def is_seen(world: chaos.World, subject: Subject) -> bool:
 
 
 def commanded_by(world: chaos.World, epoch: int) -> bool:
-    """Whether this operator holds the leases of all jobs that train and may be driven; nobody need hold the others'."""
+    """Return whether this operator has the leases of all jobs that train and are not suspended."""
     served = [s for s in world.subjects if s.exists and s.training and not s.spec.get("suspend")]
     leases = [agent.lease_of(s.training) for s in served if s.training for agent in agents_of(world, s)]
     assert leases, "nothing to command"
@@ -312,7 +313,10 @@ def commanded_by(world: chaos.World, epoch: int) -> bool:
 
 
 async def alone_in_command(world: chaos.World, epoch: int) -> None:
-    """Soon, and from then on: for a lease's time, in which whoever believes to hold one renews it thrice."""
+    """Wait until one operator has all leases, and check that it keeps them for a lease's time.
+
+    In that time every operator that believes that it has a lease renews it three times.
+    """
     await world.until(f"epoch {epoch} in command", lambda: commanded_by(world, epoch))
     until_s = time.monotonic() + TTL_S
     while time.monotonic() < until_s:
@@ -320,7 +324,7 @@ async def alone_in_command(world: chaos.World, epoch: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_of_two_operators_one_commands_whoever_sleeps_or_dies(world: chaos.World) -> None:
+async def test_of_several_operators_only_the_newest_commands(world: chaos.World) -> None:
     cluster = world.cluster
     older = cluster.operators[0]
     newer = await cluster.start_operator(*chaos.FLAGS)
@@ -330,15 +334,15 @@ async def test_of_two_operators_one_commands_whoever_sleeps_or_dies(world: chaos
     await world.settle("with two operators")
     await alone_in_command(world, newer.epoch)
 
-    # One that slept while the next took over wakes and believes itself in command.
+    # An operator that was stopped while a newer one started goes on and believes that it commands the agents.
     newer.child.signal(signal.SIGSTOP)
     third = await cluster.start_operator(*chaos.FLAGS)
     await disturb(world)
-    await world.settle("while one sleeps")
+    await world.settle("while one is stopped")
     newer.child.signal(signal.SIGCONT)
     for _ in range(3):
         await disturb(world)
-        await world.settle("after it woke")
+        await world.settle("after it went on")
     await alone_in_command(world, third.epoch)
     await asyncio.to_thread(third.kill)
     await cluster.start_operator(*chaos.FLAGS)

@@ -1,4 +1,4 @@
-"""The control plane that tests run on: data survives its processes, and they never outlive their owner."""
+"""The control plane that tests start: its data survives its processes, and no process outlives its owner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    try:  # a zombie is gone: its parent, not we, has yet to take note
+    try:  # a zombie has ended, though its parent has not reaped it yet
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
@@ -57,8 +57,8 @@ def test_what_was_written_survives_a_killed_process(server: Server, api: Any, na
         except client.ApiException as error:
             if error.status < 500:
                 raise
-            return False  # the API server is looking for etcd
-        except urllib3.exceptions.HTTPError:  # or is busy with it
+            return False  # the API server reconnects to etcd
+        except urllib3.exceptions.HTTPError:  # or it does not answer meanwhile
             return False
 
     eventually(read)
@@ -82,7 +82,7 @@ def test_no_process_outlives_its_owner(assets: Path, tmp_path: Path, end: signal
             assert not kubeconfig.exists()
 
 
-def test_a_control_plane_that_cannot_start_says_why_and_leaves_nothing(assets: Path, tmp_path: Path) -> None:
+def test_a_control_plane_that_cannot_start_reports_why_and_leaves_nothing(assets: Path, tmp_path: Path) -> None:
     broken = tmp_path / "assets"
     broken.mkdir()
     (broken / "etcd").symlink_to(assets / "etcd")

@@ -1,7 +1,7 @@
-"""A job without a profile: measured while it trains, by operator, agents and client as in production.
+"""A job without a profile: operator, agents and client measure it while the job trains, as in production.
 
-The profile must be that of the simulated GPUs, the operator may be killed in the middle, and a later job starts with
-what the first one has measured.
+The profile must be that of the simulated GPUs, also if the operator is killed during the sweep. A later job uses the
+profile of the first one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from tests.e2e.conftest import absent
 from tests.waiting import eventually
 
 from perseus_client.framework import csv_of, one_f_one_b_row
@@ -34,8 +35,8 @@ A100 = MODELS["a100"]
 STAGES, MICROBATCHES = 2, 4
 FORWARD_S, IMBALANCE = 0.1, 1.25
 CLOCKS_MHZ = A100.clocks_mhz[-1:39:-9]
-"""Of the simulated GPUs: five, down to 0.62 of the highest."""
-PLACE = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
+"""The clocks of the simulated GPUs: five, down to 0.62 of the highest."""
+JOBS = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
 
 
 class System:
@@ -45,7 +46,9 @@ class System:
         self.cluster = cluster
         self._custom = client.CustomObjectsApi(cluster.api)
         cluster.apply(CRD)
-        eventually(self._served, "the CRD is served")
+        eventually(
+            lambda: not absent(lambda: self._custom.list_namespaced_custom_object(*JOBS)), "the CRD is not served"
+        )
         self.start_operator()
         self._node = cluster.add_node("node-0", 2 * STAGES, A100, clocks_mhz=CLOCKS_MHZ)
 
@@ -75,14 +78,14 @@ class System:
         version = f"{keys.API_GROUP}/{keys.API_VERSION}"
         self.cluster.apply({"apiVersion": version, "kind": keys.KIND, "metadata": {"name": name}, "spec": spec})
 
-    def export_order(self, name: str) -> None:
-        """What a framework exports of the order that it runs, as its user hands it over."""
+    def export_schedule(self, name: str) -> None:
+        """Store the schedule that a framework exports in a ConfigMap, as a user does."""
         text = csv_of(one_f_one_b_row(stage, STAGES, MICROBATCHES) for stage in range(STAGES))
         body = {"metadata": {"name": name}, "data": {"schedule.csv": text}}
         self.cluster.core.create_namespaced_config_map("default", body)
 
     def status(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._custom.get_namespaced_custom_object(*PLACE, name).get("status", {})
+        found: dict[str, Any] = self._custom.get_namespaced_custom_object(*JOBS, name).get("status", {})
         return found
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
@@ -100,23 +103,14 @@ class System:
             return None
 
     def sweep(self, name: str) -> Sweep | None:
-        """What is kept of a sweep."""
-        kept = self.config_map(f"{name}-profiling")
-        data = kept and (kept.binary_data or {}).get("sweep")
+        """Return the stored sweep of a job; None if there is none."""
+        stored = self.config_map(f"{name}-profiling")
+        data = stored and (stored.binary_data or {}).get("sweep")
         return from_json(zlib.decompress(b64decode(data)).decode()) if data else None
 
     def events(self, name: str) -> list[str]:
         listed = self.cluster.core.list_namespaced_event("default").items
         return [event.reason for event in listed if event.involved_object.name == name]
-
-    def _served(self) -> bool:
-        try:
-            self._custom.list_namespaced_custom_object(*PLACE)
-        except ApiException as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
 
 
 @pytest.fixture
@@ -125,32 +119,34 @@ def system(cluster: SimulatedCluster) -> System:
 
 
 def rows(text: str) -> dict[tuple[int, str, int], tuple[float, float]]:
-    """Stage, instruction, clock → time and energy."""
+    """Read a profile: (stage, instruction, clock in MHz) → (time in s, energy in J)."""
     return {
         (int(row["stage"]), row["instruction"], int(row["frequency"])): (float(row["time"]), float(row["energy"]))
         for row in csv.DictReader(io.StringIO(text))
     }
 
 
-def test_a_job_is_profiled_planned_and_spares_the_next_one_the_same(system: System) -> None:
+def test_a_job_is_profiled_and_planned_and_the_next_one_uses_its_profile(system: System) -> None:
     system.train("first")
-    system.export_order("exported")
+    system.export_schedule("exported")
     pipeline = {"scheduleRef": {"name": "exported"}, "stages": STAGES}
     system.apply("first", mode="Recommend", pipeline=pipeline)
     eventually(
         lambda: system.condition("first", "ProfileReady").get("reason") == "ProfilingNeedsEnforce",
-        "Recommend says what it needs",
+        "no condition asks for the mode Enforce",
     )
     gpus = system.cluster.jobs[0].gpus[0]
-    assert not any(gpu.history() for gpu in gpus), "no clock was touched"
+    assert not any(gpu.history() for gpu in gpus), "no clock was set"
 
     system.apply("first", mode="Enforce", pipeline=pipeline)
-    eventually(lambda: (found := system.sweep("first")) and len(found.readings) >= 2, "two clocks are kept", 0.1)
+    eventually(
+        lambda: (found := system.sweep("first")) and len(found.readings) >= 2, "two readings are not stored", 0.1
+    )
     system.kill_operator()
-    kept = system.sweep("first")
-    assert kept is not None
+    stored = system.sweep("first")
+    assert stored is not None
     system.start_operator()
-    eventually(lambda: system.in_force("first"), "a plan is in force", 0.1)
+    eventually(lambda: system.in_force("first"), "no plan is in force", 0.1)
 
     profile = system.config_map("measured").data
     found = rows(profile["profile.csv"])
@@ -163,27 +159,27 @@ def test_a_job_is_profiled_planned_and_spares_the_next_one_the_same(system: Syst
         for kind, want_s in wanted_s.items():
             time_s, energy_j = found[stage, kind, clock]
             assert time_s == pytest.approx(want_s, rel=0.02)
-            # The agent looks at the counter every so often, on a busy machine seldom: kinds are told apart badly,
+            # The agent reads the counter at intervals, long ones on a busy machine: the energy of one kind is inexact,
             assert energy_j == pytest.approx(want_s * power_w, rel=0.25)
-        # their sum well.
+        # but the sum over the kinds is exact.
         energy_j = sum(found[stage, kind, clock][1] for kind in wanted_s)
         assert energy_j == pytest.approx(sum(wanted_s.values()) * power_w, rel=0.08)
     assert int(profile["blockingPowerMilliwatts"]) == pytest.approx(1000 * A100.blocking_power_w, rel=0.35)
     # What was measured before the operator was killed was not measured again.
-    for reading in kept.readings:
+    for reading in stored.readings:
         for stage, own in enumerate(reading.stages):
             for (kind, _), mean in own.means.items():
                 assert found[stage, kind, reading.clock_mhz][0] == pytest.approx(mean.time_us / 1e6, abs=1e-6)
-    assert system.sweep("first") is None, "nothing is left to be resumed"
+    assert system.sweep("first") is None, "no sweep is left to be resumed"
 
-    eventually(lambda: "savings" in system.status("first"), "savings are measured")
+    eventually(lambda: "savings" in system.status("first"), "savings are not measured")
     assert float(system.status("first")["savings"]["energy"].rstrip("%")) > 3
     assert "Profiling" in system.events("first")
 
-    # The second one does not even say what it runs: its processes do.
+    # The second job takes its schedule from its training processes.
     system.train("second")
     system.apply("second", pipeline={"schedule": "FromRanks", "stages": STAGES})
-    eventually(lambda: system.in_force("second"), "the second job's plan is in force")
+    eventually(lambda: system.in_force("second"), "the second job's plan is not in force")
     assert "Profiling" not in system.events("second")
     assert system.config_map("second-profiling") is None
     assert system.config_map("measured").data == profile

@@ -1,7 +1,7 @@
-"""The operator as a process on an API server, without agents: what users read, and what it needs.
+"""The operator as a process on an API server, without agents: the status and events that users read, and its rights.
 
-On a server with RBAC it runs under its own service account with the chart's rules and nothing more. What it
-tells agents is in tests/integration/operator_loop/.
+On a server with RBAC it runs under its own service account with only the chart's rules. Its requests to agents are
+tested in tests/integration/operator_loop/.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYSTEM = "perseus-system"
 STAGES = 2
 
 
-def test_what_is_wrong_is_said_until_it_is_right(world: Any) -> None:
+def test_a_condition_reports_an_error_until_it_is_corrected(world: Any) -> None:
     generation = world.create()["metadata"]["generation"]
     message = world.until_condition("ProfileReady", "False", "ConfigMapNotFound")
     assert f"ConfigMap profile does not exist in namespace {world.namespace}" in message
@@ -42,13 +42,13 @@ def test_what_is_wrong_is_said_until_it_is_right(world: Any) -> None:
     job = world.job()
     assert job["metadata"]["generation"] == generation, "only status was written"
     assert job["status"]["observedGeneration"] == generation
-    assert {said["observedGeneration"] for said in job["status"]["conditions"]} == {generation}
+    assert {found["observedGeneration"] for found in job["status"]["conditions"]} == {generation}
     wrong = ["ConfigMapNotFound", "KeyNotFound", "ProfileInvalid"]
-    world.until("told in events", lambda: {*wrong, "Solved"} <= {event.reason for event in world.events()})
+    world.until("reported in events", lambda: {*wrong, "Solved"} <= {event.reason for event in world.events()})
     assert {event.reason for event in world.events() if event.type == "Warning"} >= set(wrong)
 
 
-def test_an_invalid_edit_is_refused_and_the_job_runs_on(world: Any, server: Server) -> None:
+def test_an_invalid_edit_is_refused_and_the_job_goes_on(world: Any, server: Server) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
@@ -67,11 +67,11 @@ def test_an_invalid_edit_is_refused_and_the_job_runs_on(world: Any, server: Serv
     assert world.conditions()["FrontierReady"]["status"] == "True"
 
 
-def test_a_restarted_operator_goes_on_where_the_last_one_was(world: Any) -> None:
+def test_a_restarted_operator_restores_the_state_of_the_last_one(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
-    world.until("told", lambda: "Solved" in {event.reason for event in world.events()})
+    world.until("reported in an event", lambda: "Solved" in {event.reason for event in world.events()})
     world.stop_operator()
     before = world.job()["status"]
 
@@ -80,44 +80,46 @@ def test_a_restarted_operator_goes_on_where_the_last_one_was(world: Any) -> None
     world.until_condition("Ready", "True", "Ready")
     after = world.job()["status"]
     assert after["frontier"] == before["frontier"]
-    since = {said["type"]: said["lastTransitionTime"] for said in before["conditions"]}
-    assert {said["type"]: said["lastTransitionTime"] for said in after["conditions"]} == since
+    since = {found["type"]: found["lastTransitionTime"] for found in before["conditions"]}
+    assert {found["type"]: found["lastTransitionTime"] for found in after["conditions"]} == since
 
-    # Killed, and the job edited while nobody looks: the next one solves what is asked now.
+    # The job is edited while no operator runs: the next one solves the new spec.
     world.kill_operator()
     generation = world.patch({"spec": {"points": 30}})["metadata"]["generation"]
     world.start_operator()
-    world.until("seen", lambda: world.job()["status"]["observedGeneration"] == generation)
+    world.until("observed", lambda: world.job()["status"]["observedGeneration"] == generation)
     world.until_condition("FrontierReady", "True", "Solved")
     assert [event.reason for event in world.events()].count("ConfigMapNotFound") == 0
 
 
-def test_a_deleted_job_takes_its_frontier_along(world: Any) -> None:
+def test_a_deleted_job_deletes_its_frontier(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
     job = world.job()
     assert job["metadata"]["finalizers"] == [keys.FINALIZER]
     name = job["status"]["frontier"]["configMapName"]
-    kept = world.core.read_namespaced_config_map(name, world.namespace)
-    assert [owner.uid for owner in kept.metadata.owner_references] == [job["metadata"]["uid"]]
+    stored = world.core.read_namespaced_config_map(name, world.namespace)
+    assert [owner.uid for owner in stored.metadata.owner_references] == [job["metadata"]["uid"]]
     world.delete()
     world.until("gone", world.gone)
 
 
-def test_the_frontier_is_collected(world: Any) -> None:
+def test_the_frontier_is_garbage_collected(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
     name = world.job()["status"]["frontier"]["configMapName"]
     world.delete()
-    world.until("collected", lambda: world.absent(lambda: world.core.read_namespaced_config_map(name, world.namespace)))
+    world.until(
+        "garbage collected", lambda: world.absent(lambda: world.core.read_namespaced_config_map(name, world.namespace))
+    )
     assert not world.absent(lambda: world.core.read_namespaced_config_map("profile", world.namespace))
 
 
 @pytest.mark.needs(Feature.FAULTS)
 @pytest.mark.parametrize("victim", ["kube-apiserver", "etcd"])
-def test_an_outage_of_the_control_plane_is_outlived(world: Any, server: Server, victim: str) -> None:
+def test_the_operator_survives_an_outage_of_the_control_plane(world: Any, server: Server, victim: str) -> None:
     assert server.plane is not None
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
@@ -132,11 +134,11 @@ def test_an_outage_of_the_control_plane_is_outlived(world: Any, server: Server, 
         except ApiException as error:
             if error.status < 500:
                 raise
-            return False  # the API server is looking for etcd
+            return False  # the API server reconnects to etcd
         return True
 
     world.until("patched", patched)
-    world.until("seen", lambda: world.job()["status"]["frontier"]["points"] == 25)
+    world.until("observed", lambda: world.job()["status"]["frontier"]["points"] == 25)
     assert world.operator is not None
     assert world.operator.running
 
@@ -159,19 +161,19 @@ def test_the_operator_needs_exactly_its_rights(world: Any, server: Server) -> No
     world.until("gone", world.gone)
 
     operator = rbac.user_name(SYSTEM, "perseus-operator")
-    asked = list(rbac.requests(server.plane.audit_log, operator, since=since))
-    refused = {(str(request.permission), request.path) for request in asked if request.code in (401, 403)}
+    requests = list(rbac.requests(server.plane.audit_log, operator, since=since))
+    refused = {(str(request.permission), request.path) for request in requests if request.code in (401, 403)}
     assert not refused
-    used, allowed = {request.permission for request in asked}, rbac.granted(rbac.operator_manifest(SYSTEM))
+    used, allowed = {request.permission for request in requests}, rbac.granted(rbac.operator_manifest(SYSTEM))
     assert sorted(map(str, allowed - used)) == [], "granted and never used"
-    assert sorted(map(str, used - allowed)) == [], "allowed by something else than our role"
+    assert sorted(map(str, used - allowed)) == [], "allowed by another role"
 
 
 @pytest.mark.needs(Feature.RBAC)
 def test_one_namespace_is_served_without_rights_anywhere_else(
     world: Any, api: Any, server: Server, tmp_path: Path
 ) -> None:
-    """The same rules, but granted in the job's namespace and in the operator's own alone."""
+    """The same rules, but granted only in the job's and in the operator's namespace."""
     world.stop_operator()
     account = f"only-{world.namespace}"
     world.core.create_namespaced_service_account(SYSTEM, {"metadata": {"name": account}})

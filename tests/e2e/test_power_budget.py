@@ -1,4 +1,4 @@
-"""A PowerBudget on each API server: what it refuses, what it answers, and what it does to a job on simulated GPUs."""
+"""A PowerBudget on each API server: which specs are refused, its status, and its effect on a job on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from tests.e2e.conftest import absent
 from tests.waiting import eventually
 
 from perseus_proto import keys
@@ -49,35 +50,26 @@ def test_a_wrong_budget_is_refused_by_name(budget_crd: Any, api: Any, spec: dict
     assert message in refused.value.body
 
 
-def test_a_budget_that_nobody_shares_says_so(world: Any) -> None:
+def test_a_budget_without_jobs_reports_it(world: Any) -> None:
     name = f"hall-{uuid.uuid4().hex[:6]}"
     world.budget(name, 5000)
 
-    def kept() -> Any:
-        said = world.read_budget(name).get("status", {}).get("conditions", [])
-        return {c["type"]: c for c in said}.get("Kept")
+    def condition() -> Any:
+        conditions = world.read_budget(name).get("status", {}).get("conditions", [])
+        return {c["type"]: c for c in conditions}.get("Kept")
 
-    world.until("answered", lambda: kept() is not None)
-    assert (kept()["status"], kept()["reason"]) == ("True", "NoJobs")
+    world.until("reported", lambda: condition() is not None)
+    assert (condition()["status"], condition()["reason"]) == ("True", "NoJobs")
     world.delete_budget(name)
 
 
-def test_a_job_slows_down_for_the_watts_it_is_granted_and_no_longer(cluster: SimulatedCluster) -> None:
+def test_a_job_slows_down_to_its_share_until_the_budget_is_deleted(cluster: SimulatedCluster) -> None:
     custom = client.CustomObjectsApi(cluster.api)
     for name in ("perseusjobs", "powerbudgets"):
         cluster.apply(CRDS / f"{name}.yaml")
 
-    def served() -> bool:
-        try:
-            custom.list_cluster_custom_object(*BUDGETS)
-            custom.list_namespaced_custom_object(*JOBS)
-        except ApiException as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
-
-    eventually(served, "the CRDs are not served")
+    eventually(lambda: not absent(lambda: custom.list_cluster_custom_object(*BUDGETS)), "PowerBudget is not served")
+    eventually(lambda: not absent(lambda: custom.list_namespaced_custom_object(*JOBS)), "PerseusJob is not served")
     cluster.start_operator("--lease-ttl-s", "60", "--log-format", "text", "--status-interval-s", "0.2")
     cluster.add_node("node-0", STAGES, A100)
     schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
@@ -100,33 +92,37 @@ def test_a_job_slows_down_for_the_watts_it_is_granted_and_no_longer(cluster: Sim
         found: dict[str, Any] = custom.get_namespaced_custom_object(*JOBS, "gpt3").get("status", {})
         return found
 
-    def says(reason: str) -> bool:
+    def has_reason(reason: str) -> bool:
         return ("PlanApplied", "True", reason) in {
             (c["type"], c["status"], c["reason"]) for c in status().get("conditions", [])
         }
 
-    eventually(lambda: says("PlanInForce"), "no plan is in force", every_s=0.1)
+    eventually(lambda: has_reason("PlanInForce"), "no plan is in force", every_s=0.1)
     eventually(lambda: "measured" in status(), "nothing is measured", every_s=0.1)
     predicted = status()["predicted"]
     full_w = 1000 * predicted["energyMillijoules"] / predicted["iterationTimeMicroseconds"]
     watts = round(0.8 * full_w)
     budget = {"apiVersion": API_VERSION, "kind": keys.BUDGET_KIND, "metadata": {"name": "hall"}}
     cluster.apply({**budget, "spec": {"watts": watts}})
-    eventually(lambda: says("LimitedByBudget"), "the budget does not limit the job", every_s=0.1)
+    eventually(lambda: has_reason("LimitedByBudget"), "the budget does not limit the job", every_s=0.1)
 
-    def kept_by_measurement() -> bool:
+    def measured_below_budget() -> bool:
         found = status()
         measured = found.get("measured")
         if found["plan"]["point"] == 0 or not measured or "energyMillijoules" not in measured:
             return False
         return bool(1000 * measured["energyMillijoules"] / measured["iterationTimeMicroseconds"] <= 1.02 * watts)
 
-    eventually(kept_by_measurement, "the measured power is above the budget", every_s=0.1)
+    eventually(measured_below_budget, "the measured power is above the budget", every_s=0.1)
     (share,) = custom.get_cluster_custom_object(*BUDGETS, "hall")["status"]["shares"]
     assert (share["namespace"], share["name"]) == ("default", "gpt3")
     assert share["watts"] <= watts < share["wantedWatts"]
 
     custom.delete_cluster_custom_object(*BUDGETS, "hall")
-    eventually(lambda: says("PlanInForce") and status()["plan"]["point"] == 0, "the budget is gone", every_s=0.1)
+    eventually(
+        lambda: has_reason("PlanInForce") and status()["plan"]["point"] == 0,
+        "the fastest plan is not in force",
+        every_s=0.1,
+    )
     custom.delete_namespaced_custom_object(*JOBS, "gpt3")
-    eventually(lambda: not custom.list_namespaced_custom_object(*JOBS)["items"], "the job is there", every_s=0.1)
+    eventually(lambda: not custom.list_namespaced_custom_object(*JOBS)["items"], "the job is not deleted", every_s=0.1)

@@ -1,4 +1,4 @@
-"""The embedded server's own tests hold on the real one: what is learned on the stand-in is true of Kubernetes."""
+"""The tests of the embedded API server pass on the real one too, so it behaves like Kubernetes where they look."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.needs(Feature.CONTROLLERS)
 @pytest.mark.timeout(600)  # a real garbage collector takes its time
-def test_the_stand_ins_tests_hold_on_the_real_server(server: Server) -> None:
+def test_the_embedded_servers_tests_pass_on_the_real_server(server: Server) -> None:
     programs = [str(server.plane.assets)] if server.plane else []
     path = os.pathsep.join([*programs, os.environ["PATH"]])
     tests = sorted(str(file) for file in ROOT.glob("tests/integration/test_apiserver*.py"))

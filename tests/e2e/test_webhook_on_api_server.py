@@ -1,7 +1,7 @@
-"""Pods as a real API server creates them while the operator's webhook answers, is dead, hangs, or may not be asked.
+"""Pods that a real API server creates while the operator's webhook answers, hangs, is dead, or is not responsible.
 
-The operator runs outside the cluster, so the configuration has an address where the chart's has a Service; all else is
-as the chart renders it (tests/chart/test_webhook_rendering.py). Nothing here may keep a pod from being created.
+The operator runs outside the cluster, so the configuration has an address where the chart's has a Service. Everything
+else is as the chart renders it (tests/chart/test_webhook_rendering.py). No fault here may prevent a pod's creation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "perseus-webhook"
 PORT = 9443
 ADDRESS = f"127.{192 + os.getpid() % 60}.{os.getpid() // 60 % 256}.78"
 TIMEOUT_S = 10
-"""The chart's is shorter: a busy machine of tests may take longer to answer."""
+"""Longer than the chart's, because a machine that runs tests may need longer to answer."""
 
 
 def configuration(authority: Authority, path: str = "/inject") -> dict[str, Any]:
@@ -77,7 +77,7 @@ class World:
         self.number = 0
 
     def create(self, labels: dict[str, str] | None = None, *, namespace: str = "", **options: Any) -> tuple[Any, float]:
-        """A pod that nobody runs, as the API server made it, and how long that took, seconds."""
+        """Create a pod that no kubelet runs; return it as the API server made it, and the seconds that this took."""
         self.number += 1
         given = {keys.LABEL_JOB: "gpt3"} if labels is None else labels
         metadata = {"generateName": f"p{self.number}-", "labels": given}
@@ -91,7 +91,7 @@ class World:
         return made, time.monotonic() - began_s
 
     def create_injected(self, **options: Any) -> Any:
-        """A labelled pod that was given the socket."""
+        """Create labelled pods until one has the socket, and return it."""
 
         def attempt() -> Any:
             made, _ = self.create(**options)
@@ -101,7 +101,7 @@ class World:
 
 
 def injected(pod: Any) -> bool:
-    """Whether the pod has all of it; half of it fails."""
+    """Return whether the pod has the socket's variable, volume and mount; fail if it has only a part of them."""
     (main,) = pod.spec.containers
     variables = {variable.name: variable.value for variable in main.env}
     assert variables.pop("A") == "1"
@@ -121,9 +121,9 @@ def injected(pod: Any) -> bool:
 def operator(
     server: Server, api: Any, crd: Any, operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Child, Path]]:
-    """Under its own account with the chart's rights: serving the webhook takes none."""
+    """An operator under its own account with the chart's rights. Serving the webhook needs no right."""
     if server.plane is None:
-        pytest.skip(f"the {server.name} is not ours to ask an operator on this machine")
+        pytest.skip(f"the {server.name} cannot reach an operator on this machine")
     folder = tmp_path_factory.mktemp("webhook")
     authority = Authority("webhook")
     pair = authority.issue("webhook", hosts=(ADDRESS,))
@@ -150,7 +150,7 @@ def operator(
 def world(api: Any, namespace: str, operator: tuple[Child, Path]) -> World:
     child, folder = operator
     world = World(api, namespace, child, folder)
-    # An API server hears of a new configuration a moment later.
+    # An API server uses a new configuration after a moment.
     world.create_injected(dry_run="All")
     return world
 
@@ -167,7 +167,7 @@ def test_a_dry_run_shows_it_and_leaves_nothing(world: World) -> None:
     assert not world.core.list_namespaced_pod(world.namespace).items
 
 
-def test_a_pod_that_has_it_is_not_given_it_again(world: World) -> None:
+def test_a_pod_that_has_the_socket_is_not_changed_again(world: World) -> None:
     first = world.create_injected()
     spec = world.api.sanitize_for_serialization(first.spec)
     metadata = {"name": "again", "labels": {keys.LABEL_JOB: "gpt3"}}
@@ -175,12 +175,12 @@ def test_a_pod_that_has_it_is_not_given_it_again(world: World) -> None:
     assert injected(again)
 
 
-def test_it_is_asked_about_no_other_namespace(world: World) -> None:
+def test_it_does_not_get_pods_of_excluded_namespaces(world: World) -> None:
     made, _ = world.create(namespace=SYSTEM, dry_run="All")
     assert not injected(made)
 
 
-def test_a_namespace_that_would_refuse_the_mount_is_spared(world: World, api: Any) -> None:
+def test_a_namespace_that_refuses_the_mount_is_excluded(world: World, api: Any) -> None:
     core, name = world.core, f"{world.namespace}-baseline"
     core.create_namespace({"metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "baseline"}}})
     try:
@@ -194,7 +194,7 @@ def test_a_namespace_that_would_refuse_the_mount_is_spared(world: World, api: An
         core.delete_namespace(name)
 
 
-def test_a_hung_operator_keeps_no_pod_waiting_for_long(world: World) -> None:
+def test_a_hung_operator_delays_a_pod_no_longer_than_the_timeout(world: World) -> None:
     world.operator.signal(signal.SIGSTOP)
     try:
         made, took_s = world.create()
@@ -205,21 +205,21 @@ def test_a_hung_operator_keeps_no_pod_waiting_for_long(world: World) -> None:
     world.create_injected(dry_run="All")
 
 
-def test_a_certificate_of_another_authority_keeps_no_pod_waiting(world: World) -> None:
+def test_with_another_authority_pods_are_created_unchanged(world: World) -> None:
     admission = client.AdmissionregistrationV1Api(world.api)
-    kept = admission.read_mutating_webhook_configuration(NAME)
+    original = admission.read_mutating_webhook_configuration(NAME)
     stranger = configuration(Authority("stranger"))
-    stranger["metadata"]["resourceVersion"] = kept.metadata.resource_version
+    stranger["metadata"]["resourceVersion"] = original.metadata.resource_version
     admission.replace_mutating_webhook_configuration(NAME, stranger)
     eventually(lambda: not injected(world.create(dry_run="All")[0]), "still trusted", 0.1)
     assert not injected(world.create()[0])
-    kept.metadata.resource_version = admission.read_mutating_webhook_configuration(NAME).metadata.resource_version
-    admission.replace_mutating_webhook_configuration(NAME, kept)
+    original.metadata.resource_version = admission.read_mutating_webhook_configuration(NAME).metadata.resource_version
+    admission.replace_mutating_webhook_configuration(NAME, original)
     world.create_injected(dry_run="All")
 
 
-def test_without_an_operator_pods_are_created_as_they_are(world: World) -> None:
-    """The last one: nobody serves after it."""
+def test_without_an_operator_pods_are_created_unchanged(world: World) -> None:
+    """This test comes last, because no operator runs after it."""
     world.operator.popen.kill()
     world.operator.popen.wait()
     made, took_s = world.create()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from kubernetes.client.exceptions import ApiException
+from tests.e2e.conftest import absent
 
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
@@ -26,7 +26,7 @@ CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yam
 A100 = MODELS["a100"]
 STAGES, PIPELINES, MICROBATCHES = 2, 2, 4
 PROFILE = profile_csv(stages=STAGES, imbalance=1.2)
-PLACE = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
+JOBS = (keys.API_GROUP, keys.API_VERSION, "default", keys.PLURAL)
 
 
 class System:
@@ -36,7 +36,7 @@ class System:
         self.cluster = cluster
         cluster.apply(CRD)
         self.custom = client.CustomObjectsApi(cluster.api)
-        self.await_true("the CRD is served", self._served)
+        self.await_true("the CRD is served", lambda: not absent(self.gone))
         cluster.start_operator("--lease-ttl-s", "60", "--log-format", "text", "--status-interval-s", "0.2")
         for number in range(PIPELINES):
             cluster.add_node(f"node-{number}", STAGES, A100)
@@ -60,21 +60,21 @@ class System:
 
     def patch(self, patch: dict[str, Any]) -> None:
         kind = "application/merge-patch+json"
-        self.custom.patch_namespaced_custom_object(*PLACE, "gpt3", patch, _content_type=kind)
+        self.custom.patch_namespaced_custom_object(*JOBS, "gpt3", patch, _content_type=kind)
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.custom.get_namespaced_custom_object(*PLACE, "gpt3").get("status", {})
+        found: dict[str, Any] = self.custom.get_namespaced_custom_object(*JOBS, "gpt3").get("status", {})
         return found
 
-    def says(self, kind: str, status: str, reason: str) -> bool:
-        said = {c["type"]: (c["status"], c["reason"]) for c in self.status().get("conditions", [])}
-        return said.get(kind) == (status, reason)
+    def has_condition(self, kind: str, status: str, reason: str) -> bool:
+        found = {c["type"]: (c["status"], c["reason"]) for c in self.status().get("conditions", [])}
+        return found.get(kind) == (status, reason)
 
     def gone(self) -> bool:
-        return not self.custom.list_namespaced_custom_object(*PLACE)["items"]
+        return not self.custom.list_namespaced_custom_object(*JOBS)["items"]
 
     def locked(self) -> list[bool]:
-        """Which GPUs are held below or at a chosen clock."""
+        """Return for every GPU whether a clock is set on it."""
         return [bool(gpu.locked_mhz) for gpus in self.training.gpus.values() for gpu in gpus]
 
     def trains_on(self) -> None:
@@ -90,14 +90,6 @@ class System:
                 pytest.fail(f"{what}: not after {timeout_s:g} s\n{log}")
             time.sleep(0.05)
 
-    def _served(self) -> bool:
-        try:
-            return self.gone()
-        except ApiException as error:
-            if error.status != 404:
-                raise
-            return False
-
 
 def problem() -> Problem:
     profile = read_profile(PROFILE, stages=STAGES)
@@ -112,21 +104,21 @@ def system(cluster: SimulatedCluster) -> System:
 
 def test_a_job_from_its_manifest_to_default_clocks(system: System) -> None:
     system.apply(objective={"type": "MinEnergy"})
-    system.await_true("a plan is in force", lambda: system.says("PlanApplied", "True", "PlanInForce"))
+    system.await_true("a plan is in force", lambda: system.has_condition("PlanApplied", "True", "PlanInForce"))
     system.await_true("every GPU is held at a clock", lambda: all(system.locked()))
     system.await_true("savings are measured", lambda: "savings" in system.status())
     status = system.status()
     assert float(status["savings"]["energy"].rstrip("%")) > 5
-    assert system.says("AgentsReady", "True", "Leased")
+    assert system.has_condition("AgentsReady", "True", "Leased")
 
-    system.custom.delete_namespaced_custom_object(*PLACE, "gpt3")
+    system.custom.delete_namespaced_custom_object(*JOBS, "gpt3")
     system.await_true("the job is gone", system.gone)
     assert not any(system.locked())
     system.trains_on()
     server = system.cluster.server
     if server.plane is not None and Feature.RBAC in server.features:
-        asked = rbac.requests(server.plane.audit_log, rbac.user_name(SYSTEM_NAMESPACE, "perseus-operator"))
-        assert [request for request in asked if request.code in (401, 403)] == []
+        requests = rbac.requests(server.plane.audit_log, rbac.user_name(SYSTEM_NAMESPACE, "perseus-operator"))
+        assert [request for request in requests if request.code in (401, 403)] == []
 
 
 @pytest.mark.parametrize("cluster", [real_server], indirect=True, ids=["real"])
@@ -134,7 +126,7 @@ def test_an_outage_of_the_api_server_changes_no_clock(system: System) -> None:
     plane = system.cluster.server.plane
     assert plane is not None
     system.apply(objective={"type": "MinEnergy"}, baselineIterations=0)
-    system.await_true("a plan is in force", lambda: system.says("PlanApplied", "True", "PlanInForce"))
+    system.await_true("a plan is in force", lambda: system.has_condition("PlanApplied", "True", "PlanInForce"))
     system.await_true("every GPU is held at a clock", lambda: all(system.locked()))
     plane.kill("etcd")
     plane.kill("kube-apiserver")
@@ -148,25 +140,27 @@ def test_an_outage_of_the_api_server_changes_no_clock(system: System) -> None:
     system.await_true("clocks are at default", lambda: not any(system.locked()))
 
 
-def test_suspended_resumed_and_made_smaller(system: System) -> None:
-    """Without another frontier; what is not the job's any more is at default clocks, and all of it trains on."""
-    in_force = lambda: system.says("PlanApplied", "True", "PlanInForce")  # noqa: E731
+def test_a_job_is_suspended_resumed_and_made_smaller(system: System) -> None:
+    """The frontier stays the same, GPUs that left the job are at default clocks, and training goes on."""
+    in_force = lambda: system.has_condition("PlanApplied", "True", "PlanInForce")  # noqa: E731
     system.apply(objective={"type": "MinEnergy"}, baselineIterations=0)
     system.await_true("a plan is in force", lambda: in_force() and all(system.locked()))
     solved = system.status()["frontier"]
 
     system.patch({"spec": {"suspend": True}})
     system.await_true("clocks are at default", lambda: not any(system.locked()))
-    system.await_true("said so", lambda: system.says("Ready", "False", "Suspended"))
+    system.await_true("the status reports it", lambda: system.has_condition("Ready", "False", "Suspended"))
     system.trains_on()
     assert not any(system.locked())
     system.patch({"spec": {"suspend": False}})
     system.await_true("the plan is in force again", lambda: in_force() and all(system.locked()))
 
-    # The second pipeline's pod goes before anything is said of it.
+    # The second pipeline's pod is deleted before the spec changes.
     system.cluster.core.delete_namespaced_pod("gpt3-1", "default", grace_period_seconds=0)
     system.await_true("its clocks are at default", lambda: system.locked() == [True] * STAGES + [False] * STAGES)
-    system.await_true("missed", lambda: system.says("PlanApplied", "False", "WaitingForRanks"))
+    system.await_true(
+        "the missing ranks are reported", lambda: system.has_condition("PlanApplied", "False", "WaitingForRanks")
+    )
     system.patch({"spec": {"pipeline": {"dataParallel": 1}}})
     system.await_true("a plan is in force for one", in_force)
     assert system.locked() == [True] * STAGES + [False] * STAGES

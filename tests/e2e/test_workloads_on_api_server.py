@@ -1,13 +1,12 @@
-"""Every kind of workload on an API server: its pods, as its controllers label and own them, are told from all others.
+"""Every kind of workload on an API server: the operator finds its pods by their labels and owners, and no others.
 
-The controllers are not here: the test makes stubs of their CRDs, and the pods. No node has an agent, so the condition
-``AgentsReady`` names the node of the pods that the operator took for the job's workers. What agents are then told is in
-tests/integration/operator_loop.
+The workloads' controllers do not run: the test makes stubs of their CRDs, and the pods. No node has an agent, so the
+condition ``AgentsReady`` names the nodes of the pods that the operator takes for the job's workers. The requests to
+agents are tested in tests/integration/operator_loop.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from tests.e2e.conftest import STAGES, World
+from tests.waiting import eventually
 
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.planning.workloads import PRESETS
@@ -30,13 +30,13 @@ JOB_SET, KUBEFLOW, LWS = "jobset.sigs.k8s.io", "training.kubeflow.org", "leaderw
 
 @dataclass(frozen=True)
 class Made:
-    """What controllers make of a workload: labels of its workers, and of a pod that is none; and who owns them."""
+    """What controllers make of a workload: labels of a worker and of a pod that is none, and the owner of the pods."""
 
     plural: str
     worker: dict[str, str]
     idle: dict[str, str] | None = None
     owner: tuple[str, str, str] | None = None
-    """apiVersion, kind and plural, where it is not the workload itself."""
+    """apiVersion, kind and plural of the owner, if it is not the workload itself."""
 
 
 JOBS = ("batch/v1", "Job", "jobs")
@@ -83,7 +83,7 @@ MADE: dict[str, Made] = {
 
 @pytest.fixture(scope="module")
 def stubs(api: Any) -> Iterator[None]:
-    """The CRDs of kinds that are not built in, without their schemas; those that a cluster has are left alone."""
+    """CRDs without schemas for the kinds that are not built in. CRDs that a cluster already has are not changed."""
     definitions, mine = client.ApiextensionsV1Api(api), []
     there = {item.metadata.name for item in definitions.list_custom_resource_definition().items}
     for kind, made in MADE.items():
@@ -99,13 +99,10 @@ def stubs(api: Any) -> Iterator[None]:
         mine.append(name)
 
     def established(name: str) -> bool:
-        said = definitions.read_custom_resource_definition(name).status
-        return any((c.type, c.status) == ("Established", "True") for c in (said.conditions if said else None) or ())
+        status = definitions.read_custom_resource_definition(name).status
+        return any((c.type, c.status) == ("Established", "True") for c in (status.conditions if status else None) or ())
 
-    deadline = time.monotonic() + 60
-    while not all(map(established, mine)):
-        assert time.monotonic() < deadline, "the stubs are not established"
-        time.sleep(0.1)
+    eventually(lambda: all(map(established, mine)), "the stubs are not established", every_s=0.1)
     yield
     for name in mine:
         definitions.delete_custom_resource_definition(name)
@@ -118,7 +115,7 @@ class Cluster:
         self.world, self.api = world, api
 
     def make(self, api_version: str, kind: str, plural: str, name: str) -> dict[str, Any]:
-        """A workload that no controller looks at; the reference by which it owns pods."""
+        """Make a workload that no controller handles; return the reference by which it owns pods."""
         body: dict[str, Any] = {"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}
         if api_version in ("batch/v1", "apps/v1"):
             template = {
@@ -142,7 +139,7 @@ class Cluster:
         return {**about, "controller": True}
 
     def owner_of(self, kind: str, name: str = NAME) -> dict[str, Any]:
-        """What owns the pods of a workload of this kind."""
+        """Make the owner of the pods of a workload of this kind; return the reference to it."""
         made = MADE[kind]
         if made.owner is not None:
             return self.make(*made.owner, f"{kind.lower()}-{name}-owner")
@@ -158,16 +155,16 @@ class Cluster:
         self.world.core.create_namespaced_pod(self.world.namespace, {"metadata": metadata, "spec": spec})
 
     def until_chosen(self, pod: str) -> None:
-        """The operator took this pod, or others of its node, for a worker of the job."""
-        self.until_said(f"Node node-of-{pod} runs pods of the job but no Perseus agent.")
+        """Wait until the operator takes this pod, or another one of its node, for a worker of the job."""
+        self.until_reported(f"Node node-of-{pod} runs pods of the job but no Perseus agent.")
 
-    def until_said(self, words: str) -> None:
-        """The condition says so; its words may come later than its status."""
+    def until_reported(self, message: str) -> None:
+        """Wait until the condition's message contains this; the message may change later than the status."""
 
-        def said() -> bool:
-            return words in self.world.conditions().get("AgentsReady", {}).get("message", "")
+        def reported() -> bool:
+            return message in self.world.conditions().get("AgentsReady", {}).get("message", "")
 
-        self.world.until(f"said: {words}", said)
+        self.world.until(f"reported: {message}", reported)
 
 
 @pytest.fixture
@@ -178,7 +175,7 @@ def cluster(world: World, api: Any, stubs: None) -> Cluster:
 
 
 def _has_account(world: World) -> bool:
-    """Where controllers are, no pod can be made before them; elsewhere none is needed."""
+    """Return whether pods can be made: a server with controllers refuses them until the service account exists."""
     kinds = world.core.list_namespace(field_selector="metadata.name=kube-system").items
     return not kinds or bool(world.core.list_namespaced_service_account(world.namespace).items)
 
@@ -187,13 +184,13 @@ def refer(kind: str) -> dict[str, Any]:
     return {"workload": {"reference": {"kind": kind, "name": NAME}}}
 
 
-def test_the_workers_of_every_kind_are_told_from_all_others(cluster: Cluster) -> None:
-    """All nine workloads have the same name and their pods the same opt-in."""
+def test_the_workers_of_every_kind_are_distinguished_from_all_other_pods(cluster: Cluster) -> None:
+    """All nine workloads have the same name, and their pods have the same opt-in label."""
     assert set(MADE) == set(WorkloadKind)
     world = cluster.world
     for kind, made in MADE.items():
         if kind == "TrainJob":
-            continue  # its pods are those of a JobSet of its name: a test of its own
+            continue  # its pods are those of a JobSet of its name: see the next test
         owner = cluster.owner_of(kind)
         cluster.pod(kind.lower(), made.worker, owner)
         if made.idle is not None:
@@ -213,7 +210,7 @@ def test_kinds_whose_pods_carry_the_labels_of_another_kind(cluster: Cluster, kin
     if made.idle is not None:
         cluster.pod("idle", made.idle, owner)
         world.create(**refer(kind))
-        cluster.until_said("Of the pods that opted in, 1 are no workers.")
+        cluster.until_reported("Of the pods that opted in, 1 are no workers.")
         cluster.pod("worker", made.worker, owner)
     else:
         cluster.pod("worker", made.worker, owner)
@@ -222,7 +219,7 @@ def test_kinds_whose_pods_carry_the_labels_of_another_kind(cluster: Cluster, kin
 
 
 def test_only_the_latest_attempt_counts(cluster: Cluster) -> None:
-    """A JobSet restarts: its jobs are made anew, and the pods of the old ones may outlive that for a while."""
+    """A JobSet restarts: its jobs are made again, and pods of the old ones may exist for a while longer."""
     made, world = MADE["JobSet"], cluster.world
     owner = cluster.owner_of("JobSet")
     cluster.pod("old", made.worker, owner)
@@ -232,7 +229,7 @@ def test_only_the_latest_attempt_counts(cluster: Cluster) -> None:
     cluster.until_chosen("new")
 
 
-def test_suspended_and_resumed(cluster: Cluster) -> None:
+def test_a_job_is_suspended_and_resumed(cluster: Cluster) -> None:
     world = cluster.world
     cluster.pod("worker", MADE["Job"].worker, cluster.owner_of("Job"))
     world.create(**refer("Job"))
@@ -245,16 +242,16 @@ def test_suspended_and_resumed(cluster: Cluster) -> None:
 
 
 @pytest.mark.needs(Feature.CONTROLLERS)
-def test_a_workload_that_is_deleted_takes_its_pods_along(cluster: Cluster) -> None:
-    """As when it is suspended. No kubelet ends the pods, so they go on terminating: they count no more from then on."""
+def test_pods_of_a_deleted_workload_do_not_count(cluster: Cluster) -> None:
+    """The same holds when it is suspended. No kubelet ends the pods, so they stay in the state Terminating."""
     world = cluster.world
     cluster.pod("worker", MADE["PyTorchJob"].worker, cluster.owner_of("PyTorchJob"))
     world.create(**refer("PyTorchJob"))
     cluster.until_chosen("worker")
     place = ("kubeflow.org", "v1", world.namespace, "pytorchjobs", NAME)
     world.custom.delete_namespaced_custom_object(*place)
-    cluster.until_said("No worker of PyTorchJob train with the label of the job is running.")
+    cluster.until_reported("No worker of PyTorchJob train with the label of the job is running.")
 
-    # Made again under its name, it is another attempt.
+    # A new workload of the same name is another attempt.
     cluster.pod("worker-again", MADE["PyTorchJob"].worker, cluster.owner_of("PyTorchJob"))
     cluster.until_chosen("worker-again")

@@ -48,5 +48,5 @@ def test_runs_are_what_their_seed_says_and_labels_what_happens() -> None:
         assert episode.end - episode.first >= 2
         if others:
             beside = [run.spans[i][others[0]] for i in range(episode.first, episode.end)]
-            assert sum(inside) / sum(beside) > 1 + 0.5 * (episode.degree - 1) * (1 if episode.stage is None else 0.85)
+            assert sum(inside) / sum(beside) > 1 + 0.5 * (episode.slowdown - 1) * (1 if episode.stage is None else 0.85)
     assert all(len(row[0]) == STAGES for row in run.paces)

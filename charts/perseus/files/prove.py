@@ -1,9 +1,10 @@
-"""``helm test``: plans a made-up job of two stages, from its manifest to a plan, and takes everything away again.
+"""The program of ``helm test``: create a small job of two stages, wait for its plan, and delete everything again.
 
-Runs in the operator's image under a service account of its own. No GPU and no agent is needed: mode Recommend.
+It runs in the operator's image under its own service account. The job's mode is Recommend, so it needs no GPU and no
+agent.
 """
 
-# ruff: noqa: T201  # what it prints is what `helm test --logs` shows
+# ruff: noqa: T201  # `helm test --logs` shows the output
 
 import asyncio
 import os
@@ -17,7 +18,7 @@ from perseus_sim.gpus.model import profile_csv
 
 NAMESPACE, NAME = os.environ["NAMESPACE"], os.environ["NAME"]
 AGENTS, AGENT_NAMESPACE = os.environ.get("AGENTS"), os.environ.get("AGENT_NAMESPACE")
-PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
+JOBS = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
 SPEC = {
     "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
     "profile": {"configMapRef": {"name": NAME}, "blockingPowerMilliwatts": 83640},
@@ -27,27 +28,29 @@ SPEC = {
 
 
 async def delete(core, jobs):
-    for forget in (
-        lambda: jobs.delete_namespaced_custom_object(*PLACE, NAME),
+    """Delete the job and its profile, if they exist."""
+    for delete_object in (
+        lambda: jobs.delete_namespaced_custom_object(*JOBS, NAME),
         lambda: core.delete_namespaced_config_map(NAME, NAMESPACE),
     ):
         try:
-            await forget()
+            await delete_object()
         except client.ApiException as error:
             if error.status != 404:
                 raise
 
 
 async def planned(jobs, timeout_s):
-    """The job once it is Ready; what it says instead when the time is over."""
+    """Wait until the job is Ready and return it; end the program with its conditions after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while True:
-        job = await jobs.get_namespaced_custom_object(*PLACE, NAME)
-        said = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
-        if said.get("Ready", {}).get("status") == "True":
+        job = await jobs.get_namespaced_custom_object(*JOBS, NAME)
+        conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
+        if conditions.get("Ready", {}).get("status") == "True":
             return job
         if time.monotonic() > deadline:
-            sys.exit(f"FAILED: not Ready after {timeout_s} s. {said or 'The operator has said nothing: see its log.'}")
+            found = conditions or "The operator has written no status: see its log."
+            sys.exit(f"FAILED: the job is not Ready after {timeout_s} s. {found}")
         await asyncio.sleep(0.5)
 
 
@@ -61,13 +64,14 @@ async def main():
 
 
 async def prove(core, jobs, apps):
-    await delete(core, jobs)  # what a test that was killed has left
+    """Run the test, and delete its objects in any case."""
+    await delete(core, jobs)  # left by a test that was killed
     try:
         profile = {"metadata": {"name": NAME}, "data": {keys.PROFILE_KEY: profile_csv(stages=2)}}
         await core.create_namespaced_config_map(NAMESPACE, profile)
         api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
         job = {"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": NAME}, "spec": SPEC}
-        await jobs.create_namespaced_custom_object(*PLACE, job)
+        await jobs.create_namespaced_custom_object(*JOBS, job)
         frontier = (await planned(jobs, 90))["status"]["frontier"]
         print(f"operator: planned a job; its frontier has {frontier['points']} points")
     finally:
@@ -76,9 +80,9 @@ async def prove(core, jobs, apps):
         agents = (await apps.read_namespaced_daemon_set(AGENTS, AGENT_NAMESPACE)).status
         print(f"agents: {agents.number_ready or 0} of {agents.desired_number_scheduled or 0} ready")
         if not agents.desired_number_scheduled:
-            print("agents: no node looks like a GPU node; see agent.affinity")
+            print("agents: no node has a label of a GPU node; see the value agent.affinity")
         elif (agents.number_ready or 0) < agents.desired_number_scheduled:
-            sys.exit("FAILED: an agent is not ready: kubectl logs it")
+            sys.exit(f"FAILED: an agent is not ready: see kubectl -n {AGENT_NAMESPACE} logs daemonset/{AGENTS}")
 
 
 asyncio.run(main())

@@ -17,7 +17,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{- /* Without the chart's version: a new chart with the same programs must not restart agents, which would give clocks back. */ -}}
+{{- /* Without the chart's version: a new chart with the same programs must not restart agents, which reset clocks. */ -}}
 {{- define "perseus.podLabels" -}}
 {{ include "perseus.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -85,7 +85,7 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{- /* Directory of the node with simulated GPUs. It must not outlive a restart of the node, like a driver's. */ -}}
+{{- /* The node's directory of simulated GPUs. Like a driver's state, it must not outlive a restart of the node. */ -}}
 {{- define "perseus.simulatedGpus" -}}
 /run/perseus-simulated-gpus
 {{- end -}}

@@ -1,7 +1,8 @@
-"""The control groups of a cluster: one per node below one of the cluster, in every hierarchy (v1) or in the one (v2).
+"""The control groups of a cluster: one group for the cluster, and below it one for each node.
 
-Used by ``cluster``. Kubelets make theirs below; removal takes all. Groups that are not ours are never touched, except
-that on v2 the root is asked to delegate controllers, which changes nothing for its other groups.
+With version 1 of control groups they exist in every hierarchy, with version 2 in the single one. Kubelets make their
+groups below the node's; ``remove`` takes all of them. This module never changes groups of other programs, with one
+exception: on version 2 it makes the root delegate controllers, which has no effect on the other groups below it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from local_cluster.errors import CannotRun, StartFailed
 _MOUNT = Path("/sys/fs/cgroup")
 _NEEDED = ("cpu", "cpuset", "memory", "pids")
 _WEIGHT = 32
-"""How many processes of this machine a cluster counts for where processors are short: all its pods together would
-count for one, and starve beside anything else that runs."""
+"""CPU weight of a cluster, in ordinary processes. With the default weight all pods together would count as one process,
+and would starve beside other programs on a busy machine."""
 
 
 def is_v2() -> bool:
@@ -25,7 +26,7 @@ def is_v2() -> bool:
 
 
 def _roots() -> list[Path]:
-    """The hierarchies; ``cpu`` may be a link to ``cpu,cpuacct``."""
+    """Return the root folder of every hierarchy; ``cpu`` may be a link to ``cpu,cpuacct``, so links are resolved."""
     if is_v2():
         return [_MOUNT]
     if not _MOUNT.is_dir():
@@ -34,12 +35,16 @@ def _roots() -> list[Path]:
 
 
 def require() -> None:
-    """Raises CannotRun: the kubelet's controllers are not there, or not ours to use."""
+    """Check that this process can use the controllers that a kubelet needs.
+
+    Raises:
+        CannotRun: a controller is missing, or cannot be delegated, or the file system is read-only.
+    """
     if is_v2():
-        there = (_MOUNT / "cgroup.controllers").read_text(encoding="ascii").split()
+        available = (_MOUNT / "cgroup.controllers").read_text(encoding="ascii").split()
     else:
-        there = [each for each in _NEEDED if (_MOUNT / each / "cgroup.procs").exists()]
-    if missing := [each for each in _NEEDED if each not in there]:
+        available = [each for each in _NEEDED if (_MOUNT / each / "cgroup.procs").exists()]
+    if missing := [each for each in _NEEDED if each not in available]:
         raise CannotRun(f"no control groups for {', '.join(missing)} below {_MOUNT}")
     if is_v2():
         try:
@@ -52,7 +57,11 @@ def require() -> None:
 
 
 def make(cluster: str, node: str) -> str:
-    """The node's group, ready for a kubelet; returns its path as a kubelet's ``cgroupRoot``."""
+    """Make the group of a node, ready for a kubelet.
+
+    Returns:
+        Path of the group, as the value of the kubelet's ``cgroupRoot``.
+    """
     weights = {"cpu.weight": 100 * _WEIGHT} if is_v2() else {"cpu.shares": 1024 * _WEIGHT}
     for root in _roots():
         for group in (root / cluster, root / cluster / node):
@@ -60,7 +69,7 @@ def make(cluster: str, node: str) -> str:
             if is_v2():
                 _delegate(group)
             for setting in ("cpuset.cpus", "cpuset.mems"):
-                if not is_v2() and (group / setting).exists():  # a new group of v1 has none, and runs nothing
+                if not is_v2() and (group / setting).exists():  # empty in a new group of v1: nothing can run
                     (group / setting).write_bytes((group.parent / setting).read_bytes())
         for setting, weight in weights.items():
             if (root / cluster / setting).exists():
@@ -69,19 +78,19 @@ def make(cluster: str, node: str) -> str:
 
 
 def _delegate(group: Path) -> None:
-    there = (group / "cgroup.controllers").read_text(encoding="ascii").split()
+    available = (group / "cgroup.controllers").read_text(encoding="ascii").split()
     delegated = (group / "cgroup.subtree_control").read_text(encoding="ascii").split()
-    for controller in there:
+    for controller in available:
         if controller not in delegated:
             with contextlib.suppress(OSError) if controller not in _NEEDED else contextlib.nullcontext():
                 (group / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
 
 
 def remove(cluster: str) -> None:
-    """Remove the cluster's groups; its processes have been ended, but the kernel may take a moment to let go.
+    """Remove the cluster's groups. Its processes have ended, but the kernel may need a moment to free their groups.
 
     Raises:
-        StartFailed: some are still in use.
+        StartFailed: a group is still in use after 30 s.
     """
     deadline = time.monotonic() + 30
     while left := [group for group in groups(cluster) if not _removed(group)]:
@@ -91,7 +100,7 @@ def remove(cluster: str) -> None:
 
 
 def groups(cluster: str) -> list[Path]:
-    """All of them, those within others first."""
+    """Return all groups of a cluster, inner groups before outer ones."""
     found = []
     for root in _roots():
         for folder, _, _ in os.walk(root / cluster, topdown=False):

@@ -1,7 +1,7 @@
-"""A real Kubernetes cluster on one machine: up, down, and every part of it to be stopped and started.
+"""A real Kubernetes cluster on one machine: make it, remove it, and stop and start each of its parts.
 
-Called by the command line beside this package and by tests. `up` makes whatever is missing and may be run again at any
-time; `down` removes what it finds, also after an `up` that was killed. Nothing about Perseus belongs here.
+`up` makes whatever is missing and may run again at any time. `down` removes what it finds, also after an `up` that was
+killed. The package knows nothing about Perseus, so that it can fail only for reasons of Kubernetes.
 """
 
 from __future__ import annotations
@@ -37,39 +37,39 @@ _MANIFEST = Path(__file__).with_name("dns.yaml")
 
 
 def default_state() -> Path:
-    """The folder of the cluster that commands mean unless told otherwise."""
+    """Return the default folder of a cluster: PERSEUS_CLUSTER, or a folder below /var/lib."""
     return Path(os.environ.get("PERSEUS_CLUSTER") or "/var/lib/perseus-cluster").resolve()
 
 
 @dataclass(frozen=True)
 class _Description:
-    """What stays as it is while a cluster is up."""
+    """The properties of a cluster that do not change while it is up; stored in a file of its folder."""
 
     nodes: int
     port: int
-    """Of this machine's loopback; it leads to the API server."""
+    """Port on this machine's loopback that leads to the API server."""
     ipv6: bool
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster, which may be up or not, by the folder of its state."""
+    """A cluster, identified by the folder of its state. It may be up or not."""
 
     state: Path
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's, for programs of this machine."""
+        """The administrator's kubeconfig, for programs on this machine."""
         return self.state / "kubeconfig"
 
     @property
     def server(self) -> str:
-        """The API server, for programs in the cluster's own networks."""
+        """URL of the API server, for programs in the cluster's own networks."""
         return self._layout.server
 
     @property
     def audit_log(self) -> Path:
-        """Every request that the API server has answered."""
+        """The file in which the API server records every request that it answers."""
         return self.state / CONTROL_PLANE / "audit.log"
 
     @cached_property
@@ -77,14 +77,14 @@ class Cluster:
         """The folder of the Kubernetes binaries.
 
         Raises:
-            CannotRun: they have not been built.
+            CannotRun: a binary has not been built.
         """
         try:
             folder = find_assets()
         except NoControlPlane as missing:
             raise CannotRun(str(missing)) from missing
-        if missing_ones := [name for name in ASSETS if not (folder / name).exists()]:
-            raise CannotRun(f"no {', '.join(missing_ones)} in {folder}: run deploy/control-plane/build.py for them")
+        if absent := [name for name in ASSETS if not (folder / name).exists()]:
+            raise CannotRun(f"no {', '.join(absent)} in {folder}: run deploy/control-plane/build.py {' '.join(absent)}")
         return folder
 
     @property
@@ -93,34 +93,55 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Machine]:
-        """Raises NotUp: there is no cluster."""
+        """The machines of the nodes.
+
+        Raises:
+            NotUp: there is no cluster.
+        """
         return [Machine(self.state, f"node-{number}") for number in range(1, self._described().nodes + 1)]
 
     def machine(self, name: str) -> Machine:
-        """Raises NotUp: there is none of that name."""
+        """Return a machine by its name.
+
+        Raises:
+            NotUp: there is no cluster, or no machine of that name.
+        """
         machines = {each.name: each for each in (self.control_plane, *self.nodes)}
         if name not in machines:
-            raise NotUp(f"no machine {name}: there are {', '.join(machines)}")
+            raise NotUp(f"no machine {name}; the machines are {', '.join(machines)}")
         return machines[name]
 
     # Up and down
 
     @property
     def ipv6(self) -> bool:
-        """Whether its addresses are of IPv6; raises NotUp: there is no cluster."""
+        """Whether the cluster's addresses are IPv6.
+
+        Raises:
+            NotUp: there is no cluster.
+        """
         return self._described().ipv6
 
     @property
     def network(self) -> Network:
-        """Raises NotUp: there is no cluster."""
+        """The cluster's addresses.
+
+        Raises:
+            NotUp: there is no cluster.
+        """
         return IPV6 if self.ipv6 else IPV4
 
     def up(self, nodes: int, *, ipv6: bool = False, say: Callable[[str], None] = print) -> None:
-        """Make a cluster, whose addresses are all of one family, or whatever of it is missing.
+        """Make a cluster, or start the parts of it that are missing, and wait until it is ready.
+
+        Args:
+            nodes: number of nodes, 1 to 9.
+            ipv6: whether all addresses are IPv6 instead of IPv4.
+            say: called with one line of text when a step is complete.
 
         Raises:
-            CannotRun: this machine lacks something; nothing was begun.
-            StartFailed: a part did not come up; `down` removes what was begun.
+            CannotRun: this machine lacks something; nothing was started.
+            StartFailed: a part did not start; `down` removes what was started.
         """
         if not 1 <= nodes <= 9:
             raise CannotRun("a cluster on one machine has 1 to 9 nodes")
@@ -137,7 +158,7 @@ class Cluster:
                 self.start(CONTROL_PLANE, name)
             say("the control plane answers")
             for machine in machines:
-                if machine.pid is None:  # no machine comes up with groups: kubelet waits 3 s for each container of old
+                if machine.pid is None:  # a kubelet waits 3 s for each container of which it finds an old group
                     cgroups.remove(f"{self.group}/{machine.name}")
                 machine.boot()
             network.connect(plane, machines)
@@ -161,43 +182,43 @@ class Cluster:
             say(f"the cluster resolves names; its binaries are in {assets}")
 
     def down(self) -> None:
-        """Remove the cluster and everything of it: processes, mounts, networks, control groups, files.
+        """Remove everything of the cluster: processes, mounts, networks, control groups and files.
 
         Raises:
-            CannotRun: it is not ours to remove.
-            StartFailed: something is held by somebody else.
+            CannotRun: this process is not root.
+            StartFailed: another program uses a part of it.
         """
         if self.state.exists() and os.geteuid() != 0:
-            raise CannotRun("taking a cluster down needs root, as making it did: use sudo")
+            raise CannotRun("removing a cluster needs root, as making it did: use sudo")
         end_all(self.state)
         cgroups.remove(self.group)
         if self.state.exists():
             if mounted := [line.split()[1] for line in _mounts() if line.split()[1].startswith(f"{self.state}/")]:
-                raise StartFailed(f"{mounted[0]} is mounted, and not by us: unmount it first")
-            self._description.unlink(missing_ok=True)  # first: an `up` after half a `down` must not trust what is left
+                raise StartFailed(f"{mounted[0]} was mounted by another program: unmount it first")
+            self._description.unlink(missing_ok=True)  # first: after an interrupted `down`, `up` must not use leftovers
             shutil.rmtree(self.state)
 
     # Its parts
 
     def components(self, machine: str) -> list[str]:
-        """The names of what runs on a machine, in the order in which it starts."""
+        """Return the names of a machine's parts, in the order in which they start."""
         return list(self._commands(self.machine(machine)))
 
     def start(self, machine: str, component: str) -> None:
-        """Start a part of the cluster unless it runs, and wait until it serves.
+        """Start a part of the cluster unless it runs, and wait until it is ready.
 
         Raises:
-            NotUp: there is no such machine.
+            NotUp: there is no such machine or part.
             StartFailed: it ended, or was not ready in time.
         """
         where = self.machine(machine)
         command = self._command(where, component)
-        if not where.keeps(command[0]):
+        if not where.supervises(command[0]):
             where.spawn(component, command, {"PATH": f"{self.assets}:{PATH}"})
-            wait_until(lambda: where.keeps(command[0]), f"{component} of {machine} to start", 30)
+            wait_until(lambda: where.supervises(command[0]), f"{component} of {machine} to start", 30)
 
         def ready() -> bool:
-            if not where.keeps(command[0]):
+            if not where.supervises(command[0]):
                 raise StartFailed(f"{component} of {machine} ended:\n{tail(where.log(component))}")
             return bool(where.find(command[0])) and self._serves(where, component)
 
@@ -207,7 +228,11 @@ class Cluster:
             raise StartFailed(f"{failed}\n{tail(where.log(component))}") from failed
 
     def signal(self, machine: str, component: str, number: signal.Signals) -> int:
-        """Send a signal to a part of the cluster; after SIGKILL it is gone. Returns to how many processes."""
+        """Send a signal to a part of the cluster. After SIGKILL, return only when it has ended.
+
+        Returns:
+            Number of processes that got the signal.
+        """
         where = self.machine(machine)
         return where.signal(self._command(where, component)[0], number)
 
@@ -216,16 +241,20 @@ class Cluster:
         return bool(where.find(self._command(where, component)[0]))
 
     def load(self, archive: Path) -> dict[str, list[str]]:
-        """Bring an archive of images to every node; returns each node's images."""
-        with ThreadPoolExecutor() as hands:
-            loading = {each.name: hands.submit(images.load, each, archive) for each in self.nodes}
+        """Load an archive of images into every node.
+
+        Returns:
+            Names of the loaded images, by node.
+        """
+        with ThreadPoolExecutor() as pool:
+            loading = {each.name: pool.submit(images.load, each, archive) for each in self.nodes}
         return {name: loaded.result() for name, loaded in loading.items()}
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        """Output of kubectl, as administrator.
+        """Run kubectl as administrator and return its output.
 
         Raises:
-            ClusterError: it failed; the message is what it said.
+            ClusterError: kubectl failed; the message holds its output.
         """
         command = [str(self.assets / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments]
         ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), input=stdin)
@@ -233,11 +262,11 @@ class Cluster:
             raise ClusterError(f"kubectl {' '.join(arguments[:4])}: {(ran.stderr or ran.stdout).strip()}")
         return ran.stdout
 
-    # How
+    # Implementation
 
     @property
     def group(self) -> str:
-        """Control groups share one name space: the folder's name makes ours unique."""
+        """Name of the cluster's control group: unique on this machine, because it is a hash of the folder."""
         return f"cluster-{hashlib.sha256(str(self.state).encode()).hexdigest()[:8]}"
 
     @property
@@ -252,21 +281,24 @@ class Cluster:
         try:
             return _Description(**json.loads(self._description.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise NotUp(f"there is no cluster in {self.state}: `up` makes one") from None
+            raise NotUp(f"there is no cluster in {self.state}: make one with `up`") from None
 
     def _describe(self, nodes: int, ipv6: bool) -> None:
-        """Decide once what stays: keys, port, nodes and addresses. The description comes last: without it, all is made
-        anew."""
+        """Choose and store what does not change: keys, port, number of nodes and addresses.
+
+        The description is written last. A folder without one is not a cluster, and everything in it is made again.
+        """
         try:
-            is_so = self._described()
+            existing = self._described()
         except NotUp:
             pass
         else:
-            if (is_so.nodes, is_so.ipv6) != (nodes, ipv6):
-                family = "IPv6" if is_so.ipv6 else "IPv4"
-                raise CannotRun(f"the cluster in {self.state} has {is_so.nodes} nodes and {family}: take it down first")
+            if (existing.nodes, existing.ipv6) != (nodes, ipv6):
+                family = "IPv6" if existing.ipv6 else "IPv4"
+                found = f"{existing.nodes} nodes and {family}"
+                raise CannotRun(f"the cluster in {self.state} has {found}: take it down first")
             return
-        for leftover in self.state.iterdir():  # of a `down`, or an `up`, that was killed
+        for leftover in self.state.iterdir():  # from a `down` or an `up` that was killed
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         described, network = _Description(nodes, _free_port(), ipv6), IPV6 if ipv6 else IPV4
         outside = _layout_in(self.state / CONTROL_PLANE, network)
@@ -290,13 +322,14 @@ class Cluster:
         commands = self._layout.command_lines(self.assets)
         commands["kube-apiserver"] += [
             "--enable-admission-plugins=NodeRestriction",
-            "--enable-aggregator-routing=true",  # webhooks reach pods, though there is no kube-proxy beside it
+            "--enable-aggregator-routing=true",  # reach webhooks in pods without a kube-proxy beside the API server
             "--kubelet-preferred-address-types=InternalIP",
             f"--kubelet-client-certificate={folder / 'kubelet-client.crt'}",
             f"--kubelet-client-key={folder / 'kubelet-client.key'}",
             f"--kubelet-certificate-authority={folder / 'ca.crt'}",
         ]
-        # Of its own accord it asks 20 times a second: five seconds until it has all its accounts, and pods are refused.
+        # By default it sends 20 requests a second: it would need five seconds to make the service accounts,
+        # without which the API server refuses pods.
         commands["kube-controller-manager"] += ["--kube-api-qps=200", "--kube-api-burst=400"]
         scheduler = [f"--kubeconfig={folder / 'kube-scheduler.kubeconfig'}", "--leader-elect=false", "--secure-port=0"]
         return {**commands, "kube-scheduler": [str(self.assets / "kube-scheduler"), *scheduler]}
@@ -311,14 +344,14 @@ class Cluster:
     def _command(self, machine: Machine, component: str) -> list[str]:
         commands = self._commands(machine)
         if component not in commands:
-            raise NotUp(f"no {component} on {machine.name}: there are {', '.join(commands)}")
+            raise NotUp(f"no {component} on {machine.name}; its parts are {', '.join(commands)}")
         return commands[component]
 
     def _serves(self, machine: Machine, component: str) -> bool:
-        """Whether others may use it. What others do not wait for is enough to run."""
+        """Return whether a part is ready. For a part on which no other part waits, it is enough that it runs."""
         if component == "kube-apiserver":
             return self._answers("/readyz")
-        if component == "kube-controller-manager":  # pods are refused until it has made this
+        if component == "kube-controller-manager":  # the API server refuses pods until this account exists
             return self._answers("/api/v1/namespaces/default/serviceaccounts/default")
         if component == node.CONTAINERD:
             return machine.run("ctr", "--address", images.SOCKET, "version", check=False).returncode == 0
@@ -339,9 +372,9 @@ class Cluster:
                 partial.replace(archive)
 
     def _load_missing(self, machine: Machine) -> None:
-        there = images.names(machine)
+        loaded = images.names(machine)
         for binary, name in (("pause", node.SANDBOX_IMAGE), ("coredns", _DNS_IMAGE)):
-            if name not in there:
+            if name not in loaded:
                 images.load(machine, self.state / f"{binary}.tar")
 
     @contextmanager
@@ -351,7 +384,7 @@ class Cluster:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            raise CannotRun(f"another `up` is at work in {self.state}") from None
+            raise CannotRun(f"another `up` is running in {self.state}: wait until it ends") from None
         finally:
             os.close(folder)
 

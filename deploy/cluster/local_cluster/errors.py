@@ -1,14 +1,14 @@
-"""What can go wrong with a cluster, each said in one sentence.
+"""The errors of the package. Every message is one sentence for the command line.
 
 ClusterError
-├── CannotRun      this machine lacks something; nothing was begun
-├── NotUp          what was asked for needs a cluster, or a machine of it, that is not there
-└── StartFailed    a part did not come up; the message ends with its log. `down` removes what was begun
+├── CannotRun      this machine lacks something; nothing was started
+├── NotUp          there is no such cluster, machine or part
+└── StartFailed    a part did not start or end; the message ends with its log. `down` removes what was started
 """
 
 
 class ClusterError(Exception):
-    """Any of the below."""
+    """Base class of the errors of this package."""
 
 
 class CannotRun(ClusterError):
@@ -16,8 +16,8 @@ class CannotRun(ClusterError):
 
 
 class NotUp(ClusterError):
-    """There is no such cluster or machine."""
+    """There is no such cluster, machine or part."""
 
 
 class StartFailed(ClusterError):
-    """A part did not come up."""
+    """A part did not start, or did not end, in time."""

@@ -1,7 +1,7 @@
-"""Images without a registry: one static binary as an image of its own, and archives brought to a node.
+"""Images without a registry: make an image of one static binary, and load archives into a node.
 
-Used by ``cluster`` for the pause container and CoreDNS, and for whatever `load` is given. Archives are what `docker
-save`, `podman save` and `buildah push docker-archive:` write.
+The cluster has no way out to a registry, so the pause container and CoreDNS are wrapped here. Archives have the format
+of `docker save`, `podman save` and `buildah push docker-archive:`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def wrap(binary: Path, name: str, archive: Path) -> None:
 
 
 def load(node: Machine, archive: Path) -> list[str]:
-    """Bring an archive to a node; returns the names of its images."""
+    """Load an archive into a node and return the names of its images."""
     with archive.open("rb") as content:
-        said = node.run(*_CTR, "import", "-", stdin=content).stdout
-    return [line.split()[1] for line in said.splitlines() if line.startswith("unpacking ")]
+        output = node.run(*_CTR, "import", "-", stdin=content).stdout
+    return [line.split()[1] for line in output.splitlines() if line.startswith("unpacking ")]
 
 
 def names(node: Machine) -> set[str]:
-    """What the node has."""
+    """Return the names of the images that the node has."""
     return set(node.run(*_CTR, "list", "--quiet").stdout.split())
 
 

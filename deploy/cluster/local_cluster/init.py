@@ -1,10 +1,11 @@
-"""Process 1 of a machine: a process with namespaces of its own in which nothing runs but what is started in it.
+"""Process 1 of a machine: it holds the machine's namespaces (network, mounts, processes, host name, IPC).
 
-usage: init.py STATE NAME [PORT HOST INNER_PORT]     returns when the machine stands; what is wrong is on standard error
+usage: init.py STATE NAME [PORT HOST INNER_PORT]
 
-Started by ``machine``. It holds the namespaces (network, mounts, processes, host name, IPC), reaps orphans, and
-forwards PORT of the outer loopback to HOST and INNER_PORT inside. If it ends, the kernel ends every process of the
-machine, with all mounts and interfaces: nothing else cleans up. Nothing is started here. Standard library only.
+The command returns when the machine is ready; errors are on standard error. The process reaps orphans, and forwards
+PORT of the outer loopback to HOST and INNER_PORT inside. It starts no other program. If it ends, the kernel ends every
+process of the machine, with all mounts and interfaces; there is no other clean-up. Standard library only, because it
+runs with `python -I -S`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 _NEW_NS, _NEW_UTS, _NEW_IPC, _NEW_PID, _NEW_NET = 0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
 INSIDE = Path("/run/cluster")
-"""Where the machine sees STATE: its own /run and /var/lib hide the outer ones."""
+"""Where STATE is inside the machine, whose own /run and /var/lib hide the outer ones."""
 
 
 def main() -> int:
@@ -30,20 +31,20 @@ def main() -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NS | _NEW_UTS | _NEW_IPC | _NEW_PID | _NEW_NET) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
-    standing, stands = os.pipe()
+    outer_end, inner_end = os.pipe()
     if os.fork():
-        os.close(stands)
-        return 0 if os.read(standing, 1) else 1
-    # From here on we are process 1 of the new machine.
+        os.close(inner_end)
+        return 0 if os.read(outer_end, 1) else 1
+    # From here on this is process 1 of the new machine.
     os.setsid()
-    os.close(standing)
-    _furnish(state, name)
+    os.close(outer_end)
+    _set_up(state, name)
     if outside is not None:
         if os.fork() == 0:
             _forward(outside, (sys.argv[4], int(sys.argv[5])))
         outside.close()
-    os.write(stands, b".")
-    os.close(stands)
+    os.write(inner_end, b".")
+    os.close(inner_end)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         with contextlib.suppress(ChildProcessError):
@@ -52,11 +53,13 @@ def main() -> int:
         signal.sigwait({signal.SIGCHLD})
 
 
-def _furnish(state: Path, name: str) -> None:
+def _set_up(state: Path, name: str) -> None:
+    """Mount the machine's own folders, set its host name, and enable its loopback and forwarding."""
+
     def mount(*arguments: str) -> None:
         subprocess.run(["mount", *arguments], check=True)  # noqa: S607 - of util-linux
 
-    opened = os.open(state, os.O_PATH)  # /run may hide it in a moment
+    opened = os.open(state, os.O_PATH)  # the mount of /run below may hide it
     mount("--make-rprivate", "/")
     mount("-t", "proc", "proc", "/proc")
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
@@ -69,9 +72,9 @@ def _furnish(state: Path, name: str) -> None:
         pass_fds=[opened],
     )
     os.close(opened)
-    for place in ("lib", "log"):
-        mount("--bind", str(INSIDE / name / place), f"/var/{place}")
-    mount("--make-rshared", "/")  # volumes that pods mount for their node
+    for folder in ("lib", "log"):
+        mount("--bind", str(INSIDE / name / folder), f"/var/{folder}")
+    mount("--make-rshared", "/")  # for volumes that pods mount for their node
     socket.sethostname(name)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)  # noqa: S607
     for switch in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
@@ -80,7 +83,7 @@ def _furnish(state: Path, name: str) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    """A socket stays in the network where it was made: this one takes connections outside, for us inside."""
+    """Return a socket that accepts connections on the outer loopback: a socket stays in the network that made it."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))

@@ -1,7 +1,7 @@
 """A machine of the cluster: the namespaces that ``init`` holds, and the processes in them.
 
-Used by everything here. What exists is read from the kernel each time (/proc), never from files that may lie: so `up`
-after a crash finds what is there, and `down` what is left. Nothing about Kubernetes.
+Every query reads /proc again and never a file that may be out of date. So `up` after a crash finds what still runs,
+and `down` finds what is left. The module knows nothing about Kubernetes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _KEEPER = [
     """,
     "keeper",
 ]
-"""Runs what follows, and again whenever it ends, as systemd and the kubelet do for the parts of a cluster elsewhere: a
-scheduler that finds its cache wrong just ends, and so does a kubelet whose containerd is not quite there. What ends
-within two seconds five times in a row has failed."""
+"""Runs the command that follows it, and starts it again when it ends, as systemd and the kubelet do in other clusters.
+A scheduler with an inconsistent cache ends itself, and so does a kubelet before containerd is ready. A command that
+ends within two seconds five times in a row has failed and is not started again."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +59,27 @@ class Machine:
 
     @property
     def folder(self) -> Path:
-        """Its files, as we see them."""
+        """The machine's files, as a path outside the machine."""
         return self.state / self.name
 
     @property
     def pid(self) -> int | None:
-        """Process 1 of the machine, as we number it."""
+        """Process 1 of the machine, by its number outside the machine; None if it does not run."""
         return next((pid for pid, name in _inits(self.state) if name == self.name and _is_process_1(pid)), None)
 
     @property
     def root(self) -> Path:
-        """Its file system as its processes see it, while it runs."""
+        """The file system that the machine's processes see, while it runs."""
         return Path(f"/proc/{self.pid}/root")
 
     def boot(self, forward: Forward | None = None) -> None:
-        """Make the namespaces, unless they are there.
+        """Make the machine's namespaces, unless they exist.
+
+        Args:
+            forward: a port of the outer loopback to forward into the machine.
 
         Raises:
-            StartFailed: the machine does not stand; nothing of it is left.
+            StartFailed: the machine did not start; nothing of it is left.
         """
         if self.pid is not None:
             return
@@ -90,13 +93,16 @@ class Machine:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, check=False
             )
         if started.returncode != 0 or self.pid is None:
-            raise StartFailed(f"machine {self.name} does not stand:\n{tail(self.folder / 'init.log')}")
+            raise StartFailed(f"machine {self.name} did not start:\n{tail(self.folder / 'init.log')}")
 
     def enter(self, *, network_only: bool = False) -> list[str]:
-        """What to put before a command so that it runs in the machine.
+        """Return the words to put before a command to run it in the machine.
+
+        Args:
+            network_only: enter only the network namespace, and keep the outer files and process numbers.
 
         Raises:
-            NotUp: there is no such machine.
+            NotUp: the machine does not run.
         """
         pid = self.pid
         if pid is None:
@@ -105,17 +111,36 @@ class Machine:
         return ["nsenter", "--target", str(pid), *which, "--"]
 
     def run(self, *command: str, network_only: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a command in the machine and return what it said; it fails loudly unless ``check=False``."""
+        """Run a command in the machine.
+
+        Args:
+            command: the program and its arguments.
+            network_only: as for ``enter``.
+            options: passed to ``subprocess.run``.
+
+        Returns:
+            The completed process with its output.
+
+        Raises:
+            NotUp: the machine does not run.
+            StartFailed: the command failed, unless ``check=False``.
+        """
         options = {"text": True, "capture_output": True, "env": environment(), **options}
         check = options.pop("check", True)
         try:
             return subprocess.run([*self.enter(network_only=network_only), *command], check=check, **options)
         except subprocess.CalledProcessError as failed:
-            said = f"{failed.stderr or ''}{failed.stdout or ''}".strip()
-            raise StartFailed(f"in {self.name}, `{' '.join(command[:6])}` failed: {said}") from failed
+            output = f"{failed.stderr or ''}{failed.stdout or ''}".strip()
+            raise StartFailed(f"in {self.name}, `{' '.join(command[:6])}` failed: {output}") from failed
 
     def spawn(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
-        """Start a process that outlives us, and is started again should it end; its output goes to <name>.log."""
+        """Start a process that outlives this one and is started again when it ends.
+
+        Args:
+            name: its output goes to <name>.log in the machine's folder.
+            command: the program and its arguments.
+            more: environment variables beside the usual ones.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log(name).open("ab") as log:
             subprocess.run(
@@ -131,11 +156,11 @@ class Machine:
         return self.folder / f"{name}.log"
 
     def find(self, program: str) -> list[int]:
-        """The processes of the machine, not of its pods, that run a program, as we number them."""
+        """Return the machine's own processes that run a program, without those of its pods, by their outer numbers."""
         return self._find([program])
 
-    def keeps(self, program: str) -> bool:
-        """Whether a program runs, or is about to again."""
+    def supervises(self, program: str) -> bool:
+        """Return whether a program runs, or will be started again."""
         return bool(self._find([*_KEEPER, program]) or self.find(program))
 
     def _find(self, beginning: Sequence[str]) -> list[int]:
@@ -150,9 +175,12 @@ class Machine:
         ]
 
     def signal(self, program: str, number: signal.Signals) -> int:
-        """Send a signal to every process that runs a program; after SIGKILL they are gone. Returns how many.
+        """Send a signal to every process that runs a program. After SIGKILL, return only when they have ended.
 
-        What is ended in this way stays ended until it is spawned again.
+        A program that is ended in this way is not started again until the next ``spawn``.
+
+        Returns:
+            Number of processes that got the signal.
         """
         if number in (signal.SIGKILL, signal.SIGTERM):
             for keeper in self._find([*_KEEPER, program]):
@@ -166,18 +194,22 @@ class Machine:
 
 
 def end_all(state: Path) -> None:
-    """End every machine of a cluster, and with it all its processes, mounts and interfaces."""
+    """End every machine of a cluster, with all processes, mounts and interfaces.
+
+    Raises:
+        StartFailed: a process is still there after 60 s.
+    """
     deadline = time.monotonic() + 60
     while left := [pid for pid, _ in _inits(state) if running(pid)]:
         for pid in left:
             _kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise StartFailed(f"processes {left} do not end")
+            raise StartFailed(f"processes {left} have not ended within 60 s")
         time.sleep(0.05)
 
 
 def processes() -> Iterator[tuple[int, list[str]]]:
-    """All processes that we can see, with their command lines; kernel threads and the dead have none."""
+    """Yield every visible process with its command line; kernel threads and zombies have none and are left out."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -189,7 +221,7 @@ def processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and not yet dead; who has to reap it is not our affair."""
+    """Return whether a process exists and is no zombie."""
     try:
         return (
             Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
@@ -200,10 +232,10 @@ def running(pid: int) -> bool:
 
 
 def wait_until(ready: Callable[[], bool], what: str, timeout_s: float) -> None:
-    """Wait for something.
+    """Wait until a condition holds.
 
     Raises:
-        StartFailed: it did not come in time.
+        StartFailed: it did not hold within ``timeout_s``; the message names ``what``.
     """
     deadline = time.monotonic() + timeout_s
     while not ready():
@@ -213,12 +245,12 @@ def wait_until(ready: Callable[[], bool], what: str, timeout_s: float) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What processes of a machine get: not our proxies, home and locale."""
+    """Return the environment of a machine's processes, without this process's proxies, home and locale."""
     return {"PATH": PATH, "HOME": "/run", "TMPDIR": "/run", "LANG": "C.UTF-8"}
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The end of a log."""
+    """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
 
 
@@ -230,13 +262,13 @@ def _namespace(pid: int, kind: str) -> str:
 
 
 def _inits(state: Path) -> Iterator[tuple[int, str]]:
-    """Whatever holds a machine of this cluster together, or is about to: process and name of the machine.
+    """Yield number and machine name of every ``init`` process of a cluster, running or just starting.
 
-    Also one that was made from another checkout: the folder of the state is the cluster.
+    They may come from another checkout: the folder of the state identifies the cluster, not the path of the program.
     """
-    ours = f"/{_INIT.parent.name}/{_INIT.name}"
+    program = f"/{_INIT.parent.name}/{_INIT.name}"
     for pid, arguments in processes():
-        if len(arguments) > 5 and arguments[3].endswith(ours) and arguments[4] == str(state):
+        if len(arguments) > 5 and arguments[3].endswith(program) and arguments[4] == str(state):
             yield pid, arguments[5]
 
 

@@ -1,8 +1,8 @@
-"""The network of a cluster: a bridge in the control plane's machine, a cable to each node, routes to the nodes' pods.
+"""The network of a cluster: a bridge in the control plane's machine, a veth pair to each node, routes to the pods.
 
-Used by ``cluster``. All of it lives in the machines' network namespaces and ends with them; the machine that they run
-on has no part in it, so there is no way out to the internet either. Pods are routed, not bridged (CNI plugin ptp):
-a bridge would need br_netfilter for Services between pods of one node.
+All of it is in the machines' network namespaces and ends with them. The outer machine has no part in it, so there is
+no way out to the internet. Pods are routed, not bridged (CNI plugin ptp): a bridge would need br_netfilter for Services
+between pods of one node.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ class Network:
     """The addresses of a cluster, all of one family."""
 
     hub: str
-    """Of the control plane's machine."""
+    """Address of the control plane's machine."""
     dns: str
     services: str
     all_pods: str
     everywhere: str
     node: str
-    """To be formatted with a node's number, which has one digit."""
+    """Format of a node's address; takes the node's number, which has one digit."""
     pods: str
-    """The range of a node's pods; likewise."""
+    """Format of the address range of a node's pods; takes the node's number."""
     prefix: int
-    """Length of the network prefix of hub and nodes."""
+    """Length of the network prefix of hub and nodes, in bits."""
 
     def build_hub(self, hub: Machine) -> None:
-        """The bridge, unless it is there."""
+        """Make the bridge, unless it exists."""
         if not _exists(hub, "br0"):
             _ip(hub, "link", "add", "br0", "type", "bridge")
-        self._give(hub, self.hub, "br0")
+        self._set_address(hub, self.hub, "br0")
 
     def connect(self, hub: Machine, nodes: list[Machine]) -> None:
-        """Cables and routes between all nodes, where they are missing."""
+        """Make the missing veth pairs and routes between all nodes."""
         for number, node in enumerate(nodes, start=1):
             if not _exists(node, "eth0"):
                 port = f"port{number}"
-                if _exists(hub, port):  # the other end went with a node that is gone; this one follows in a moment
+                if _exists(hub, port):  # its peer ended with an earlier node; the kernel has not removed it yet
                     _ip(hub, "link", "delete", port)
                 _ip(hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid))
                 _ip(hub, "link", "set", port, "master", "br0", "up")
-            self._give(node, self.node.format(number), "eth0")
+            self._set_address(node, self.node.format(number), "eth0")
             _ip(node, "route", "replace", self.everywhere, "via", self.hub)
         for number in range(1, len(nodes) + 1):
             for other in (hub, *(node for each, node in enumerate(nodes, start=1) if each != number)):
                 _ip(other, "route", "replace", self.pods.format(number), "via", self.node.format(number))
 
-    def _give(self, machine: Machine, address: str, link: str) -> None:
-        at_once = ["nodad"] if ":" in address else []  # nobody else can have it
-        _ip(machine, "address", "replace", f"{address}/{self.prefix}", "dev", link, *at_once)
+    def _set_address(self, machine: Machine, address: str, link: str) -> None:
+        options = ["nodad"] if ":" in address else []  # usable at once: no other machine can have this address
+        _ip(machine, "address", "replace", f"{address}/{self.prefix}", "dev", link, *options)
         _ip(machine, "link", "set", link, "up")
 
 
@@ -80,7 +80,7 @@ IPV6: Final = Network(
 
 
 def _ip(machine: Machine, *arguments: str) -> None:
-    machine.run("ip", *arguments, network_only=True)  # process numbers are ours, not the machine's
+    machine.run("ip", *arguments, network_only=True)  # so that process numbers are the outer ones
 
 
 def _exists(machine: Machine, link: str) -> bool:

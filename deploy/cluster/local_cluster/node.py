@@ -1,7 +1,7 @@
 """A node: its files and the command lines of containerd, kubelet and kube-proxy.
 
-Used by ``cluster``. A node has its own /run, /var/lib and /var/log, so that programs find everything at its usual
-place, and a kubeconfig of its own, so that the API server lets it see its own pods alone.
+A node has its own /run, /var/lib and /var/log, so that programs find everything at the usual paths. It has its own
+kubeconfig, so that the API server lets it read only its own pods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONTAINERD, KUBELET, PROXY = "containerd", "kubelet", "kube-proxy"
 
 @dataclass(frozen=True)
 class Node:
-    """One node and what it needs to know."""
+    """One node, with what its files are made from."""
 
     machine: Machine
     number: int
@@ -37,7 +37,12 @@ class Node:
         return self.network.node.format(self.number)
 
     def write(self, *, cgroup: str, snapshotter: str) -> None:
-        """Its configuration, all but what has keys in it."""
+        """Write the node's configuration files, all except those that hold keys.
+
+        Args:
+            cgroup: the kubelet's ``cgroupRoot``.
+            snapshotter: containerd's snapshotter, ``overlayfs`` or ``native``.
+        """
         folder = self.machine.folder
         (folder / "cni").mkdir(parents=True, exist_ok=True)
         for name, content in {
@@ -45,12 +50,12 @@ class Node:
             "containerd.toml": self._containerd(snapshotter),
             "kubelet.json": json.dumps(self._kubelet(cgroup)),
             "kube-proxy.json": json.dumps(self._proxy()),
-            "resolv.conf": "",  # no names but the cluster's: there is no way out
+            "resolv.conf": "",  # empty: the cluster has no way out, so only its own names can be resolved
         }.items():
             (folder / name).write_text(content, encoding="utf-8")
 
     def write_credentials(self, authority: Authority, server: str) -> None:
-        """The certificates by which the API server knows its kubelet and its proxy."""
+        """Write the certificates and kubeconfigs with which kubelet and kube-proxy authenticate to the API server."""
         folder, name = self.machine.folder, self.machine.name
         folder.mkdir(parents=True, exist_ok=True)
         kubelet = authority.issue(f"system:node:{name}", organization="system:nodes")
@@ -65,7 +70,7 @@ class Node:
             write_private(folder / file, content)
 
     def command_lines(self) -> dict[str, list[str]]:
-        """Its processes, in the order in which they start."""
+        """Return the command lines of the node's processes, in the order in which they start."""
         return {
             CONTAINERD: [
                 shutil.which(CONTAINERD, path=PATH) or CONTAINERD,
@@ -99,7 +104,7 @@ state = "/run/containerd"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{SANDBOX_IMAGE}"
   disable_apparmor = true
-  restrict_oom_score_adj = true  # we may lack CAP_SYS_RESOURCE
+  restrict_oom_score_adj = true  # this process may lack CAP_SYS_RESOURCE
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "{snapshotter}"
   [plugins."io.containerd.grpc.v1.cri".cni]
@@ -119,7 +124,7 @@ state = "/run/containerd"
             "failCgroupV1": False,
             "failSwapOn": False,
             "localStorageCapacityIsolation": False,
-            # The disk is the machine's own: how full it is says nothing about the cluster.
+            # The disk belongs to the outer machine: how full it is says nothing about the cluster.
             "evictionHard": {
                 "memory.available": "100Mi",
                 "nodefs.available": "0%",
@@ -127,8 +132,8 @@ state = "/run/containerd"
                 "imagefs.available": "0%",
                 "imagefs.inodesFree": "0%",
             },
-            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},  # whoever tries things out kills often
-            "imageGCHighThresholdPercent": 100,  # what was loaded cannot be pulled again
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},  # tests kill containers often
+            "imageGCHighThresholdPercent": 100,  # loaded images cannot be pulled again
             "authentication": {
                 "anonymous": {"enabled": False},
                 "webhook": {"enabled": True},
@@ -140,7 +145,7 @@ state = "/run/containerd"
             "clusterDNS": [self.network.dns],
             "clusterDomain": "cluster.local",
             "resolvConf": self._inside("resolv.conf"),
-            "syncFrequency": "2s",  # how soon a changed Secret arrives in a pod
+            "syncFrequency": "2s",  # the delay until a changed Secret arrives in a pod
             "nodeStatusReportFrequency": "10s",
             "nodeStatusUpdateFrequency": "5s",
         }
@@ -153,6 +158,6 @@ state = "/run/containerd"
             "clusterCIDR": self.network.all_pods,
             "hostnameOverride": self.machine.name,
             "clientConnection": {"kubeconfig": self._inside("kube-proxy.kubeconfig")},
-            # Limits of connection tracking belong to the whole kernel: leave them.
+            # Limits of connection tracking apply to the whole kernel: do not change them.
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
         }

@@ -1,6 +1,6 @@
-"""What this machine must have to hold a cluster, all of it checked at once and before anything is begun.
+"""Checks what this machine must have to run a cluster: everything at once, and before anything is started.
 
-Used by ``cluster`` (`up`, `check`). Each lack is one sentence that says what to do. Nothing is changed or installed.
+Each missing thing is one sentence that says what to do. The checks change and install nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = {
     "nsenter": "util-linux",
     "mount": "mount",
 }
-"""Programs and the Debian packages that bring them."""
+"""Programs, and the Debian packages that contain them."""
 _PLUGIN_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 _PLUGINS = ("ptp", "host-local", "loopback", "portmap")
 _LEAST_MIB = 3 * 1024
@@ -34,36 +34,49 @@ _NAMESPACES = {"network": 0x40000000, "mount": 0x00020000, "process": 0x20000000
 
 
 def require(*, ipv6: bool = False) -> None:
-    """Raises CannotRun, which names everything that is missing."""
+    """Check that this machine can run a cluster.
+
+    Args:
+        ipv6: whether the cluster's addresses are IPv6.
+
+    Raises:
+        CannotRun: something is missing; the message lists all of it.
+    """
     if sys.platform != "linux":
         raise CannotRun("a cluster needs Linux: its nodes are namespaces of the kernel")
     if os.geteuid() != 0:
         raise CannotRun("a cluster needs root, to make namespaces: use sudo")
-    lacks = []
+    problems = []
     if missing := sorted({package for program, package in PACKAGES.items() if not shutil.which(program, path=PATH)}):
-        lacks.append(f"not installed: {' '.join(missing)} (apt-get install --no-install-recommends ...)")
+        problems.append(f"not installed: {' '.join(missing)} (apt-get install --no-install-recommends ...)")
     try:
         plugins()
     except CannotRun as without:
-        lacks.append(str(without))
+        problems.append(str(without))
     try:
         cgroups.require()
     except CannotRun as without:
-        lacks.append(str(without))
-    lacks += [f"the kernel refuses a new {name} namespace" for name, flag in _NAMESPACES.items() if not _allows(flag)]
+        problems.append(str(without))
+    problems += [
+        f"the kernel refuses a new {name} namespace" for name, flag in _NAMESPACES.items() if not _allows(flag)
+    ]
     if not missing and (refused := _firewall_refuses("ip6" if ipv6 else "ip")):
-        lacks.append(f"nftables with NAT does not work in a network namespace: {refused}")
+        problems.append(f"nftables with NAT does not work in a network namespace: {refused}")
     if not missing and ipv6 and (refused := _refuses("ip", "address", "add", "fd00::1/64", "dev", "lo")):
-        lacks.append(f"a network namespace has no IPv6: {refused}")
+        problems.append(f"a network namespace has no IPv6: {refused}")
     available_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
     if available_mib < _LEAST_MIB:
-        lacks.append(f"{available_mib} MiB of memory, and a cluster wants {_LEAST_MIB}")
-    if lacks:
-        raise CannotRun("; ".join(lacks))
+        problems.append(f"{available_mib} MiB of memory: a cluster needs {_LEAST_MIB}")
+    if problems:
+        raise CannotRun("; ".join(problems))
 
 
 def plugins() -> Path:
-    """The folder of the CNI plugins."""
+    """Return the folder of the CNI plugins.
+
+    Raises:
+        CannotRun: no folder has all plugins that a node needs.
+    """
     for folder in _PLUGIN_FOLDERS:
         if all((folder / plugin).exists() for plugin in _PLUGINS):
             return folder
@@ -71,7 +84,10 @@ def plugins() -> Path:
 
 
 def snapshotter(state: Path) -> str:
-    """Layers of images as overlays, or where the file system cannot (a container's own overlay), as copies."""
+    """Return containerd's snapshotter for a folder: ``overlayfs``, or ``native`` where the file system cannot.
+
+    The file system of a container is itself an overlay and usually cannot hold another; ``native`` copies the layers.
+    """
     with tempfile.TemporaryDirectory(dir=state) as folder:
         for name in ("lower", "upper", "work", "merged"):
             Path(folder, name).mkdir()
@@ -81,7 +97,7 @@ def snapshotter(state: Path) -> str:
 
 
 def _allows(namespace: int) -> bool:
-    # In a child: what is unshared stays so.
+    # In a child process, because a process cannot leave the namespace again.
     script = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(int(sys.argv[1])) != 0)"
     return subprocess.run([sys.executable, "-I", "-S", "-c", script, str(namespace)], check=False).returncode == 0
 
@@ -95,7 +111,7 @@ def _firewall_refuses(family: str) -> str:
 
 
 def _refuses(*command: str) -> str:
-    """What a command says that fails in a network of its own."""
+    """Run a command in a new network namespace; return the first line of its error, or nothing if it succeeds."""
     alone = ["unshare", "--net", *command]
     tried = subprocess.run(alone, capture_output=True, text=True, check=False, env={"PATH": PATH})
     return tried.stderr.strip().splitlines()[0] if tried.returncode != 0 else ""

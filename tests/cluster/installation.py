@@ -1,7 +1,7 @@
-"""The product at work on a real cluster, for tests that then break something: chart, one job on each node, and a watch.
+"""The product on a real cluster, for tests that then break something: the chart, one job on each node, and a watch.
 
-Used by the tests of faults and of identity. The watch reads every GPU of every node all the time, from outside
-of the nodes, and remembers what no test may allow: a clock that is neither the plan's nor the default.
+The watch reads every GPU of every node all the time, from outside the nodes. It records every clock that is neither the
+plan's nor the default; no test may cause one.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ STAGES, PIPELINES, MICROBATCHES = 2, 2, 4
 PROFILE = profile_csv(stages=STAGES, imbalance=1.2, forward_s=0.02)
 PATIENCE_S = 240.0
 LEASE_TTL_S = 15.0
-"""Half of the default, so that less is waited for; the operator's longest wait for an agent fits into it five times."""
+"""Half of the default, so that tests wait less. It is five times the operator's longest wait for an agent."""
 SPARE = 2
-"""GPUs of a node that nobody may write to: no job has them."""
+"""Number of GPUs of a node that no job has, and to which nothing may write."""
 TRAINER_IMAGE = "perseus-trainer:0.1.0"
 UNTIL_GONE = ("--cascade=foreground", "--wait")
-"""Of helm: a namespace with pods on their way out is looked at again only after half of what these may take."""
+"""Flags of ``helm uninstall``. Without them a namespace with terminating pods is deleted much later, because Kubernetes
+checks it again only after half of the pods' grace period."""
 GPUS = "run/perseus-simulated-gpus"
-"""Of a node, under its root."""
+"""Path of the simulated GPUs below a node's root."""
 FAST_CLOCK = "run/perseus/fast_clock.so"
-"""Agents and trainers that start on a node with this library live in another hour; see ``faults.mislead``."""
+"""Agents and trainers that start on a node with this library have a wrong clock; see ``faults.set_clock_ahead``."""
 PRELOAD = {"LD_PRELOAD": f"/{FAST_CLOCK}"}
 VALUES = {
     "simulatedGpus": {"enabled": True, "count": STAGES * PIPELINES + SPARE},
@@ -52,7 +53,7 @@ VALUES = {
             "leaseTtlS": LEASE_TTL_S,
             "agentPollS": 1.0,
             "statusIntervalS": 0.5,
-            "calibrateAfter": 1_000_000,  # one plan from the first to the last fault
+            "calibrateAfter": 1_000_000,  # no calibration, so that the plan stays the same
         }
     },
 }
@@ -60,7 +61,7 @@ _LOOK_S = 0.02
 
 
 class Gpu:
-    """One GPU of a node, read from outside of the node."""
+    """One GPU of a node, read from outside the node."""
 
     def __init__(self, folder: Path, uuid: str, stage: int) -> None:
         self.uuid, self.stage = uuid, stage
@@ -68,19 +69,19 @@ class Gpu:
         self._shim = open_shim(folder)
         self._resets = self._shim.get(self._index, "reset_calls")
         self.defaults: list[float] = []
-        """When it was given its default clocks, on our clock."""
+        """Times of every reset to default clocks, by the monotonic clock."""
 
     @property
     def locked_mhz(self) -> int:
-        """The clock that holds; 0: default."""
+        """The clock that is set, in MHz; 0 for default clocks."""
         return self._shim.get(self._index, "locked_mhz")
 
     def written(self) -> int:
-        """How often it was written to."""
+        """Return how often its clocks were set or reset."""
         return self._shim.get(self._index, "lock_calls") + self._shim.get(self._index, "reset_calls")
 
     def look(self) -> int:
-        """The clock that holds now; remembers when it was given its default clocks, however briefly."""
+        """Return the clock that is set now, and record a reset to default clocks since the last look, however short."""
         resets = self._shim.get(self._index, "reset_calls")
         if resets > self._resets:
             self.defaults.append(time.monotonic())
@@ -88,13 +89,13 @@ class Gpu:
         return self.locked_mhz
 
     def default_after(self, since: float) -> float | None:
-        """How long after a time it was first given its default clocks; None: it was not."""
+        """Return the seconds from a time to the first reset to default clocks; None if there was none."""
         return next((time - since for time in self.defaults if time >= since), None)
 
 
 @dataclass
 class Job:
-    """The PerseusJob of one node, the pod that trains it, and in that pod a container that has no GPUs."""
+    """The PerseusJob of one node, and its training pod, which has a second container without GPUs."""
 
     name: str
     node: Machine
@@ -102,10 +103,10 @@ class Job:
     kubectl: Callable[..., str]
     gpus: list[Gpu] = field(default_factory=list)
     spare: list[Gpu] = field(default_factory=list)
-    """Those of its node that it does not have."""
+    """GPUs of its node that no job has."""
 
     @property
-    def place(self) -> tuple[str, str, str, str, str]:
+    def resource(self) -> tuple[str, str, str, str, str]:
         return keys.API_GROUP, keys.API_VERSION, TRAINING, keys.PLURAL, self.name
 
     def manifest(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class Job:
             f"--blocking-power={MODELS['a100'].blocking_power_w}",
             "--profile=/profile/profile.csv",
             "--report=0.5",
-            "--noise=0.005",  # no two iterations take the same: what is measured anew is seen to be new
+            "--noise=0.005",  # iterations differ in time, so that a new measurement has a new value
         ]
         mounts = [
             {"name": "perseus", "mountPath": "/run/perseus", "readOnly": True},
@@ -172,25 +173,25 @@ class Job:
         }
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = client.CustomObjectsApi(self.api).get_namespaced_custom_object(*self.place)
+        found: dict[str, Any] = client.CustomObjectsApi(self.api).get_namespaced_custom_object(*self.resource)
         return dict(found.get("status") or {})
 
     def in_force(self) -> bool:
-        said = {c["type"]: (c["status"], c["reason"]) for c in self.status().get("conditions", ())}
-        return said.get("PlanApplied") == ("True", "PlanInForce")
+        found = {c["type"]: (c["status"], c["reason"]) for c in self.status().get("conditions", ())}
+        return found.get("PlanApplied") == ("True", "PlanInForce")
 
     def progress(self) -> str:
-        """What the trainer last said of its iterations, from the node's disk: nothing between can be away."""
+        """Return the trainer's last line about iterations, from the node's disk, which no fault can cut off."""
         logs = self.node.folder.glob(f"log/pods/{TRAINING}_{self.name}_*/trainer/*")
-        said = [line for log in logs for line in log.read_text(errors="replace").splitlines() if "iteration" in line]
-        return max(said, default="")  # lines begin with the time
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if "iteration" in line]
+        return max(lines, default="")  # lines begin with the time
 
     def run(self, container: str, *command: str) -> str:
-        """Output of a command in its pod."""
+        """Run a command in a container of the pod and return its output."""
         return self.kubectl("-n", TRAINING, "exec", self.name, "-c", container, "--", *command)
 
     def open_gpus(self) -> bool:
-        """Find the GPUs of the node, as soon as the pod has its own of them, stages running fastest."""
+        """Find the GPUs of the node, the stage varying fastest; return whether the pod has got its own."""
         own = self.run("trainer", "printenv", "NVIDIA_VISIBLE_DEVICES").strip().split(",")
         folder = self.node.root / GPUS
         try:
@@ -203,15 +204,15 @@ class Job:
 
 
 class Watch(threading.Thread):
-    """Looks at every GPU all the time. ``wrong`` must stay empty."""
+    """Reads every GPU all the time. ``wrong`` must stay empty."""
 
     def __init__(self, jobs: list[Job], allowed_mhz: dict[int, set[int]]) -> None:
         super().__init__(daemon=True)
         self.wrong: list[str] = []
-        self._jobs, self._allowed, self._over = jobs, allowed_mhz, threading.Event()
+        self._jobs, self._allowed, self._stopped = jobs, allowed_mhz, threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(_LOOK_S):
+        while not self._stopped.wait(_LOOK_S):
             for gpu in [gpu for job in self._jobs for gpu in job.gpus]:
                 if (clock := gpu.look()) not in self._allowed[gpu.stage] | {0}:
                     self.wrong.append(f"{gpu.uuid} of stage {gpu.stage} was set to {clock} MHz")
@@ -220,14 +221,14 @@ class Watch(threading.Thread):
                     self.wrong.append(f"{gpu.uuid}, which no job has, was set to {clock} MHz")
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
         self.join()
 
 
-class Parting(threading.Thread):
-    """Sees what an agent leaves: which GPUs of its node are locked when its process has ended.
+class AgentExit(threading.Thread):
+    """Records which GPUs of a node are locked when the agent's process ends.
 
-    From outside of the node and at once, since whoever comes after it gives everything back, too.
+    It reads them from outside the node and at once, because the next agent resets their clocks too.
     """
 
     def __init__(self, agent: Any, folder: Path) -> None:
@@ -235,22 +236,22 @@ class Parting(threading.Thread):
         self._pids = find(agent, PROGRAMS["agent"])
         assert self._pids, "the agent runs"
         self._folder = folder
-        self._kept: list[str] | None = None
+        self._left: list[str] | None = None
 
     def run(self) -> None:
         while any(running(pid) for pid in self._pids):
             time.sleep(_LOOK_S)
-        self._kept = [uuid for uuid, gpu in describe(self._folder).items() if gpu["locked_mhz"]]
+        self._left = [uuid for uuid, gpu in describe(self._folder).items() if gpu["locked_mhz"]]
 
-    def kept(self) -> list[str]:
-        """The GPUs that it did not give back, once it is gone."""
+    def left_locked(self) -> list[str]:
+        """Wait until the agent has ended; return the GPUs whose clocks it did not reset."""
         self.join(PATIENCE_S)
-        assert self._kept is not None, "the agent still runs"
-        return self._kept
+        assert self._left is not None, "the agent still runs"
+        return self._left
 
 
-class Stage:
-    """The chart installed, and one job in training on each node under its plan."""
+class Installation:
+    """The installed chart, and on each node one training job that runs its plan."""
 
     def __init__(
         self,
@@ -264,9 +265,9 @@ class Stage:
         self._helm = helm
         self.jobs = [Job(f"train-{node.name}", node, api, cluster.kubectl) for node in cluster.nodes]
 
-    # Up and down
+    # Install and uninstall
 
-    def set(self) -> None:
+    def install(self) -> None:
         """Install, train, and wait until every plan is in force."""
         for name, level in ((SYSTEM, "privileged"), (TRAINING, "privileged")):
             labels = {"pod-security.kubernetes.io/enforce": level}
@@ -277,32 +278,33 @@ class Stage:
         )
         self.eventually("the system is ready", self.system_ready, PATIENCE_S)
         for job in self.jobs:
-            self.custom.create_namespaced_custom_object(*job.place[:-1], job.manifest())
+            self.custom.create_namespaced_custom_object(*job.resource[:-1], job.manifest())
             self.core.create_namespaced_pod(TRAINING, job.pod())
         for job in self.jobs:
             self.eventually("the GPUs are there", job.open_gpus)
-        self.returned()
+        self.wait_for_plans()
 
     @contextlib.contextmanager
-    def standing(self) -> Iterator[Stage]:
-        """Set for as long as the context lasts; struck also if it could not be set."""
+    def installed(self) -> Iterator[Installation]:
+        """Keep the product installed during the context; a failed installation is uninstalled too."""
         try:
-            self.set()
+            self.install()
             yield self
         finally:
-            self.strike()
+            self.uninstall()
 
-    def strike(self) -> None:
-        """Delete the jobs, see every GPU at default, uninstall; also what was begun and came to nothing."""
+    def uninstall(self) -> None:
+        """Delete the jobs, wait until every GPU is at default clocks, and uninstall."""
         for job in self.jobs:
             with contextlib.suppress(client.ApiException):
-                self.custom.delete_namespaced_custom_object(*job.place)
+                self.custom.delete_namespaced_custom_object(*job.resource)
         gpus = [gpu for job in self.jobs for gpu in job.gpus]
         self.eventually("every GPU is at default", lambda: not any(gpu.locked_mhz for gpu in gpus))
-        place = self.jobs[0].place[:-1]
+        resource = self.jobs[0].resource[:-1]
         with contextlib.suppress(client.ApiException):
-            self.custom.list_namespaced_custom_object(*place)
-            self.eventually("the jobs are gone", lambda: not self.custom.list_namespaced_custom_object(*place)["items"])
+            self.custom.list_namespaced_custom_object(*resource)
+            jobs = lambda: self.custom.list_namespaced_custom_object(*resource)["items"]  # noqa: E731
+            self.eventually("the jobs are gone", lambda: not jobs())
         for job in self.jobs:
             with contextlib.suppress(client.ApiException):
                 self.core.delete_namespaced_pod(job.name, TRAINING)
@@ -316,24 +318,23 @@ class Stage:
         names = lambda: {item.metadata.name for item in self.core.list_namespace().items}  # noqa: E731
         self.eventually("the namespaces are gone", lambda: not names() & {TRAINING, SYSTEM}, PATIENCE_S)
 
-    def begin_anew(self, job: Job) -> None:
-        """Put another pod in the place of a job's, as its controller would."""
-
-        with contextlib.suppress(client.ApiException):  # nobody is there to delete
+    def replace_pod(self, job: Job) -> None:
+        """Replace a job's pod by a new one, as its controller would."""
+        with contextlib.suppress(client.ApiException):  # the pod does not exist
             self.core.delete_namespaced_pod(job.name, TRAINING, grace_period_seconds=0)
         make = lambda: self.core.create_namespaced_pod(TRAINING, job.pod())  # noqa: E731
-        self.eventually("another pod is made, now that the old one has gone", make, PATIENCE_S)
+        self.eventually("the new pod is made, after the old one is gone", make, PATIENCE_S)
 
-    # What is so
+    # The state of the product
 
     def allowed_mhz(self) -> dict[int, set[int]]:
-        """Which clocks the plans in force have for each stage, from the frontiers that the operator keeps."""
+        """Return the clocks that the plans in force have for each stage, from the frontiers in the cluster."""
         schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
         found: dict[int, set[int]] = {stage: set() for stage in range(STAGES)}
         for job in self.jobs:
             status = job.status()
-            kept = self.core.read_namespaced_config_map(status["frontier"]["configMapName"], TRAINING)
-            frontier = Frontier.from_bytes(b64decode(kept.binary_data["frontier"]))
+            stored = self.core.read_namespaced_config_map(status["frontier"]["configMapName"], TRAINING)
+            frontier = Frontier.from_bytes(b64decode(stored.binary_data["frontier"]))
             plan = frontier.frequencies_mhz[int(status["plan"]["point"])]
             for stage in found:
                 own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
@@ -341,7 +342,7 @@ class Stage:
         return found
 
     def system_ready(self) -> bool:
-        """The operator, every agent and whatever simulates GPUs answer their probes."""
+        """Return whether the operator, every agent and every GPU simulator are ready."""
         pods = self.core.list_namespaced_pod(SYSTEM).items
         ready = [
             all(container.ready for container in pod.status.container_statuses or ())
@@ -350,8 +351,8 @@ class Stage:
         ]
         return len(ready) == 2 * len(self.cluster.nodes) + 1 and all(ready)
 
-    def whole(self) -> bool:
-        """Every part of the cluster runs."""
+    def all_parts_run(self) -> bool:
+        """Return whether every part of the cluster runs."""
         machines = (self.cluster.control_plane, *self.cluster.nodes)
         return all(machine.pid for machine in machines) and all(
             self.cluster.running(machine.name, part)
@@ -359,46 +360,46 @@ class Stage:
             for part in self.cluster.components(machine.name)
         )
 
-    def figures(self) -> dict[str, Any]:
-        """What the operator last measured of each job: it changes while operator, agent and trainer work together."""
+    def measurements(self) -> dict[str, Any]:
+        """Return each job's last measurement. It changes only while operator, agent and trainer all work."""
         return {job.name: job.status().get("measured") for job in self.jobs}
 
-    def returned(self) -> float:
-        """Wait until every plan is in force, enforced on every GPU, and measured anew; returns how long that took."""
+    def wait_for_plans(self) -> float:
+        """Wait until every plan is in force, set on every GPU, and measured again; return the seconds."""
         begun = time.monotonic()
-        for _ in range(2):  # what was measured before may still be on its way once
-            before = self.eventually("the jobs are seen", self.figures, PATIENCE_S)
+        for _ in range(2):  # the first new value may be an older measurement that arrives late
+            before = self.eventually("the jobs can be read", self.measurements, PATIENCE_S)
 
-            def so(before: dict[str, Any] = before) -> bool:
-                now = self.figures()
+            def measured_again(before: dict[str, Any] = before) -> bool:
+                now = self.measurements()
                 return (
                     all(now[job.name] not in (None, before[job.name]) and job.in_force() for job in self.jobs)
                     and all(gpu.locked_mhz for job in self.jobs for gpu in job.gpus)
                     and self.system_ready()
                 )
 
-            self.eventually("every plan is in force again", so, PATIENCE_S)
+            self.eventually("every plan is in force again", measured_again, PATIENCE_S)
         return time.monotonic() - begun
 
     def trains_on(self, jobs: list[Job] | None = None) -> None:
-        """Wait until every job has come further."""
+        """Wait until every job has completed another iteration."""
         for job in jobs or self.jobs:
             begun = job.progress()
             self.eventually(f"{job.name} trains on", lambda job=job, begun=begun: job.progress() > begun, PATIENCE_S)
 
-    # Where the product's processes are
+    # The product's pods and processes
 
     def pod(self, component: str, node: Machine | None = None) -> Any:
-        """The pod of the operator, or of a node's agent."""
+        """Return the pod of the operator, or of a node's agent."""
         selector = f"app.kubernetes.io/component=perseus-{component}"
         pods = self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items
-        living = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
-        there = [pod for pod in living if node is None or pod.spec.node_name == node.name]
-        assert there, f"no {component} on {node.name if node else 'any node'}"
-        return there[0]
+        running = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+        found = [pod for pod in running if node is None or pod.spec.node_name == node.name]
+        assert found, f"no {component} on {node.name if node else 'any node'}"
+        return found[0]
 
-    def cast(self) -> dict[str, Any]:
-        """Every pod of ours by role, as of now: they can be found while the API server is away."""
+    def pods_by_role(self) -> dict[str, Any]:
+        """Return the current pods by role. With them, processes can be found while the API server is down."""
         found = {"operator": self.pod("operator")}
         for job in self.jobs:
             found[f"agent of {job.node.name}"] = self.pod("agent", job.node)
@@ -407,7 +408,7 @@ class Stage:
 
 
 PROGRAMS = {"operator": "perseus-operator", "agent": "perseus-agent", "trainer": "perseus_sim.training.pod_job"}
-"""What each role runs, by a word of its command line."""
+"""The program of each role, by a word of its command line."""
 
 
 def _flags(values: dict[str, Any]) -> list[str]:
@@ -415,7 +416,7 @@ def _flags(values: dict[str, Any]) -> list[str]:
 
 
 def find(pod: Any, word: str) -> list[int]:
-    """The processes of a pod whose command line has a word, as this machine numbers them."""
+    """Return the processes of a pod whose command line has a word, by their numbers on this machine."""
     return [
         pid
         for pid, arguments in processes()
@@ -424,7 +425,7 @@ def find(pod: Any, word: str) -> list[int]:
 
 
 def group_of(pid: int) -> str:
-    """The control groups of a process; empty if it has ended."""
+    """Return the control groups of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
     except OSError:
