@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 T = TypeVar("T")
 
 
-class NotSeen(Exception):
+class DemoFailed(Exception):
     """Something did not happen, or not as promised."""
 
 
@@ -59,7 +59,7 @@ class Example:
         """Tell it, and return the figures.
 
         Raises:
-            NotSeen: see there.
+            DemoFailed: see there.
         """
         self._output.mkdir(parents=True, exist_ok=True)
         order = self._output / "schedule.csv"
@@ -192,11 +192,11 @@ class Example:
             if found:
                 return found
             time.sleep(0.1)
-        raise NotSeen(f"waited {PATIENCE_S:g} s for {what}")
+        raise DemoFailed(f"waited {PATIENCE_S:g} s for {what}")
 
     def _require(self, true: bool, otherwise: str) -> None:
         if not true:
-            raise NotSeen(otherwise)
+            raise DemoFailed(otherwise)
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self._started_s:5.1f} s  {text}", flush=True)
@@ -216,7 +216,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         Example(arguments.python.absolute(), arguments.output.absolute()).run()
-    except NotSeen as error:
+    except DemoFailed as error:
         print(f"NOT SEEN: {error}", file=sys.stderr)
         return 1
     return 0

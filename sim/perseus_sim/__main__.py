@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from perseus_sim.demo.scenario import Demo, DemoOptions, NotSeen
+    from perseus_sim.demo.scenario import Demo, DemoFailed, DemoOptions
     from perseus_solver.errors import SolverError
 
     try:
@@ -45,7 +45,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         return 2
     try:
         demo.run()
-    except NotSeen as error:
+    except DemoFailed as error:
         print(f"perseus-sim demo: NOT SEEN: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

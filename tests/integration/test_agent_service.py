@@ -197,7 +197,7 @@ def test_a_late_watcher_is_told_who_is_here(stub: Any, node: RecordingNode) -> N
 
 def test_what_a_rank_says_that_it_runs_is_told_to_who_asks(stub: Any, node: RecordingNode) -> None:
     node.start_trainer(node.add_pod(0, [0]))
-    wait_for(lambda: list(describe(stub).ranks), "the rank has said hello")
+    wait_for(lambda: list(describe(stub).ranks), "the rank has sent its hello")
     assert not describe(stub).ranks[0].HasField("schedule"), "nobody asked"
     [rank] = stub.DescribeNode(messages.DescribeNodeRequest(with_schedules=True)).ranks
     told = list(zip(rank.schedule.kinds, rank.schedule.microbatches, rank.schedule.chunks, strict=True))
@@ -243,7 +243,7 @@ def test_a_pod_that_leaves_the_lease_loses_its_ranks(stub: Any, node: RecordingN
     select(stub, lease)
     wait_for(lambda: node.locked()[gpu_uuid(0)] and node.locked()[gpu_uuid(1)], "both GPUs are locked")
     acquire(stub, pods[:1], epoch=lease.epoch)
-    wait_for(lambda: node.locked()[gpu_uuid(1)] is None, "the second is given back")
+    wait_for(lambda: node.locked()[gpu_uuid(1)] is None, "the second is reset")
     assert joined(stub) == {gpu_uuid(0)}
 
 
@@ -398,7 +398,7 @@ def test_metrics_and_health_are_served(stub: Any, node: RecordingNode) -> None:
 def test_every_line_of_the_log_is_json(node: RecordingNode) -> None:
     peer = Peer(node, node.add_pod(0, [0]), hello())
     assert isinstance(peer.answer(), Welcome)
-    wait_for(lambda: "a process said hello" in node.log(), "it is told")
+    wait_for(lambda: "a process sent its hello" in node.log(), "the hello is logged")
     peer.socket.close()
     lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
     assert lines
