@@ -184,7 +184,7 @@ def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node
     assert list(released.restored_gpu_uuids) == [gpu_uuid(0)]
 
 
-def test_a_late_watcher_is_told_who_is_here(stub: Any, node: RecordingNode) -> None:
+def test_a_late_watcher_gets_the_ranks_that_are_present(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod])
     node.start_trainer(pod)
@@ -195,7 +195,7 @@ def test_a_late_watcher_is_told_who_is_here(stub: Any, node: RecordingNode) -> N
     stream.cancel()
 
 
-def test_what_a_rank_says_that_it_runs_is_told_to_who_asks(stub: Any, node: RecordingNode) -> None:
+def test_the_schedule_of_a_rank_is_returned_on_request(stub: Any, node: RecordingNode) -> None:
     node.start_trainer(node.add_pod(0, [0]))
     wait_for(lambda: list(describe(stub).ranks), "the rank has sent its hello")
     assert not describe(stub).ranks[0].HasField("schedule"), "nobody asked"
@@ -204,7 +204,7 @@ def test_what_a_rank_says_that_it_runs_is_told_to_who_asks(stub: Any, node: Reco
     assert told == list(make_schedule(schedule_of(4)))
 
 
-def test_a_watcher_that_does_not_read_loses_the_oldest_and_is_told(stub: Any, node: RecordingNode) -> None:
+def test_a_watcher_that_does_not_read_loses_the_oldest_and_gets_their_number(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod], job="slow reader")  # readers of other tests' job may still be leaving
     narrow = grpc.insecure_channel(node.addresses["grpc"], options=[("grpc.http2.bdp_probe", 0)])
@@ -293,7 +293,7 @@ def test_only_a_pod_s_own_processes_drive_its_gpus(stub: Any, node: RecordingNod
     waiting.socket.close()
 
 
-def test_a_process_that_speaks_nonsense_is_told_so(node: RecordingNode) -> None:
+def test_a_process_that_sends_garbage_is_refused_with_the_reason(node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     assert reason_of(Peer(node, pod, b"GET / HTTP/1.1\r\n\r\n")) is Reason.MALFORMED
     frame = bytearray(hello())
@@ -301,7 +301,7 @@ def test_a_process_that_speaks_nonsense_is_told_so(node: RecordingNode) -> None:
     assert reason_of(Peer(node, pod, bytes(frame))) is Reason.VERSION
 
 
-def test_whoever_is_refused_is_counted(stub: Any, node: RecordingNode) -> None:
+def test_a_refused_process_is_counted(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod])
 

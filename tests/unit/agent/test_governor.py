@@ -134,7 +134,7 @@ def test_release_after_default_clocks_strikes_the_journal_without_another_write(
     assert bench.journal.locked == frozenset()
 
 
-def test_a_gpu_locked_by_an_earlier_life_is_reset_once(bench: Bench) -> None:
+def test_a_gpu_locked_by_an_earlier_process_is_reset_once(bench: Bench) -> None:
     bench.journal.record_lock(GPU)
     bench.governor.adopt()
     bench.governor.release("replayed")
