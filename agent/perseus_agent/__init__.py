@@ -1,7 +1,7 @@
-"""The privileged hand on one node: the only writer of its GPUs' clocks.
+"""The agent of one node: the only program of Perseus that sets its GPUs' clocks.
 
-operator ──gRPC──► service ──► node ──► worker (one thread per GPU) ──► device
-trainer ──Unix socket──► local_server ──┘      └─ pilot (follows the rank), governor (policy), energy
+operator ──gRPC──► servers.grpc_service ──────► node ──► clocks.gpu_worker (one thread per GPU) ──► devices
+trainer ──Unix socket──► servers.local_socket ──┘         └─ rank_follower, governor (policy), energy
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -1,27 +1,27 @@
-"""What can go wrong in the agent, one line a class. ``service.STATUS`` maps them to gRPC codes.
+"""What can go wrong in the agent, one line a class. ``servers.grpc_service.STATUS`` maps them to gRPC codes.
 
 AgentError
 ├── RequestError              the caller of a command is wrong; nothing was changed
 │   ├── InvalidRequest        a field breaks a rule: the message names both
-│   ├── NotAuthorised         the caller's certificate names nobody who may command this agent
-│   ├── StaleEpoch            a newer operator has spoken for this job
+│   ├── NotAuthorised         no name of the caller's certificate may command this agent
+│   ├── StaleEpoch            a newer operator commands this job
 │   ├── NoLease               the job holds no lease here, or it has run out
 │   ├── UnknownPlan           the plan set or the point is not stored here
 │   ├── PodTaken              a pod already belongs to another job's lease
 │   └── TooMuch               a bound on jobs, pods, plan sets or watchers is reached
-├── Draining                  the agent is going down and takes no commands; try its successor
-├── PeerRefused               a process on the local socket may not be a rank: message says why, it is hung up on
-│   └── PeerUnknown           its pod or GPUs cannot be told now (kubelet or /proc out of reach): it may try again
+├── Draining                  the agent is stopping and takes no commands; try its successor
+├── PeerRefused               a process on the local socket may not be a rank; the message says why
+│   └── PeerUnknown           its pod or GPUs cannot be read now (kubelet or /proc): it may try again
 ├── DeviceError               a GPU or its driver answered with an error
 │   ├── DriverUnavailable     no driver or library: stay unready, retry with back-off
-│   ├── DriverMismatch        driver replaced under us: leave, so that the pod restarts with the new one
+│   ├── DriverMismatch        the driver was replaced: exit, so that the pod restarts with the new one
 │   ├── NoPermission          capability missing: measure only
-│   ├── NotSupported          this GPU cannot do this: never ask again
-│   ├── InvalidClock          the clock is not one the GPU knows: keep the old one
+│   ├── NotSupported          this GPU cannot do this: never try again
+│   ├── InvalidClock          the GPU does not support this clock: the old one stays
 │   ├── DeviceBusy            passing condition: bounded retry
-│   ├── DeviceFailed          a code with no known meaning: counted, fenced after several
-│   └── DeviceLost            off the bus, needs a reset, or silent for too long: fenced until the agent starts anew
-├── KubeletUnavailable        PodResources cannot be asked: the last good answer stands
+│   ├── DeviceFailed          a code with no known meaning: counted; after several the GPU is lost
+│   └── DeviceLost            off the bus, needs a reset, or silent for too long: unused until the agent restarts
+├── KubeletUnavailable        PodResources does not answer: the last good answer is used
 ├── JournalError              the journal cannot be read or written: no clock is written without it
 └── SettingsError             start-up refused: message names the flag and the rule
 """
@@ -68,11 +68,11 @@ class TooMuch(RequestError):
 
 
 class Draining(AgentError):
-    """The agent is going down."""
+    """The agent is stopping."""
 
 
 class PeerRefused(AgentError):
-    """A local process may not be a rank; ``reason`` is what it is told on the socket."""
+    """A local process may not be a rank; ``reason`` is sent to it on the socket."""
 
     def __init__(self, message: str, reason: Reason = Reason.NOT_A_POD) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ class PeerRefused(AgentError):
 
 
 class PeerUnknown(PeerRefused):
-    """Who the local process is cannot be told now."""
+    """The pod or the GPUs of the local process cannot be read now."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, Reason.UNKNOWN_NOW)
@@ -95,7 +95,7 @@ class DriverUnavailable(DeviceError):
 
 
 class DriverMismatch(DeviceError):
-    """The driver was replaced under the process."""
+    """The driver was replaced while the process ran."""
 
 
 class NoPermission(DeviceError):
@@ -123,7 +123,7 @@ class DeviceLost(DeviceError):
 
 
 class KubeletUnavailable(AgentError):
-    """The kubelet's PodResources cannot be asked."""
+    """The kubelet's PodResources does not answer."""
 
 
 class JournalError(AgentError):

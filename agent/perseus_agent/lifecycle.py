@@ -1,8 +1,8 @@
-"""The agent's life: open everything, serve, and on SIGTERM give all clocks back before leaving. Called by ``__main__``.
+"""Start and stop of the agent: open everything, serve, and on SIGTERM restore all clocks before the process ends.
 
-Order matters: the journal's lock first (one agent per node), then devices, then what the journal owes, then the
-sockets. Going down is the reverse, and within ``--drain-timeout-s`` whatever hangs. With ``service`` the only
-importer of grpc for serving.
+The order matters: first the journal's lock (one agent per node), then devices, then the resets that the journal lists,
+then the sockets. Stopping is the reverse, and takes at most ``--drain-timeout-s``, whatever hangs. Apart from the gRPC
+service this is the only module that imports grpc for serving.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
 DRIVER_CHECK_S: Final = 0.5
 PREDECESSOR_WAIT_S: Final = 30.0
-"""How long to wait for an agent that is still going down on this node."""
+"""How long to wait for an agent that is still stopping on this node."""
 
 
 class Server:
@@ -80,7 +80,7 @@ class Server:
         )
 
     def start(self) -> None:
-        """Give back what is owed, then serve."""
+        """Reset the GPUs that the journal lists, then serve."""
         self.node.start()
         self._local.start()
         self._grpc.start()
@@ -99,7 +99,7 @@ class Server:
         log.info("serving", extra=addresses)
 
     def stop(self) -> bool:
-        """Give every GPU back and stop. False: some GPU could not be given back in time; the journal remembers it."""
+        """Reset every GPU and stop. False: some GPU could not be reset in time; the journal lists it."""
         self._serving = False
         owed = self.node.drain(self._settings.drain_timeout_s)
         for uuid in owed:
@@ -119,7 +119,7 @@ def run(settings: Settings, stop: threading.Event) -> int:
     """Serve until ``stop`` is set; the exit code.
 
     Raises:
-        SettingsError: something that only a person can put right.
+        SettingsError: a setting is wrong, or the node is not as it names it.
         AgentError: see the class.
     """
     findings = preflight(settings)
@@ -143,12 +143,12 @@ def run(settings: Settings, stop: threading.Event) -> int:
             pass
         given_back = server.stop()
         if server.node.driver_replaced:
-            raise DriverMismatch("the GPU driver is another than at start; start the agent anew")
+            raise DriverMismatch("the GPU driver was replaced since the agent started; start the agent again")
         return 0 if given_back else 1
 
 
 class _only_agent:  # noqa: N801  # reads as a statement
-    """One agent per node: a lock beside the journal, which the kernel lets go of when its holder dies."""
+    """One agent per node: a lock beside the journal, which the kernel releases when its holder dies."""
 
     def __init__(self, journal: Path, stop: threading.Event) -> None:
         self._path = journal.with_suffix(journal.suffix + ".lock")
@@ -177,7 +177,7 @@ class _only_agent:  # noqa: N801  # reads as a statement
 
 
 def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:
-    """The node's GPUs, however long the driver takes to come up; None: told to stop before."""
+    """Open the node's GPUs, however long the driver takes to come up; None: the agent was stopped before."""
     while True:
         try:
             return open_device_set(choice)
@@ -221,7 +221,7 @@ def _bound(address: str, port: int) -> str:
 
 
 def _boot_id(proc_root: Path) -> str:
-    """What names this boot of the node; empty where /proc does not say."""
+    """The identity of this boot of the node; empty where /proc does not have it."""
     try:
         return (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
     except OSError:

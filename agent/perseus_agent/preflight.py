@@ -1,8 +1,7 @@
-"""All that is wrong with the surroundings, at once and each with its fix, before anything is served. Called by
-``server``.
+"""Checks of the node before anything is served: all findings at once, each with its fix.
 
-Only what the settings name is looked at. A missing kubelet or GPU is no reason not to start: it is reported, and
-waited for.
+Only what the settings name is checked. A missing kubelet or GPU does not prevent the start: it is reported, and the
+agent waits for it.
 """
 
 from __future__ import annotations

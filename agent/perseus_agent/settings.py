@@ -1,8 +1,8 @@
 """The agent's settings, one field each.
 
-Each field says its effect, its unit and why its default is what it is. ``perseus-agent --help`` prints exactly this;
-the chart's values name the same words. Environment: ``PERSEUS_AGENT_`` and the field's name in capitals; a flag wins
-over it. Whether files and sockets exist is checked by preflight, not here.
+Each field documents its effect, its unit and why its default is what it is. ``perseus-agent --help`` prints exactly
+this; the chart's values use the same texts. Environment: ``PERSEUS_AGENT_`` and the field's name in capitals; a flag
+wins over it. Whether files and sockets exist is checked by preflight, not here.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
  * every object that a mark touches has left the caches. Optional: without a compiler at installation, or on another
  * Python, marks.py is used. The layout is perseus_proto.channel's; a test compares the memory that both leave behind.
  *
- * A mark stores its time, then its position, and then loads the word `foreseen` and the wake map. Here, unlike in
- * Python, the store of the position is sequentially consistent, so that it cannot stay in a store buffer meanwhile.
+ * A mark stores its time, then its position, and then loads the word `silent from` and the wake map. Here, unlike in
+ * Python, the store of the position is sequentially consistent, so that it cannot stay in a store buffer.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { FORESEEN = 4, POSITION = 8, STEP_BEGIN = 9, WAKE = 16, SLOTS = 4 };         /* words of 8 bytes */
+enum { SILENT_FROM = 4, POSITION = 8, STEP_BEGIN = 9, WAKE = 16, SLOTS = 4 };         /* words of 8 bytes */
 enum { SEQUENCE, BEGIN, END, FAULTS, ENDED, TIMES = 8 };                           /* words of a record */
 enum { STEP_BEGUN = 1 << 24, BEGUN = 2 << 24, HAS_ENDED = 3 << 24, STEP_ENDED = 4 << 24 }; /* phases */
 enum { OUT_OF_ORDER = 1, UNKNOWN_INSTRUCTION = 2 };
@@ -48,8 +48,8 @@ static void stand(Marks *self, uint32_t phase, Py_ssize_t at) {
 
 /* Ring, unless the agent will look by itself; -1 with an exception set. */
 static int ring(Marks *self, uint64_t now) {
-    uint64_t foreseen = atomic_load((_Atomic uint64_t *)(self->words + FORESEEN));
-    if (foreseen != 0 && foreseen <= now) return 0;
+    uint64_t silent_from = atomic_load((_Atomic uint64_t *)(self->words + SILENT_FROM));
+    if (silent_from != 0 && silent_from <= now) return 0;
     PyObject *rung = PyObject_CallMethod(self->writer, "ring", NULL);
     Py_XDECREF(rung);
     return rung == NULL ? -1 : 0;
@@ -157,12 +157,12 @@ static PyObject *open_step(Marks *self, PyObject *const *arguments, Py_ssize_t g
 }
 
 static PyObject *finish_step(Marks *self, PyObject *faults) {
-    unsigned long long told = PyLong_AsUnsignedLongLong(faults);
+    unsigned long long given = PyLong_AsUnsignedLongLong(faults);
     if (PyErr_Occurred()) return NULL;
     if (self->words != NULL) {
         stand(self, STEP_ENDED, 0);
         self->record[END] = now_us();
-        self->record[FAULTS] = told;
+        self->record[FAULTS] = given;
         atomic_store((_Atomic uint64_t *)(self->record + SEQUENCE), self->record[SEQUENCE] + 1);
     }
     close_memory(self);

@@ -1,8 +1,8 @@
 """When instructions really ran on the GPU: CUDA events around them, read an iteration later, never waited for.
 
-The host launches kernels long before they run, so the host's clock does not tell. Events are recorded on the current
-stream by the training thread; ``collect`` asks those of past iterations whether they are complete and puts them on
-the host's clock. Used by ``perseus_client.session``; the only place that knows torch.
+The host launches kernels long before they run, so the host's clock does not show when they ran. The training thread
+records events on the current stream; ``collect`` reads those of past iterations that are complete, and converts them to
+the host's clock. The only module of the client that uses torch's CUDA interface.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Final, Protocol
 from perseus_proto.channel import SLOTS, Faults
 
 MAX_PENDING: Final = SLOTS - 1
-"""Iterations that may wait for their events; the shared memory keeps no more."""
+"""Iterations that may wait for their events; the shared memory holds no more."""
 WINDOW: Final = 64
 """Iterations whose lags are compared. Clocks that drift apart by 22 µs a second (an H100: docs/real-gpus.md) do so
-by 0.14 % of an iteration meanwhile."""
+by 0.14 % of an iteration in that time."""
 
 
 class Event(Protocol):

@@ -1,10 +1,10 @@
-"""Where a rank is in its schedule, mark by mark: what the training thread pays for.
+"""The position of a rank in its schedule, updated by every mark: what the training thread pays for.
 
-Classes of one interface: ``PyMarks``, and the compiled ``_marks.Marks``, which ``make_marks`` prefers where the
-installation could build it; and ``TimedMarks`` around either, where a GPU keeps the time. Used by
-``perseus_client.session``, which knows about steps, faults and failures.
+Three classes have one interface: ``PyMarks``; the compiled ``_marks.Marks``, which ``make_marks`` prefers where the
+installation could build it; and ``TimedMarks`` around either, where the GPU gives the times. Steps and failures are
+handled by ``perseus_client.session``.
 
-Between two marks training empties the caches, so a mark costs what it touches: keep calls, attributes and objects few,
+Between two marks training empties the caches, so a mark costs what it touches: use few calls, attributes and objects,
 and measure (``make bench ONLY=client``).
 """
 
@@ -47,7 +47,7 @@ class Marks(Protocol):
         """The step has ended, with these faults; ``close``."""
 
     def close(self) -> None:
-        """Marks go nowhere from now on, and nothing of the writer is held."""
+        """Write no more marks, and release the writer."""
 
     def begin(self, kind: str | int, microbatch: int, chunk: int = 0, /) -> int:
         """An instruction begins."""
@@ -57,9 +57,9 @@ class Marks(Protocol):
 
 
 def make_marks(schedule: tuple[Instruction, ...], clock_us: Callable[[], int] | None) -> Marks:
-    """Marks for a schedule; ``clock_us``: None is the node's monotonic clock, which the agent reads too. Compiled ones
-    know no other."""
-    # An instruction is looked up by what the caller calls it: the kind's number or its name, which is his very string.
+    """Make the marks of a schedule. ``clock_us`` None: the node's monotonic clock, which the agent reads too, and the
+    only one that compiled marks know."""
+    # An instruction is looked up by what the caller passes: the kind's number, or its name, which is interned.
     names = [(sys.intern(kind.name.lower()), microbatch, chunk) for kind, microbatch, chunk in schedule]
     index: dict[tuple[str | int, int, int], int] = {}
     for position, (kind, microbatch, chunk) in enumerate(schedule):
@@ -138,7 +138,7 @@ class TimedMarks:
 
     def open(self, writer: ChannelWriter, iteration: int, /) -> None:
         self._marks.open(writer, iteration)
-        # After it: a record whose first instruction began before the step is not believed.
+        # Afterwards: a record whose first instruction began before the step is rejected.
         self._timer.step_begin(iteration, time.monotonic_ns() // 1000)
         self._writer = writer
 

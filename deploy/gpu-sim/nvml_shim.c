@@ -539,7 +539,7 @@ int perseus_shim_set(state_t *s, unsigned int gpu, const char *key, int64_t valu
   if (field) {
     settle(g);
     *field = value;
-    /* A lock by a foreign hand, or a change of load, moves the clock as well. */
+    /* A lock by another program, or a change of load, moves the clock as well. */
     if (field == &g->locked_mhz || (field == &g->busy_permille && !g->locked_mhz)) request_clock(g, g->locked_mhz);
   }
   pthread_mutex_unlock(&s->mutex);

@@ -40,8 +40,8 @@ PATIENCE_S = 120.0
 T = TypeVar("T")
 
 
-class NotSeen(Exception):
-    """Something did not happen, or not as promised."""
+class DemoFailed(Exception):
+    """Something did not happen, or not as predicted."""
 
 
 class Example:
@@ -56,14 +56,14 @@ class Example:
         self._started_s = time.monotonic()
 
     def run(self) -> dict[str, float]:
-        """Tell it, and return the figures.
+        """Run the example and return the figures.
 
         Raises:
-            NotSeen: see there.
+            DemoFailed: see there.
         """
         self._output.mkdir(parents=True, exist_ok=True)
-        order = self._output / "schedule.csv"
-        order.unlink(missing_ok=True)
+        schedule_csv = self._output / "schedule.csv"
+        schedule_csv.unlink(missing_ok=True)
         with SimulatedCluster() as cluster:
             cluster.apply(CRD)
             cluster.start_operator("--status-interval-s", "0.5")
@@ -75,23 +75,23 @@ class Example:
                 [
                     str(HERE / "train.py"),
                     *("--schedule", "1F1B", "--microbatches", str(MICROBATCHES)),
-                    *("--steps", "1000000", "--export-schedule", str(order)),
+                    *("--steps", "1000000", "--export-schedule", str(schedule_csv)),
                 ],
                 [tables_of(GPU, CLOCKS_MHZ, FORWARD_US, weight) for weight in stage_weights(self._stages, IMBALANCE)],
                 python=self._python,
             )
             self._say(f"{self._stages} PyTorch processes train on as many simulated GPUs; the operator runs")
             try:
-                return self._tell(cluster, job, order)
+                return self._run_scenario(cluster, job, schedule_csv)
             finally:
                 job.stop()
 
-    def _tell(self, cluster: SimulatedCluster, job: LiveJob, order: Path) -> dict[str, float]:
+    def _run_scenario(self, cluster: SimulatedCluster, job: LiveJob, schedule_csv: Path) -> dict[str, float]:
         baseline = self._measure(job, 3, "at default clocks")
-        schedule = read_schedule(order)
+        schedule = read_schedule(schedule_csv)
         declared = build_schedule("1f1b", stages=self._stages, microbatches=MICROBATCHES)
         self._require(_same(schedule, declared), "the exported schedule is not 1F1B")
-        self._say(f"schedule exported by the training process: {order}, {schedule.instructions} instructions")
+        self._say(f"schedule exported by the training process: {schedule_csv}, {schedule.instructions} instructions")
 
         cluster.apply(self._manifest)
         self._say(f"applied {MANIFEST.name}: there is no profile, so the operator measures one")
@@ -109,7 +109,7 @@ class Example:
         self._say(f"measured: energy {-saved:+.1%}, iteration time {slower:+.1%}")
         self._require(saved > 0, "the plan saved no energy")
         savings = self._await(lambda: self._planned(cluster, job).get("savings"), "savings in the PerseusJob's status")
-        self._say(f"the PerseusJob's status says: energy saved {savings['energy']}, slowdown {savings['slowdown']}")
+        self._say(f"the PerseusJob's status: energy saved {savings['energy']}, slowdown {savings['slowdown']}")
         figures = {
             "baseline_time_s": baseline.time_s,
             "baseline_energy_j": baseline.energy_j,
@@ -137,35 +137,35 @@ class Example:
         for stage in range(self._stages):
             for one in job.executed(RankId(0, stage))[-MEASURED_ITERATIONS:]:
                 executed = [tuple(mark[:3]) for mark in one["instructions"]]
-                self._require(executed == schedule.of_stage(stage), f"stage {stage} left the exported order")
+                self._require(executed == schedule.of_stage(stage), f"stage {stage} left the exported schedule")
                 clocks |= {mark[3] for mark in one["instructions"]}
         self._require(len(clocks) > 1, "every instruction ran at the same clock")
         self._say(f"instructions ran in the exported order, at {len(clocks)} different clocks")
 
     def _follow_profiling(self, cluster: SimulatedCluster, job: LiveJob) -> None:
-        """Say each clock as it is measured, until the profile is there."""
-        said = ""
+        """Print each clock as it is measured, until the profile is there."""
+        announced = ""
 
         def ready() -> bool:
-            nonlocal said
+            nonlocal announced
             found = self._condition(self._status(cluster, job), "ProfileReady")
             message = str(found.get("message", ""))
             clock = message.partition(":")[0]
-            if clock.startswith("Measuring") and clock != said:
-                said = clock
+            if clock.startswith("Measuring") and clock != announced:
+                announced = clock
                 self._say(f"  {clock}")
             if found.get("status") == "True":
                 self._say(f"  {message}")
             return found.get("status") == "True"
 
         self._await(ready, "a profile")
-        self._require(bool(said), "the operator measured nothing")
+        self._require(bool(announced), "the operator measured nothing")
 
     def _profile(self, cluster: SimulatedCluster) -> str:
-        """As the operator keeps it."""
+        """The profile as the operator has stored it."""
         reference = self._manifest["spec"]["profile"]["configMapRef"]
-        kept = cluster.core.read_namespaced_config_map(reference["name"], "default")
-        return str(kept.data[reference.get("key", keys.PROFILE_KEY)])
+        stored = cluster.core.read_namespaced_config_map(reference["name"], "default")
+        return str(stored.data[reference.get("key", keys.PROFILE_KEY)])
 
     def _status(self, cluster: SimulatedCluster, job: LiveJob) -> dict[str, Any]:
         job.check()
@@ -192,11 +192,11 @@ class Example:
             if found:
                 return found
             time.sleep(0.1)
-        raise NotSeen(f"waited {PATIENCE_S:g} s for {what}")
+        raise DemoFailed(f"waited {PATIENCE_S:g} s for {what}")
 
     def _require(self, true: bool, otherwise: str) -> None:
         if not true:
-            raise NotSeen(otherwise)
+            raise DemoFailed(otherwise)
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self._started_s:5.1f} s  {text}", flush=True)
@@ -216,7 +216,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         Example(arguments.python.absolute(), arguments.output.absolute()).run()
-    except NotSeen as error:
+    except DemoFailed as error:
         print(f"NOT SEEN: {error}", file=sys.stderr)
         return 1
     return 0

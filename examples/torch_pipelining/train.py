@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--data-parallel", type=int, default=1, help="pipelines")
     parser.add_argument("--recompute", action="store_true", help="activation recomputation")
-    parser.add_argument("--export-schedule", type=Path, help="write the order of all stages there, as CSV")
+    parser.add_argument("--export-schedule", type=Path, help="write the schedule of all stages to this file, as CSV")
     options = parser.parse_args()
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -147,7 +147,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()], lr=3e-3)
     generator = torch.Generator().manual_seed(mesh.get_local_rank("dp"))
     start = torch.randint(VOCABULARY, (2 * options.microbatches, 1), generator=generator)
-    tokens = ((start + 3 * torch.arange(LENGTH)) % VOCABULARY).to(device)  # something that can be learnt
+    tokens = ((start + 3 * torch.arange(LENGTH)) % VOCABULARY).to(device)  # something that the model can learn
     for step in range(options.steps):
         loss = train_step(schedule, modules, tokens, mesh.get_group("dp"))
         optimizer.step()

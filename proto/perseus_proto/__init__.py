@@ -1,5 +1,6 @@
-"""The words every process of Perseus shares: wire messages, units, and names of labels and conditions.
+"""What all programs of Perseus share: wire messages, rank ids, units, settings, logs, and names of labels and
+conditions.
 
-Everybody imports this room; it imports nobody. ``units``, ``keys``, ``hello`` and ``channel`` need the standard library
-alone; the generated stubs are never edited by hand (``make generate``).
+Every other package may import this one; it imports none of them. Apart from ``tls``, ``planset`` and the generated
+stubs, its modules need the standard library alone. Generated stubs are never edited by hand (``make generate``).
 """

@@ -3,12 +3,12 @@
 The agent creates it (``ChannelReader.create``), sealed so that the rank can neither shrink it (which would kill the
 agent with SIGBUS) nor grow it, and sends it with an eventfd, the bell. The rank writes through ``ChannelWriter``: an
 aligned store of the time and one of the position per mark, and a ring only at the begin of a step and where the wake
-map says that the next instruction wants another clock; and not even there if the agent has said that it will look by
-itself.
+map says that the next instruction wants another clock; and not even there if the agent has announced that it will look
+by itself.
 
     words 0-3    magic, layout version, instructions n, slots       written once by the agent, checked once by the rank
-    word  4      foreseen: marks made from this time on, µs, need   agent; 0: every mark of the map needs its ring
-                   no ring, since a look follows them anyway
+    word  4      silent from: marks made from this time on, µs,     agent; 0: every mark of the map needs its ring
+                   need no ring, since a look follows them
     word  8      position: iteration, phase, index in one word      rank: one store, of the whole or of its lower
                    half, so it is never torn
     word  9      begin of the current step, µs                      rank
@@ -23,16 +23,16 @@ nanoseconds before its last words arrive, and then reads as incomplete, since th
 Setting the map and passing an instruction may race by nanoseconds: the agent therefore reads the position after it has
 set the map, and the cost of losing that race is one instruction at its old clock.
 
-The word ``foreseen`` makes the same race. The rank stores its position and then loads the word; the agent stores the
+The word ``silent from`` makes the same race. The rank stores its position and then loads the word; the agent stores the
 word and then loads the position. Were both seen in that order everywhere, one of them would see the other. Neither x86
-nor ARM promises it without a full barrier on either side; compiled marks have theirs, Python has none. So a mark can
+nor ARM guarantees it without a full barrier on either side; compiled marks have theirs, Python has none. So a mark can
 slip through in one case: the agent takes a word back that the rank had loaded, and looks before one of the two stores
 has left its store buffer. The agent therefore looks again after it has taken a word back, microseconds later, when
 store buffers have long drained; and should even that be too early, the loss is bounded again: the next mark of the map
-rings or has its look, and until then one instruction runs at its old clock. While a word stands, a look follows it
+rings or has its look, and until then one instruction runs at its old clock. While a word is set, a look follows it
 without fail, by the agent's own timer.
 
-The reader believes nothing: sizes are its own, values are checked, and a record that is not plausible is reported as
+The reader trusts nothing: sizes are its own, values are checked, and a record with impossible times is reported as
 incomplete.
 """
 
@@ -50,12 +50,12 @@ from perseus_proto.hello import MAX_INSTRUCTIONS, ChannelError
 
 LAYOUT_VERSION: Final = 1
 SLOTS: Final = 4
-"""Iterations kept for the agent: one being filled, two that wait for GPU events, one being drained."""
+"""Iterations stored for the agent: one being filled, two that wait for GPU events, one being drained."""
 MAX_ITERATION: Final = 2**32 - 1
 MAX_DURATION_US: Final = 2**32 - 1
 
 _MAGIC: Final = int.from_bytes(b"PERSEUS1", "little")
-_FORESEEN: Final = 4  # beside words that never change: a store here must not take the rank's own line from its cache
+_SILENT_FROM: Final = 4  # beside words that never change: a store here must not take the rank's own line from its cache
 _POSITION: Final = 8
 _STEP_BEGIN: Final = 9
 _WAKE: Final = 16
@@ -116,7 +116,7 @@ class IterationRecord:
     """Per instruction in schedule order; empty unless complete."""
     durations_us: tuple[int, ...]
     complete: bool
-    """Every instruction ran once, in order, with plausible times."""
+    """Every instruction ran once, in order, with possible times."""
     faults: Faults
 
 
@@ -158,7 +158,7 @@ class ChannelWriter:
         """Map the memory; takes over both descriptors, also when it raises.
 
         Raises:
-            ChannelError: this is not memory of the promised layout, or the agent could shrink it under us.
+            ChannelError: this memory has another layout, or the agent could shrink it while it is in use.
             OSError: it cannot be mapped.
         """
         try:
@@ -196,14 +196,14 @@ class ChannelWriter:
             os.close(self._event_fd)
 
     def step_begin(self, iteration: int, t_us: int) -> None:
-        """Open the record of an iteration, and ring unless a look was foreseen."""
+        """Open the record of an iteration, and ring unless a look was announced."""
         words, record = self.words, self._records[iteration % SLOTS]
         record[_SEQUENCE] = 2 * iteration + 1
         record[_BEGIN] = words[_STEP_BEGIN] = t_us
         record[_END] = record[_FAULTS] = record[_ENDED] = 0
         self._record, self._times = record, record[_TIMES:]
         words[_POSITION] = (iteration << 32) + 0x1000000  # Phase.STEP_BEGUN << 24
-        if not 0 < words[_FORESEEN] <= t_us:
+        if not 0 < words[_SILENT_FROM] <= t_us:
             self.ring()
 
     def begin(self, index: int, t_us: int) -> None:
@@ -212,17 +212,17 @@ class ChannelWriter:
         self._here[0] = 0x2000000 + index  # Phase.BEGUN << 24
 
     def end(self, index: int, t_us: int) -> None:
-        """Instruction ``index`` has ended: ring if the one after it wants another clock and no look was foreseen."""
+        """Instruction ``index`` has ended: ring if the one after it wants another clock and no look was announced."""
         self._times[2 * index + 1] = t_us
         self._here[0] = 0x3000000 + index  # Phase.ENDED << 24
         self._record[_ENDED] += 1
         # Counted from the end, so that the last is followed by the first.
-        if self._wake[index - self._last] and not 0 < self.words[_FORESEEN] <= t_us:
+        if self._wake[index - self._last] and not 0 < self.words[_SILENT_FROM] <= t_us:
             self.ring()
 
     def step_end(self, iteration: int, t_us: int, faults: int = 0) -> None:
-        """Close the record of the iteration that is open. Nobody is woken: the agent hears of it when the next
-        begins, and where that begins at another clock the end of the last instruction has rung.
+        """Close the record of the iteration that is open. No ring: the agent reads it when the next begins, and where
+        that begins at another clock the end of the last instruction has rung.
         """
         self._here[0] = 0x4000000  # Phase.STEP_ENDED << 24
         self._close(iteration, t_us, faults)
@@ -240,8 +240,8 @@ class ChannelWriter:
             self._close(iteration, end_us, faults)
 
     def deviate(self, faults: int) -> None:
-        """The iteration does not follow the schedule: say so before its end, and ring, for the clocks planned are not
-        for it.
+        """The iteration does not follow the schedule: mark it so before its end, and ring, since the planned clocks do
+        not fit it.
         """
         self._record[_FAULTS] = faults
         self.ring()
@@ -305,7 +305,7 @@ class ChannelReader:
         return reader
 
     def close(self) -> None:
-        """Let go of memory and bell. Idempotent."""
+        """Release memory and bell. Idempotent."""
         if not self._map.closed:
             self._words.release()
             self._map.close()
@@ -320,7 +320,7 @@ class ChannelReader:
             return False
 
     def position(self) -> Position:
-        """Where the rank is. Nonsense in the memory reads as NONE."""
+        """Where the rank is. Invalid memory reads as NONE."""
         word: int = self._words[_POSITION]
         phase, index = word >> 24 & 0xFF, word & 0xFFFFFF
         if phase > Phase.STEP_ENDED or index >= self.instructions:
@@ -329,7 +329,7 @@ class ChannelReader:
 
     def ended(self, iteration: int) -> int:
         """The instruction of this iteration that has ended and is followed by none yet; −1 if the rank is anywhere else
-        or has said that it deviates. What the agent asks at most rings, so it is spelt out.
+        or has said that it deviates. The agent calls this at most rings, so it is written for speed.
         """
         words = self._words
         index: int = words[_POSITION] - (iteration << 32 | 0x3000000)  # Phase.ENDED << 24
@@ -338,8 +338,8 @@ class ChannelReader:
         return -1
 
     def passed(self) -> tuple[int, int]:
-        """(iteration, instructions of it that have ended); one more than there are once the step has ended. Nonsense
-        in the memory reads as an iteration or a number that was not waited for.
+        """(iteration, instructions of it that have ended); one more than there are once the step has ended. Invalid
+        memory reads as an iteration or a number that was not waited for.
         """
         word: int = self._words[_POSITION]
         phase, index = word >> 24 & 0xFF, word & 0xFFFFFF
@@ -348,25 +348,25 @@ class ChannelReader:
         return word >> 32, index + (phase == Phase.ENDED)
 
     def ended_us(self, iteration: int, index: int) -> int:
-        """When the rank said, at the mark, that an instruction of the current iteration ended. Believe it no more than
-        ``step_begin_us``.
-        """
+        """When an instruction of the current iteration ended, as the rank wrote it: check it like ``step_begin_us``."""
         end_us: int = self._words[self._first + iteration % SLOTS * self._size + _TIMES + 2 * index + 1]
         return end_us
 
     def skip_rings_from(self, from_us: int) -> None:
-        """Tell the rank that marks made at this time or later need no ring; 0: they do. Whoever says so must look soon
-        after that time in any case; whoever takes it back must look at ``passed`` afterwards.
+        """Announce that marks made at ``from_us`` or later need no ring; 0: they do.
+
+        After an announcement the caller must look soon after that time in any case; after taking one back, it must
+        read ``passed``.
         """
-        self._words[_FORESEEN] = from_us
+        self._words[_SILENT_FROM] = from_us
 
     def step_begin_us(self) -> int:
-        """When the rank says that its current step began. Any 64-bit number: compare it before you believe it."""
+        """When the current step began, as the rank wrote it: any 64-bit number, so check it before use."""
         begin_us: int = self._words[_STEP_BEGIN]
         return begin_us
 
     def deviates(self, iteration: int) -> bool:
-        """Whether the rank has said that this iteration, still running, does not follow the schedule."""
+        """Whether the rank has marked this iteration, still running, as not following the schedule."""
         record = self._first + iteration % SLOTS * self._size
         return bool(self._words[record + _SEQUENCE] == 2 * iteration + 1 and self._words[record + _FAULTS])
 

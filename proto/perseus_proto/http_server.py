@@ -1,4 +1,4 @@
-"""An HTTP server in threads of its own, for probes, metrics and pages. Called by operator and agent.
+"""An HTTP server in its own threads, for probes, metrics and pages.
 
 The unspecified address of either family stands for both, as in gRPC. Standard library only.
 """
@@ -14,14 +14,19 @@ from perseus_proto.addresses import EVERYWHERE, parse_address
 
 
 class HttpServer:
-    """Serves from the call on, until it is closed."""
+    """A server that runs from its creation until it is closed."""
 
     def __init__(self, address: str, handler: type[BaseHTTPRequestHandler], name: str) -> None:
-        """Bind ``host:port`` (port 0: any free one); ``name`` is the thread's.
+        """Bind ``host:port`` and serve.
+
+        Args:
+            address: ``host:port``; port 0: any free one.
+            handler: answers requests, in a thread each.
+            name: of the serving thread.
 
         Raises:
-            ValueError: it is no address.
-            OSError: it is not ours, or taken.
+            ValueError: the text is not an address.
+            OSError: the address is not this machine's, or in use.
         """
         self._server = _bound(*parse_address(address), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
@@ -49,7 +54,7 @@ class _IPv4(ThreadingHTTPServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer's asks the DNS for our name, and may wait for seconds
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's looks up this host's name, and may wait for seconds
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
 

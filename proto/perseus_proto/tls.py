@@ -34,7 +34,7 @@ def server_credentials(*, key: str | Path, cert: str | Path, ca: str | Path) -> 
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
 
     def fetch() -> Any:
-        """Called by grpc at each new handshake, in a thread of its own."""
+        """Return the present credentials; gRPC calls this at each new handshake, in its own thread."""
         try:
             return configuration()
         except (OSError, ValueError) as error:
@@ -51,7 +51,9 @@ class CallerCredentials:
         self._files = _Files(key=key, cert=cert, ca=ca)
 
     def renewed(self) -> grpc.ChannelCredentials | None:
-        """What the files say now, or None if they have not changed since the last call, or cannot be read now."""
+        """The credentials that the files hold now; None if they have not changed since the last call, or cannot be read
+        now.
+        """
         try:
             contents = self._files.changed()
         except OSError as error:

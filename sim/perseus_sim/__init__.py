@@ -6,7 +6,7 @@
     kubelet        PodResources and /proc as an agent sees them
     device_plugin  the GPUs offered to the kubelet of a real node, where the chart simulates them
     apiserver      an embedded Kubernetes API server
-    processes      children that never outlive us
+    processes      child processes that never outlive their parent
 
 It may import every other room, and no other room may import it. Nothing here decides what a production process does.
 """

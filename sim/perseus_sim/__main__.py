@@ -1,4 +1,4 @@
-"""`perseus-sim`: what needs no cluster and no GPU. ``perseus-sim demo`` runs the main job."""
+"""``perseus-sim``: programs that need no cluster and no GPU, above all ``perseus-sim demo``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: everything was seen; 1: something was not; 2: bad input."""
+    """Run a command. Exit code 0: everything happened as it should; 1: something did not; 2: bad input."""
     parser = argparse.ArgumentParser(prog="perseus-sim", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the whole system on this machine: API server, operator, agents, training")
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from perseus_sim.demo.scenario import Demo, DemoOptions, NotSeen
+    from perseus_sim.demo.scenario import Demo, DemoFailed, DemoOptions
     from perseus_solver.errors import SolverError
 
     try:
@@ -45,7 +45,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         return 2
     try:
         demo.run()
-    except NotSeen as error:
+    except DemoFailed as error:
         print(f"perseus-sim demo: NOT SEEN: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """Just enough of an operator to command one agent: the lease on one node, plans of any clocks, telemetry.
 
-For tests that want plans which no operator would make, or an agent without an operator. Not for the demo or the
-example: what they show is the operator's.
+For tests that need plans which no operator would make, or an agent without an operator. The demo and the example use
+the real operator.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Hundreds of nodes in one process: light agents, each a real gRPC ``Agent`` on a port of its own.
+"""Hundreds of nodes in one process: light agents, each a real gRPC ``Agent`` on its own port.
 
-Used by the operator's benchmark and by its chaos tests, through ``fleet_cluster``. Real, and the agent's own code:
-leases, epochs and their expiry (``LeaseTable``), plan sets and selections by iteration (``JobPlans``), error codes,
-TLS. Doubles: the journal is in memory, a GPU's clock is what the plan in force says, processes are made up, and all
-ranks of a job train in step. No physics, no sockets for trainers: ``cluster`` has those.
+Real, and the agent's own code: leases, epochs and their expiry (``LeaseTable``), plan sets and selections by iteration
+(``JobPlans``), error codes, TLS. Simulated: the journal is in memory, a GPU's clock is that of the plan in force,
+processes are made up, and all ranks of a job train in step. There is no physics and no socket for trainers;
+``perseus_sim.cluster`` has those.
 """
 
 from __future__ import annotations
@@ -93,21 +93,21 @@ class LightRank:
 
 @dataclass
 class Faults:
-    """What is wrong with one agent; the tests' handle. Nothing by default."""
+    """Faults that a test injects into one agent; none by default."""
 
     delay_s: float = 0.0
-    """Every answer comes so late."""
+    """Delay of every answer, seconds."""
     partitioned: bool = False
-    """Nothing arrives: calls hang until their deadline, streams fall silent."""
+    """Nothing arrives: calls hang until their deadline, and streams send nothing."""
     rewrite: Callable[[Any], Any] = field(default=lambda message: message)
-    """A liar: sees every answer and batch before it leaves."""
+    """Changes every answer and batch before it is sent, to make the agent report wrong values."""
 
 
 @dataclass
 class LightJob:
     """A training job whose ranks train in step, iteration by iteration, on some agents.
 
-    An iteration takes as long as its slowest pipeline's plan promises, times that pipeline's slowdown.
+    An iteration takes the planned time of its slowest pipeline, times that pipeline's slowdown.
     """
 
     namespace: str
@@ -399,14 +399,14 @@ class Fleet:
         return {rank: plan for node in job.ranks for rank, plan in self.agents[node].plans(job).items()}
 
     def step(self, job: LightJob) -> None:
-        """All ranks of the job finish an iteration, and tell."""
+        """All ranks of the job finish an iteration and report it."""
         plans = {node: self.agents[node].plans(job) for node in job.ranks}
         stages = len({rank.stage for ranks in job.ranks.values() for rank in ranks})
         spans: dict[int, int] = {}
         for ranks in plans.values():
             for rank, plan in ranks.items():
-                promised_us = self._point(plan).iteration_time_us if plan else job.work.iteration_us
-                span_us = round(promised_us * job.slowdowns.get(rank.dp, 1.0))
+                planned_us = self._point(plan).iteration_time_us if plan else job.work.iteration_us
+                span_us = round(planned_us * job.slowdowns.get(rank.dp, 1.0))
                 spans[rank.dp] = max(span_us, spans.get(rank.dp, 0))
         for node, ranks in plans.items():
             events = [

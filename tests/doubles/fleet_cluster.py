@@ -1,7 +1,6 @@
 """A cluster of light agents on an API server: nodes, pods and PerseusJobs as objects, operators as processes.
 
-Used by the operator's benchmark and by its chaos tests, from one event loop. The API server may be shared: everything
-lies in two namespaces of the cluster's own. Nothing is asserted here.
+All of it runs in one event loop. The API server may be shared: everything is in two namespaces of this cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Operator:
 
     @property
     def log(self) -> str:
-        """Everything it has said."""
+        """Its log."""
         return self.child.log.read_text(errors="replace")
 
     def kill(self) -> None:
@@ -168,7 +167,7 @@ class FleetCluster:
         return job
 
     async def end_training(self, job: LightJob) -> None:
-        """Its processes and pods go."""
+        """Remove its processes and pods."""
         self.fleet.end(job)
         for pod in {rank.pod for ranks in job.ranks.values() for rank in ranks}:
             await self.core.delete_namespaced_pod(pod, self.namespace, grace_period_seconds=0)

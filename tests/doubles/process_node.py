@@ -1,10 +1,10 @@
 """A node whose containers are processes of this machine: pods of a real API server, run without images or isolation.
 
 For the tests of the chart: commands, arguments, environment, volumes, probes and service accounts of its pods are taken
-as they stand in the API, device plugins are asked for devices, and what a kubelet would report is reported. Programs
-stand for images by repository; every pod has a loopback address of its own; mounts become folders, and their paths are
-rewritten in arguments and environment. There is no scheduler: this is the only node, and takes every pod. Nothing about
-Perseus belongs here.
+as they stand in the API, devices come from device plugins, and the node reports what a kubelet would report. Programs
+stand for images by repository; every pod has its own loopback address; mounts become folders, and their paths are
+rewritten in arguments and environment. There is no scheduler: this is the only node, and takes every pod. It knows
+nothing of Perseus.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class ProcessNode:
                     self._kubelet.admit(AdmittedPod(uid, pod.namespace, pod.name, tuple(names)))
 
     def _place(self, uid: str, pod: _Pod) -> None:
-        """Say which processes are in the pod, if that matters to anybody."""
+        """Record which processes are in the pod, if a kubelet is simulated."""
         if not pod.devices.envs:
             return
         parents = {}

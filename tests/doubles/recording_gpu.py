@@ -1,10 +1,10 @@
-"""GPUs that write down every call that changes them: the double with which the agent is tested and measured.
+"""GPUs that record every call that changes them: for tests and measurements of the agent.
 
-A lock outlives the process that set it, as on real hardware: with a folder, state and journal of calls are files in
-it, so that a test sees what a killed agent left behind. ``open_devices(folder)`` is for ``--devices
+A lock outlives the process that set it, as on real hardware: with a folder, state and journal of calls are files in it,
+so that a test sees what a killed agent left behind. ``open_devices(folder)`` is for ``--devices
 tests.doubles.recording_gpu:open_devices:<folder>``; the file ``gpus`` names the UUIDs, ``<uuid>.fault`` holds the name
-of an error class, or ``hang <seconds>``, for the next calls. Energy is integrated from a made-up power; there is no
-physics here (see ``perseus_sim.gpus.devices``).
+of an error class, or ``hang <seconds>``, for the next calls. Energy is integrated from a made-up power; physics are in
+``perseus_sim.gpus.devices``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One node made of doubles around a real agent process: what tests and benchmarks of the agent stand on.
+"""One node around a real agent process: the base of the agent's tests and benchmarks.
 
-Real: the agent (a process), its gRPC and Unix sockets, trainers (processes with the real client), kill -9. Doubles:
-GPUs (``recording``), the kubelet and /proc (``kubelet``).
+Real: the agent (a process), its gRPC and Unix sockets, trainers (processes with the real client), kill -9. Simulated:
+GPUs (``recording_gpu``), the kubelet and /proc.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class RecordingNode:
         opener: str = "open_devices",
         prefix: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """A new agent process on this node; ``opener`` is a function of ``recording``, ``prefix`` a command that starts
-        another."""
+        """A new agent process on this node; ``opener`` is a function of ``recording_gpu``, ``prefix`` a command that
+        starts another."""
         ready = self.folder / "run" / "ready"
         ready.unlink(missing_ok=True)
         command = [
@@ -144,7 +144,7 @@ class RecordingNode:
             yield stubs.AgentStub(channel)
 
     def log(self) -> str:
-        """What the agents of this node have said."""
+        """The log of this node's agents."""
         return (self.folder / "agent.log").read_text()
 
     # ------------------------------------------------------------------------------------------- pods and trainers

@@ -1,6 +1,6 @@
-"""A training process for tests of the agent: the real client, instructions that sleep, and quick to start.
+"""A training process for tests of the agent: the real client, instructions that sleep, and a quick start.
 
-Run by ``recording_node`` as ``python -m tests.doubles.recording_trainer '<json>'``.
+``python -m tests.doubles.recording_trainer '<json>'`` runs it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def schedule_of(instructions: int) -> list[tuple[str, int, int]]:
 
 
 def main() -> None:
-    """Train until told otherwise."""
-    sys.stdin.readline()  # until /proc says who we are
+    """Train the given number of iterations."""
+    sys.stdin.readline()  # until the test has placed this process in a pod
     arguments = json.loads(sys.argv[1])
     schedule = schedule_of(arguments["instructions"])
     session = perseus_client.connect(

@@ -18,7 +18,7 @@ def test_the_example_is_planned_by_the_operator_and_saves_energy(python: Path, t
     assert spec.loader is not None
     simulate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(simulate)
-    figures = simulate.Example(python, tmp_path).run()  # raises NotSeen
+    figures = simulate.Example(python, tmp_path).run()  # raises DemoFailed
     assert json.loads((tmp_path / "example.json").read_text()) == figures
     # Time is the machine's and may be lost to others on it; the energy of the instructions is the simulated GPUs'.
     assert figures["energy_saved"] > 0.05

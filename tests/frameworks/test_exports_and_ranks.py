@@ -60,7 +60,7 @@ def test_without_an_agent_nothing_is_touched(inspected: Any) -> None:
     assert inspected["in_vain"] == {"active": [False, False, False], "untouched": True}
 
 
-def test_what_cannot_be_followed_is_said_in_one_line_each(inspected: Any) -> None:
+def test_what_cannot_be_followed_is_logged_in_one_line_each(inspected: Any) -> None:
     assert inspected["refused"] == [
         "perseus_client: torch.distributed.pipelining: this rank trains without energy plans: "
         "torch does not declare the order of Homemade",

@@ -96,7 +96,7 @@ def assert_all_given_back(node: RecordingNode) -> None:
 
 
 @pytest.mark.parametrize("victim", ["agent", "trainers", "operator", "agent and trainers"])
-def test_nothing_stays_locked_whoever_dies_at_whatever_step(node: RecordingNode, victim: str) -> None:
+def test_nothing_stays_locked_when_any_process_dies_at_any_step(node: RecordingNode, victim: str) -> None:
     node.start_agent()
     node.start_trainer(node.add_pod(BYSTANDER, [BYSTANDER]), instruction_s=0.002)
     for step in STEPS:

@@ -106,7 +106,7 @@ def test_an_agent_leaves_gpus_that_were_replaced_by_others(
         assert agent.poll() is None
         make_gpus(gpus, "node-a", 2, MODELS["a100"], nvml_library)
         assert agent.wait(60) != 0
-        assert "the GPU driver is another than at start" in node.log()
+        assert "the GPU driver was replaced since the agent started" in node.log()
         node.start_agent("--devices=nvml")
         with node.stub() as stub:
             assert len(stub.DescribeNode(messages.DescribeNodeRequest()).gpus) == 2

@@ -184,7 +184,7 @@ def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node
     assert list(released.restored_gpu_uuids) == [gpu_uuid(0)]
 
 
-def test_a_late_watcher_is_told_who_is_here(stub: Any, node: RecordingNode) -> None:
+def test_a_late_watcher_gets_the_ranks_that_are_present(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod])
     node.start_trainer(pod)
@@ -195,16 +195,16 @@ def test_a_late_watcher_is_told_who_is_here(stub: Any, node: RecordingNode) -> N
     stream.cancel()
 
 
-def test_what_a_rank_says_that_it_runs_is_told_to_who_asks(stub: Any, node: RecordingNode) -> None:
+def test_the_schedule_of_a_rank_is_returned_on_request(stub: Any, node: RecordingNode) -> None:
     node.start_trainer(node.add_pod(0, [0]))
-    wait_for(lambda: list(describe(stub).ranks), "the rank has said hello")
+    wait_for(lambda: list(describe(stub).ranks), "the rank has sent its hello")
     assert not describe(stub).ranks[0].HasField("schedule"), "nobody asked"
     [rank] = stub.DescribeNode(messages.DescribeNodeRequest(with_schedules=True)).ranks
     told = list(zip(rank.schedule.kinds, rank.schedule.microbatches, rank.schedule.chunks, strict=True))
     assert told == list(make_schedule(schedule_of(4)))
 
 
-def test_a_watcher_that_does_not_read_loses_the_oldest_and_is_told(stub: Any, node: RecordingNode) -> None:
+def test_a_watcher_that_does_not_read_loses_the_oldest_and_gets_their_number(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod], job="slow reader")  # readers of other tests' job may still be leaving
     narrow = grpc.insecure_channel(node.addresses["grpc"], options=[("grpc.http2.bdp_probe", 0)])
@@ -243,7 +243,7 @@ def test_a_pod_that_leaves_the_lease_loses_its_ranks(stub: Any, node: RecordingN
     select(stub, lease)
     wait_for(lambda: node.locked()[gpu_uuid(0)] and node.locked()[gpu_uuid(1)], "both GPUs are locked")
     acquire(stub, pods[:1], epoch=lease.epoch)
-    wait_for(lambda: node.locked()[gpu_uuid(1)] is None, "the second is given back")
+    wait_for(lambda: node.locked()[gpu_uuid(1)] is None, "the second is reset")
     assert joined(stub) == {gpu_uuid(0)}
 
 
@@ -293,7 +293,7 @@ def test_only_a_pod_s_own_processes_drive_its_gpus(stub: Any, node: RecordingNod
     waiting.socket.close()
 
 
-def test_a_process_that_speaks_nonsense_is_told_so(node: RecordingNode) -> None:
+def test_a_process_that_sends_garbage_is_refused_with_the_reason(node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     assert reason_of(Peer(node, pod, b"GET / HTTP/1.1\r\n\r\n")) is Reason.MALFORMED
     frame = bytearray(hello())
@@ -301,7 +301,7 @@ def test_a_process_that_speaks_nonsense_is_told_so(node: RecordingNode) -> None:
     assert reason_of(Peer(node, pod, bytes(frame))) is Reason.VERSION
 
 
-def test_whoever_is_refused_is_counted(stub: Any, node: RecordingNode) -> None:
+def test_a_refused_process_is_counted(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod])
 
@@ -398,7 +398,7 @@ def test_metrics_and_health_are_served(stub: Any, node: RecordingNode) -> None:
 def test_every_line_of_the_log_is_json(node: RecordingNode) -> None:
     peer = Peer(node, node.add_pod(0, [0]), hello())
     assert isinstance(peer.answer(), Welcome)
-    wait_for(lambda: "a process said hello" in node.log(), "it is told")
+    wait_for(lambda: "a process sent its hello" in node.log(), "the hello is logged")
     peer.socket.close()
     lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
     assert lines

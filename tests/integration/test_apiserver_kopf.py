@@ -105,7 +105,7 @@ def served(api: Any, namespace: str) -> bool:
     return True
 
 
-def test_the_life_of_an_object_under_kopf(api: Any, namespace: str, seen: list[str]) -> None:
+def test_the_lifecycle_of_an_object_under_kopf(api: Any, namespace: str, seen: list[str]) -> None:
     sprockets = client.CustomObjectsApi(api)
     place = (*PLACE, namespace, "sprockets")
     body = {

@@ -42,7 +42,7 @@ def test_an_iteration_arrives_whole_with_who_and_what(
     assert [(kind.name.lower(), microbatch, chunk) for kind, microbatch, chunk in hello.schedule] == SCHEDULE
 
 
-def test_another_clock_is_used_for_all_marks_and_told(
+def test_another_clock_is_used_for_all_marks_and_reported(
     agents: Callable[..., Agent], connect: Callable[..., Session]
 ) -> None:
     agent = agents()
@@ -211,7 +211,7 @@ def test_a_refusal_is_logged_once_with_its_reason(
     assert caplog.text.count("the agent refuses this rank (NOT_A_POD): the process is in no pod") == 1
 
 
-def test_a_refusal_that_comes_before_the_hello_is_heard_is_logged_with_its_reason(
+def test_a_refusal_sent_before_the_hello_was_read_is_logged_with_its_reason(
     agent_socket: Path, connect: Callable[..., Session], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -50,7 +50,7 @@ def devices(shim: Shim) -> Iterator[nvml.NvmlDevices]:
     opened.close()
 
 
-def test_a_gpu_tells_who_it_is_and_which_clocks_it_knows(devices: nvml.NvmlDevices) -> None:
+def test_a_gpu_returns_its_identity_and_its_clocks(devices: nvml.NvmlDevices) -> None:
     first, second = devices.devices
     assert first.identity.uuid != second.identity.uuid
     assert first.identity.model == "NVIDIA A100-SXM4-40GB"
@@ -268,7 +268,7 @@ def counter_at(shim: Shim, time_us: int) -> int:
     return shim.get(0, "energy_mj")
 
 
-def test_samples_of_power_tell_what_the_counter_tells_and_when(sampled: nvml.NvmlDevice, shim: Shim) -> None:
+def test_samples_of_power_agree_with_the_counter(sampled: nvml.NvmlDevice, shim: Shim) -> None:
     """A load that falls by half between two samples is seen there, and the counter is not read for it."""
     meter = EnergyMeter()
     shim.inject("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_UNKNOWN, times=-1)
@@ -288,7 +288,7 @@ def test_samples_of_power_tell_what_the_counter_tells_and_when(sampled: nvml.Nvm
     assert (levels[2] - levels[1]) / (end_us - middle_us) < 0.8 * 400 / 1000
 
 
-def test_no_sample_is_told_twice_and_what_was_missed_is_not_made_up(
+def test_no_sample_counts_twice_and_missed_ones_are_not_estimated(
     sampled: nvml.NvmlDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = [reading for _ in range(20) if not time.sleep(0.01) for reading in sampled.energy() or ()]
@@ -369,7 +369,7 @@ def test_power_falls_back_where_there_is_no_instantaneous_field(devices: nvml.Nv
     assert devices.devices[0].power_mw() is None
 
 
-def test_a_gpu_tells_the_number_by_which_dra_names_it(devices: nvml.NvmlDevices) -> None:
+def test_a_gpu_returns_the_number_by_which_dra_names_it(devices: nvml.NvmlDevices) -> None:
     assert [device.identity.minor_number for device in devices.devices] == [0, 1]
 
 

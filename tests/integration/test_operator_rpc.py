@@ -100,7 +100,7 @@ async def test_who_carries_an_allowed_name_is_served(service: Service) -> None:
     ]
 
 
-async def test_nobody_else_is(service: Service) -> None:
+async def test_no_other_caller_is_served(service: Service) -> None:
     request = messages.SetStragglerRequest(id="GPU-a", slowdown=1.2)
     for name in ("perseus-agent", "perseus-operator", "perseus-infrastructure.evil"):
         error = await service.refusal(request, name)

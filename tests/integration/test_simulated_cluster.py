@@ -104,7 +104,9 @@ def after(job: RunningJob, iteration: int, count: int) -> list[PipelineIteration
     return found
 
 
-def test_a_plan_takes_what_the_solver_promised(cluster: SimulatedCluster, problem: Problem, frontier: Frontier) -> None:
+def test_a_plan_takes_what_the_solver_predicted(
+    cluster: SimulatedCluster, problem: Problem, frontier: Frontier
+) -> None:
     node = cluster.add_node("node-0", STAGES, A100)
     job = cluster.start_job("j", problem, pipelines=1, speed=10.0, noise=0.0, wait_for_agent_s=60.0)
     operator = Operator(cluster, node, job)
@@ -129,7 +131,7 @@ def test_a_plan_takes_what_the_solver_promised(cluster: SimulatedCluster, proble
     assert job.training.failure is None
 
 
-def test_a_killed_agent_delays_nobody_and_its_successor_restores_the_clocks(
+def test_a_killed_agent_delays_no_training_and_its_successor_restores_the_clocks(
     cluster: SimulatedCluster, problem: Problem, frontier: Frontier
 ) -> None:
     node = cluster.add_node("node-0", STAGES, A100)

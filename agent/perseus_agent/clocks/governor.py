@@ -1,9 +1,9 @@
-"""The policy of one GPU's clock: what may be written, when, and whether it was obeyed.
+"""The policy of one GPU's clock: what may be written, when, and whether the GPU obeys.
 
-A ``Governor`` belongs to the worker thread of its GPU, which alone calls its methods; properties are plain values
-that other threads may read. Latest wins, no-ops are skipped, the switch rate is bounded, the journal knows of a lock
-before the GPU does, a foreign setting is left alone. What is *wanted* comes from the pilot; who may want anything at
-all is decided by the node.
+A ``Governor`` belongs to the worker thread of its GPU, which alone calls its methods; properties are plain values that
+other threads may read. The latest request wins, writes without effect are skipped, the rate of writes is bounded, the
+journal lists a GPU before the GPU is locked, and a clock that another program has set is left alone. Which clock is
+wanted comes from the rank's follower; the node decides which rank may want any.
 
     want(mhz | None) ── pump() ──► lock_clocks / reset_clocks       None: the default clocks
     observe(clock, reasons) ◄── the worker's read-back              drift, foreign writes
@@ -37,21 +37,21 @@ BUSY_RETRIES: Final = 5
 RESTORE_RETRY_S: Final = 0.5
 """First pause before a failed reset is tried again; doubled up to the next constant, and never given up."""
 RESTORE_RETRY_MAX_S: Final = 60.0
-FAILURES_TO_FENCE: Final = 5
+MAX_FAILURES: Final = 5
 STRIKES: Final = 3
-"""Read-backs in a row that must disagree before anything is said of it."""
+"""Read-backs in a row that must disagree with the lock before it is reported."""
 
 HISTORY: Final = 1_024
 """Writes remembered for the read-back: at the default bound, more than fit into the default time to settle."""
 UNKNOWN: Final = 0
-"""Stands for the clock that an earlier life of this agent locked."""
+"""Stands for a clock that an earlier process of this agent locked."""
 
 _EXPLAINED: Final = ~EventReason.NONE
-"""Any reason at all explains a clock below the one asked for; none explains one above it."""
+"""Any reason explains a clock below the requested one; no reason explains a clock above it."""
 
 
 class GpuNoticeKind(Enum):
-    """What is worth telling about a GPU; the names are those of the wire."""
+    """Kinds of GPU events; the names are those of the wire."""
 
     THERMAL_SLOWDOWN = "THERMAL_SLOWDOWN"
     POWER_BRAKE = "POWER_BRAKE"
@@ -65,7 +65,7 @@ class GpuNoticeKind(Enum):
 
 @dataclass(frozen=True)
 class GpuNotice:
-    """One edge: something began or ended."""
+    """An event: a condition of the GPU began or ended."""
 
     kind: GpuNoticeKind
     gpu_uuid: str
@@ -75,7 +75,7 @@ class GpuNotice:
 
 @dataclass(frozen=True)
 class GovernorLimits:
-    """The settings that matter here."""
+    """Settings of a governor."""
 
     min_switch_interval_s: float = 0.002
     settle_s: float = 0.5
@@ -101,7 +101,7 @@ class Governor:
         self._clock = clock
         self._wanted: int | None = None
         self._releasing: str | None = None
-        self._held = False  # the journal knows: a reset is owed
+        self._held = False  # the journal lists the GPU: a reset is due
         self._unsure = False  # what is on the device may not be what was written last
         self._next_write_s = 0.0
         self._busy = 0
@@ -112,27 +112,27 @@ class Governor:
         self._striking_mhz = 0
         self._history: deque[tuple[float, int | None]] = deque([(clock(), None)], maxlen=HISTORY)
         self.applied: int | None = None
-        """The clock locked by us; None: the default clocks; UNKNOWN: locked by an earlier life."""
-        self.asked = False
-        """Whether the device has said so far if it may be driven; until then ``controllability`` is a guess."""
+        """The clock that this agent has locked; None: the default clocks; UNKNOWN: locked by an earlier process."""
+        self.probed = False
+        """Whether ``controllability`` has been read from the device yet."""
         self.controllability = Controllability.NOT_SUPPORTED
-        self.controllability_message = "not asked yet"
+        self.controllability_message = "not read yet"
         self.writes = 0
         """Calls that changed the device's clocks, ever."""
         self.skipped = 0
-        """Requests that were coalesced into a later one or asked for what was there already."""
+        """Requests that were replaced by a later one, or that wanted the clock that was locked already."""
         self.restores = 0
-        """Times the GPU was given back at the end of a hold."""
+        """How often the GPU was returned to its default clocks."""
         self.drifted = False
         self.foreign = False
         self.lost = False
         self.driver_replaced = False
-        """The driver is another than the one that the process has opened: only a new process can go on."""
+        """The driver is not the one that this process has opened: only a new process can continue."""
 
     # ------------------------------------------------------------------------------------------------ requests
 
     def engage(self) -> None:
-        """A rank takes the GPU: ask the device anew whether it may be driven."""
+        """Prepare for a rank: read from the device whether it may be driven."""
         self._releasing = None
         if self.lost or self.foreign:
             return
@@ -142,7 +142,7 @@ class Governor:
             self._fail(error)
 
     def want(self, mhz: int | None) -> float | None:
-        """Ask for a clock, or None for the default ones. Returns when to ``pump`` again (monotonic seconds), if
+        """Request a clock, MHz; None: the default clocks. Returns when to ``pump`` again (monotonic seconds), if
         ever."""
         if mhz is not None and mhz not in self._supported:
             self.controllability_message = f"{mhz} MHz is not a supported clock; default clocks instead"
@@ -153,7 +153,8 @@ class Governor:
         return self.pump()
 
     def pump(self) -> float | None:
-        """Bring the device to what is wanted, if it is time. Returns when to call again, if ever."""
+        """Write the wanted clock to the device if it is time. Returns when to call again (monotonic seconds), if
+        ever."""
         if self.controllability is not Controllability.YES:
             self._wanted = None
         wanted = self._wanted
@@ -171,16 +172,16 @@ class Governor:
                     self._hold()
                 self._device.lock_clocks(wanted)
         except JournalError as error:
-            # Nothing of ours is written to a GPU that the journal does not know.
+            # No clock is locked on a GPU that the journal does not list.
             self.controllability_message = str(error)
-            return self._default_rather()
+            return self._fall_back_to_default()
         except DeviceError as error:
             return self._fail(error)
         self._wrote(wanted, now_s)
         return None
 
     def release(self, reason: str) -> float | None:
-        """Give the GPU back: default clocks, and a foreign setting stays. Returns when to ``pump`` again, if ever."""
+        """Return the GPU to its default clocks; a foreign setting stays. Returns when to ``pump`` again, if ever."""
         if self.foreign:
             self._leave_foreign()
         self._releasing = reason
@@ -189,18 +190,18 @@ class Governor:
 
     @property
     def held(self) -> bool:
-        """Whether a reset of this GPU is owed."""
+        """Whether a reset of this GPU is due."""
         return self._held
 
     def adopt(self) -> None:
-        """The journal says that an earlier life of this agent locked the GPU: to which clock is not known."""
+        """Take over a lock of an earlier process of this agent; at which clock is not known."""
         self._held = True
         self.applied = self._wanted = UNKNOWN
 
     # ------------------------------------------------------------------------------------------------ read-back
 
     def observe(self, clock_mhz: int, reasons: EventReason) -> None:
-        """Compare the clock read back with the one asked for."""
+        """Compare the clock read back with the requested one."""
         if self.applied is None or self.lost:
             return
         horizon = self._clock() - self._limits.settle_s
@@ -215,15 +216,15 @@ class Governor:
             return
         highest = max(mhz for mhz in expected if mhz is not None)
         if clock_mhz < highest and reasons & _EXPLAINED:
-            return  # the GPU says why: neither agreement nor disagreement
-        # A lock reads the same again and again; whatever makes the clock wander is not somebody's setting.
+            return  # the GPU gives a reason: neither agreement nor disagreement
+        # A lock reads the same every time; what makes the clock wander is not a setting of another program.
         steady = self._strikes == 0 or clock_mhz == self._striking_mhz
         self._strikes = self._strikes + 1 if steady else 1
         self._striking_mhz = clock_mhz
         if self._strikes < STRIKES or self.foreign:
             return
         if len(expected) == 1 and self._verified:
-            # It ran at our clock and then changed without a write of ours or a reason of its own.
+            # It ran at the locked clock and then changed, without a write of this agent and without a reason.
             self.foreign = True
             self._controllable(
                 Controllability.FOREIGN, f"reads {clock_mhz} MHz, {self.applied} MHz was locked and reached"
@@ -234,13 +235,13 @@ class Governor:
             message = f"reads {clock_mhz} MHz, {self.applied} MHz is locked, and the GPU gives no reason"
             self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, True, message))
 
-    def fence(self, error: DeviceError) -> None:
-        """An error after which the GPU is not asked again."""
+    def stop_using(self, error: DeviceError) -> None:
+        """Stop using the GPU after this error."""
         self.driver_replaced = self.driver_replaced or isinstance(error, DriverMismatch)
         self.declare_lost(str(error))
 
     def declare_lost(self, message: str) -> None:
-        """The GPU does not answer (told by the watchdog from another thread, or by an error): fenced from now on."""
+        """The GPU does not answer, as the watchdog (another thread) or an error shows: it is not used any more."""
         if not self.lost:
             self.lost = True
             self._controllable(Controllability.LOST, message)
@@ -253,17 +254,17 @@ class Governor:
         self._held = True
 
     def _finish_release(self) -> None:
-        """Strike the GPU out of the journal once it is back at its default clocks."""
+        """Remove the GPU from the journal once it is back at its default clocks."""
         if self._releasing is None or self.foreign or self.applied is not None or self._unsure:
             return
         reason, self._releasing = self._releasing, None
         if self._held:
             self._held = False
             self.restores += 1
-            self._strike_out()
+            self._remove_from_journal()
             self._notify(GpuNotice(GpuNoticeKind.CLOCKS_RESTORED, self._uuid, True, reason))
 
-    def _strike_out(self) -> None:
+    def _remove_from_journal(self) -> None:
         try:
             self._journal.record_reset(self._uuid)
         except JournalError as error:  # then it is reset once more at the next start: harmless
@@ -289,10 +290,10 @@ class Governor:
         self._strikes = 0
         if self.drifted:
             self.drifted = self._unsure = False
-            self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, False, "the clock is the one asked for again"))
+            self._notify(GpuNotice(GpuNoticeKind.DRIFT, self._uuid, False, "the clock is the requested one again"))
 
     def _leave_foreign(self) -> None:
-        """At the end: reset only if the lock that is in effect is ours after all."""
+        """At release: reset only if the lock in effect is this agent's after all."""
         self.foreign = False
         self._strikes = 0
         ours = self.applied
@@ -306,19 +307,19 @@ class Governor:
         if ours is not None and abs(clock_mhz - ours) > self._tolerance(ours):
             self.applied = self._wanted = None
             self._held = self._unsure = False
-            self._strike_out()
+            self._remove_from_journal()
 
     def _fail(self, error: DeviceError) -> float | None:
-        """What an error of the device means for what is wanted; returns when to try again, if ever."""
+        """Handle an error of the device; returns when to try again, if ever."""
         match error:
             case DeviceBusy() | DeviceFailed():
                 self._unsure = True
                 self._busy += 1
                 self._failures += isinstance(error, DeviceFailed)
-                if self._failures < FAILURES_TO_FENCE and self._busy <= BUSY_RETRIES:
+                if self._failures < MAX_FAILURES and self._busy <= BUSY_RETRIES:
                     return self._again(BUSY_RETRY_S)
                 self.controllability_message = str(error)
-                if self._failures >= FAILURES_TO_FENCE:
+                if self._failures >= MAX_FAILURES:
                     self.declare_lost(str(error))
             case NoPermission():
                 self._controllable(Controllability.NO_PERMISSION, str(error))
@@ -328,11 +329,11 @@ class Governor:
                 self.controllability_message = str(error)
             case _:
                 self._unsure = self._held
-                self.fence(error)
-        return self._default_rather()
+                self.stop_using(error)
+        return self._fall_back_to_default()
 
-    def _default_rather(self) -> float | None:
-        """The write was refused: rather the default clocks than an old one. Giving back is never given up."""
+    def _fall_back_to_default(self) -> float | None:
+        """After a refused write: default clocks rather than an old one. The reset is tried until it works."""
         self._wanted = None
         self._busy = 0
         if self.applied is None and not self._unsure:
@@ -346,14 +347,14 @@ class Governor:
         return self._next_write_s
 
     def _controllable(self, state: Controllability, message: str) -> None:
-        self.asked, self.controllability, self.controllability_message = True, state, message
+        self.probed, self.controllability, self.controllability_message = True, state, message
 
     def _tolerance(self, mhz: int) -> int:
-        """One step of the GPU's clock grid around ``mhz``: what is read back may lie a step beside what was asked
-        for."""
+        """One step of the GPU's clock grid around ``mhz``: the clock read back may be one step beside the requested
+        one."""
         clocks = self._device.identity.supported_clocks_mhz
         if mhz not in clocks:
             return 0
-        place = clocks.index(mhz)
-        around = clocks[max(0, place - 1) : place + 2]
+        position = clocks.index(mhz)
+        around = clocks[max(0, position - 1) : position + 2]
         return max(around) - min(around) if len(around) < 3 else (around[2] - around[0] + 1) // 2

@@ -1,11 +1,11 @@
 """One thread per GPU: everything that touches a GPU happens here, and only here.
 
-It waits on the bell of the rank that drives the GPU, or for the moment at which the pilot foresees a mark, and writes
-the clock in the same thread that was woken: a message never changes threads on its way to the device. In between it
-samples energy, reads clocks and event reasons back, and finishes iteration reports. A driver call that hangs therefore
-stops this GPU and no other; ``check_hang``, called by the node's watchdog, then declares it lost. Other threads ask
-through ``attach``, ``detach`` and ``stop``, which queue a command and return a future (cancelled after ``stop``): never
-wait on it unboundedly.
+It waits for the eventfd (the bell) of the rank that drives the GPU, or for the moment at which a mark is predicted, and
+writes the clock in the same thread that was woken: a request never changes threads on its way to the device. In between
+it samples energy, reads clocks and event reasons back, and finishes iteration reports. A driver call that hangs
+therefore stops this GPU and no other; ``check_hang``, called by the node's watchdog, then declares it lost. Other
+threads send commands by ``attach``, ``detach`` and ``stop``, which return a future (cancelled after ``stop``): always
+wait on it with a timeout.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NOTICES: Final = {
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """The settings that matter here."""
+    """Settings of a worker."""
 
     governor: GovernorLimits = field(default_factory=GovernorLimits)
     sample_interval_s: float = 0.05
@@ -106,11 +106,11 @@ class GpuWorker:
     # ------------------------------------------------------------------------------------------- from other threads
 
     def start(self) -> None:
-        """Begin; once."""
+        """Start the thread, once."""
         self._thread.start()
 
     def attach(self, follower: RankFollower) -> Future[None]:
-        """A rank takes the GPU."""
+        """Let a rank drive the GPU."""
 
         def command() -> None:
             self._end_follower("another rank took the GPU")
@@ -125,7 +125,7 @@ class GpuWorker:
         return self._command(command)
 
     def detach(self, follower: RankFollower, reason: str) -> Future[bool]:
-        """The rank leaves, and the GPU goes back to its default clocks. The result: whether it had been held and is
+        """End a rank's control and return the GPU to its default clocks. The result: whether it had been held and is
         back."""
 
         def command() -> bool:
@@ -137,7 +137,7 @@ class GpuWorker:
         return self._command(command)
 
     def selection_changed(self) -> Future[None]:
-        """A selection was made for the rank that drives the GPU."""
+        """React to a selection for the rank that drives the GPU."""
 
         def command() -> None:
             if self.follower is not None:
@@ -147,7 +147,7 @@ class GpuWorker:
         return self._command(command)
 
     def restore(self, reason: str) -> Future[bool]:
-        """An earlier life of the agent locked this GPU: give it back."""
+        """Return a GPU to its default clocks that an earlier process of the agent locked."""
 
         def command() -> bool:
             self.governor.engage()
@@ -158,11 +158,11 @@ class GpuWorker:
         return self._command(command)
 
     def stop(self, reason: str) -> Future[bool]:
-        """Give the GPU back and end the thread. The result: whether nothing is owed any more."""
+        """Return the GPU to its default clocks and end the thread. The result: whether no reset is due any more."""
 
         def command() -> bool:
             self._end_follower(reason)
-            # A reset that failed for a passing reason is tried until it works or the process is told to go.
+            # A reset that failed for a passing reason is tried until it works or the process is stopped.
             while self._pump_s is not None and not self.governor.lost:
                 time.sleep(max(0.0, self._pump_s - time.monotonic()))
                 self._pump_s = self.governor.pump()
@@ -178,7 +178,7 @@ class GpuWorker:
 
     @property
     def progressing(self) -> bool:
-        """Whether the thread turns, or has said that its GPU is lost."""
+        """Whether the thread makes progress, or its GPU is known to be lost."""
         awake_s = self._awake_since_s
         return self.governor.lost or awake_s is None or time.monotonic() - awake_s <= self._limits.hang_timeout_s
 
@@ -207,13 +207,13 @@ class GpuWorker:
         stopping = False
         now_s = time.monotonic()
         while not stopping:
-            # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep us awake.
+            # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep this thread awake.
             events = self._events_until_look() if self._look_s else self._epoll.poll(max(0.0, self._due_s - now_s))
             self._awake_since_s = now_s = time.monotonic()
             try:
                 for descriptor, _ in events:
                     if descriptor == self._bell:
-                        stopping = self._obey()
+                        stopping = self._set_clock()
                     elif self.follower is not None:
                         self._follow(self.follower)
                 if 0 < self._look_s <= now_s and self.follower is not None:
@@ -221,7 +221,7 @@ class GpuWorker:
                 if now_s >= self._due_s:
                     self._routine(now_s)
             except Exception:
-                # A fault of ours must neither leave the GPU locked nor end the thread that can unlock it.
+                # A defect of the agent must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
                 self._end_follower("a fault in the agent")
             self._awake_since_s = None
@@ -257,7 +257,7 @@ class GpuWorker:
         sample_s = max(self._sample_s, self._look_s) if self._gives_way else self._sample_s
         self._due_s = min(self._watch_s, sample_s, self._pump_s or self._watch_s)
 
-    def _obey(self) -> bool:
+    def _set_clock(self) -> bool:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         stopping = False
@@ -267,7 +267,7 @@ class GpuWorker:
         return stopping
 
     def _follow(self, follower: RankFollower) -> None:
-        """The rank rang: first its clock, then whatever can wait."""
+        """React to a ring of the rank: first the clock, then whatever can wait."""
         governor = self.governor
         pump_s = governor.want(follower.look(governor.writes))
         if pump_s != self._pump_s:
@@ -280,7 +280,7 @@ class GpuWorker:
             self._look_s = time.monotonic()
 
     def _end_follower(self, reason: str) -> None:
-        """Clocks first, then what the rank had still to tell."""
+        """Restore the clocks first, then report the rank's last iterations."""
         self._pump_s = self.governor.release(reason)
         follower, self.follower, self._look_s = self.follower, None, 0.0
         self._plan_routine()
@@ -289,14 +289,14 @@ class GpuWorker:
         self._epoll.unregister(follower.channel.event_fd)
         self._finish_later(follower, follower.leave(self.governor.writes))
         while self._unfinished:
-            self._tell(*self._unfinished.popleft()[1:])
+            self._report(*self._unfinished.popleft()[1:])
 
     def _sample(self) -> None:
         limits, began_s = self._limits, time.monotonic()
         try:
             readings = self.device.energy()
         except (DeviceLost, DriverMismatch) as error:
-            self.governor.fence(error)
+            self.governor.stop_using(error)
             readings = None
         except DeviceError:
             readings = None
@@ -312,7 +312,7 @@ class GpuWorker:
             or self._unfinished[0][0] < patience_s
             or len(self._unfinished) > MAX_UNFINISHED
         ):
-            self._tell(*self._unfinished.popleft()[1:])
+            self._report(*self._unfinished.popleft()[1:])
 
     def _watch(self) -> None:
         """Read back clock, power and event reasons."""
@@ -323,7 +323,7 @@ class GpuWorker:
             reasons = self.device.event_reasons()
             self.power_mw = self.device.power_mw()
         except (DeviceLost, DriverMismatch) as error:
-            self.governor.fence(error)
+            self.governor.stop_using(error)
             return
         except DeviceError as error:
             log.debug("read-back failed: %s", error, extra={"gpu": self.uuid})
@@ -343,7 +343,7 @@ class GpuWorker:
             now_s = time.monotonic()
             self._unfinished.extend((now_s, one, follower) for one in finished)
 
-    def _tell(self, one: Finished, follower: RankFollower) -> None:
+    def _report(self, one: Finished, follower: RankFollower) -> None:
         record, plan = one.record, one.plan
         if self.governor.controllability is not Controllability.YES:
             plan = None  # it was not enforced
@@ -378,7 +378,8 @@ class GpuWorker:
             moments += (begin_us, begin_us + duration_us)
         moments.append(one.next_begin_us)
         if any(later < earlier for earlier, later in pairwise(moments)):
-            moments = [record.begin_us, one.next_begin_us]  # instructions that overlap cannot be told apart
+            # the energy of instructions that overlap cannot be separated
+            moments = [record.begin_us, one.next_begin_us]
         levels = self.meter.at(moments)
         if levels is None:
             return None
@@ -413,6 +414,6 @@ class GpuWorker:
 
 
 def _refuse(future: Future[Any]) -> None:
-    """Cancel, and tell those who wait already."""
+    """Cancel a future, also for threads that wait for it already."""
     future.cancel()
     future.set_running_or_notify_cancel()

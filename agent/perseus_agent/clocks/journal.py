@@ -1,10 +1,9 @@
 """What must survive a kill -9: which GPUs this agent has locked, and the highest epoch seen of each job.
 
-A GPU is written here, on disk, before its first lock and struck out after its reset; at start whatever is still
-listed is given back. The file is replaced whole and carries its own digest, so it is either a state that was or it is
+A GPU is written here, on disk, before its first lock and removed after its reset; at start every GPU that is still
+listed is reset. The file is replaced whole and carries its own digest, so it is either a state that existed or it is
 refused: a damaged journal never leads to a write on a GPU. After a reboot the driver has forgotten all locks, so
-entries of another boot are dropped. Called by the governors (locks) and the node (epochs), from any thread. No policy
-here.
+entries of another boot are dropped. Any thread may call it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class JournalState:
 
     boot_id: str = ""
     locked: frozenset[str] = frozenset()
-    """UUIDs of the GPUs whose clocks may be locked by us."""
+    """UUIDs of the GPUs that this agent may have locked."""
     epochs: dict[str, int] = field(default_factory=dict)
     """Job UID to the highest epoch seen, longest unseen first."""
 
@@ -95,7 +94,7 @@ class Journal:
 
     @property
     def locked(self) -> frozenset[str]:
-        """GPUs that may be locked by us."""
+        """GPUs that this agent may have locked."""
         return self._state.locked
 
     def epoch(self, job_uid: str) -> int:
@@ -103,7 +102,7 @@ class Journal:
         return self._state.epochs.get(job_uid, 0)
 
     def record_lock(self, gpu_uuid: str) -> None:
-        """To be called before the first lock of a GPU.
+        """Record a GPU; call this before its first lock.
 
         Raises:
             JournalError: it is not on disk; the GPU must not be locked.
@@ -113,13 +112,14 @@ class Journal:
                 self._write(replace(self._state, locked=self._state.locked | {gpu_uuid}))
 
     def record_reset(self, gpu_uuid: str) -> None:
-        """To be called after the reset of a GPU. If it fails the GPU is reset once more at the next start: harmless."""
+        """Remove a GPU; call this after its reset. If it fails, the GPU is reset once more at the next start:
+        harmless."""
         with self._lock:
             if gpu_uuid in self._state.locked:
                 self._write(replace(self._state, locked=self._state.locked - {gpu_uuid}))
 
     def record_epoch(self, job_uid: str, epoch: int) -> None:
-        """To be called before an epoch is accepted."""
+        """Record an epoch; call this before it is accepted."""
         with self._lock:
             epochs = dict(self._state.epochs)
             if epochs.pop(job_uid, 0) == epoch:

@@ -1,11 +1,10 @@
 """A job's plans on this node: which clocks a rank follows in which iteration.
 
-``JobPlans`` is written by the node (under its lock) and read by the pilots of the GPUs without one: what they read is
-replaced whole, never changed. No devices, no messages, no time here.
+``JobPlans`` is written by the node (under its lock) and read by the GPUs' threads without a lock: what they read is
+replaced whole, never changed.
 
 A selection takes effect at an iteration boundary: ``from_iteration``, or the first boundary that no rank of this node
-has passed yet. So no rank ever changes its plan inside an iteration, and all ranks of the node change at the same
-one.
+has passed yet. So no rank ever changes its plan inside an iteration, and all ranks of the node change at the same one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from perseus_agent.errors import InvalidRequest, UnknownPlan
 from perseus_proto.planset import PlanSet, StageSchedule
 
 MAX_PENDING: Final = 16
-"""Selections of one pipeline kept for boundaries still to come; more means a caller that has lost count."""
+"""Longest list of selections of one pipeline whose boundaries have not come; more means a defect of the caller."""
 MAX_PIPELINES: Final = 4_096
 MAX_ITERATION: Final = 2**53
 _COMPILED_KEPT: Final = 64
@@ -74,7 +73,7 @@ class JobPlans:
     def select(
         self, plan_id: str, points: Mapping[int, int], from_iteration: int, furthest: Mapping[int, int | None]
     ) -> None:
-        """Choose points for pipelines; all of it or nothing.
+        """Choose points for pipelines: all of them, or after an error none.
 
         Args:
             plan_id: of a plan set pushed before.
@@ -100,29 +99,29 @@ class JobPlans:
                     f"selections.point: {point} is beyond the {len(plan_set.points)} points of the plan set"
                 )
             begun = furthest.get(dp)
-            kept = [choice for choice in timelines.get(dp, ()) if choice.from_iteration < boundary]
+            pending = [choice for choice in timelines.get(dp, ()) if choice.from_iteration < boundary]
             # The one in force now and those still to come; what ended before any rank's current iteration is history.
-            while len(kept) > 1 and begun is not None and kept[1].from_iteration < begun:
-                del kept[0]
-            if len(kept) >= MAX_PENDING:
+            while len(pending) > 1 and begun is not None and pending[1].from_iteration < begun:
+                del pending[0]
+            if len(pending) >= MAX_PENDING:
                 raise InvalidRequest(f"from_iteration: pipeline {dp} has {MAX_PENDING} selections pending already")
-            timelines[dp] = (*kept, Selection(boundary, plan_set, point))
+            timelines[dp] = (*pending, Selection(boundary, plan_set, point))
         if len(timelines) > MAX_PIPELINES:
             raise InvalidRequest(f"selections.data_parallel_rank: more than {MAX_PIPELINES} pipelines in one job")
         self._snapshot = replace(self._snapshot, timelines=timelines)
 
     def rebase(self, dp: int, furthest: int | None) -> None:
-        """The pipeline's processes are new and count from zero again: what had been in force is so from their start."""
+        """Restart the count of a pipeline whose processes are new: what was in force is in force from iteration 0."""
         timeline = self._snapshot.timelines.get(dp, ())
         begun = [choice for choice in timeline if furthest is not None and choice.from_iteration <= furthest]
         if begun:
             pending = timeline[len(begun) :]
-            # Boundaries still to come were meant in the old count, which nobody keeps any more: the last one counts.
+            # Boundaries to come were numbers of the old count, which no longer exists: the last selection is used.
             heir = (pending or begun)[-1]._replace(from_iteration=0)
             self._snapshot = replace(self._snapshot, timelines={**self._snapshot.timelines, dp: (heir,)})
 
     def follow(self, dp: int, stage: int, iteration: int) -> StagePlan | None:
-        """What a rank follows in an iteration; None: nothing is planned, default clocks. Read by the pilots."""
+        """What a rank follows in an iteration; None: nothing is planned, default clocks."""
         chosen = None
         for choice in self._snapshot.timelines.get(dp, ()):
             if choice.from_iteration > iteration:

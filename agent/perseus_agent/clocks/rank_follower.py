@@ -1,9 +1,9 @@
 """Follows one rank through its schedule: from the position in shared memory to the clock it wants, and to finished
 iterations.
 
-One per rank that drives a GPU, used by that GPU's worker thread alone (``iteration`` may be read by others). It
-trusts the memory for nothing but the rank's own clocks: a rank that skips, repeats or reorders instructions, or whose
-schedule is not the plan's, runs that iteration at default clocks. No device and no time here.
+Only the thread of the rank's GPU calls it (``iteration`` may be read by others). The memory is trusted for nothing but
+the rank's own clocks: a rank that skips, repeats or reorders instructions, or whose schedule is not the plan's, runs
+that iteration at default clocks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Mark:
 
 
 class RankFollower:
-    """One rank."""
+    """The state of one rank that drives a GPU."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class RankFollower:
         self.iteration: int | None = None
         """The furthest iteration that the rank has begun."""
         self.misfit = False
-        """The plan's schedule of this stage is not the one that the rank said it executes."""
+        """The plan's schedule of this stage is not the one that the rank reported in its hello."""
         self.due = False
         """Whether a step has begun or ended since the look before: ``collect`` then."""
         self.deviations = 0
@@ -97,7 +97,7 @@ class RankFollower:
         position = self.channel.position()
         if position.phase is Phase.NONE:
             return None
-        # By the iteration too: a fast rank is inside the next one before its ring is heard.
+        # By the iteration too: a fast rank is inside the next one before its ring is handled.
         self.due = position.phase in (Phase.STEP_BEGUN, Phase.STEP_ENDED) or position.iteration != self.iteration
         iteration, index = position.upcoming(self._count)
         new = iteration != self._planned_iteration
@@ -112,7 +112,7 @@ class RankFollower:
             self._planned_iteration, self._deviant, self._index = iteration, False, -1
         if position.iteration != self.iteration:
             self.iteration = position.iteration
-            over = position.phase is Phase.STEP_ENDED  # begun and ended before its ring was heard
+            over = position.phase is Phase.STEP_ENDED  # begun and ended before its ring was handled
             self._marks[position.iteration] = _Mark(followed if over else self._plan, writes)
             while len(self._marks) > _MARKS_KEPT:
                 del self._marks[next(iter(self._marks))]
@@ -123,13 +123,13 @@ class RankFollower:
         return None if plan is None else plan.clocks_mhz[index]
 
     def selection_changed(self) -> None:
-        """A selection was made. To be followed by a look: what the rank has passed meanwhile rings no more."""
+        """React to a selection. Call ``look`` afterwards: marks that the rank has passed since do not ring again."""
         if self.iteration is not None:
             self._publish(self._planned_iteration)
 
     def next_look_us(self, now_us: int) -> int:
-        """When to look next although nobody rings, by the machine's clock; 0: not at all. To be called after each
-        ``look``, and followed by ``must_look_again``."""
+        """When to look next without a ring, in microseconds of the machine's clock; 0: not at all. Call it after each
+        ``look``, then ``must_look_again``."""
         predictor, iteration = self._predictor, self.iteration
         if predictor is None or iteration is None:
             return 0
@@ -139,11 +139,11 @@ class RankFollower:
         return predictor.look(iteration, ended, now_us)
 
     def must_look_again(self) -> bool:
-        """Whether to look again at once: the rank may have relied on a look that was foreseen before."""
+        """Whether to look again at once: the rank may have left out a ring because of the look predicted before."""
         return self._predictor is not None and self._predictor.must_look_again()
 
     def collect(self, writes: int) -> list[Finished]:
-        """Iterations that are over, oldest first. To be called when a step begins or ends."""
+        """Collect the iterations that are over, oldest first. Call it when a step begins or ends."""
         finished = []
         while (record := self.channel.drain_iteration()) is not None:
             if not record.complete:
@@ -161,7 +161,7 @@ class RankFollower:
         return finished
 
     def leave(self, writes: int) -> list[Finished]:
-        """Ask the rank to ring no more; returns what had not been told yet. The memory stays: the session owns it."""
+        """Stop the rank's rings and return the iterations not reported yet. The memory stays: the session owns it."""
         self.channel.set_wake_map(bytes(self._count))
         self.channel.skip_rings_from(0)
         finished = self.collect(writes)
@@ -184,8 +184,8 @@ class RankFollower:
         return plan if plan is self._plan or (plan is not None and self._fits(plan)) else None
 
     def _publish(self, iteration: int) -> bool:
-        """Have the rank ring as the plan of an iteration wants it, and at its last instruction if another plan comes
-        next: so the clock for the next iteration changes before that begins. True if the wake map changed."""
+        """Publish the wake map of an iteration's plan, with a ring at its last instruction if another plan is next: so
+        the clock changes before the next iteration begins. True if the wake map changed."""
         wake = bytes(self._count) if self._plan is None else self._plan.wake
         if self._plan_of(iteration + 1) is not self._plan:
             wake = b"\x01" + wake[1:]
@@ -211,12 +211,12 @@ class RankFollower:
             mark.plan = None
 
     def _finish(self, record: IterationRecord, next_begin_us: int, writes: int) -> Finished:
-        plausible = record.end_us <= next_begin_us <= record.begin_us + MAX_DURATION_US
+        consistent = record.end_us <= next_begin_us <= record.begin_us + MAX_DURATION_US
         mark = self._marks.pop(record.iteration, None)
         following = self._marks.get(record.iteration + 1)
         return Finished(
             record=record,
-            next_begin_us=next_begin_us if plausible else record.end_us,
+            next_begin_us=next_begin_us if consistent else record.end_us,
             plan=None if mark is None else mark.plan,
             clock_changes=0 if mark is None else (writes if following is None else following.writes) - mark.writes,
         )

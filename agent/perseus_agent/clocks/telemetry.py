@@ -1,8 +1,7 @@
-"""What the agent tells about jobs, and how it reaches slow readers: a bounded ring for each, the oldest dropped and
-counted.
+"""What the agent reports about jobs, and how it reaches slow readers: each reader has a bounded queue; when it is full,
+the oldest event is dropped and counted.
 
-Published by the GPU workers and the node, read by the streams of ``service``. Publishing never blocks and never
-fails. Values only: turning them into messages is the service's business.
+Publishing never blocks and never fails. These are plain values; the gRPC service makes messages of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ BATCH_EVENTS: Final = 256
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One training process and its place in a job; pod and GPU are the kernel's and the kubelet's word, not its own."""
+    """One training process and its rank in a job. Pod and GPU come from the kernel and the kubelet, not from the
+    process."""
 
     job_uid: str
     pod_uid: str
@@ -33,7 +33,7 @@ class RankProcess:
 
 @dataclass(frozen=True)
 class RankChange:
-    """A rank came or went."""
+    """A rank joined or left."""
 
     rank: RankProcess
     joined: bool
@@ -138,7 +138,7 @@ class TelemetryHub:
         watcher.close()
 
     def publish(self, job_uid: str, event: Event) -> None:
-        """Tell every reader of the job."""
+        """Send an event to every reader of the job."""
         for watcher in self._watchers.get(job_uid, ()):
             if not watcher.put(event):
                 with self._lock:

@@ -1,11 +1,12 @@
-"""Foresees when a rank will next want another clock, so that the agent looks by itself and the rank need not ring.
+"""Predicts when a rank will next want another clock, so that the agent looks by itself and the rank need not ring.
 
-A ring wakes a sleeping CPU, and the training thread pays for it. Iterations resemble each other, so the agent sets its
-own timer instead and says so in the channel (``ChannelReader.foresee``). Nothing depends on a good guess: a mark that
-comes early rings, and for one that comes late the agent looks again, a few times, and then asks for the ring.
+A ring wakes a sleeping CPU, and the training thread pays for it. Iterations resemble each other, so the agent sets a
+timer instead and publishes in the channel from when on rings are not needed (``ChannelReader.skip_rings_from``).
+Nothing depends on a good prediction: a mark that comes early rings, and for one that comes late the agent looks again,
+a few times, and then relies on the ring.
 
-Used by the pilot of a rank whose clock is the machine's; one object for each plan that it follows. Times come in and go
-out, and are the rank's word, so they are bounded here; no timers, no devices.
+Only ranks whose clock is the machine's are predicted. Times in the channel are written by the rank, which is not
+trusted, so they are bounded here.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ LOOKS_SAVED: Final = 64.0
 """A look costs the agent what a ring costs it. So often it wakes for a mark on average, its ring included, and so many
 looks in a row are affordable after better times; beyond, the rank rings."""
 LONGEST_US: Final = 10_000_000
-"""Spans longer than this are not foreseen: one ring more or less is nothing then."""
+"""Spans longer than this are not predicted: one ring more makes no difference then."""
 _KEPT: Final = 3
-"""Spans remembered of each mark; their median stands neither for an outlier nor for a change of pace for long."""
+"""Spans stored for each mark: their median ignores an outlier, and follows a change of pace soon."""
 
 
 class WakePredictor:
@@ -49,11 +50,11 @@ class WakePredictor:
         self._tries = 0
         self._lead_us = PATIENCE_MIN_US
         self._affords = 0.0
-        self._from_us = 0  # what the channel says now
-        self._doubt: tuple[int, int] | None = None  # what was expected when the channel said something else before
+        self._from_us = 0  # what the channel holds now
+        self._doubt: tuple[int, int] | None = None  # what was expected when the channel held something else before
 
     def follow(self, wake: bytes) -> None:
-        """Another wake map: what is known of the time between marks is void."""
+        """Use another wake map: stored spans between marks are dropped."""
         count = len(wake)
         # By the number of instructions that have ended: the mark passed last, and the one to come.
         self._before, self._after = array("l", [-1]) * (count + 1), array("l", [-1]) * (count + 1)
@@ -64,12 +65,12 @@ class WakePredictor:
         self._spans_us = array("Q", bytes(8 * _KEPT)) * count
 
     def look(self, iteration: int, ended: int, now_us: int) -> int:
-        """After a look at the rank: when to look next, and let it know. 0: when it rings, and not before.
+        """Predict the next look after a look at the rank, and publish it. Returns when, µs; 0: when the rank rings.
 
         Args:
             iteration: that the rank was seen in.
             ended: so many of its instructions had ended then.
-            now_us: by the rank's clock, which is ours.
+            now_us: now by the rank's clock, which is the machine's.
         """
         awaited, passed = self._after[ended], self._before[ended]
         passed_us = self._time_us(iteration, passed)
@@ -87,24 +88,24 @@ class WakePredictor:
         span_us = self._span_us(awaited) if awaited >= 0 else 0
         given_up = self._affords < 1 or self._tries > LOOKS_AT_ONCE
         if not span_us or given_up or not now_us - LONGEST_US < passed_us <= now_us:
-            return self._say(0, 0, (iteration, ended))
+            return self._publish(0, 0, (iteration, ended))
         self._affords -= 1
         patience_us = min(max(span_us // PATIENCE_SHARE, PATIENCE_MIN_US), PATIENCE_MAX_US)
         self._lead_us = min(self._lead_us, patience_us // LEAD_SHARE)
         again_us = min(AGAIN_US << self._tries, patience_us)
         due_us = max(passed_us + span_us + self._lead_us, now_us + again_us)
-        return self._say(due_us - patience_us, due_us, (iteration, awaited))
+        return self._publish(due_us - patience_us, due_us, (iteration, awaited))
 
     def rest(self, iteration: int, ended: int) -> int:
         """As ``look``, where no plan is followed."""
-        return self._say(0, 0, (iteration, ended))
+        return self._publish(0, 0, (iteration, ended))
 
     def must_look_again(self) -> bool:
-        """Whether to look again at once: a mark beyond those expected may not have rung, because of what stood in the
-        channel when it was made. To be asked some time after ``look``, see ``perseus_proto.channel``."""
+        """Whether to look again at once: a mark beyond those expected may not have rung, because of what the channel
+        held when it was made. Call it some microseconds after ``look``; see ``perseus_proto.channel``."""
         return self._doubt is not None and self._channel.passed() > self._doubt
 
-    def _say(self, from_us: int, due_us: int, expected: tuple[int, int]) -> int:
+    def _publish(self, from_us: int, due_us: int, expected: tuple[int, int]) -> int:
         self._doubt = expected if self._from_us else None
         if from_us or self._from_us:
             self._channel.skip_rings_from(from_us)

@@ -1,1 +1,1 @@
-"""GPUs as the agent sees them: the contract (``base``) and the one door to NVML (``nvml``)."""
+"""GPUs as the agent sees them: the contract (``base``) and its implementation with NVML (``nvml``)."""

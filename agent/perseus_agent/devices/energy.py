@@ -1,10 +1,9 @@
-"""Energy between two moments, from a counter that moves only every 20 to 100 ms, or from as many samples of power.
+"""Energy between two moments, from a counter that moves only every 20 to 100 ms, or from samples of power as dense.
 
-``EnergyMeter`` keeps the edges of the counter (the moments at which it was seen to move) and interpolates between
-them, so that an iteration's energy is not quantised to whole ticks; sums over adjoining spans telescope exactly. The
-energy between two edges it knows without interpolating: ``quiet`` finds those within a wait.
-``InstructionEnergies`` averages the energy of each instruction over many iterations, since one instruction is shorter
-than a tick. One of each per GPU, used by its worker thread alone.
+``EnergyMeter`` stores the edges of the counter (the moments at which it was seen to move) and interpolates between
+them, so that an iteration's energy is not quantised to whole ticks; sums over adjoining spans are exact. Between two
+edges the energy is known without interpolation: ``quiet`` finds those within a wait. ``InstructionEnergies`` averages
+the energy of each instruction over many iterations, since one instruction is shorter than a tick.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 from perseus_agent.devices.base import EnergyReading
 
 MAX_EDGES: Final = 16_384
-"""Edges kept at least: five minutes at a tick of 20 ms, longer than any iteration."""
+"""Edges stored at least: five minutes at a tick of 20 ms, longer than any iteration."""
 SETTLE_US: Final = 50_000
 """After a computation its power may go on in the counter for so long: sensors average over 25 ms and more."""
 STALE_US: Final = 2_000_000
@@ -41,12 +40,12 @@ class EnergyMeter:
         return None if self._seen is None else self._seen.energy_mj + self._offset_mj
 
     def add(self, reading: EnergyReading) -> None:
-        """Take in what the counter says now."""
+        """Add a reading of the counter."""
         seen = self._seen
         if seen is not None and reading.time_us <= seen.time_us:
             return
         if seen is not None and reading.energy_mj < seen.energy_mj:
-            # The driver was reloaded, or samples were missed. What was used meanwhile is lost, never guessed.
+            # The driver was reloaded, or samples were missed. The energy in between is lost, never estimated.
             self._offset_mj += seen.energy_mj
             self._forget(len(self._times_us))
         if seen is None or reading.energy_mj != seen.energy_mj or not self._times_us:
@@ -89,7 +88,7 @@ class EnergyMeter:
         if stop <= start:
             return 0.0, 0
         # An edge is known as well as the counter is read. Waits that just hold two edges hold two that seem close: then
-        # the mean step is believed. Unless every reading finds another value: then edges lie right before readings.
+        # the mean step is used. Unless every reading finds another value: then edges lie right before readings.
         mean_us = (times_us[stop] - times_us[start]) / (stop - start)
         steps_known = 2 * sum(befores_us[at] > times_us[at - 1] for at in range(start + 1, stop + 1)) > stop - start
         span_us, energy_mj = 0.0, 0
@@ -103,8 +102,8 @@ class EnergyMeter:
 
     def _forget(self, edges: int) -> None:
         """The oldest."""
-        for kept in (self._times_us, self._energies_mj, self._befores_us):
-            del kept[:edges]
+        for stored in (self._times_us, self._energies_mj, self._befores_us):
+            del stored[:edges]
 
 
 class InstructionEnergies:
@@ -116,7 +115,7 @@ class InstructionEnergies:
         self.iterations = 0
 
     def add(self, key: object, energies_mj: Sequence[float]) -> None:
-        """One more iteration under ``key``; another key, or another number of instructions, begins anew."""
+        """One more iteration under ``key``; another key, or another number of instructions, restarts the means."""
         if key != self._key or len(energies_mj) != len(self._sums_mj):
             self._key, self._sums_mj, self.iterations = key, [0.0] * len(energies_mj), 0
         self._sums_mj = [total + energy for total, energy in zip(self._sums_mj, energies_mj, strict=True)]

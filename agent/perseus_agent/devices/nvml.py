@@ -1,9 +1,8 @@
-"""The one door to NVML: real GPUs behind ``perseus_agent.devices.base.Device``. The only module that knows pynvml.
+"""Real GPUs behind ``perseus_agent.devices.base.Device``; the only module that imports pynvml.
 
-Every NVML code becomes a class of ``perseus_agent.errors`` (``ERRORS``), and a GPU is named by its UUID alone: a
-handle is checked against it before each write, since indices and handles may mean another GPU after the driver has
-been reloaded. A reload is survived by opening the library again, once a call. No policy, no retries, no time limits
-here: those are the governor's.
+Every NVML code becomes a class of ``perseus_agent.errors`` (``ERRORS``), and a GPU is addressed by its UUID alone: a
+handle is checked against it before each write, since indices and handles may mean another GPU after the driver has been
+reloaded. After a reload the library is opened again, at most once a call. Retries and time limits are the governor's.
 """
 
 from __future__ import annotations
@@ -84,19 +83,19 @@ REASONS: Final[Mapping[int, EventReason]] = {
 }
 """Clock event reasons by NVML's bit.
 
-Left out: application clocks and display clocks, which say nothing about a locked clock.
+Left out: application clocks and display clocks, which do not show a locked clock.
 """
 
 ENERGY_CHECK_S: Final = 0.25
 """How long the energy counters are watched at start: twice the slowest known period, about 106 ms."""
 SAMPLES_EVERY_US: Final = 200_000
-"""How often samples of power are asked for: the driver keeps more than two seconds of them."""
+"""How often samples of power are read: the driver stores more than two seconds of them."""
 COMPARE_EVERY_US: Final = 60_000_000
 """How often they are compared with the counter, which takes long to read; and how long they may stay away."""
 MAX_DEVIATION: Final = 0.1
 """Of energy by samples from the counter's: up to 0.022 was seen in such a time on an H100 (docs/real-gpus.md)."""
 MAX_POWER_W: Final = 10_000
-"""No GPU, nor a module with its CPU, draws more: an energy counter that says so counts something else."""
+"""No GPU, nor a module with its CPU, draws more: an energy counter that shows more counts something else."""
 _CAP_SYS_ADMIN: Final = 1 << 21
 
 
@@ -113,7 +112,7 @@ def open_devices(argument: str) -> NvmlDevices:
 
 
 def may_write(status: Path = Path("/proc/self/status"), uid_map: Path = Path("/proc/self/uid_map")) -> bool:
-    """Whether the driver will let this process set clocks: it asks for CAP_SYS_ADMIN in the first user namespace."""
+    """Whether the driver lets this process set clocks: it requires CAP_SYS_ADMIN in the first user namespace."""
     effective = next((line.split()[1] for line in status.read_text().splitlines() if line.startswith("CapEff:")), "0")
     return bool(int(effective, 16) & _CAP_SYS_ADMIN) and uid_map.read_text().split() == ["0", "0", "4294967295"]
 
@@ -146,7 +145,7 @@ class NvmlDevices:
         """Open the library again after a driver reload, unless another thread already did since ``generation``."""
         with self._lock:
             if self._generation == generation:
-                log.warning("NVML says that it is not initialised: opening it again")
+                log.warning("NVML reports that it is not initialised: opening it again")
                 self.close()  # calls of other threads then fail likewise, and come here
                 _translate("nvmlInit", pynvml.nvmlInit)
                 self._generation += 1
@@ -157,7 +156,7 @@ class NvmlDevices:
             _translate("nvmlShutdown", pynvml.nvmlShutdown)
 
     def _found(self) -> list[NvmlDevice]:
-        """A GPU that does not even tell its name is left out: nothing can be allocated or said about it."""
+        """The GPUs that answer. One that does not return its UUID is left out: it cannot be addressed."""
         found = []
         for index in range(_translate("device count", pynvml.nvmlDeviceGetCount)):
             try:
@@ -170,11 +169,11 @@ class NvmlDevices:
 
 
 class _Comparison(NamedTuple):
-    """What samples and counter said at a moment."""
+    """Samples and counter at one moment."""
 
     time_us: int
     sampled_mj: int
-    beginnings: int
+    restarts: int
     counter_mj: int | None = None
 
 
@@ -190,7 +189,7 @@ class NvmlDevice:
         self._energy_trusted = False
         self._sampled: SampledEnergy | None = None
         self._sampled_us = 0
-        self._told_us = 0
+        self._returned_us = 0
         self._compared: _Comparison | None = None
         self._base_mj = 0
         self._missing: set[str] = set()
@@ -220,7 +219,7 @@ class NvmlDevice:
         return us_from_ns(time.monotonic_ns())
 
     def lock_clocks(self, mhz: int) -> None:
-        if mhz not in self.identity.supported_clocks_mhz:  # the driver would take another one without a word
+        if mhz not in self.identity.supported_clocks_mhz:  # the driver would silently use another one
             raise InvalidClock(f"{self._uuid}: {mhz} MHz is not a supported clock")
         self._write("lock clocks", lambda handle: pynvml.nvmlDeviceSetGpuLockedClocks(handle, mhz, mhz))
 
@@ -276,11 +275,11 @@ class NvmlDevice:
         """Trust the counter only if it has moved since ``before_mj``, forwards, and not faster than a GPU can draw. Use
         samples of power instead where they are dense."""
         if usable(self._samples(), us_from_ns(time.time_ns())):
-            self._sampled, self._told_us = SampledEnergy(), self.now_us()
+            self._sampled, self._returned_us = SampledEnergy(), self.now_us()
         after_mj = self.raw_energy_mj()
         if before_mj is None or after_mj is None:
             return
-        # A counter steps about ten times a second: two steps more than the time says may show.
+        # A counter steps about ten times a second: two steps more than the time allows may show.
         self._energy_trusted = 0 < after_mj - before_mj <= MAX_POWER_W * 1000 * (elapsed_s + 0.25)
         if not self._energy_trusted:
             log.error("%s: energy counter not used: it went from %d to %d mJ", self._uuid, before_mj, after_mj)
@@ -293,23 +292,23 @@ class NvmlDevice:
         samples = self._samples()
         readings = sampled.take(samples, self.now_us() - us_from_ns(time.time_ns()))
         if readings:
-            self._told_us = now_us
+            self._returned_us = now_us
         if self._energy_trusted:
-            with contextlib.suppress(DeviceError):  # what was read is told all the same
+            with contextlib.suppress(DeviceError):  # what was read is returned all the same
                 if readings:
-                    self._compare(_Comparison(*readings[-1], sampled.beginnings))
-                elif now_us - self._told_us > COMPARE_EVERY_US:  # another driver, or one that keeps none when idle
+                    self._compare(_Comparison(*readings[-1], sampled.restarts))
+                elif now_us - self._returned_us > COMPARE_EVERY_US:  # another driver, or one that stores none when idle
                     self._leave_samples(f"none for {s_from_us(COMPARE_EVERY_US):g} s", self.raw_energy_mj())
         return readings
 
     def _compare(self, now: _Comparison) -> None:
-        """Now and then, samples with the counter; if they differ, the counter it is from now on."""
+        """Compare samples with the counter now and then; if they differ, use the counter from now on."""
         before = self._compared
         if before is not None and now.time_us - before.time_us < COMPARE_EVERY_US:
             return
         counter_mj = self.raw_energy_mj()
         self._compared = now = now._replace(counter_mj=counter_mj)
-        if counter_mj is None or before is None or before.counter_mj is None or before.beginnings != now.beginnings:
+        if counter_mj is None or before is None or before.counter_mj is None or before.restarts != now.restarts:
             return
         counted_mj = counter_mj - before.counter_mj
         deviation = (now.sampled_mj - before.sampled_mj) / max(1, counted_mj) - 1
@@ -320,7 +319,7 @@ class NvmlDevice:
         if counter_mj is not None:
             log.error("%s: samples of power no longer used: %s", self._uuid, why)
             self._sampled = None
-            self._base_mj = counter_mj  # begins below what was told: what lies between is not known
+            self._base_mj = counter_mj  # restarts below what was returned: the energy in between is not known
 
     def _samples(self) -> list[Sample]:
         """Power over the past seconds, oldest first; empty where there are none."""
@@ -349,7 +348,7 @@ class NvmlDevice:
     def _write(self, what: str, function: Callable[[Any], object]) -> None:
         def checked(handle: Any) -> None:
             if pynvml.nvmlDeviceGetUUID(handle) != self._uuid:
-                log.warning("%s: its handle has come to mean another GPU; looking it up again", self._uuid)
+                log.warning("%s: its handle now means another GPU; looking it up again", self._uuid)
                 handle = self._resolve()
                 if pynvml.nvmlDeviceGetUUID(handle) != self._uuid:
                     raise DeviceLost(f"{self._uuid}: the driver does not find this GPU by its UUID")
@@ -362,7 +361,7 @@ class NvmlDevice:
             raise
 
     def _optional(self, what: str, function: Callable[[Any], T]) -> T | None:
-        """The value, or None where this GPU or driver has none; then it is not asked again."""
+        """The value, or None where this GPU or driver has none; it is then not read again."""
         if what in self._missing:
             return None
         try:
@@ -396,7 +395,7 @@ class NvmlDevice:
 
 
 def _translate(what: str, function: Callable[[], T]) -> T:
-    """Call NVML; its errors leave as ours."""
+    """Call NVML and translate its errors."""
     try:
         return function()
     except pynvml.NVMLError as error:

@@ -1,8 +1,8 @@
 """An energy counter made of the driver's samples of power.
 
-The counter itself ticks every 100 ms, and on an H100 reading it takes 3 to 17 ms, during which the firmware answers
-nobody else: a clock that is due then comes late. Samples of power are kept by the driver for seconds, 20 ms apart,
-each the mean since the one before; reading them all takes 0.4 ms (docs/real-gpus.md). Called by ``nvml``.
+The hardware counter ticks every 100 ms. On an H100 reading it takes 3 to 17 ms, in which the firmware answers no other
+call: a clock that is due then comes late. The driver stores samples of power for seconds, 20 ms apart, each the mean
+since the one before; reading them all takes 0.4 ms (docs/real-gpus.md).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Sample = tuple[int, int]
 """Wall-clock time (µs) and power (mW)."""
 
 MAX_STEP_US: Final = 50_000
-"""Samples further apart tell less than the counter."""
+"""Samples further apart are less exact than the counter."""
 MAX_GAP_US: Final = 200_000
-"""What lies between samples further apart is not guessed."""
+"""Energy between samples further apart is not estimated."""
 CLOCK_STEP_US: Final = 5_000
 """The wall clock is corrected by far less between two readings, unless it is set."""
 STALE_US: Final = 1_000_000
@@ -35,10 +35,10 @@ def usable(samples: Sequence[Sample], now_us: int) -> bool:
 
 
 class SampledEnergy:
-    """The counter of one GPU. It begins anew at zero where samples were missed or the wall clock was set."""
+    """The counter of one GPU. It restarts at zero where samples were missed or the wall clock was set."""
 
     def __init__(self) -> None:
-        self.beginnings = 0
+        self.restarts = 0
         self._last_us: int | None = None
         self._offset_us: int | None = None
         self._energy_nj: int | None = None
@@ -47,7 +47,7 @@ class SampledEnergy:
         """The counter at each sample that is new.
 
         Args:
-            samples: all that the driver keeps, oldest first.
+            samples: all that the driver has stored, oldest first.
             offset_us: monotonic less wall-clock time, now.
         """
         clock_set = self._offset_us is not None and abs(offset_us - self._offset_us) > CLOCK_STEP_US
@@ -57,14 +57,14 @@ class SampledEnergy:
         last_us = self._last_us
         self._last_us, _ = samples[-1]
         if clock_set or (last_us is not None and self._last_us < last_us):
-            self._energy_nj = None  # the wall clock was set, before these samples or between them: no telling
+            self._energy_nj = None  # the wall clock was set, before these samples or between them
             return []
         readings = []
-        # What was drawn before the first call, an earlier life of the agent has told.
+        # Energy before the first call was reported by an earlier process of the agent.
         for time_us, power_mw in samples[-1:] if last_us is None else samples[_seen(samples, last_us) :]:
             if self._energy_nj is None or last_us is None or not 0 < time_us - last_us <= MAX_GAP_US:
                 self._energy_nj = 0
-                self.beginnings += 1
+                self.restarts += 1
             else:
                 self._energy_nj += power_mw * (time_us - last_us)
             last_us = time_us

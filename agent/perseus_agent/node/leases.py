@@ -1,8 +1,8 @@
-"""Who may command which job on this node, and for how long. A table and a clock; no devices, no messages.
+"""Which operator may command which job on this node, and for how long: a table and a clock.
 
 Every command names a job and an epoch, a fencing token. The highest epoch ever seen of a job outlives its lease (and
-the process, by the journal), so that an operator that was thought dead can never override its successor. Used by the
-node under its lock.
+the process, by the journal), so that an operator that was replaced can never override its successor. The node calls it
+under its lock.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class LeaseTable:
         """Leases that ran out."""
 
     def acquire(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> JobLease:
-        """Take or take over a job, or replace its pods. Plans in force stay in force: training is not disturbed.
+        """Take control of a job, or take it over, or replace its pods. Plans in force stay in force.
 
         Raises:
             RequestError: one of its classes; nothing was changed.
-            JournalError: the epoch cannot be made to last; nothing was changed.
+            JournalError: the epoch cannot be stored; nothing was changed.
         """
         for name, value in (("job_uid", job_uid), ("job_name", job_name)):
             if not 1 <= len(value) <= _MAX_NAME:
@@ -93,7 +93,7 @@ class LeaseTable:
         return lease
 
     def renew(self, job_uid: str, epoch: int, ttl_s: float) -> JobLease:
-        """Push the end of a lease out.
+        """Extend a lease by ``ttl_s`` from now.
 
         Raises:
             RequestError: one of its classes.
@@ -104,10 +104,10 @@ class LeaseTable:
         return lease
 
     def release(self, job_uid: str, epoch: int) -> JobLease | None:
-        """Give a job up; None if it held no lease.
+        """Remove a job's lease and return it; None if it held no lease.
 
         Raises:
-            StaleEpoch: somebody newer holds it.
+            StaleEpoch: a newer operator holds it.
         """
         self._fence(job_uid, epoch)
         return self._jobs.pop(job_uid, None)
@@ -139,7 +139,7 @@ class LeaseTable:
         return gone
 
     def clear(self) -> list[JobLease]:
-        """Remove and return all leases: the agent goes down."""
+        """Remove and return all leases, because the agent stops."""
         gone = list(self._jobs.values())
         self._jobs.clear()
         return gone
@@ -157,7 +157,7 @@ class LeaseTable:
         return None
 
     def remaining_s(self, lease: JobLease) -> float:
-        """Until it runs out."""
+        """Seconds until a lease runs out; 0 if it has."""
         return max(0.0, lease.expires_s - self._clock())
 
     def _fence(self, job_uid: str, epoch: int) -> None:

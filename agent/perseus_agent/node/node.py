@@ -1,10 +1,9 @@
 """The node: joins leases, processes and GPUs. Every command of the operator and every event of the local socket ends
 here.
 
-One lock guards the tables; nothing that may block (kubelet, devices, sockets) is done under it: the GPUs' workers are
-only given commands. Two threads belong to it: the keeper (leases that run out, driver calls that hang) and the binder
-(which asks the kubelet). Called by ``service`` (gRPC), ``local_server`` (processes) and ``server`` (start and drain).
-No messages and no sockets in here.
+One lock guards the tables. Nothing that may block (kubelet, devices, sockets) is done under it: the GPUs' workers only
+get commands. Two threads belong to the node: the keeper (leases that run out, driver calls that hang) and the binder
+(which queries the kubelet).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 KEEPER_INTERVAL_S: Final = 0.1
 BINDER_RETRY_S: Final = 1.0
 RELEASE_WAIT_S: Final = 2.0
-"""How long a release waits for the GPUs before it answers; the giving back itself has no end."""
+"""How long a release waits for the GPUs before it answers; resets are tried without an end."""
 MAX_PLAN_BYTES: Final = 1 << 28
 """Bound on the unpacked plan sets of all jobs together."""
 
@@ -48,7 +47,7 @@ class Kubelet(Protocol):
 
 @dataclass(frozen=True)
 class LeaseView:
-    """A lease as it is told to the operator."""
+    """A lease as it is reported to the operator."""
 
     job_uid: str
     job_name: str
@@ -77,7 +76,7 @@ class Node:
         self._lock = threading.RLock()
         self._sessions: set[Session] = set()
         self.refusals = 0
-        """Processes that were told to go."""
+        """Processes that were refused or disconnected."""
         self._draining = threading.Event()
         self._unbound = threading.Event()
         self._kept_s = time.monotonic()
@@ -87,25 +86,26 @@ class Node:
             threading.Thread(target=self._bind, name="binder", daemon=True),
         ]
 
-    # ------------------------------------------------------------------------------------------- life
+    # ------------------------------------------------------------------------------------------- start and stop
 
     def start(self) -> None:
-        """Begin, and give back what an earlier life of the agent left locked. GPUs that are absent stay listed."""
+        """Start the threads, and reset the GPUs that an earlier process of the agent left locked. Absent GPUs stay in
+        the journal."""
         for worker in self.workers.values():
             worker.start()
         for uuid in self._journal.locked & self.workers.keys():
-            self.workers[uuid].restore("an earlier agent had locked the GPU and did not give it back")
+            self.workers[uuid].restore("an earlier agent had locked the GPU and did not reset it")
         for thread in self._threads:
             thread.start()
 
     def drain(self, timeout_s: float) -> list[str]:
-        """Take no more commands, give every GPU back, stop. Returns the GPUs that could not be given back in time;
-        the journal remembers those."""
+        """Refuse further commands, return every GPU to its default clocks, and stop. Returns the GPUs that could not be
+        reset in time; the journal lists those."""
         with self._lock:
             self._draining.set()
             self._unbound.set()
             self.leases.clear()
-        stopped = {uuid: worker.stop("the agent goes down") for uuid, worker in self.workers.items()}
+        stopped = {uuid: worker.stop("the agent stops") for uuid, worker in self.workers.items()}
         wait(stopped.values(), timeout_s)
         self._hub.close()
         with self._lock:
@@ -115,7 +115,7 @@ class Node:
 
     @property
     def progressing(self) -> bool:
-        """Whether the node's threads turn; a GPU that is known to be lost does not count against it."""
+        """Whether the node's threads make progress; a GPU that is known to be lost is not counted."""
         return time.monotonic() - self._kept_s < 50 * KEEPER_INTERVAL_S and all(
             worker.progressing for worker in self.workers.values()
         )
@@ -127,7 +127,7 @@ class Node:
 
     @property
     def draining(self) -> bool:
-        """Whether the agent goes down."""
+        """Whether the agent is stopping."""
         return self._draining.is_set()
 
     # ------------------------------------------------------------------------------------------- the operator's
@@ -161,7 +161,7 @@ class Node:
         return sorted(uuid for uuid, future in pending.items() if _succeeded(future))
 
     def push(self, job_uid: str, epoch: int, plan_set: PlanSet) -> None:
-        """Store a plan set: whole or not at all."""
+        """Store a plan set: all of it, or after an error nothing."""
         unknown = set(plan_set.clocks_mhz) - self._clocks
         if unknown:
             raise InvalidRequest(f"plan_set.clocks_mhz: no GPU of this node supports {min(unknown)} MHz")
@@ -201,7 +201,7 @@ class Node:
             return watcher
 
     def unwatch(self, job_uid: str, watcher: Watcher) -> None:
-        """The reader has gone."""
+        """End a stream of telemetry."""
         self._hub.leave(job_uid, watcher)
 
     def lease_views(self) -> list[LeaseView]:
@@ -210,7 +210,7 @@ class Node:
             return [self._view(lease) for lease in self.leases.all()]
 
     def ranks(self) -> list[tuple[RankProcess, int]]:
-        """Every process that said hello and its iteration; one that drives no GPU has no job and no GPU."""
+        """Every process that has sent a hello, and its iteration; one that drives no GPU has no job and no GPU."""
         with self._lock:
             return [
                 (session.follower.rank, session.follower.iteration or 0) if session.follower else (_unbound(session), 0)
@@ -218,7 +218,7 @@ class Node:
             ]
 
     def schedules(self) -> dict[RankProcess, tuple[Instruction, ...]]:
-        """What every process that said hello says that it executes."""
+        """The schedule that every process has sent in its hello."""
         with self._lock:
             sessions = list(self._sessions)
         return {s.follower.rank if s.follower else _unbound(s): s.hello.schedule for s in sessions}
@@ -227,14 +227,14 @@ class Node:
     # events
 
     def admit(self, session: Session) -> None:
-        """A process said hello. It becomes a rank now if a lease names its pod, or waits for one.
+        """Admit a process after its hello. It becomes a rank now if a lease names its pod, or waits for a lease.
 
         Raises:
             PeerRefused: it may not be a rank; the caller still owns the session.
         """
         with self._lock:
             if self.draining:
-                raise PeerRefused("the agent is going down", Reason.DRAINING)
+                raise PeerRefused("the agent is stopping", Reason.DRAINING)
             of_pod = sum(other.pod_uid == session.pod_uid for other in self._sessions)
             if len(self._sessions) >= MAX_SESSIONS or of_pod >= MAX_SESSIONS_OF_POD:
                 raise PeerRefused("too many processes are connected", Reason.BUSY)
@@ -242,19 +242,19 @@ class Node:
         try:
             self._try_bind(session)
         except PeerUnknown:
-            self._unbound.set()  # it waits; the binder asks again
+            self._unbound.set()  # it waits; the binder tries again
         except PeerRefused:
             with self._lock:
                 self._sessions.discard(session)
             raise
 
     def count_refusal(self) -> None:
-        """A process was told to go, whoever decided it."""
+        """Count a process that was refused."""
         with self._lock:
             self.refusals += 1
 
     def leave(self, session: Session) -> None:
-        """The process hung up or ended: its GPU goes back, and its memory."""
+        """Remove a process that has ended or disconnected: reset its GPU and free its memory."""
         with self._lock:
             self._sessions.discard(session)
             left = self._unbind(session, "the training process has gone")
@@ -267,7 +267,7 @@ class Node:
 
     def _check_serving(self) -> None:
         if self.draining:
-            raise Draining("the agent is going down")
+            raise Draining("the agent is stopping")
 
     def _bound(self, job_uid: str) -> Iterator[Session]:
         return iter([s for s in self._sessions if s.follower is not None and s.follower.rank.job_uid == job_uid])
@@ -321,7 +321,7 @@ class Node:
 
         Raises:
             PeerRefused: it may not be one.
-            PeerUnknown: the kubelet cannot be asked now.
+            PeerUnknown: the kubelet does not answer now.
         """
         with self._lock:
             lease = self.leases.of_pod(session.pod_uid)
@@ -338,7 +338,7 @@ class Node:
             lease = self.leases.of_pod(session.pod_uid)
             gone = self.draining or session.dismissed or session not in self._sessions
             if gone or session.follower is not None or lease is None or lease.pods[session.pod_uid] != pod:
-                return  # the world has changed meanwhile: the next event decides
+                return  # the state has changed since: the next event decides
             worker = self.workers[gpu_uuid]
             for other in self._sessions:
                 if other.worker is worker and other is not session:
@@ -363,7 +363,7 @@ class Node:
             self._hub.publish(lease.job_uid, RankChange(rank, True, session.follower.iteration or 0))
 
     def _bind(self) -> None:
-        """The binder's thread: processes that wait for a lease or for the kubelet."""
+        """The binder's thread: bind processes that wait for a lease or for the kubelet."""
         while not self.draining:
             self._unbound.wait(BINDER_RETRY_S)
             self._unbound.clear()
@@ -382,7 +382,7 @@ class Node:
                     log.exception("binding failed", extra={"pod": session.pod_uid})
 
     def _keep(self) -> None:
-        """The keeper's thread: time itself."""
+        """The keeper's thread: end leases that have run out, and find driver calls that hang."""
         while not self._draining.wait(KEEPER_INTERVAL_S):
             try:
                 with self._lock:

@@ -1,7 +1,7 @@
-"""Processes on the local socket, and the rule that says which GPU one of them may drive. Used by the node.
+"""Processes on the local socket, and the rule that decides which GPU one of them may drive.
 
-A session begins with a hello and lives as long as its connection. It waits until a lease names its pod (the opt-in);
-then the kubelet's word decides about the GPU: it must belong to that pod alone, and to the process's container of it.
+A session begins with a hello and lasts as long as its connection. It waits until a lease names its pod (the opt-in);
+then the kubelet's answer decides about the GPU: it must belong to that pod alone, and to the process's container of it.
 The process only chooses among these.
 """
 
@@ -23,12 +23,12 @@ from perseus_proto.rank import RankId
 
 MAX_SESSIONS: Final = 256
 MAX_SESSIONS_OF_POD: Final = 64
-"""Bounds on what the socket's peers can make the agent keep; a node has 8 or 16 GPUs, and one rank drives one."""
+"""Bounds on what the socket's peers can make the agent store; a node has 8 or 16 GPUs, and one rank drives one."""
 
 
 @dataclass(eq=False)
 class Session:
-    """One process that said hello."""
+    """One process that has sent a hello."""
 
     peer: Peer
     hello: Hello
@@ -36,18 +36,18 @@ class Session:
     hang_up: Callable[[], None]
     """Ends the connection; the process will try again later."""
     dismissed: bool = False
-    """It was hung up on, and is no rank any more even if its end of the connection is not closed yet."""
+    """Its connection was closed by the agent; it is no rank any more, even if its own end is still open."""
     follower: RankFollower | None = None
     worker: GpuWorker | None = None
 
     def dismiss(self) -> None:
-        """Hang up, for good."""
+        """Close the connection, for good."""
         self.dismissed = True
         self.hang_up()
 
     @property
     def pod_uid(self) -> str:
-        """The pod that the kernel says it is in."""
+        """The pod that the process is in, from the kernel."""
         return self.peer.process.pod_uid
 
     @property
@@ -63,7 +63,7 @@ def own_part(allocation: Allocation | None, process: PodProcess, pod: PodName) -
         PeerUnknown: the operator has not yet named the container.
     """
     if allocation is None or not pod.containers or process.container_id is None:
-        return allocation  # also where the runtime's names are unknown to us: then the pod is what is known
+        return allocation  # also where the runtime's naming is unknown: then only the pod is known
     name = dict(pod.containers).get(process.container_id)
     if name is None:
         container = f"container {process.container_id[:12]} of pod {pod.namespace}/{pod.name}"
@@ -76,7 +76,7 @@ def choose_gpu(allocation: Allocation | None, hint: str, known: Container[str]) 
 
     Args:
         allocation: what the kubelet gave to its container; None if it knows no such pod.
-        hint: the GPU that the process says it computes on, or empty.
+        hint: the GPU that the process reported in its hello, or empty.
         known: the GPUs that the driver shows on this node.
 
     Raises:

@@ -1,9 +1,8 @@
-"""Who is at the other end of a local socket: the pod that the kernel says the process is in. Called for every hello.
+"""The process at the other end of a local socket, and the pod that it runs in, as the kernel reports them.
 
-SO_PEERCRED gives the process that connected, ``/proc/<pid>/cgroup`` (written by the kernel, unlike anything the
-process says) its pod. Nothing here trusts a word of the peer, talks to the kubelet, or decides what a pod may do.
-``proc_root`` needs ``<pid>/cgroup`` and ``<pid>/stat`` as Linux writes them; the agent must share the host's pid
-namespace (``hostPID: true``).
+SO_PEERCRED gives the process that connected; ``/proc/<pid>/cgroup``, which the kernel writes, gives its pod. Nothing
+that the peer sends is trusted. ``proc_root`` needs ``<pid>/cgroup`` and ``<pid>/stat`` as Linux writes them; the agent
+must share the host's pid namespace (``hostPID: true``).
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _CONTAINER: Final = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?(?P<id>[0-9
 
 @dataclass(frozen=True)
 class PodProcess:
-    """Where the kernel says that a process runs."""
+    """Where a process runs, from the kernel."""
 
     pod_uid: str
     container_id: str | None
-    """None where the runtime's name for it is not one we know."""
+    """None where the runtime's naming is unknown."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Which GPUs the kubelet gave to a pod: the PodResources API, read only, behind a small cache. Asked for every hello
-and lease.
+"""Which GPUs the kubelet gave to a pod: the PodResources API, read only, behind a small cache.
 
-The kubelet knows pods by namespace and name. While it cannot be asked its last good answer stands, for so long as it
-is not too old; a pod that this answer does not name is then unknown, which is an error and never an empty list. What
-a pod holds that cannot be driven alone (a MIG slice, a shared replica) is named with the reason. No policy here.
+The kubelet knows pods by namespace and name. While it does not answer, its last good answer is used, as long as that is
+not too old; a pod that this answer does not name is then unknown, which is an error and never an empty list. A device
+that cannot be driven for one pod alone (a MIG slice, a shared replica) is named with the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from perseus_proto.podresources import podresources_pb2_grpc as stubs
 MIN_INTERVAL_S: Final = 0.2
 """The kubelet allows all its clients together 100 calls a second, in bursts of 10."""
 STALE_AFTER_S: Final = 600.0
-"""How long the last good answer stands: longer than a kubelet's restart or upgrade, in which it starts no pods."""
+"""How long the last good answer is used: longer than a kubelet's restart or upgrade, in which it starts no pods."""
 CALL_TIMEOUT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 16 * 2**20  # the kubelet's own limit
 
@@ -68,7 +67,8 @@ class Allocation:
 
 
 class PodResources:
-    """The node's kubelet. Any thread may ask; one at a time waits for the kubelet, for ``CALL_TIMEOUT_S`` at most."""
+    """The node's kubelet. Any thread may call it; one at a time waits for the kubelet, for ``CALL_TIMEOUT_S`` at
+    most."""
 
     def __init__(
         self,
@@ -92,19 +92,19 @@ class PodResources:
         self._pods: dict[tuple[str, str], Allocation] = {}
         self._answered_s: float | None = None
         self._asked_s: float | None = None
-        self._problem = "it has not been asked yet"
+        self._problem = "it has not been queried yet"
 
     def allocation(self, namespace: str, name: str) -> Allocation | None:
         """What the kubelet gave to a pod; None if it knows no such pod.
 
         Raises:
-            KubeletUnavailable: it cannot be asked, and its last good answer is too old or does not name the pod.
+            KubeletUnavailable: it does not answer, and its last good answer is too old or does not name the pod.
         """
         with self._lock:
             now_s = self._clock_s()
             if self._asked_s is None or now_s - self._asked_s >= MIN_INTERVAL_S:
                 self._asked_s = now_s
-                self._ask(now_s)
+                self._query(now_s)
             current = self._answered_s is not None and self._answered_s == self._asked_s
             found = self._pods.get((namespace, name))
             if current or (
@@ -114,10 +114,10 @@ class PodResources:
         raise KubeletUnavailable(f"the devices of pod {namespace}/{name} are unknown: the kubelet: {self._problem}")
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._channel.close()
 
-    def _ask(self, now_s: float) -> None:
+    def _query(self, now_s: float) -> None:
         try:
             answer = self._stub.List(messages.ListPodResourcesRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.RpcError as error:

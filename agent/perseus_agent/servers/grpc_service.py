@@ -1,7 +1,6 @@
-"""The gRPC service: messages in, node calls, messages out, errors to status codes by one table. No decisions here.
+"""The gRPC service: translates messages to calls of the node and back, and errors to status codes by one table.
 
-With ``server`` the only importer of grpc for serving. Whoever calls must have been authenticated by TLS; here it is
-checked that one of its certificate's names is allowed to command.
+TLS has authenticated the caller already; here one of its certificate's names must be allowed to command this agent.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ STATUS: Final[dict[type[AgentError], grpc.StatusCode]] = {
     PeerRefused: grpc.StatusCode.INTERNAL,
     SettingsError: grpc.StatusCode.INTERNAL,
 }
-"""Retryable are UNAVAILABLE and RESOURCE_EXHAUSTED; FAILED_PRECONDITION means: acquire anew, or leave it to the newer
+"""Retryable are UNAVAILABLE and RESOURCE_EXHAUSTED; FAILED_PRECONDITION means: acquire again, or leave it to the newer
 operator. The last three never reach a caller unless the agent is at fault."""
 
 ERROR_METADATA: Final = "perseus-error"
@@ -101,7 +100,7 @@ class AgentService(stubs.AgentServicer):
     """``perseus.v1alpha1.Agent``."""
 
     def __init__(self, node: Node, node_name: str, allowed_sans: frozenset[str] | None) -> None:
-        """``allowed_sans`` None: no TLS, anybody may command."""
+        """``allowed_sans`` None: no TLS, and every caller may command."""
         self._node = node
         self._node_name = node_name
         self._allowed_sans = allowed_sans
@@ -169,15 +168,14 @@ class AgentService(stubs.AgentServicer):
     def WatchTelemetry(  # noqa: N802
         self, request: messages.WatchTelemetryRequest, context: grpc.ServicerContext
     ) -> Iterator[Any]:
-        """A batch at once when there is something to tell, an empty one now and then so that a dead reader is
-        noticed."""
+        """Send a batch as soon as there are events, and an empty one now and then so that a dead reader is noticed."""
         try:
             self.authorise(context)
             watcher = self._node.watch(request.job_uid)
         except AgentError as error:
             _abort(context, error)
         try:
-            # The first answer says that the stream stands: what happens from now on will be told.
+            # The first answer shows that the stream is open: every event from now on will be sent.
             yield messages.TelemetryBatch()
             while context.is_active() and (taken := watcher.take(STREAM_WAIT_S)) is not None:
                 dropped, events = taken
@@ -206,7 +204,7 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
         supported_clocks_mhz=identity.supported_clocks_mhz,
         current_clock_mhz=worker.clock_mhz or 0,
         locked_clock_mhz=governor.applied or 0,
-        controllability=f"CONTROLLABILITY_{governor.controllability.value if governor.asked else 'UNSPECIFIED'}",
+        controllability=f"CONTROLLABILITY_{governor.controllability.value if governor.probed else 'UNSPECIFIED'}",
         controllability_message=governor.controllability_message,
         energy_mj=energy_mj or 0,
         has_energy_counter=energy_mj is not None,
@@ -238,13 +236,15 @@ def _schedule(stage: int, schedule: Sequence[Instruction]) -> messages.StageSche
 def _event(event: Event) -> messages.TelemetryEvent:
     match event:
         case RankChange(rank, joined, iteration):
-            told = _rank(rank, iteration)
-            return messages.TelemetryEvent(rank_joined=told) if joined else messages.TelemetryEvent(rank_left=told)
+            message = _rank(rank, iteration)
+            if joined:
+                return messages.TelemetryEvent(rank_joined=message)
+            return messages.TelemetryEvent(rank_left=message)
         case IterationSummary():
             return messages.TelemetryEvent(iteration=_iteration(event))
         case GpuNotice(kind, gpu_uuid, active, text):
-            message = messages.GpuEvent(kind=f"KIND_{kind.value}", gpu_uuid=gpu_uuid, active=active, message=text)
-            return messages.TelemetryEvent(gpu=message)
+            change = messages.GpuEvent(kind=f"KIND_{kind.value}", gpu_uuid=gpu_uuid, active=active, message=text)
+            return messages.TelemetryEvent(gpu=change)
 
 
 def _iteration(summary: IterationSummary) -> messages.IterationReport:

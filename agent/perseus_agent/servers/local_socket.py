@@ -1,9 +1,8 @@
-"""The Unix socket of training processes: who connects, their hello, and the moment they go.
+"""The Unix socket of training processes: connections, hellos, and the moment a process ends.
 
-One thread accepts and notices ends (of connections and of processes); each hello is read in a short-lived thread of
-its own, since a peer may be slow on purpose. After the welcome nothing is read from the socket any more: what a rank
-does is seen in its shared memory, by the worker of its GPU. Who may be a rank is the node's decision. Started and
-stopped by ``server``.
+One thread accepts connections and notices ends (of connections and of processes); each hello is read in a short-lived
+thread, since a peer may be slow on purpose. After the welcome nothing is read from the socket any more: the worker of
+the rank's GPU reads its shared memory. The node decides which process may be a rank.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class LocalServer:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists() and not stat.S_ISSOCK(self._path.stat().st_mode):
                 raise SettingsError(f"--socket: {path} exists and is not a socket")
-            self._path.unlink(missing_ok=True)  # a predecessor's; the journal's lock says that it is dead
+            self._path.unlink(missing_ok=True)  # a predecessor's; the journal's lock shows that it is dead
             self._listener.bind(path)
-            self._path.chmod(0o666)  # training runs as any user; the kernel says who is who
+            self._path.chmod(0o666)  # training runs as any user; the kernel names each process
             self._listener.listen(128)
         except OSError as error:
             self._listener.close()
@@ -73,7 +72,7 @@ class LocalServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take nobody more and end all connections."""
+        """Accept no more connections and close all."""
         os.eventfd_write(self._bell, 1)
         self._thread.join()
         self._path.unlink(missing_ok=True)
@@ -97,7 +96,7 @@ class LocalServer:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # the peer has gone again, or no descriptors are left: others may fare better
+        except OSError as error:  # the peer has gone again, or no descriptors are left: the next one may succeed
             log.warning("accept failed: %s", error)
             return
         if not self._handshakes.acquire(blocking=False):
@@ -123,11 +122,11 @@ class LocalServer:
                 if session.peer.pidfd is not None:
                     self._pidfds[session.peer.pidfd] = connection.fileno()
                     self._epoll.register(session.peer.pidfd, select.EPOLLIN)
-            except (OSError, ValueError):  # the server has stopped meanwhile
+            except (OSError, ValueError):  # the server has stopped since
                 self._forget(connection.fileno())
 
     def _admit(self, connection: socket.socket) -> Session | None:
-        """The conversation; None: refused, or the peer went away."""
+        """Read a hello and answer it. None: the process was refused, or went away."""
         peer: Peer | None = None
         admitted: Session | None = None
         try:
@@ -151,7 +150,7 @@ class LocalServer:
         except OSError as error:
             log.info("a peer went away during its hello: %s", error)
         else:
-            log.info("a process said hello", extra={"pod": session.pod_uid, "pid": peer.pid})
+            log.info("a process sent its hello", extra={"pod": session.pod_uid, "pid": peer.pid})
             return session
         if admitted is not None:
             self._node.leave(admitted)

@@ -1,8 +1,8 @@
-"""What Prometheus and the kubelet read: /metrics, /healthz and /readyz, from the node's present state. No state of
-its own.
+"""What Prometheus and the kubelet read: /metrics, /healthz and /readyz, computed from the node's present state at each
+request.
 
-Labels are bounded by what the node has: GPU UUIDs and the jobs that hold leases. The only importer of
-prometheus_client.
+Labels are bounded by what the node has: GPU UUIDs and the jobs that hold leases. The only module of the agent that
+imports prometheus_client.
 """
 
 from __future__ import annotations
@@ -63,15 +63,13 @@ SERIES: Final = (
     Series("perseus_gpu_clock_hertz", "gauge", "SM clock read back.", _GPU),
     Series("perseus_gpu_locked_clock_hertz", "gauge", "SM clock locked by this agent; absent: default clocks.", _GPU),
     Series("perseus_gpu_power_watts", "gauge", "Power drawn.", _GPU),
-    Series("perseus_gpu_energy_joules_total", "counter", "Energy used, as the driver tells.", _GPU),
+    Series("perseus_gpu_energy_joules_total", "counter", "Energy used, from the driver's counter.", _GPU),
     Series("perseus_gpu_controllability", "gauge", "1 for the state that the GPU is in.", (*_GPU, "state")),
     Series("perseus_gpu_clock_drift", "gauge", "1 while the GPU runs, without a reason, at another clock.", _GPU),
     Series("perseus_gpu_rank_info", "gauge", "Always 1; the labels say which rank of which job drives the GPU.", _RANK),
     Series("perseus_agent_clock_switches_total", "counter", "Clock writes to the GPU.", _GPU),
     Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
-    Series(
-        "perseus_agent_clock_restores_total", "counter", "Times the GPU was given back to its default clocks.", _GPU
-    ),
+    Series("perseus_agent_clock_restores_total", "counter", "Times the GPU was returned to its default clocks.", _GPU),
     Series("perseus_agent_lease_remaining_seconds", "gauge", "Until the lease runs out.", _JOB),
     Series("perseus_agent_plan_age_seconds", "gauge", "Since a plan was last selected; absent: none is.", _JOB),
     Series("perseus_agent_ranks", "gauge", "Processes that drive a GPU.", _JOB),
@@ -128,7 +126,7 @@ class NodeCollector(Collector):
                 yield "perseus_agent_plan_age_seconds", job, view.plan_age_s
             yield "perseus_agent_ranks", job, view.ranks
         ranks = [rank for rank, _ in self._node.ranks() if rank.gpu_uuid and rank.job_uid in names]
-        # A set: two processes that say the same must not make one series twice, or Prometheus refuses the whole page.
+        # A set: two processes with the same rank must not make one series twice, or Prometheus refuses the whole page.
         for rank in {(r.gpu_uuid, *names[r.job_uid], *map(str, r.rank_id)) for r in ranks}:
             yield "perseus_gpu_rank_info", rank, 1
 

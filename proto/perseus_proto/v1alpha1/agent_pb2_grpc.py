@@ -75,14 +75,14 @@ class AgentServicer:
     """Missing associated documentation comment in .proto file."""
 
     def DescribeNode(self, request, context):
-        """What the node is: GPUs, their supported clocks, what may not be driven and why, and the ranks that have said hello.
+        """Describes the node: GPUs, their supported clocks, which may not be driven and why, and the ranks that have sent a hello.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcquireLease(self, request, context):
-        """Take (or take over, with a higher epoch) control of a job's GPUs on this node until the lease runs out. Names the pods of the
+        """Takes (or takes over, with a higher epoch) control of a job's GPUs on this node until the lease runs out. Names the pods of the
         job on this node: only their processes become ranks of the job, only GPUs allocated to them are ever written.
         Acquiring again replaces the list of pods.
         """
@@ -97,28 +97,29 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLease(self, request, context):
-        """Give the job's GPUs back to their default clocks, now. Releasing what is not held is not an error.
+        """Returns the job's GPUs to their default clocks, now. Releasing a lease that is not held is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PushPlanSet(self, request, context):
-        """Store the schedule and every frontier point's frequencies of the stages on this node. Accepted whole or refused whole.
+        """Stores the schedule and every frontier point's frequencies of the stages on this node. Accepted whole or refused whole.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SelectPlan(self, request, context):
-        """Choose a point of a stored plan set for some pipelines from an iteration on: a few bytes.
+        """Chooses a point of a stored plan set for some pipelines from an iteration on: a few bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchTelemetry(self, request, context):
-        """Ranks that come and go, iterations with their timings and energy, GPU events. A slow reader loses the oldest and is told so.
+        """Streams ranks that join and leave, iterations with their timings and energy, and GPU events. A slow reader loses the oldest
+        events; each batch counts the losses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""The API server as a process: serves on loopback until told to stop, and writes a kubeconfig once it is ready."""
+"""The API server as a process: serves on loopback until SIGTERM or SIGINT, and writes a kubeconfig once it is ready."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST = "127.0.0.1"
 
 
 def kubeconfig(url: str) -> str:
-    """A kubeconfig for a server that asks for no credentials."""
+    """A kubeconfig for a server that requires no credentials."""
     name = "perseus-sim"
     return yaml.safe_dump(
         {

@@ -1,6 +1,6 @@
 """Server-side apply: merge what a manager declares, and remove what it declared before and declares no more.
 
-Ownership is kept in ``metadata.managedFields`` as a real server does, for the managers that apply. Conflicts between
+Ownership is stored in ``metadata.managedFields`` as a real server does, for the managers that apply. Conflicts between
 managers are not refused: the last one wins, as with ``force``.
 """
 

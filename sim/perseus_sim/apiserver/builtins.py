@@ -1,7 +1,7 @@
 """What the API server itself knows about a few built-in kinds: initial status, required fields, CRD acceptance, event
 forms.
 
-Pure functions on one object, called by the store before it accepts a write. No other built-in kind is looked into.
+Pure functions on one object. Other built-in kinds are stored as they are.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _definition(obj: Json) -> list[Cause]:
 
 
 def _structural(schema: Json, path: str) -> list[Cause]:
-    """A structural schema says the type of everything."""
+    """A structural schema gives a type to everything."""
     causes: list[Cause] = []
     free = schema.get("x-kubernetes-int-or-string") or schema.get("x-kubernetes-preserve-unknown-fields")
     if not schema.get("type") and not free:
@@ -174,7 +174,7 @@ _EVENT_NAMES = {
 
 
 def stored_form(resource: Resource, obj: Json) -> Json:
-    """As the store keeps it: events in the form of the core group."""
+    """As it is stored: events in the form of the core group."""
     if resource.plural != "events" or not resource.group:
         return obj
     return {_EVENT_NAMES.get(key, key): value for key, value in obj.items()}

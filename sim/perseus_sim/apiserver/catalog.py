@@ -43,7 +43,7 @@ class Resource:
 
     @property
     def storage(self) -> str:
-        """Where all versions of the resource are kept. Events are the same objects in both of their groups."""
+        """Where all versions of the resource are stored. Events are the same objects in both of their groups."""
         group = "" if self.plural == "events" else self.group
         return f"{group}/{self.plural}"
 
@@ -68,7 +68,7 @@ class Catalog:
 
     @classmethod
     def with_builtins(cls) -> Catalog:
-        """Everything that a bare API server serves and that is an object to keep."""
+        """Everything that a bare API server serves and stores as objects."""
         known = kmock.ResourcesArray()
         with warnings.catch_warnings():
             # kmock reads its file by a function that Python 3.11 calls deprecated, and later ones no longer do.
@@ -114,7 +114,7 @@ class Catalog:
         return found
 
     def of_storage(self, storage: str) -> Resource | None:
-        """Some version of the resource kept at this place."""
+        """Some version of the resource with this storage."""
         return next((resource for resource in self if resource.storage == storage), None)
 
     def of_owner(self, api_version: str, kind: str) -> Resource | None:

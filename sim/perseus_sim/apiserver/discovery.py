@@ -1,4 +1,4 @@
-"""What the server says about itself: versions, groups, resources, and the OpenAPI documents that kubectl checks
+"""What the server publishes about itself: versions, groups, resources, and the OpenAPI documents that kubectl checks
 manifests with.
 """
 
@@ -98,7 +98,7 @@ def _gvk(resource: Resource) -> Json:
 
 
 def _operations(resource: Resource) -> Json:
-    # kubectl reads from the PATCH operation whether the server validates fields and knows dry run.
+    # kubectl reads from the PATCH operation whether the server validates fields and supports dry run.
     parameters: list[Any] = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in _QUERY]
     action = {"x-kubernetes-group-version-kind": _gvk(resource), "parameters": parameters}
     return {

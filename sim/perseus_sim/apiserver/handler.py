@@ -124,7 +124,7 @@ class _Call:
                 return self._delete_collection()
         raise MethodNotAllowed("the server does not allow this method on the requested resource")
 
-    # ------------------------------------------------------------------------------- what was asked
+    # ------------------------------------------------------------------------------- the request
 
     def _flag(self, name: str) -> bool:
         return self.request.query.get(name, "").lower() in ("true", "1")
@@ -274,7 +274,7 @@ class _Call:
         return ""
 
     def _shape(self, obj: Json) -> Json:
-        """One object, in the form asked for."""
+        """One object, in the requested form."""
         served = builtins.served_form(self.resource, obj)
         if self._form == "Table":
             # Columns address core events by their stored names.

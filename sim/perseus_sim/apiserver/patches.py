@@ -1,7 +1,7 @@
 """The four kinds of PATCH: JSON patch, JSON merge patch, strategic merge patch and apply patch, as pure functions.
 
 Strategic merge knows the list keys of the built-in kinds by the lists' names, and a custom resource's by its schema.
-Called by the handler; nothing here knows about revisions or validity.
+Revisions and validity are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _property(schema: Json | None, key: str) -> Json | None:
 
 
 def _list_keys(name: str, schema: Json | None) -> list[str | None]:
-    """The keys by which the items of a list are told apart; empty: the list is one value."""
+    """The keys by which the items of a list are identified; empty: the list is one value."""
     if schema is None:
         return [_LIST_KEYS[name]] if name in _LIST_KEYS else []
     kind = schema.get("x-kubernetes-list-type")

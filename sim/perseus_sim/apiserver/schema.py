@@ -1,7 +1,7 @@
 """Structural schemas of custom resources: prune unknown fields, fill in defaults, and name every broken rule as
 Kubernetes does.
 
-Pure functions over a CRD's ``openAPIV3Schema``, called by the store on each write. CEL rules are not evaluated.
+Pure functions over a CRD's ``openAPIV3Schema``. CEL rules are not evaluated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The objects, their revisions and their lives: creation, guarded updates, finalizers, garbage collection.
+"""The objects, their revisions and their lifecycle: creation, guarded updates, finalizers, garbage collection.
 
 Called by the handler from one event loop, synchronously, so that every write is atomic and garbage collection has
 happened when it returns (a real cluster takes a moment longer). Stored objects are never changed in place: what was
@@ -35,7 +35,7 @@ _FREE_NAMES = ("rbac.authorization.k8s.io",)
 
 
 class Key(NamedTuple):
-    """Where an object is kept; namespace is empty for cluster-wide ones."""
+    """Where an object is stored; namespace is empty for cluster-wide ones."""
 
     storage: str
     namespace: str

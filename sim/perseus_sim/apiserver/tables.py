@@ -46,7 +46,7 @@ _BRACKET_KEY = re.compile(r"\[['\"](?P<key>[^'\"]+)['\"]\]|\\\.")
 
 
 def table(resource: Resource, objects: Iterable[Json], metadata: Json, include: str = "Metadata") -> Json:
-    """A ``Table`` of objects; ``include`` says what each row carries of its object: ``None``, ``Metadata`` or
+    """A ``Table`` of objects; ``include`` is what each row carries of its object: ``None``, ``Metadata`` or
     ``Object``.
     """
     columns = resource.columns or _BUILT_IN.get(resource.plural, (_AGE,))

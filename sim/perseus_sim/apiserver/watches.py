@@ -1,6 +1,6 @@
 """What changed, in order: a log of each resource's changes that watchers replay from a revision and then follow.
 
-Written by the store, read by the handler's watch responses. A watcher that falls far behind is told to list again.
+A watcher that falls far behind must list again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perseus_sim.apiserver.errors import Expired, Json
 
 REMEMBERED = 20_000
-"""Changes kept for each resource: far more than a client misses between two watches, and a few megabytes."""
+"""Changes stored for each resource: far more than a client misses between two watches, and a few megabytes."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Feed:
         self._watchers: set[asyncio.Queue[Change | None]] = set()
 
     def publish(self, revision: int, obj: Json, previous: Json | None, *, deleted: bool) -> None:
-        """Record a change and tell the watchers."""
+        """Record a change and send it to the watchers."""
         if len(self._log) == REMEMBERED:
             self._forgotten = self._log[0].revision
         change = Change(revision, obj, previous, deleted)

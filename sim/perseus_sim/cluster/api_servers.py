@@ -1,7 +1,6 @@
-"""The API servers that end-to-end tests run against, and what each of them has.
+"""The API servers that end-to-end tests run against, and the features that each of them has.
 
-Used by ``tests/e2e``. A test asks for a ``Feature``; where it is missing, the test is skipped with a sentence that says
-so. How the servers work is in ``apiserver`` and ``controlplane``.
+A test requires a ``Feature``; where it is missing, the test is skipped with a sentence that names it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Server:
     kubeconfig: Path
     features: frozenset[Feature]
     plane: ControlPlane | None = None
-    """Its processes, where they are ours."""
+    """Its processes, where this program has started them."""
 
 
 @contextmanager
@@ -54,7 +53,7 @@ def embedded_server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def real_server(folder: Path) -> Iterator[Server]:
-    """A real Kubernetes: the cluster that KUBECONFIG_E2E names, else a control plane of our own.
+    """A real Kubernetes: the cluster that KUBECONFIG_E2E names, else a new control plane on this machine.
 
     Raises:
         NoControlPlane: neither is there.

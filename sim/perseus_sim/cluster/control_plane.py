@@ -1,9 +1,9 @@
 """A real Kubernetes control plane on loopback, without nodes: etcd, kube-apiserver, kube-controller-manager.
 
-For tests (``control_plane``) and for people (``python -m perseus_sim.cluster.control_plane --kubeconfig
+For tests (``control_plane``) and by hand (``python -m perseus_sim.cluster.control_plane --kubeconfig
 out/kubeconfig``). RBAC is on, certificates are made on the fly, every request is in ``audit_log``. The binaries come
-from ``make control-plane`` or from KUBEBUILDER_ASSETS; nothing is built or downloaded here. Nothing about Perseus
-belongs here. ``Layout`` says what runs and with which files; the cluster of ``deploy/cluster`` runs the same in a
+from ``make control-plane`` or from KUBEBUILDER_ASSETS; nothing is built or downloaded here. It knows nothing of
+Perseus. ``Layout`` defines what runs and with which files; the cluster of ``deploy/cluster`` runs the same in a
 namespace.
 """
 
@@ -35,20 +35,20 @@ _HOST = "127.0.0.1"
 _DEFAULT_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 """Pods are refused until it exists; the controller manager makes it."""
 _PATIENCE = ("--node-startup-grace-period=24h", "--node-monitor-grace-period=24h")
-"""Nodes are objects alone here, nobody renews them: all their pods would be evicted some minutes later."""
+"""Nodes are only objects here, and no kubelet renews them: all their pods would be evicted some minutes later."""
 _START_TIMEOUT_S = 60.0
 _BUILD_SCRIPT = Path(__file__).resolve().parents[3] / "deploy" / "control-plane" / "build.py"
 
 
 class NoControlPlane(RuntimeError):
-    """The binaries are not there; one sentence says which and what to do."""
+    """The binaries are missing; the message names them and says what to do."""
 
 
 def find_assets() -> Path:
     """The folder of the binaries: KUBEBUILDER_ASSETS, else what ``make control-plane`` built in this checkout.
 
     Raises:
-        NoControlPlane: a binary is missing, or nothing can say where they would be.
+        NoControlPlane: a binary is missing, or their folder is not known.
     """
     given = os.environ.get("KUBEBUILDER_ASSETS")
     if given:
@@ -72,7 +72,7 @@ def _built_assets() -> Path:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a control plane listens and keeps its files; its credentials and its command lines follow from it."""
+    """Where a control plane listens and stores its files; its credentials and its command lines follow from it."""
 
     folder: Path
     host: str
@@ -93,7 +93,8 @@ class Layout:
         return self.folder / "audit.log"
 
     def write_credentials(self) -> Authority:
-        """Certificates, keys, kubeconfigs and the audit policy, for us alone to read; returns who signed them."""
+        """Certificates, keys, kubeconfigs and the audit policy, readable by this user alone; returns the authority that
+        signed them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         authority = Authority("perseus-control-plane")
         own_service = str(next(ip_network(self.services).hosts()))
@@ -165,7 +166,7 @@ class Layout:
                 "--leader-elect=false",
                 "--secure-port=0",
             ]
-        else:  # nobody makes service accounts, and this plugin would refuse every pod
+        else:  # no controller makes service accounts, and this plugin would refuse every pod
             commands["kube-apiserver"].append("--disable-admission-plugins=ServiceAccount")
         return {name: [str(assets / name), *flags] for name, flags in commands.items()}
 
@@ -269,7 +270,7 @@ def kubeconfig(server: str, authority: Authority, user: KeyPair) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that nobody else may read."""
+    """Write a file that no other user may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
 

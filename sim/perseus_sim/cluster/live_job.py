@@ -1,9 +1,8 @@
-"""Real training processes as pods of a simulated cluster: started, placed on simulated GPUs, and read.
+"""Real training processes as pods of a simulated cluster: started, placed on simulated GPUs, and measured.
 
-Like ``job``, but the ranks are whatever command is given, run by the interpreter in which the training frameworks are
-installed, on ``perseus_sim.training.live``. They get the environment that torchrun would give them, and PERSEUS_SOCKET
-as the chart would. Figures come from the ranks' logs and GPUs, not from the agent. Used by the example and the tests of
-the frameworks.
+Like ``perseus_sim.training.job``, but the ranks run any command, with the interpreter in which the training frameworks
+are installed, on ``perseus_sim.training.live``. They get the environment that torchrun would give them, and
+PERSEUS_SOCKET as the chart would. Figures come from the ranks' logs and GPUs, not from the agent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Throw-away certificates: an authority made on the fly, and what it signs, as PEM.
 
-Used by ``controlplane`` and the simulated clusters. Nothing here is for production: keys are unencrypted, lifetimes
+Nothing here is for production: keys are unencrypted, lifetimes
 are a few days, nothing is revoked.
 """
 
@@ -42,7 +42,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 class Authority:
-    """A certificate authority that lives as long as this object."""
+    """A certificate authority whose key exists only in this object."""
 
     def __init__(self, name: str) -> None:
         self._key = private_key()

@@ -1,6 +1,7 @@
-"""Least privilege, measured: what a manifest grants, what a user asked for, and a login as a service account.
+"""Least privilege, measured: what a manifest grants, what a user requested, and a login as a service account.
 
-Used by end-to-end tests with the audit log of ``controlplane``. The operator's rights are the chart's, from its file.
+The requests come from the audit log of ``perseus_sim.cluster.control_plane``. The operator's rights are the chart's,
+from its file.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def granted(documents: Iterable[Mapping[str, Any]]) -> set[Permission]:
 
 
 def requests(audit_log: Path, user: str, *, since: int = 0) -> Iterator[Request]:
-    """What a user asked of resources, from the API server's audit log; discovery and health are everybody's.
+    """Requests of a user to resources, from the API server's audit log; discovery and health are left out.
 
-    ``since``: an earlier size of the log. An API server that has just started refuses anybody until it has read its
-    roles, so what comes before may be left out.
+    ``since``: an earlier size of the log. An API server that has just started refuses every user until it has read its
+    roles, so earlier requests may be left out.
     """
     with audit_log.open("rb") as lines:
         lines.seek(since)
@@ -89,7 +90,7 @@ def requests(audit_log: Path, user: str, *, since: int = 0) -> Iterator[Request]
 
 
 def accounts(audit_log: Path, namespace: str, *, since: int = 0) -> set[str]:
-    """The service accounts of a namespace that have asked for anything at all."""
+    """The service accounts of a namespace that have made any request."""
     with audit_log.open("rb") as lines:
         lines.seek(since)
         users = {json.loads(line)["user"]["username"] for line in lines}

@@ -1,9 +1,8 @@
 """A cluster on one machine: API server, nodes with GPUs and agents, the operator, training jobs; for demo and tests.
 
 Everything is a real process or the production code, but for the doubles: the API server (``apiserver``, unless a real
-one is asked for), the kubelet (``kubelet``), the GPUs (``gpu``) and the training (``job``). Operator and agents speak
-mutual TLS. All state lies in one folder; leaving the context stops every process, whatever happened. What is shown to
-people, and what is asserted, is the caller's business.
+one is requested), the kubelet, the GPUs and the training. Operator and agents speak
+mutual TLS. All state lies in one folder; leaving the context stops every process, whatever happened.
 """
 
 from __future__ import annotations
@@ -87,8 +86,9 @@ class SimulatedCluster:
         *,
         server: Callable[[Path], contextlib.AbstractContextManager[Server]] = embedded_server,
     ) -> None:
-        """``folder`` keeps state and logs (short, since sockets lie in it); None: a temporary one, removed on
-        success. ``server`` starts the API server; on one with RBAC the operator has a service account of its own.
+        """``folder`` holds state and logs (its path must be short, since sockets lie in it); None: a temporary one,
+        removed on success. ``server`` starts the API server; on one with RBAC the operator has a service account of its
+        own.
         """
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="perseus-")) if folder is None else folder
@@ -128,7 +128,8 @@ class SimulatedCluster:
         return [part for flag, file in files.items() for part in (f"--tls-{flag}", str(self.tls / file))]
 
     def _operator_login(self) -> Path:
-        """The kubeconfig of the operator: its service account's, or on a server without accounts anybody's."""
+        """The kubeconfig of the operator: its service account's, or on a server without accounts the
+        administrator's."""
         if Feature.RBAC not in self.server.features:
             return self.server.kubeconfig
         for document in rbac.operator_manifest(SYSTEM_NAMESPACE):
@@ -141,7 +142,7 @@ class SimulatedCluster:
         text = manifest.read_text() if isinstance(manifest, Path) else manifest
         documents = [text] if isinstance(text, Mapping) else [doc for doc in yaml.safe_load_all(text) if doc]
         for document in documents:
-            # A cache of our own: the default one is shared by all servers that ever listened on this port.
+            # A separate cache: the default one is shared by all servers that ever listened on this port.
             connect: Any = dynamic.DynamicClient
             kinds = connect(self.api, cache_file=str(self.folder / "discovery.json"))
             resource = kinds.resources.get(api_version=document["apiVersion"], kind=document["kind"])

@@ -1,7 +1,4 @@
-"""What the demo leaves behind: a page with the story and its figures, and two pictures.
-
-Called by ``perseus_sim.demo.scenario`` at its end. Nothing is measured or judged here.
-"""
+"""The result of the demo: a page with its log and figures, and two pictures. Nothing is measured here."""
 
 from __future__ import annotations
 

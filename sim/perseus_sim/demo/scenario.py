@@ -1,8 +1,9 @@
-"""`make demo`: the whole system on this machine, told as it happens; ends with 0 only if all of it was really seen.
+"""``make demo``: runs the whole system on this machine, prints what happens, and ends with 0 only if all of it
+happened.
 
-What is printed comes from three places: the PerseusJob's status as any user would read it, the counters of the
-simulated GPUs (not the agent's telemetry), and the GPUs' clocks. The parts are
-``perseus_sim.cluster.simulated_cluster``; nothing here knows how they work.
+What is printed comes from three sources: the PerseusJob's status as any user reads it, the counters of the simulated
+GPUs (not the agent's telemetry), and the GPUs' clocks. The parts of the system are in
+``perseus_sim.cluster.simulated_cluster``.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ _BASELINE_ITERATIONS = 5
 _PLANNED_ITERATIONS = 6
 _STRAGGLER_ITERATIONS = 3
 _RECOVERED_ITERATIONS = 2
-_PATIENCE_S = 40.0
+_TIMEOUT_S = 40.0
 _TOLERANCE = 0.01
 """Measured against predicted, as a share of the baseline: the simulator's noise is 0.5 % of each duration, and a
 pipeline waits for the slowest of many noisy instructions."""
 _CALIBRATED_ITERATIONS = 4
 _CALIBRATED_WITHIN = 0.005
-"""Predicted against measured iteration time, once the operator has learnt what lies between computations."""
+"""Predicted against measured iteration time, once the operator has calibrated the delays between computations."""
 _BETWEEN = 0.012
-"""Of the fastest iteration, spent between iterations (optimizer, synchronisation of gradients); no profile knows it."""
+"""Of the fastest iteration, spent between iterations (optimizer, synchronisation of gradients); no profile contains
+it."""
 _MESSAGE = 0.0004
 """Of the fastest iteration, spent on every message between stages; likewise."""
 _THROTTLE = 0.65
@@ -58,13 +60,13 @@ _THROTTLE = 0.65
 T = TypeVar("T")
 
 
-class NotSeen(Exception):
-    """Something that should have happened did not, or not as promised."""
+class DemoFailed(Exception):
+    """Something that should have happened did not, or not as predicted."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What to run. ``None``: as the sample manifest says, on a made-up profile of the simulator's GPU model."""
+    """What to run. ``None``: as in the sample manifest, on a made-up profile of the simulator's GPU model."""
 
     output: Path
     profile: Path | None = None
@@ -74,7 +76,7 @@ class DemoOptions:
 
 
 class Demo:
-    """One run; ``run`` raises NotSeen at the first thing that is not as told."""
+    """One run of the demo."""
 
     def __init__(self, options: DemoOptions) -> None:
         self._output = options.output
@@ -98,18 +100,22 @@ class Demo:
         self._lines: list[str] = []
         self._iterations: dict[tuple[int, int], PipelineIteration] = {}
 
-    # --------------------------------------------------------------------------------------- the story
+    # --------------------------------------------------------------------------------------- the scenario
 
     def run(self) -> None:
-        """Tell it. Raises NotSeen."""
+        """Run the scenario.
+
+        Raises:
+            DemoFailed: something did not happen as it should.
+        """
         with SimulatedCluster() as cluster:
             try:
-                self._tell_all(cluster)
-            except NotSeen:
+                self._run_scenario(cluster)
+            except DemoFailed:
                 self._say(f"logs of every process: {cluster.folder / 'logs'}")
                 raise
 
-    def _tell_all(self, cluster: SimulatedCluster) -> None:
+    def _run_scenario(self, cluster: SimulatedCluster) -> None:
         job = self._start(cluster)
         api = client.CustomObjectsApi(cluster.api)
         self._say(f"training at default clocks: {self._shape()}")
@@ -173,7 +179,7 @@ class Demo:
     def _throttle(
         self, job: RunningJob, api: client.CustomObjectsApi, frontier: Frontier, planned: Measurement
     ) -> Measurement:
-        """A GPU of the last pipeline gets hot; the others slow down; it cools; they return."""
+        """A GPU of the last pipeline gets hot, and the other pipelines slow down; it cools, and they return."""
         slow = self._pipelines - 1
         gpu = job.gpus[slow][self._stages // 2]
         clocks = self._clocks()
@@ -204,7 +210,7 @@ class Demo:
         self._say("the GPU has cooled down")
         status = self._await(lambda: self._recovered(api), "the return to the first plan")
         begins = status["plan"]["fromIteration"]
-        self._say(f"straggler gone: back to point {status['plan']['point']} from iteration {begins}")
+        self._say(f"straggler recovered: back to point {status['plan']['point']} from iteration {begins}")
         back = self._measure(job, lambda i: i > begins, _RECOVERED_ITERATIONS, "training after the straggler")
         self._say(f"after the straggler: {back}")
         self._require(
@@ -215,13 +221,13 @@ class Demo:
     def _calibrate(
         self, job: RunningJob, api: client.CustomObjectsApi, planned: Measurement, first_frontier: str
     ) -> None:
-        """The operator has seen enough iterations to learn what the profile does not know, and plans anew."""
+        """The operator has observed enough iterations to calibrate delays that the profile lacks, and plans again."""
 
-        def planned_anew() -> dict[str, Any] | None:
+        def planned_again() -> dict[str, Any] | None:
             status = self._status(api)
-            anew = status.get("frontier", {}).get("digest") != first_frontier
+            resolved = status.get("frontier", {}).get("digest") != first_frontier
             applied = self._condition(status, "PlanApplied").get("status") == "True"
-            return status if anew and applied and "predicted" in status else None
+            return status if resolved and applied and "predicted" in status else None
 
         status = self._await_condition(api, "ModelExplains")
         found = status["calibration"]
@@ -229,7 +235,7 @@ class Demo:
             f"calibrated on {found['iterations']} iterations: mean error on those held out {found['heldOutError']}, "
             f"without calibration {found['uncalibratedError']}"
         )
-        status = self._await(planned_anew, "plans in real time")
+        status = self._await(planned_again, "plans in real time")
         begins = status["plan"]["fromIteration"]
         predicted_s = s_from_us(status["predicted"]["iterationTimeMicroseconds"])
         measured = self._measure(job, lambda i: i > begins, _CALIBRATED_ITERATIONS, "training under calibrated plans")
@@ -251,7 +257,7 @@ class Demo:
         self._say(f"PerseusJob deleted: all {len(gpus)} GPUs at their default clocks; training goes on undisturbed")
         cluster.stop_job(job)
 
-    # ---------------------------------------------------------------------------------- what is promised
+    # ---------------------------------------------------------------------------------- predictions
 
     def _prediction(self, frontier: Frontier, point: int) -> Measurement:
         energies_j = (float(frontier.energy_j[point]),) * self._pipelines
@@ -259,24 +265,24 @@ class Demo:
 
     def _compare(self, planned: Measurement, baseline: Measurement, predicted: Measurement) -> None:
         baseline_j = float(self._baseline_run.energy_j) * self._pipelines
-        promised = 1 - predicted.energy_j / baseline_j
+        predicted_saving = 1 - predicted.energy_j / baseline_j
         saved = 1 - planned.energy_j / baseline.energy_j
         slower = planned.time_s / baseline.time_s - 1
         self._say(
-            f"under the plan: {planned}, energy −{percent(saved)} (the solver predicted −{percent(promised)}), "
+            f"under the plan: {planned}, energy −{percent(saved)} (the solver predicted −{percent(predicted_saving)}), "
             f"time {slower:+.2%}"
         )
         off = planned.time_s / predicted.time_s - 1
         self._say(
-            f"the profile predicts {predicted.time_s:.4g} s, {off:+.2%} off: it does not know what happens between "
+            f"the profile predicts {predicted.time_s:.4g} s, {off:+.2%} off: it does not contain what happens between "
             "computations"
         )
-        self._require(off > _CALIBRATED_WITHIN, "the simulated job has no delays that could be learnt")
+        self._require(off > _CALIBRATED_WITHIN, "the simulated job has no delays that could be calibrated")
         self._require(
-            abs(saved - promised) <= _TOLERANCE,
+            abs(saved - predicted_saving) <= _TOLERANCE,
             "measured and predicted savings differ by more than 1 % of the baseline",
         )
-        self._require(slower <= _TOLERANCE, "the plan that promises no slowdown slows training by more than 1 %")
+        self._require(slower <= _TOLERANCE, "the plan with no planned slowdown slows training by more than 1 %")
 
     # --------------------------------------------------------------------------------------- observing
 
@@ -341,7 +347,7 @@ class Demo:
             status = self._status(api)
             found = self._condition(status, kind)
             if found.get("reason") in {"SpecInvalid", "ProfileInvalid", "SolveFailed"}:
-                raise NotSeen(f"{kind}: {found['message']}")
+                raise DemoFailed(f"{kind}: {found['message']}")
             return status if found.get("status") == "True" else None
 
         return self._await(true, f"condition {kind}")
@@ -356,24 +362,24 @@ class Demo:
         return status if gone and status.get("plan", {}).get("point") == 0 else None
 
     def _await(self, seen: Callable[[], T | None], what: str) -> T:
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline_s:
             found = seen()
             if found is not None:
                 return found
             time.sleep(0.05)
-        raise NotSeen(f"waited {_PATIENCE_S:g} s for {what}")
+        raise DemoFailed(f"waited {_TIMEOUT_S:g} s for {what}")
 
     def _require(self, true: bool, otherwise: str) -> None:
         if not true:
-            raise NotSeen(otherwise)
+            raise DemoFailed(otherwise)
 
     # ------------------------------------------------------------------------------------------ details
 
     def _frontier(self, cluster: SimulatedCluster, config_map: str) -> Frontier:
-        """As the operator keeps it."""
-        kept = client.CoreV1Api(cluster.api).read_namespaced_config_map(config_map, _NAMESPACE)
-        return Frontier.from_bytes(base64.b64decode((kept.binary_data or {})["frontier"]))
+        """The frontier as the operator has stored it."""
+        stored = client.CoreV1Api(cluster.api).read_namespaced_config_map(config_map, _NAMESPACE)
+        return Frontier.from_bytes(base64.b64decode((stored.binary_data or {})["frontier"]))
 
     def _clocks(self) -> list[int]:
         return sorted({int(clock) for table in self._problem.options for clock in table.frequency_mhz if clock})

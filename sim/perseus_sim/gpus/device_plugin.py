@@ -40,9 +40,9 @@ _DRIVER_REPLACED: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 
 def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library: Path) -> NodeGpus:
-    """A node's GPUs, the same at every start: if they are there they keep their state.
+    """A node's GPUs, the same at every start: GPUs that exist already retain their state.
 
-    If there are others, whoever still holds those is told that the driver is another one, and starts anew.
+    If other GPUs exist, processes that still hold those get the error that the driver was replaced, and start again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     installed = folder / SONAME
@@ -50,7 +50,7 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
         partial = folder / f"{SONAME}.partial"
         shutil.copy(library, partial)
         partial.chmod(0o755)
-        partial.replace(installed)  # who has loaded the old one keeps that
+        partial.replace(installed)  # a process that has loaded the old one continues with it
     gpus = NodeGpus(
         uuids=tuple(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)),
         model=model.name,
@@ -60,11 +60,11 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
         max_power_mw=mw_from_w(model.power_limit_w),
     )
     try:
-        kept = NodeGpus.read(folder) == gpus
+        unchanged = NodeGpus.read(folder) == gpus
         open_shim(folder).close()
     except (NoGpus, ShimError):
-        kept = False
-    if not kept:
+        unchanged = False
+    if not unchanged:
         with contextlib.suppress(ShimError):
             former = open_shim(folder)
             for call in ("nvmlDeviceGetClockInfo", "nvmlDeviceSetGpuLockedClocks"):
@@ -76,7 +76,7 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
 
 
 class DevicePlugin(stubs.DevicePluginServicer):
-    """What the kubelet asks of us."""
+    """The service that the kubelet calls."""
 
     def __init__(self, uuids: Sequence[str], folder: Path, stop: threading.Event) -> None:
         self._uuids = tuple(uuids)
@@ -103,7 +103,7 @@ class DevicePlugin(stubs.DevicePluginServicer):
                     envs={
                         "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices_ids),
                         ENV_FOLDER: IN_CONTAINER,
-                        ENV_STATE: f"{IN_CONTAINER}/{STATE}",  # for whoever loads the library by its name
+                        ENV_STATE: f"{IN_CONTAINER}/{STATE}",  # for processes that load the library by its name
                     },
                     mounts=[mount],
                 )
@@ -113,9 +113,9 @@ class DevicePlugin(stubs.DevicePluginServicer):
 
 
 def offer(kubelet: Path, plugin: DevicePlugin, stop: threading.Event, heartbeat: Path | None = None) -> None:
-    """Serve and register, again after every restart of the kubelet (which empties its folder), until told to stop.
+    """Serve and register, again after every restart of the kubelet (which empties its folder), until ``stop`` is set.
 
-    The heartbeat is touched as long as the kubelet has what it was told.
+    The heartbeat file is touched as long as the kubelet has the present list.
     """
     socket = kubelet / ENDPOINT
     while not stop.is_set():

@@ -1,8 +1,7 @@
-"""The kubelet's doors on a simulated node: a real PodResources server on a Unix socket, and a proc tree beside it.
+"""The kubelet's interfaces on a simulated node: a real PodResources server on a Unix socket, and a proc tree beside it.
 
 The agent's production code for identity and allocation runs against both unchanged. Pods are admitted with their GPUs,
-processes are placed in pods; nothing is scheduled or started here. Used by ``perseus_sim.cluster.simulated_cluster``
-and tests.
+processes are placed in pods; nothing is scheduled or started here.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class KubeletDouble(stubs.PodResourcesListerServicer):
             self._pods.pop(uid, None)
 
     def place(self, pids: Sequence[int], pod_uid: str) -> None:
-        """Say that processes run in the pod: their control group as systemd and containerd name it.
+        """Record that processes run in the pod: their control group as systemd and containerd name it.
 
         ``stat`` is the real one, so that a process that has ended is seen to have ended.
         """

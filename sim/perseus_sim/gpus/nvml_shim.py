@@ -1,4 +1,4 @@
-"""Build the stand-in for libnvidia-ml.so.1 (``deploy/gpu-sim/nvml_shim.c``) and poke its state, from any process.
+"""Build the stand-in for libnvidia-ml.so.1 (``deploy/gpu-sim/nvml_shim.c``) and change its state, from any process.
 
 For tests that drive the unmodified nvidia-ml-py and for GPU nodes that have none. The layout of the state is known to
 the C file alone: everything here goes through its ``perseus_shim_*`` functions. Never imported by the agent.
@@ -45,7 +45,7 @@ class Shim:
 
     Values of a GPU: ``busy_permille`` (load), ``transition_us``, ``energy_frozen``, ``has_energy``, ``has_samples``
     (of power), ``lost``, ``mig``, ``mps`` (clients), ``permitted``, ``reasons`` (bits), ``cap_mhz`` (holds the clock
-    down, as heat does; 0: nothing), ``locked_mhz`` (0: not locked; setting it is a foreign hand), ``min_mhz``,
+    down, as heat does; 0: nothing), ``locked_mhz`` (0: not locked; setting it is a foreign write), ``min_mhz``,
     ``max_mhz``, ``step_mhz``, ``idle_mw``, ``max_mw``; read only: ``lock_calls``, ``reset_calls``, ``last_write_ns``
     (monotonic), ``clock_mhz``, ``energy_mj``.
     """
@@ -105,7 +105,7 @@ class Shim:
         self._function("clear")(self._handle)
 
     def permute(self, order: Sequence[int]) -> None:
-        """From now on index, and handle, i means GPU ``order[i]``."""
+        """Make index and handle i mean GPU ``order[i]`` from now on."""
         array = (ctypes.c_uint32 * len(order))(*order)
         self._check(f"order {order}", self._function("permute")(self._handle, array, ctypes.c_uint(len(order))))
 

@@ -1,9 +1,8 @@
 """One simulated GPU as a small shared file, so that agent, trainer and test see the same hardware.
 
 Every word has one writer. The trainer writes the physics (virtual time, energy, power), guarded by a sequence number;
-the agent's device writes which clock is asked for; tests write what befalls the GPU (thermal cap, faults). What never
-changes lies in a JSON file beside it. Standard library only: trainers import this. No policy, no model of time or
-power.
+the agent's device writes the requested clock; tests write faults and thermal caps. What never changes is in a JSON file
+beside it. Standard library only, since trainers import it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class GpuSpec:
 
 
 class Physics(NamedTuple):
-    """The trainer's words, read together."""
+    """Time, energy and power as the trainer wrote them, read together."""
 
     now_us: int
     energy_uj: int
@@ -58,7 +57,7 @@ class Physics(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The clock asked for last; ``mhz`` is 0 for the default clocks. ``number`` grows with each request."""
+    """The clock requested last; ``mhz`` is 0 for the default clocks. ``number`` grows with each request."""
 
     number: int
     mhz: int
@@ -132,17 +131,17 @@ class SharedGpu:
     # ---------------------------------------------------------------------------------- the agent's
 
     def request(self, mhz: int) -> None:
-        """Ask for a clock, or for the default clocks with 0."""
+        """Request a clock, MHz; 0: the default clocks."""
         words = self._words
         changes = words[_HISTORY]
-        place = _FIRST + 2 * (changes % HISTORY)
-        words[place], words[place + 1] = words[_NOW_US], mhz
+        offset = _FIRST + 2 * (changes % HISTORY)
+        words[offset], words[offset + 1] = words[_NOW_US], mhz
         words[_HISTORY] = changes + 1
         words[_REQUEST_NS] = time.monotonic_ns()
         words[_REQUEST] = ((words[_REQUEST] >> 32) + 1) << 32 | mhz
 
     def requested(self) -> Request:
-        """What was asked for last."""
+        """The last request."""
         word: int = self._words[_REQUEST]
         return Request(word >> 32, word & _LOW)
 
@@ -155,8 +154,8 @@ class SharedGpu:
         """The clock changes that are remembered, oldest first."""
         words = self._words
         count = words[_HISTORY]
-        places = (_FIRST + 2 * (index % HISTORY) for index in range(max(0, count - HISTORY), count))
-        return [ClockChange(words[place], words[place + 1]) for place in places]
+        offsets = (_FIRST + 2 * (index % HISTORY) for index in range(max(0, count - HISTORY), count))
+        return [ClockChange(words[offset], words[offset + 1]) for offset in offsets]
 
     # ----------------------------------------------------------------------------------- the test's
 

@@ -1,9 +1,9 @@
 """The simulated GPUs of a node behind NVML: a folder with the library, its state and a list, shared by all.
 
-Made by ``perseus_sim.gpus.device_plugin`` on a node; the agent loads the library from it like a driver's, trainers move
-the GPUs through ``ShimGpu``, people and tests look and poke: ``python -m perseus_sim.gpus.shim_gpu [UUID key=value
-...]`` prints every GPU as JSON, after it has set values of one (``cap_mhz=900 reasons=64`` is heat). Standard library
-only: trainers import this.
+``perseus_sim.gpus.device_plugin`` makes it on a node; the agent loads the library from it like a driver's, trainers
+advance the GPUs through ``ShimGpu``, users and tests read and change values: ``python -m perseus_sim.gpus.shim_gpu
+[UUID key=value ...]`` prints every GPU as JSON, after it has set values of one (``cap_mhz=900 reasons=64`` is heat).
+Standard library only: trainers import this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENV_FOLDER: Final = "PERSEUS_SIM_GPUS"
 STATE: Final = "nvml-state"
 LIST: Final = "gpus.json"
 HOLD_US: Final = 3_000_000
-"""A trainer that is not heard for so long has died: longer than any instruction or wait for a neighbour."""
+"""A trainer that has written nothing for so long has died: longer than any instruction or wait for a neighbour."""
 _SHOWN: Final = (
     "clock_mhz", "locked_mhz", "max_mhz", "cap_mhz", "reasons", "energy_mj", "lock_calls", "reset_calls",
     "last_write_ns",

@@ -1,8 +1,7 @@
 """The gradient synchronisation of a simulated training job: when all ranks have ended their iteration, the next begins.
 
-It begins at the latest of their ends. What each pipeline's iterations took is measured here, from what the ranks report
-of their GPUs and without the agent. Used by ``job``, which starts the ranks on this machine, and by ``pod_job``, whose
-ranks are processes of many pods.
+It begins at the latest of their ends. Time and energy of each pipeline's iterations are computed here, from what the
+ranks report of their GPUs and without the agent. The ranks may be processes of this machine or of many pods.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class PipelineIteration:
     """Of all its GPUs, over ``time_us``."""
 
 
-class Gone(Exception):
-    """A rank has ended before it was told to."""
+class RankLost(Exception):
+    """A rank has ended without having been stopped."""
 
 
 class Coordinator:
@@ -58,7 +57,7 @@ class Coordinator:
         real_time: bool = False,
         first: int = 0,
     ) -> None:
-        """Nothing is said yet.
+        """Create a coordinator; nothing is sent yet.
 
         Args:
             parents: a connection to each rank.
@@ -73,7 +72,7 @@ class Coordinator:
         """The iteration that runs; one less than the first before that."""
         self.stopping = threading.Event()
         self.slowdowns: dict[int, float] = {}
-        """By data-parallel rank: how many times as long it takes, from the next iteration on."""
+        """By data-parallel rank: the slowdown of a pipeline, from the next iteration on."""
         self._parents = parents
         self._samples = samples
         self._begin_us = begin_us
@@ -82,10 +81,10 @@ class Coordinator:
         self._real_time = real_time
 
     def train(self) -> None:
-        """Iterations until told to stop.
+        """Run iterations until ``stopping`` is set.
 
         Raises:
-            Gone: a rank has.
+            RankLost: a rank has ended.
         """
         begin_us = self._begin_us
         inbox = _Inbox(self._parents)
@@ -98,7 +97,7 @@ class Coordinator:
             if self._real_time:
                 begin_us = max(begin_us, us_from_ns(time.monotonic_ns()) - LATEST_US)
                 wall_ns = begin_us * 1000
-            else:  # time lost by this machine is not made up for: pace anew from every barrier
+            else:  # time lost by this machine is not made up for: each barrier sets a new pace
                 wall_ns = max(wall_ns, time.monotonic_ns())
             self.iteration = iteration
             slowdowns = dict(self.slowdowns)  # the same for all ranks of an iteration
@@ -121,7 +120,7 @@ class Coordinator:
             self._measure(before, {p: (r["final_us"], r["final_energy_uj"]) for p, r in last.items()})
 
     def hang_up(self) -> None:
-        """Without us every rank ends."""
+        """Close all connections, upon which every rank ends."""
         for connection in self._parents.values():
             connection.close()
 
@@ -147,11 +146,11 @@ class Coordinator:
             try:
                 self._parents[each].sendall(line)
             except (BrokenPipeError, ConnectionResetError) as error:
-                raise Gone(f"rank {each} has gone") from error
+                raise RankLost(f"rank {each} has gone") from error
 
 
 class _Inbox:
-    """One line from every rank, whichever comes first."""
+    """Collects one line from every rank, in whichever order they arrive."""
 
     def __init__(self, connections: Mapping[RankId, socket.socket]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -163,7 +162,7 @@ class _Inbox:
         """The next line of each.
 
         Raises:
-            Gone: one has hung up.
+            RankLost: a rank has closed its connection.
         """
         found: dict[RankId, dict[str, Any]] = {}
         while len(found) < len(self._selector.get_map()):
@@ -171,10 +170,10 @@ class _Inbox:
                 assert isinstance(key.fileobj, socket.socket)
                 try:
                     data = key.fileobj.recv(65_536)
-                except ConnectionResetError:  # it left something of ours unread
+                except ConnectionResetError:  # it left data unread
                     data = b""
                 if not data:
-                    raise Gone(f"rank {key.data} has gone")
+                    raise RankLost(f"rank {key.data} has gone")
                 self._buffers[key.data] += data
                 if b"\n" in self._buffers[key.data]:
                     line, _, self._buffers[key.data] = self._buffers[key.data].partition(b"\n")

@@ -1,7 +1,6 @@
 """A simulated training job: starts one trainer per data-parallel pipeline and stage, and joins them at every iteration.
 
-A thread runs the ``coordinator``, which stands for the gradient synchronisation. Used by
-``perseus_sim.cluster.simulated_cluster``, the demo and tests.
+A thread runs the ``coordinator``, which stands for the gradient synchronisation.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from perseus_proto.rank import RankId
 from perseus_proto.units import us_from_s
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.processes import Child, Processes, StartFailed
-from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration
+from perseus_sim.training.coordinator import Coordinator, PipelineIteration, RankLost
 from perseus_solver.model.problem import Problem
 
 
@@ -74,7 +73,7 @@ class TrainingJob:
         self.samples: queue.SimpleQueue[PipelineIteration] = queue.SimpleQueue()
         self.children: dict[RankId, Child] = {}
         self.failure: str | None = None
-        """Why the job ended, if nobody told it to."""
+        """Why the job ended, if it was not stopped."""
         self._spec = spec
         self._parents: dict[RankId, socket.socket] = {}
         self._thread = threading.Thread(target=self._coordinate, name="coordinator", daemon=True)
@@ -87,7 +86,7 @@ class TrainingJob:
             speed=spec.speed,
         )
 
-    # --------------------------------------------------------------------------------- what is told
+    # --------------------------------------------------------------------------------- control
 
     @property
     def iteration(self) -> int:
@@ -169,7 +168,7 @@ class TrainingJob:
     def _coordinate(self) -> None:
         try:
             self._coordinator.train()
-        except (Gone, OSError) as error:
+        except (RankLost, OSError) as error:
             if not self._coordinator.stopping.is_set():
                 self.failure = str(error)
         finally:

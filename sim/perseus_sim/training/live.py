@@ -2,9 +2,9 @@
 
 The script computes for real, on the CPU. Each instruction that the client marks then takes the time and the energy
 that the simulated GPU needs for it at the clock in force: the rest of that time is slept away. Virtual time is the
-machine's monotonic clock, met anew at the begin of every instruction. The client is the production one; only
+machine's monotonic clock, read again at the begin of every instruction. The client is the production one; only
 ``perseus_client.connect`` is wrapped, before the script runs. What was executed goes to a log, one JSON line an
-iteration, so that tests need not ask the agent. Started by ``perseus_sim.cluster.live_job``; standard library only,
+iteration, so that tests do not depend on the agent's reports. Standard library only,
 since it runs where the training frameworks are installed and nothing else.
 """
 
@@ -66,7 +66,7 @@ class LiveGpu:
     def __init__(self, spec: LiveSpec) -> None:
         gpu = SharedGpu(Path(spec.gpu))
         begin_us = monotonic_us()
-        # The GPU's clock becomes the machine's: it may have stood at 0, and must not be billed for the uptime.
+        # The GPU's clock becomes the machine's: it may have been 0, and the uptime must not be counted as energy.
         before = gpu.physics()
         gpu.advance(Physics(max(begin_us, before.now_us), before.energy_uj, gpu.spec.blocking_power_mw))
         self.uuid = gpu.spec.uuid

@@ -2,9 +2,9 @@
 each.
 
 Like a launcher of distributed training: every pod starts one ``pod_rank`` for each GPU that the kubelet gave it. The
-pod of node rank 0 also coordinates: it reads the profile, tells every rank what it executes, keeps iterations in step,
-and prints what they took, measured on the GPUs and not by the agent. Ranks are numbered over the pods; stages run
-fastest. If a rank dies, all begin again. Ends at SIGTERM.
+pod of node rank 0 also coordinates: it reads the profile, sends every rank its schedule, keeps iterations in step, and
+prints their time and energy, measured on the GPUs and not by the agent. Ranks are numbered over the pods; stages run
+fastest. If a rank dies, all start again. SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from perseus_proto import keys
 from perseus_proto.rank import RankId
 from perseus_proto.units import j_from_mj, s_from_us, us_from_ns, us_from_s
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER
-from perseus_sim.training.coordinator import Coordinator, Gone, PipelineIteration
-from perseus_sim.training.pod_rank import PATIENCE_S, hear, listen, say
-from perseus_sim.training.trainer import JobGone
+from perseus_sim.training.coordinator import Coordinator, PipelineIteration, RankLost
+from perseus_sim.training.pod_rank import NEIGHBOUR_TIMEOUT_S, listen, receive_message, send_message
+from perseus_sim.training.trainer import JobLost
 
 _AGAIN_S: Final = 1.0
 _STOP_S: Final = 5.0
@@ -52,7 +52,8 @@ class PodRanks:
 
 
 def ranks_of(environment: Mapping[str, str]) -> PodRanks:
-    """One rank for each GPU that the kubelet gave to this container, as torchrun's variables and an indexed Job say.
+    """One rank for each GPU that the kubelet gave to this container, from torchrun's variables or those of an indexed
+    Job.
 
     Raises:
         ValueError: there is none, or it is not simulated.
@@ -131,25 +132,25 @@ class Rendezvous:
         self._listener.settimeout(1.0)
 
     def gather(self, stop: threading.Event) -> dict[RankId, socket.socket]:
-        """A connection to every rank, once all have come; one that comes again replaces its old connection.
+        """Wait until all ranks have connected; a rank that connects again replaces its old connection.
 
         Raises:
-            Gone: told to stop before.
+            RankLost: stopped before.
         """
         world = self._plan.stages * self._plan.pipelines
         came: dict[int, tuple[socket.socket, tuple[str, int], str]] = {}
         while len(came) < world:
             if stop.is_set():
-                raise Gone("stopped before all ranks had come")
+                raise RankLost("stopped before all ranks had come")
             try:
                 connection, (host, *_) = self._listener.accept()
             except TimeoutError:
                 continue
-            connection.settimeout(PATIENCE_S)
+            connection.settimeout(NEIGHBOUR_TIMEOUT_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                hello = hear(connection)
-            except (JobGone, OSError, ValueError):
+                hello = receive_message(connection)
+            except (JobLost, OSError, ValueError):
                 connection.close()
                 continue
             if before := came.pop(hello["rank"], None):
@@ -157,13 +158,13 @@ class Rendezvous:
             came[hello["rank"]] = connection, (host, hello["port"]), hello["gpu"]
         where = {rank: address for rank, (_, address, _) in came.items()}
         for rank, (connection, _, uuid) in came.items():
-            say(connection, self._plan.specification(rank, where, uuid))
+            send_message(connection, self._plan.specification(rank, where, uuid))
             connection.settimeout(None)
         return {RankId(*divmod(rank, self._plan.stages)): connection for rank, (connection, *_) in came.items()}
 
 
 def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) -> None:
-    """Train until told to stop; begin again whenever the job has fallen apart."""
+    """Train until ``stop`` is set; start again whenever a rank is lost."""
     rendezvous = Rendezvous(plan, port)
     samples: queue.SimpleQueue[PipelineIteration] = queue.SimpleQueue()
     threading.Thread(target=_report, args=(stop, samples, report_s), daemon=True).start()
@@ -171,7 +172,7 @@ def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) ->
     while not stop.is_set():
         try:
             parents = rendezvous.gather(stop)
-        except (Gone, OSError) as error:
+        except (RankLost, OSError) as error:
             print(f"perseus_sim.training.pod_job: {error}", file=sys.stderr, flush=True)
             continue
         now_us = us_from_ns(time.monotonic_ns())
@@ -181,7 +182,7 @@ def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) ->
         coordinator.stopping = stop
         try:
             coordinator.train()
-        except (Gone, OSError) as error:
+        except (RankLost, OSError) as error:
             if not stop.is_set():
                 print(f"{error}: the job begins again", file=sys.stderr, flush=True)
         finally:
@@ -237,7 +238,7 @@ def launch(ranks: PodRanks, stop: threading.Event) -> None:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        if finished:  # the coordinator has told them to stop
+        if finished:  # the coordinator has stopped them
             return
         stop.wait(_AGAIN_S)
 
@@ -248,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedule", default="1f1b", help="as in the PerseusJob (default: 1f1b)")
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--microbatches", type=int, required=True)
-    parser.add_argument("--pipelines", type=int, default=1, help="data-parallel degree (default: 1)")
+    parser.add_argument("--pipelines", type=int, default=1, help="data-parallel size (default: 1)")
     parser.add_argument("--blocking-power", type=float, required=True, help="watts of a GPU that waits")
     parser.add_argument("--noise", type=float, default=0.0, help="of durations, relative (default: 0)")
     parser.add_argument("--report", type=float, default=5.0, help="seconds between reports (default: 5)")

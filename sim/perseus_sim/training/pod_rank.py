@@ -1,8 +1,8 @@
 """One rank of a simulated training job whose ranks are spread over pods: ``python -m perseus_sim.training.pod_rank``.
 
-Started by ``pod_job``, one for each GPU of the pod. Finds the job's coordinator, meets its neighbours over the pods'
-network, and then is a ``trainer.Rank`` that keeps real time on a GPU behind NVML. The agent is met at PERSEUS_SOCKET
-like by any training process. Standard library only, as several start at once.
+Each GPU of a pod has one. It finds the job's coordinator, connects to its neighbours over the pods' network, and then
+is a ``trainer.Rank`` that follows real time on a GPU behind NVML. It connects to the agent at PERSEUS_SOCKET like any
+training process. Standard library only, as several start at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from perseus_proto.units import us_from_ns
 from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpu
-from perseus_sim.training.trainer import JobGone, Rank
+from perseus_sim.training.trainer import JobLost, Rank
 
-PATIENCE_S: Final = 120.0
+NEIGHBOUR_TIMEOUT_S: Final = 120.0
 """Longest wait for the coordinator and for neighbours, whose pods may still be fetching their image."""
 _RETRY_S: Final = 0.2
 _SAME_CLOCK_US: Final = 50_000
@@ -26,18 +26,18 @@ _SAME_CLOCK_US: Final = 50_000
 
 
 def dial(host: str, port: int) -> socket.socket:
-    """A connection, as soon as somebody listens.
+    """Connect as soon as the other side listens.
 
     Raises:
-        JobGone: nobody does.
+        JobLost: nothing listens within ``NEIGHBOUR_TIMEOUT_S``.
     """
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + NEIGHBOUR_TIMEOUT_S
     while True:
         try:
-            connection = socket.create_connection((host, port), timeout=PATIENCE_S)
+            connection = socket.create_connection((host, port), timeout=NEIGHBOUR_TIMEOUT_S)
         except OSError as error:
             if time.monotonic() > deadline_s:
-                raise JobGone(f"nobody listens on {host}:{port}: {error}") from error
+                raise JobLost(f"nothing listens on {host}:{port}: {error}") from error
             time.sleep(_RETRY_S)
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -51,21 +51,22 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=256)
 
 
-def say(connection: socket.socket, message: dict[str, Any]) -> None:
+def send_message(connection: socket.socket, message: dict[str, Any]) -> None:
+    """Send a message as one line of JSON."""
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-def hear(connection: socket.socket) -> dict[str, Any]:
-    """The next line, and not a byte more: others read on from there.
+def receive_message(connection: socket.socket) -> dict[str, Any]:
+    """Receive the next line, and not a byte more: another reader continues from there.
 
     Raises:
-        JobGone: the other side has hung up.
+        JobLost: the other side has closed the connection.
     """
     line = b""
     while not line.endswith(b"\n"):
         chunk = connection.recv(65_536, socket.MSG_PEEK)
         if not chunk:
-            raise JobGone("the other side has hung up")
+            raise JobLost("the other side has closed the connection")
         line += connection.recv(chunk.find(b"\n") + 1 or len(chunk))
     message: dict[str, Any] = json.loads(line)
     return message
@@ -75,22 +76,22 @@ def join(master: tuple[str, int], rank: int, uuid: str) -> dict[str, Any]:
     """The specification of this rank, as ``trainer.Rank`` takes it, connected to its neighbours.
 
     Raises:
-        JobGone: the job fell apart before it began.
+        JobLost: the job fell apart before it began.
     """
     with listen(0) as listener:
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(NEIGHBOUR_TIMEOUT_S)
         parent = dial(*master)
-        say(parent, {"rank": rank, "port": listener.getsockname()[1], "gpu": uuid})
-        spec = hear(parent)
+        send_message(parent, {"rank": rank, "port": listener.getsockname()[1], "gpu": uuid})
+        spec = receive_message(parent)
         peers: dict[int, socket.socket] = {}
         for stage, (host, port) in spec.pop("dial"):
             peers[stage] = dial(host, port)
-            say(peers[stage], {"stage": spec["stage"]})
+            send_message(peers[stage], {"stage": spec["stage"]})
         while len(peers) < spec["neighbours"]:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(PATIENCE_S)
-            peers[hear(connection)["stage"]] = connection
+            connection.settimeout(NEIGHBOUR_TIMEOUT_S)
+            peers[receive_message(connection)["stage"]] = connection
     ahead_us = us_from_ns(time.monotonic_ns()) - spec.pop("now_us")
     spec["offset_us"] = 0 if abs(ahead_us) < _SAME_CLOCK_US else ahead_us
     for connection in (parent, *peers.values()):
@@ -101,7 +102,8 @@ def join(master: tuple[str, int], rank: int, uuid: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Entry point, with host, port, rank, folder and UUID of the GPU: 0 if told to stop, 3 if the job fell apart."""
+    """Entry point, with host, port, rank, folder and UUID of the GPU: 0: stopped on request; 3: the job has ended
+    around this rank."""
     host, port, rank, folder, uuid = sys.argv[1:]
     try:
         gpu = ShimGpu(Path(folder), uuid)
@@ -110,7 +112,7 @@ def main() -> int:
         return 2
     try:
         Rank(join((host, int(port)), int(rank), uuid), gpu).run()
-    except (JobGone, OSError) as error:
+    except (JobLost, OSError) as error:
         print(f"rank {rank}: {error or 'the job fell apart'}", file=sys.stderr)
         return 3
     finally:

@@ -1,11 +1,10 @@
-"""One rank of a simulated training job: really executes its stage's schedule, through the real client, on a GPU file.
+"""One rank of a simulated training job: executes its stage's schedule through the real client, on a shared GPU file.
 
-``python -m perseus_sim.training.trainer SPEC.json``, started by ``perseus_sim.training.job``. Time is virtual: an
-instruction takes what the profile says at the clock in force, a receive completes at the later of both sides, and
-sleeps keep virtual time behind wall time × speed, so that the run can be watched and the agent acts while instructions
-run. Where the client has woken the agent, virtual time stands still until the GPU has seen the agent's write: measured
-times then hold the GPU's switch latency and not the scheduling of this machine. Standard library only, as sixteen of
-these start at once.
+``python -m perseus_sim.training.trainer SPEC.json`` runs it. Time is virtual: an instruction takes as long as the
+profile measured at the clock in force, a receive completes at the later of both sides, and sleeps keep virtual time
+behind wall time × speed, so that the run can be watched and the agent acts while instructions run. Where the client has
+woken the agent, virtual time stands still until the GPU has seen the agent's write: measured times then hold the GPU's
+switch latency and not the scheduling of this machine. Standard library only, as sixteen of these start at once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import perseus_client
 from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request, SharedGpu
 
 MESSAGE: Final = struct.Struct("<IIQ")  # iteration, instruction on the sender's stage, virtual time of its end
-_AGENT_PATIENCE_S: Final = 0.1
+_AGENT_NEIGHBOUR_TIMEOUT_S: Final = 0.1
 """Longest that virtual time stands still for the agent: many times what it needs on a busy machine, and soon over."""
 _AGENT_POLL_S: Final = 0.0003
 _TIMEOUTS_TO_GIVE_UP: Final = 5
@@ -37,7 +36,7 @@ SPIKE: Final = 0.1
 usual, and 0.03 % more than 10 %."""
 
 
-class JobGone(Exception):
+class JobLost(Exception):
     """The parent or a neighbour has hung up: this rank ends."""
 
 
@@ -123,7 +122,7 @@ class Engine:
             self._sleep()
 
     def block(self) -> None:
-        """A receive begins, nobody knows for how long."""
+        """A receive begins, of unknown length."""
         self._spend(self._now_us, self._gpu.spec.blocking_power_mw)
 
     def work(self, table: Table, slowdown: float = 1.0) -> None:
@@ -139,14 +138,14 @@ class Engine:
             time_us *= factor
             finish_us = self._now_us + left * time_us
             until_us = min(finish_us, self._pending[0]) if self._pending else finish_us
-            self._spend(self._now_us, power_mw)  # whoever looks meanwhile sees what it draws
+            self._spend(self._now_us, power_mw)  # a reader of the GPU sees what it draws now
             until_us = self._sleep_through(until_us)
             left -= (until_us - self._now_us) / time_us
             self._spend(until_us, power_mw)
 
     def await_agent(self) -> None:
         """The agent was woken because the next instruction wants another clock: let it write."""
-        deadline_s = time.monotonic() + _AGENT_PATIENCE_S
+        deadline_s = time.monotonic() + _AGENT_NEIGHBOUR_TIMEOUT_S
         while self._gpu.requested() == self._seen:
             if self._unanswered >= _TIMEOUTS_TO_GIVE_UP:
                 return
@@ -204,7 +203,7 @@ class Engine:
 
 
 class Mailbox:
-    """What a neighbour has sent: its instructions end in its own order, which need not be ours."""
+    """What a neighbour has sent: its instructions end in its own order, which need not be this rank's."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -215,13 +214,13 @@ class Mailbox:
         """When an instruction of the neighbour ended; waits for it.
 
         Raises:
-            JobGone: it has hung up.
+            JobLost: it has hung up.
         """
         key = iteration, instruction
         while key not in self._arrived:
             data = self._connection.recv(65_536)
             if not data:
-                raise JobGone
+                raise JobLost
             self._buffer += data
             whole = len(self._buffer) // MESSAGE.size * MESSAGE.size
             for sent_iteration, sent_instruction, time_us in MESSAGE.iter_unpack(self._buffer[:whole]):
@@ -243,16 +242,16 @@ class Rank:
         self._peers = sockets
         self._mail = {peer: Mailbox(connection) for peer, connection in sockets.items()}
         self._parent = socket.socket(fileno=spec["parent"])
-        self._orders = self._parent.makefile("r", encoding="utf-8")
+        self._commands = self._parent.makefile("r", encoding="utf-8")
 
     def run(self) -> None:
-        """Iterations until the parent says stop.
+        """Run iterations until the coordinator sends stop.
 
         Raises:
-            JobGone: somebody has hung up.
+            JobLost: another rank or the coordinator has closed its connection.
         """
         spec, engine = self._spec, self._engine
-        order = self._next_order()
+        command = self._next_command()
         schedule = [(step["kind"], step["microbatch"], step["chunk"]) for step in spec["steps"]]
         session = perseus_client.connect(
             dp=spec["dp"],
@@ -264,20 +263,20 @@ class Rank:
         )
         if spec["socket"] and spec["wait_for_agent_s"]:
             session.wait_connected(spec["wait_for_agent_s"])
-        self._say({"ready": True})
-        order = self._next_order()
-        while not order.get("stop"):
-            engine.pace_from(order["begin_us"] + self._offset_us, order["wall_ns"] + self._offset_us * 1000)
-            engine.wait_until(order["begin_us"] + self._offset_us)
+        self._send({"ready": True})
+        command = self._next_command()
+        while not command.get("stop"):
+            engine.pace_from(command["begin_us"] + self._offset_us, command["wall_ns"] + self._offset_us * 1000)
+            engine.wait_until(command["begin_us"] + self._offset_us)
             begin = {"begin_us": self._job_us(), "begin_energy_uj": engine.energy_uj}
             session.step_begin()
             for index, step in enumerate(spec["steps"]):
-                self._execute(session, order["iteration"], index, step, order["slowdown"])
+                self._execute(session, command["iteration"], index, step, command["slowdown"])
             session.step_end()
-            self._say({"iteration": order["iteration"], **begin, "end_us": self._job_us()})
-            order = self._next_order()
-        engine.wait_until(order["begin_us"] + self._offset_us)
-        self._say({"final_energy_uj": engine.energy_uj, "final_us": self._job_us()})
+            self._send({"iteration": command["iteration"], **begin, "end_us": self._job_us()})
+            command = self._next_command()
+        engine.wait_until(command["begin_us"] + self._offset_us)
+        self._send({"final_energy_uj": engine.energy_uj, "final_us": self._job_us()})
         session.close()
 
     def _execute(
@@ -301,23 +300,23 @@ class Rank:
     def _job_us(self) -> int:
         return int(self._engine.now_us) - self._offset_us
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         self._parent.sendall(json.dumps(message).encode() + b"\n")
 
-    def _next_order(self) -> dict[str, Any]:
-        line = self._orders.readline()
+    def _next_command(self) -> dict[str, Any]:
+        line = self._commands.readline()
         if not line:
-            raise JobGone
-        order: dict[str, Any] = json.loads(line)
-        return order
+            raise JobLost
+        command: dict[str, Any] = json.loads(line)
+        return command
 
 
 def main() -> int:
-    """Entry point: 0 if told to stop, 3 if the job fell apart around this rank."""
+    """Run one rank. Exit code 0: stopped on request; 3: another rank or the coordinator has gone."""
     try:
         spec = json.loads(Path(sys.argv[1]).read_text())
         Rank(spec, SharedGpu(Path(spec["gpu"]))).run()
-    except (JobGone, BrokenPipeError, ConnectionResetError):
+    except (JobLost, BrokenPipeError, ConnectionResetError):
         return 3
     return 0
 

@@ -167,7 +167,7 @@ async def test_a_running_job_is_calibrated_and_the_next_one_begins_with_it(world
     await world.until("calibrated from the start", inherited)
 
 
-async def test_a_plan_that_is_slower_than_it_promises_is_taken_away(world: World) -> None:
+async def test_a_plan_that_is_slower_than_planned_is_withdrawn(world: World) -> None:
     await world.profile({"profile.csv": profile_csv(STAGES)})
     await world.apply()
     await world.train_until_applied()
@@ -189,7 +189,7 @@ async def test_a_plan_that_is_slower_than_it_promises_is_taken_away(world: World
     await world.until("said as an event", said)
 
 
-async def test_what_is_kept_beside_a_profile_never_touches_what_is_not_ours(world: World) -> None:
+async def test_what_is_stored_beside_a_profile_never_touches_keys_of_others(world: World) -> None:
     await world.profile({"profile.csv": "x"})
     kube = KubeClient(world.api)
     profile = await kube.read_config_map(world.namespace, "profile")
@@ -204,7 +204,7 @@ async def test_what_is_kept_beside_a_profile_never_touches_what_is_not_ours(worl
     assert (await kube.read_config_map(world.namespace, "other-calibration")).data == {"mine": "yes"}
 
 
-async def test_a_straggler_that_is_told_and_a_mode_that_only_recommends(world: World) -> None:
+async def test_a_declared_straggler_and_a_mode_that_only_recommends(world: World) -> None:
     await world.profile({"profile.csv": profile_csv(STAGES)})
     await world.apply(straggler={"mode": "External"}, baselineIterations=0)
     await world.until_condition("PlanApplied", "True", "PlanInForce")

@@ -73,7 +73,7 @@ async def test_a_deadline_by_date_is_recomputed_as_the_run_goes_on(world: World)
     await world.until("said as an event", warned)
 
 
-async def test_a_power_cap_is_kept_by_the_fastest_plan_that_keeps_it(world: World) -> None:
+async def test_a_power_cap_is_met_by_the_fastest_plan_that_meets_it(world: World) -> None:
     times = await running(world)
     energies = [p.energy_mj for p in next(iter(world.agents[0].plan_sets.values())).points]
     powers_w = [1000 * PIPELINES * e / t for e, t in zip(energies, times, strict=True)]

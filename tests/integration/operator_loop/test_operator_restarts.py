@@ -56,7 +56,7 @@ async def test_clocks_that_an_operator_before_set_are_given_back_if_they_may_not
     await own_world.until_condition("PlanApplied", "False", "RecommendOnly")
 
 
-async def test_a_frontier_kept_for_a_job_of_the_same_name_is_kept_anew(own_world: World) -> None:
+async def test_a_frontier_stored_for_an_earlier_job_of_the_same_name_is_replaced(own_world: World) -> None:
     """Its owner has gone, so it will be collected, though it is just what this job needs."""
 
     async def owners() -> list[str]:
@@ -87,7 +87,7 @@ async def test_a_frontier_kept_for_a_job_of_the_same_name_is_kept_anew(own_world
     await own_world.until_condition("FrontierReady", "True", "Restored")
 
 
-async def test_an_agent_that_dies_is_leased_and_told_again(world: World) -> None:
+async def test_an_agent_that_dies_is_leased_again_and_gets_its_plans(world: World) -> None:
     await world.profile({"profile.csv": profile_csv(STAGES)})
     await world.apply(objective={"type": "MinEnergy"})
     await world.train_until_applied()

@@ -218,7 +218,7 @@ COMMANDS = {
         lambda n: st.tuples(st.just(n), mutated(COMMANDS[n].SerializeToString()))
     )
 )
-def test_any_command_is_obeyed_or_refused_by_name(agent: Agent, data: tuple[str, bytes]) -> None:
+def test_any_command_is_executed_or_refused_by_name(agent: Agent, data: tuple[str, bytes]) -> None:
     name, content = data
     try:
         request = type(COMMANDS[name]).FromString(content)

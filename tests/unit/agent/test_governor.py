@@ -10,7 +10,7 @@ from tests.doubles.recording_gpu import RecordingGpu
 
 from perseus_agent.clocks.governor import (
     BUSY_RETRIES,
-    FAILURES_TO_FENCE,
+    MAX_FAILURES,
     STRIKES,
     Governor,
     GovernorLimits,
@@ -134,7 +134,7 @@ def test_release_after_default_clocks_strikes_the_journal_without_another_write(
     assert bench.journal.locked == frozenset()
 
 
-def test_a_gpu_locked_by_an_earlier_life_is_reset_once(bench: Bench) -> None:
+def test_a_gpu_locked_by_an_earlier_process_is_reset_once(bench: Bench) -> None:
     bench.journal.record_lock(GPU)
     bench.governor.adopt()
     bench.governor.release("replayed")
@@ -200,7 +200,7 @@ def test_a_busy_device_is_tried_again_a_bounded_number_of_times(bench: Bench) ->
 def test_a_device_that_keeps_failing_is_fenced(bench: Bench) -> None:
     bench.gpu.fault = DeviceFailed("999")
     due_s = bench.governor.want(1200)
-    for _ in range(FAILURES_TO_FENCE):
+    for _ in range(MAX_FAILURES):
         bench.now_s = due_s or bench.now_s
         due_s = bench.governor.pump()
     assert bench.governor.lost

@@ -117,7 +117,7 @@ def test_nothing_of_ours_holds_a_clock_back_for_a_millisecond(rig: Rig) -> None:
     assert min(delays_ns) < 1_000_000
 
 
-def test_a_look_that_is_foreseen_finds_the_mark_that_did_not_ring(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_predicted_look_finds_the_mark_that_did_not_ring(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.rank.step_begin(0, rig.now_us)
     wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[0], "the first clock")
     monkeypatch.setattr(rig.follower, "next_look_us", lambda now_us: now_us + 1_500)
@@ -170,7 +170,7 @@ def test_instructions_and_waiting_add_up_to_the_gpu_s_counter(rig: Rig) -> None:
     assert [report.clock_changes for report in reports[1:]] == [4] * 9
 
 
-def test_long_waits_between_instructions_are_told_by_themselves(rig: Rig) -> None:
+def test_long_waits_between_instructions_are_reported_separately(rig: Rig) -> None:
     """The clock goes on by 100 ms and the counter is read, thrice within a wait of 300 ms, at the clock to come."""
     rig._pass(1)
     for iteration in range(4):
@@ -293,7 +293,7 @@ def test_a_call_that_hangs_loses_the_gpu_and_still_gives_it_back_when_it_returns
     assert rig.worker.governor.controllability is Controllability.LOST
 
 
-def test_a_gpu_that_falls_off_is_fenced_and_said_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_lost_is_not_used_and_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost() -> int:
         raise DeviceLost("fell off the bus")
 
@@ -316,7 +316,7 @@ def test_a_gpu_that_falls_off_is_fenced_and_said_so(rig: Rig, monkeypatch: pytes
         (EventReason.POWER_CAP, GpuNoticeKind.POWER_CAP),
     ],
 )
-def test_event_reasons_are_told_at_their_edges_and_not_when_they_blink(
+def test_event_reasons_are_reported_at_their_edges_and_not_when_they_blink(
     tmp_path: Path, reason: EventReason, kind: GpuNoticeKind
 ) -> None:
     rig = Rig(tmp_path, start=False)
@@ -352,7 +352,7 @@ def test_a_fault_of_our_own_ends_in_default_clocks_and_a_living_thread(
     wait_for(lambda: rig.written[-1] is not None, "the next rank is followed")
 
 
-def test_an_earlier_life_s_lock_is_given_back(tmp_path: Path) -> None:
+def test_a_lock_of_an_earlier_process_is_reset(tmp_path: Path) -> None:
     rig = Rig(tmp_path, start=False)
     rig.journal.record_lock("GPU-0")
     rig.worker.start()

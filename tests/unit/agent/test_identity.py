@@ -285,7 +285,7 @@ def test_a_process_that_left_before_it_was_identified_is_refused(listener: socke
             identify_peer(connection, root)
 
 
-def test_the_pidfd_tells_when_the_process_ends_though_its_connection_lives_on(
+def test_the_pidfd_shows_that_the_process_ended_though_its_connection_is_open(
     listener: socket.socket, tmp_path: Path
 ) -> None:
     child = subprocess.Popen(

@@ -55,7 +55,7 @@ def test_a_process_killed_at_any_moment_leaves_a_readable_journal(path: Path) ->
         reopen(path)
 
 
-def test_locks_of_another_boot_are_dropped_and_epochs_are_kept(path: Path) -> None:
+def test_locks_of_another_boot_are_dropped_and_epochs_stay(path: Path) -> None:
     journal = reopen(path)
     journal.record_lock("GPU-a")
     journal.record_epoch("job", 7)

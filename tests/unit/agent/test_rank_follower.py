@@ -199,7 +199,7 @@ def test_clock_changes_are_counted_for_the_iteration_in_which_they_are_made(flig
     assert [one.clock_changes for one in flight.finished] == [3, 5]
 
 
-def test_what_was_not_told_yet_is_told_at_the_end(flight: Flight) -> None:
+def test_iterations_not_reported_yet_are_reported_at_the_end(flight: Flight) -> None:
     flight.select(0)
     flight.iteration(0)
     [one] = flight.follower.leave(0)

@@ -43,7 +43,7 @@ def test_however_often_it_is_read_the_counter_is_the_integral_of_power(
     spent_nj = sum(power * (now - before) for (before, _), (now, power) in pairwise(counted))
     assert told[0].energy_mj == 0
     assert told[-1].energy_mj == spent_nj // 1_000_000
-    assert counter.beginnings == 1
+    assert counter.restarts == 1
 
 
 @given(steps, steps, st.integers(MAX_GAP_US + 1, 10**9))
@@ -54,7 +54,7 @@ def test_over_samples_that_were_missed_nothing_is_known(
     second = trace_of(after, first[-1][0] + gap_us)
     counter, meter = SampledEnergy(), EnergyMeter()
     readings = counter.take(first[:1], 0) + counter.take(first, 0) + counter.take(second, 0)
-    assert counter.beginnings == 2
+    assert counter.restarts == 2
     assert readings[len(first)].energy_mj == 0
     for reading in readings:
         meter.add(reading)

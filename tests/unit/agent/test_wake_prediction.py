@@ -171,7 +171,7 @@ def test_a_rank_that_stops_is_looked_at_a_few_times_and_then_left_to_ring(world:
     assert world.rung()
 
 
-def test_one_outlier_is_forgotten_and_another_pace_is_learnt(world: World) -> None:
+def test_one_outlier_is_ignored_and_another_pace_is_followed(world: World) -> None:
     world.iterate(5)
     world.iterate(1, lambda: 2 * SPAN_US)
     before = world.rank.rings
@@ -238,7 +238,7 @@ def test_a_rank_that_is_left_must_ring_the_next_agent_s_bell(world: World) -> No
     assert world.rung()
 
 
-def test_a_rank_that_lies_about_time_is_not_believed(world: World) -> None:
+def test_invalid_times_of_a_rank_do_no_harm(world: World) -> None:
     """Nonsense instead of times: a look is due within bounds or not at all, and nothing fails."""
     generator = random.Random(20260103)
     world.iterate(4)

@@ -109,7 +109,7 @@ def test_cuda_is_used_if_the_process_uses_it_already(monkeypatch: pytest.MonkeyP
     assert entry._current_gpu() == ("GPU-30000000-0000-4000-8000-000000000000" if initialised else "")
 
 
-def test_cuda_that_is_asked_for_and_not_there_is_said(
+def test_cuda_that_is_requested_and_missing_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=FakeCuda(False)))  # type: ignore[arg-type]

@@ -212,7 +212,7 @@ def test_late_times_arrive_at_the_agent(
     reader.close()
 
 
-def test_an_iteration_that_is_complete_at_the_last_moment_is_kept(gpu: Gpu, timer: EventTimer) -> None:
+def test_an_iteration_that_is_complete_at_the_last_moment_is_collected(gpu: Gpu, timer: EventTimer) -> None:
     gpu.finished_us = 0
     for iteration in range(MAX_PENDING):
         gpu.run_iteration(timer, iteration)

@@ -115,23 +115,23 @@ def test_the_bell_rings_at_the_begin_of_a_step_and_where_the_map_says(wake: byte
 
 @given(st.integers(0, 20))
 @settings(max_examples=21)
-def test_marks_for_which_a_look_is_foreseen_do_not_ring(from_us: int) -> None:
+def test_marks_for_which_a_look_is_announced_do_not_ring(from_us: int) -> None:
     """Marks are made at 1, 2, 3 …; a deviation rings whenever it is."""
     reader = ChannelReader.create(N)
     writer = writer_of(reader)
     reader.set_wake_map(b"\x01" * N)
     reader.skip_rings_from(from_us)
 
-    def rung_as_foreseen(t_us: int) -> bool:
+    def rung_as_announced(t_us: int) -> bool:
         return reader.acknowledge() is not (0 < from_us <= t_us)
 
     writer.step_begin(0, 1)
-    assert rung_as_foreseen(1)
+    assert rung_as_announced(1)
     for index in range(N):
         writer.begin(index, 2 * index + 2)
         assert not reader.acknowledge()
         writer.end(index, 2 * index + 3)
-        assert rung_as_foreseen(2 * index + 3)
+        assert rung_as_announced(2 * index + 3)
         assert reader.passed() == (0, index + 1)
         assert reader.ended_us(0, index) == 2 * index + 3
     writer.step_end(0, 2 * N + 2)
@@ -239,7 +239,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_memory_that_is_not_as_promised_is_refused_and_nothing_leaks(reader: ChannelReader) -> None:
+def test_memory_of_another_layout_is_refused_and_nothing_leaks(reader: ChannelReader) -> None:
     before = open_descriptors()
     with pytest.raises(ChannelError, match="size"):
         ChannelWriter(os.dup(reader.memory_fd), os.dup(reader.event_fd), N + 64)

@@ -215,7 +215,7 @@ def test_a_peer_that_hangs_up_or_says_something_else_is_an_error(pair: tuple[soc
         wire.receive_hello(agent, 60)
 
 
-def test_descriptors_that_a_peer_slips_into_its_hello_are_not_kept(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_descriptors_that_a_peer_adds_to_its_hello_are_closed(pair: tuple[socket.socket, socket.socket]) -> None:
     agent, client = pair
     before = descriptors()
     socket.send_fds(client, [wire.encode_hello(SMALL)], [0, 1, 2])
@@ -260,7 +260,7 @@ def test_a_hello_that_another_process_writes_is_not_taken(
         wire.receive_hello(agent, 60, os.getpid())
 
 
-def test_a_hello_of_nobody_knows_whom_is_not_taken(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_hello_of_an_unknown_sender_is_refused(pair: tuple[socket.socket, socket.socket]) -> None:
     agent, client = pair
     client.sendall(wire.encode_hello(SMALL))
     with pytest.raises(wire.ForeignSender, match="is unknown"):

@@ -25,7 +25,7 @@ def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]
 @pytest.mark.parametrize(
     "address", ["", "here", ":80", "here:", "here:http", "here:65536", "here:-1", "::1:80", "[h]:x"]
 )
-def test_what_is_no_address_is_said_with_the_rule(address: str) -> None:
+def test_what_is_no_address_is_refused_with_the_rule(address: str) -> None:
     with pytest.raises(ValueError, match=r"must be host:port, an IPv6 host in brackets, not '"):
         parse_address(address)
 

@@ -52,7 +52,7 @@ def test_a_gpu_belongs_to_one_pod(kubelet: KubeletDouble) -> None:
     kubelet.admit(AdmittedPod("another", "default", "train-1", GPUS[:1]))
 
 
-def test_the_agent_tells_a_process_pod_from_its_control_group(kubelet: KubeletDouble, tmp_path: Path) -> None:
+def test_the_agent_finds_a_process_pod_from_its_control_group(kubelet: KubeletDouble, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

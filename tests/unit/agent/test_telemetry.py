@@ -43,7 +43,7 @@ def test_every_reader_gets_every_event_in_order() -> None:
         assert [event.iteration for event in events if isinstance(event, IterationSummary)] == list(range(50))
 
 
-def test_a_slow_reader_loses_the_oldest_and_is_told_how_many() -> None:
+def test_a_slow_reader_loses_the_oldest_and_gets_their_number() -> None:
     hub = TelemetryHub(10)
     slow, other = hub.watch("job"), hub.watch("another job")
     iterations(hub, 35)

@@ -66,5 +66,5 @@ def test_of_a_pod_with_several_containers_only_the_holder_drives_a_gpu() -> None
     [(PodProcess("uid", None), POD), (PodProcess("uid", "3" * 64), PodName("uid", "ns", "pod"))],
     ids=["a runtime whose names are unknown", "a pod whose containers the operator does not name"],
 )
-def test_where_containers_cannot_be_told_apart_the_pod_decides(process: PodProcess, pod: PodName) -> None:
+def test_where_containers_cannot_be_distinguished_the_pod_decides(process: PodProcess, pod: PodName) -> None:
     assert own_part(BOTH, process, pod) == BOTH
