@@ -24,7 +24,7 @@ def us_from_s(seconds: float) -> Microseconds:
     return Microseconds(round(seconds * _MICRO))
 
 
-def s_from_us(microseconds: int) -> float:
+def s_from_us(microseconds: float) -> float:
     """Microseconds to seconds."""
     return microseconds / _MICRO
 
@@ -34,7 +34,7 @@ def mj_from_j(joules: float) -> Millijoules:
     return Millijoules(round(joules * _MILLI))
 
 
-def j_from_mj(millijoules: int) -> float:
+def j_from_mj(millijoules: float) -> float:
     """Millijoules to joules."""
     return millijoules / _MILLI
 

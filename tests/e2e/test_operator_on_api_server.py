@@ -76,7 +76,7 @@ def test_a_restarted_operator_goes_on_where_the_last_one_was(world: Any) -> None
     before = world.job()["status"]
 
     world.start_operator()
-    assert "read back from ConfigMap" in world.until_condition("FrontierReady", "True", "Restored")
+    assert "restored from ConfigMap" in world.until_condition("FrontierReady", "True", "Restored")
     world.until_condition("Ready", "True", "Ready")
     after = world.job()["status"]
     assert after["frontier"] == before["frontier"]
