@@ -35,7 +35,7 @@ _JOB_GAUGES: Final = {
     "measured_iteration_seconds": "Median iteration time under the plan in force.",
     "measured_iteration_joules": "Median energy of all GPUs per iteration under the plan in force.",
     "baseline_iteration_seconds": "Median iteration time at default clocks, measured before the first plan.",
-    "baseline_iteration_joules": "Median energy of all GPUs per iteration at default clocks, measured before the first plan.",
+    "baseline_iteration_joules": "Median energy of all GPUs per iteration at default clocks, before the first plan.",
     "frontier_points": "Number of plans on the frontier.",
     "solve_seconds": "Time that the solver took for the frontier in use.",
     "gap_ratio": "Median certified optimality gap of the frontier, a ratio.",
@@ -83,7 +83,7 @@ class Metrics:
         }
         self._shown: dict[tuple[str, str], tuple[tuple[int, float, float], ...]] = {}
         build = self._new(
-            Gauge, "perseus_operator_build_info", "Always 1; the label is the version of the operator.", ("version",)
+            Gauge, "perseus_operator_build_info", "Always 1; the label is the operator's version.", ("version",)
         )
         build.labels(version("perseus-k8s")).set(1)
         self.reconcile_seconds: Histogram = self._new(
@@ -97,11 +97,11 @@ class Metrics:
         self.agent_calls = self._counter("agent_calls", "Calls to agents.", "call", "result")
         self.late_selections = self._counter(
             "late_selections",
-            "Selections that reached an agent after their iteration had begun, so that they took effect one iteration later.",
+            "Selections that reached an agent after their iteration had begun; they took effect one iteration later.",
         )
         self.telemetry_dropped = self._counter(
             "telemetry_dropped",
-            "Batches of telemetry before which events were lost because the operator read too slowly.",
+            "Telemetry batches before which events were lost because the operator read too slowly.",
         )
         self.errors = self._counter("errors", "Unexpected errors; the operator's log has the traceback.")
         # A counter that appears with its first event has never risen, and alerts on its increase would miss that event.

@@ -37,9 +37,7 @@ def recommendation(state: JobState, decision: Decision) -> str:
     if advice.energy_saved is None or state.baseline is None:
         return f"{plan}. What it would save is not known before a baseline is measured."
     slower = percent(advice.iteration_time_microseconds / state.baseline.time_us - 1)
-    return (
-        f"{plan}; it would save {advice.energy_saved} of the energy measured at default clocks and be {slower} slower."
-    )
+    return f"{plan}; saves {advice.energy_saved} of the energy measured at default clocks, {slower} slower."
 
 
 def share_status(share: Share | None) -> ShareStatus | None:
