@@ -1,6 +1,6 @@
 """What is generated in the chart: schema and README's table from values.yaml, the CRDs' template from the typed models.
 
-Called by ``deploy/generate.py``. In values.yaml ``# --`` above a key says what the value does, ``# @schema`` (YAML)
+In values.yaml ``# --`` above a key says what the value does, ``# @schema`` (YAML)
 what it may be beyond the type of its default; ``{settings: operator}`` there stands for the fields of that program's
 settings. Nothing is decided here: what a value does is in the templates.
 """
@@ -77,7 +77,7 @@ def read_values(text: str) -> tuple[dict[str, Any], list[Value]]:
     """The schema of a documented values file, and its values in order.
 
     Raises:
-        InvalidValues: a key without ``# --``, or a default that does not tell its type.
+        InvalidValues: a key without ``# --``, or a default that has no known type.
     """
     values: list[Value] = []
     root = yaml.compose(text)
@@ -103,7 +103,7 @@ def _section(node: yaml.MappingNode, lines: list[str], path: str, values: list[V
             raise InvalidValues(f"{name}: no `# --` comment above it")
         default = yaml.load(yaml.serialize(value), Loader=yaml.SafeLoader)
         if type(default) not in _KINDS:
-            raise InvalidValues(f"{name}: its default does not tell its type")
+            raise InvalidValues(f"{name}: its default has no known type")
         schema: dict[str, Any] = {"description": doc, "type": _KINDS[type(default)]}
         program = stated.pop("settings", None)
         schema.update(_settings_schema(program) if program else stated)

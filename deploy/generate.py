@@ -3,7 +3,7 @@
 The sources and what is generated from them:
 
 proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
-operator/perseus_operator/api/job.py, api_budget.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
+operator/perseus_operator/api/job.py, budget.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
 the CRDs → docs/perseusjob.md, docs/powerbudget.md (``deploy/reference.py``)

@@ -1,4 +1,4 @@
-"""Writes what the chart ships for Prometheus and Grafana, and the metrics page; called by ``generate.py``.
+"""Writes what the chart ships for Prometheus and Grafana, and the metrics page.
 
 deploy/prometheus/rules.yaml → charts/perseus/files/rules/rules.yaml
 deploy/grafana/*.py → charts/perseus/files/dashboards/*.json
@@ -39,7 +39,7 @@ Series are bounded: {per_job} for each PerseusJob, {per_gpu} for each GPU, {per_
 
 
 def write_observability() -> None:
-    """All of it."""
+    """Write rules, dashboards and the metrics page."""
     _write(CHART_FILES / "rules" / "rules.yaml", RULES.read_text(encoding="utf-8"))
     for name, board in (("fleet", fleet()), ("job", job()), ("node", node())):
         _write(CHART_FILES / "dashboards" / f"perseus-{name}.json", board)

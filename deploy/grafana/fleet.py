@@ -44,7 +44,7 @@ def fleet() -> str:
         figure(
             "Jobs not ready",
             "none",
-            "Jobs that do not run the plan asked for.",
+            "Jobs whose condition Ready is not True.",
             f"sum(1 - {_JOB} (perseus_job_ready))",
             bad_from=1,
         ),
@@ -91,27 +91,27 @@ def fleet() -> str:
     ]
     trends = [
         line("Power saved by job", "watt", "Against the measured baseline.", (SAVED_W, _NAMED)),
-        line("Slow pipelines", "none", "By job.", (f"{_JOB} (perseus_job_straggler_pipelines)", _NAMED)),
+        line("Stragglers", "none", "Slow pipelines by job.", (f"{_JOB} (perseus_job_straggler_pipelines)", _NAMED)),
     ]
     budgets = [
         line(
             "Power budgets",
             "watt",
-            "What each budget gives, what of it is granted or drawn unsteered, and what jobs would draw as they ask.",
+            "What each budget gives, what of it is granted or drawn by jobs whose clocks are not set, and what the jobs' own objectives would draw.",
             ("max by (budget) (perseus_budget_watts)", "{{budget}}: budget"),
             ("max by (budget) (perseus_budget_granted_watts + perseus_budget_unsteered_watts)", "{{budget}}: granted"),
             ("max by (budget) (perseus_budget_wanted_watts + perseus_budget_unsteered_watts)", "{{budget}}: wanted"),
         ),
         line(
-            "Worth of a kilowatt",
+            "Value of one more kilowatt",
             "none",
-            "What one more would bring, in GPUs at full speed: where it is worth most, watts are shortest.",
+            "Throughput that one more kilowatt would add, in GPUs at full speed.",
             ("1000 * max by (budget) (perseus_budget_gpus_per_watt)", "{{budget}}"),
         ),
     ]
     operator = [
         line(
-            "Time to think about one job",
+            "Reconciliation time of one job",
             "s",
             "99th percentile, and mean.",
             (
@@ -132,11 +132,11 @@ def fleet() -> str:
             ("sum by (result) (rate(perseus_operator_agent_calls_total[$__rate_interval]))", "{{result}}"),
         ),
         line(
-            "Frontiers and trouble",
+            "Frontiers and errors",
             "none",
             "Since the operator started.",
             ("sum by (result) (perseus_operator_solves_total)", "{{result}}"),
-            ("sum(perseus_operator_frontiers_restored_total)", "read back"),
+            ("sum(perseus_operator_frontiers_restored_total)", "restored"),
             ("sum(perseus_operator_errors_total)", "errors"),
             ("sum(perseus_operator_telemetry_dropped_total)", "telemetry lost"),
             ("sum(perseus_operator_late_selections_total)", "late selections"),

@@ -1,4 +1,4 @@
-"""One job: its frontier and where on it it runs, promise against measurement, clocks by stage, stragglers."""
+"""One job: its frontier and the point in force, prediction against measurement, clocks by stage, stragglers."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def _by(labels: str, metric: str) -> str:
 def job() -> str:
     """The dashboard."""
     now = [
-        figure("Ready", "bool", "Whether the plan asked for is in force.", _of("perseus_job_ready")),
+        figure("Ready", "bool", "Whether the plan is in force.", _of("perseus_job_ready")),
         figure("Energy saved", "percentunit", "Measured against the measured baseline.", _ratio(SAVED_RATIO)),
         figure("Slowdown measured", "percentunit", "Against the measured baseline.", _ratio(SLOWDOWN)),
         figure(
             "Slowdown planned",
             "percentunit",
-            "By intent, against the fastest plan: not a fault.",
+            "Slowdown that the plan intends, against the fastest plan.",
             _of("perseus_job_planned_slowdown_ratio") + " - 1",
         ),
-        figure("Slow pipelines", "none", "Detected or told.", _of("perseus_job_straggler_pipelines"), bad_from=1),
+        figure("Slow pipelines", "none", "Detected or declared.", _of("perseus_job_straggler_pipelines"), bad_from=1),
         figure("Certified gap", "percentunit", "Median of the frontier.", _of("perseus_job_gap_ratio")),
     ]
     sources = {"plan in force": "predicted", "measured": "measured", "default clocks": "baseline"}
@@ -51,28 +51,28 @@ def job() -> str:
     frontier = [
         curve(
             "Time-energy frontier",
-            "Each point is a plan: iteration time across, energy of one iteration up. Where the job runs, what the plan"
-            " promises, and what default clocks took.",
+            "Each point is a plan: iteration time across, energy of one iteration up. Marked: measured now, predicted by"
+            " the plan, and at default clocks.",
             key="point",
             x=(" or ".join(times), "iteration time"),
             ys=energies,
             units=("s", "joule"),
         )
     ]
-    promise = [
+    predictions = [
         line(
             f"Iteration {word}",
             unit,
-            "Promised by the plan in force, measured, and measured at default clocks before it.",
+            "Predicted for the plan in force, measured, and measured at default clocks before it.",
             *((_of(f"perseus_job_{source}_iteration_{suffix}"), name) for name, source in sources.items()),
         )
         for word, unit, suffix in (("time", "s", "seconds"), ("energy", "joule", "joules"))
     ]
-    promise.append(
+    predictions.append(
         line(
-            "How well time is predicted",
+            "Error of predicted times",
             "percentunit",
-            "Measured over predicted time less 1, and the calibrated model's error on iterations it has not seen.",
+            "Measured divided by predicted time minus 1, and the calibrated model's error on held-out iterations.",
             (_of("perseus_job_prediction_error_ratio"), "measured over predicted"),
             (_of("perseus_job_calibration_error_ratio"), "error of the calibrated model"),
         )
@@ -99,7 +99,7 @@ def job() -> str:
             (_by("dp", "perseus_gpu_clock_hertz"), "pipeline {{dp}}"),
         ),
         line(
-            "Stragglers and the answer",
+            "Stragglers and planned slowdown",
             "none",
             "Slow pipelines, and the slowdown planned for the others.",
             (_of("perseus_job_straggler_pipelines"), "slow pipelines"),
@@ -115,7 +115,7 @@ def job() -> str:
     rows = [
         ("Now", now),
         ("Frontier", frontier),
-        ("Promise and measurement", promise),
+        ("Prediction and measurement", predictions),
         ("Stages", stages),
         ("Pipelines", pipelines),
     ]

@@ -1,4 +1,4 @@
-"""Nodes: are agents well, what do they do to the clocks, and until when may they."""
+"""Nodes: health of agents, the clocks that they set, and their leases."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def node() -> str:
             (_rate("perseus_agent_clock_requests_skipped_total", "node"), "{{node}} skipped"),
         ),
         line(
-            "GPUs given back",
+            "GPUs returned to default clocks",
             "none",
             "Times that a GPU returned to default clocks.",
             (f"sum by (node) (perseus_agent_clock_restores_total{_THESE})", "{{node}}"),
@@ -89,9 +89,9 @@ def node() -> str:
             (f"perseus_agent_ranks{_THESE}", "{{node}} {{job_namespace}}/{{job_name}}"),
         ),
     ]
-    trouble = [
+    health = [
         line(
-            "Trouble",
+            "Errors",
             "none",
             "Since each agent started.",
             (f"perseus_agent_lease_expiries_total{_THESE}", "{{node}} leases run out"),
@@ -99,14 +99,14 @@ def node() -> str:
             (f"perseus_agent_telemetry_dropped_events_total{_THESE}", "{{node}} telemetry lost"),
         ),
         listing(
-            "GPUs by what can be done with them",
+            "GPUs by controllability",
             "yes: its clocks can be set. Anything else keeps a job's plan from being in force.",
             "state",
             {"GPUs": ("none", f"sum by (state) (perseus_gpu_controllability{_THESE})")},
         ),
         listing(
             "Versions",
-            "Agents by their release and the driver they meet.",
+            "Agents by their release and driver.",
             "version",
             {"agents": ("none", f"count by (version, driver) (perseus_agent_build_info{_THESE})")},
         ),
@@ -118,6 +118,6 @@ def node() -> str:
         ("Switches", switches),
         ("Power", energy),
         ("Leases", leases),
-        ("Health", trouble),
+        ("Health", health),
     ]
     return board("perseus-node", "Perseus / Node", "Agents, clocks, leases and GPUs.", variables, rows)

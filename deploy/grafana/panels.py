@@ -1,6 +1,6 @@
 """The few kinds of panel that the dashboards are made of; a dashboard is a list of rows of them.
 
-Used by ``fleet``, ``job`` and ``node``. Every query is of Prometheus and of the datasource variable; no namespace, job
+Every query is of Prometheus and of the datasource variable; no namespace, job
 or node is written into one. Expressions need no recording rules, so that a dashboard also works where those are not
 installed.
 """

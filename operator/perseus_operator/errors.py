@@ -1,32 +1,32 @@
-"""What can go wrong in the operator, one line a class, and what follows from it.
+"""The operator's exceptions, and what follows from each.
 
 OperatorError
-├── InvalidSpec          a manifest that the schema let through: names the field and the rule; waits for an edit
-├── InvalidInput         what a spec names or processes tell is of no use; carries the condition's reason
+├── InvalidSpec          a spec that breaks a rule: names the field and the rule; waits for an edit
+├── InvalidInput         an input that a spec names or ranks report is invalid; carries the condition's reason
 │   ├── InvalidProfile   … a ConfigMap that holds no usable profile: waits for an edit
-│   └── InvalidSchedule     … a schedule without a name that is none: waits for an edit, or for other processes
-├── SolveFailed          the solver refused or broke: waits for an edit
-│   └── SolveTimeout     … or took longer than allowed
-├── CannotAnswer         kubectl perseus has nothing to show: one line for who asked
+│   └── InvalidSchedule  … a custom schedule that is invalid: waits for an edit, or for other processes
+├── SolveFailed          the solver refused or failed: waits for an edit
+│   └── SolveTimeout     … or exceeded its deadline
+├── CannotAnswer         kubectl perseus has nothing to show: one line for the user
 ├── NotAllowed           a caller whose certificate carries no allowed name
 ├── StaleEpoch           a caller has seen a newer operator, or this one has been replaced
 ├── UnknownJob           a caller names a job or GPU that this operator does not serve
-├── AgentError           a node agent did not do what it was asked
+├── AgentError           a node agent did not execute a call
 │   ├── AgentUnavailable retry: dead, restarting, unreachable, too slow, or overloaded
 │   ├── AgentFenced      stop: a newer operator commands this job
 │   └── AgentRefused     the request itself is wrong for that node: not repeated until something changes
-└── KubeError            the API server did not do what it was asked
+└── KubeError            the API server did not execute a request
     ├── KubeUnavailable  retry: no answer, throttled, 5xx
     ├── KubeNotFound     the object is not there
-    ├── KubeConflict     somebody else wrote in between
-    └── KubeForbidden    RBAC does not allow it; said in the log, retried slowly
+    ├── KubeConflict     another writer changed the object in between
+    └── KubeForbidden    RBAC does not allow it; logged, retried slowly
 """
 
 from __future__ import annotations
 
 
 class OperatorError(Exception):
-    """Root of everything the operator raises on purpose."""
+    """Root of the operator's own exceptions."""
 
 
 class InvalidSpec(OperatorError):
@@ -34,7 +34,7 @@ class InvalidSpec(OperatorError):
 
 
 class InvalidInput(OperatorError):
-    """What a spec names, or the training processes tell, cannot be used; ``reason`` is the condition's reason."""
+    """An input that a spec names or ranks report cannot be used; ``reason`` is the condition's reason."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class InvalidProfile(InvalidInput):
 
 
 class InvalidSchedule(InvalidInput):
-    """The order of instructions cannot be used."""
+    """The schedule cannot be used."""
 
 
 class SolveFailed(OperatorError):
@@ -58,11 +58,11 @@ class SolveTimeout(SolveFailed):
 
 
 class CannotAnswer(OperatorError):
-    """What was asked from a terminal is not there, or may not be seen or done."""
+    """What a user requested with kubectl perseus is not there, or access is denied."""
 
 
 class NotAllowed(OperatorError):
-    """The caller may not tell this operator anything."""
+    """The client's certificate does not allow it to call this operator."""
 
 
 class StaleEpoch(OperatorError):
@@ -74,7 +74,7 @@ class UnknownJob(OperatorError):
 
 
 class AgentError(OperatorError):
-    """A node agent did not do what it was asked."""
+    """A node agent did not execute a call."""
 
 
 class AgentUnavailable(AgentError):
@@ -90,7 +90,7 @@ class AgentRefused(AgentError):
 
 
 class KubeError(OperatorError):
-    """The API server did not do what it was asked."""
+    """The API server did not execute a request."""
 
 
 class KubeUnavailable(KubeError):

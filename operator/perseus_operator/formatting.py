@@ -1,35 +1,44 @@
-"""Quantities in messages for people: seconds, joules and per cents with as many digits as mean something. Nothing
-parses them; fields for programs are integers with their unit in the name. Times of day, too, and these are parsed.
+"""Quantities in messages: seconds, joules and per cents, with as many digits as are significant.
+
+No program parses these texts; fields for programs are integers with their unit in the name. Time stamps are the
+exception: Kubernetes and the operator parse them.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from perseus_proto.units import j_from_mj, s_from_us
+
 
 def seconds(time_us: float) -> str:
-    """1687043 as ``1.687 s``."""
-    return f"{_digits(time_us / 1e6)} s"
+    """Format microseconds: 1687043 as ``1.687 s``."""
+    return f"{_digits(s_from_us(time_us))} s"
 
 
 def joules(energy_mj: float) -> str:
-    """5057312 as ``5057 J``."""
-    return f"{_digits(energy_mj / 1e3)} J"
+    """Format millijoules: 5057312 as ``5057 J``."""
+    return f"{_digits(j_from_mj(energy_mj))} J"
 
 
 def small_percent(share: float) -> str:
-    """0.0003 as ``0.03 %``."""
+    """Format a small ratio with two significant digits: 0.0003 as ``0.03 %``."""
     return f"{100 * share:.2g} %"
 
 
 def percent(ratio: float) -> str:
-    """0.0312 as ``3.12%``, as fields of a status have it."""
+    """Format a ratio as the fields of a status have it: 0.0312 as ``3.12%``, bounded to ±999 %."""
     bounded = min(max(100 * ratio, -999.0), 999.0)
     return f"{bounded + 0.0:.2f}%".replace("-0.00%", "0.00%")
 
 
+def fine_percent(ratio: float) -> str:
+    """Format a small error as the fields of a status have it: 0.00312 as ``0.312%``, at most 999 %."""
+    return f"{min(100 * ratio, 999.0):.3f}%"
+
+
 def stamp(wall_s: float) -> str:
-    """Seconds since 1970 as ``2026-01-31T08:00:00Z``, as Kubernetes writes times."""
+    """Format seconds since 1970 as ``2026-01-31T08:00:00Z``, as Kubernetes writes times."""
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

@@ -1,16 +1,23 @@
 """Kubernetes objects as plain values: which PerseusJob, a training pod, the data of a ConfigMap.
 
-They live apart from ``clients.kube``, whose library takes a second to import: the kubectl plugin has a lighter client.
+They are apart from ``clients.kube``, whose library takes a second to import: the kubectl plugin has a lighter client.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+from perseus_operator.errors import KubeError
 
 Json = dict[str, Any]
 """An object as the API server sends it, parsed from JSON."""
+FIELD_MANAGER: Final = "perseus-operator"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""Label whose value ``FIELD_MANAGER`` marks the objects that an operator wrote."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +74,28 @@ class ConfigMap:
     """An operator wrote it."""
     owners: frozenset[str] = frozenset()
     """UIDs of the owners: the object is garbage-collected with them."""
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> ConfigMap:
+        """Decode a ConfigMap as the API server sends it.
+
+        Args:
+            raw: the object, with ``metadata``; absent parts are empty.
+
+        Raises:
+            KubeError: a value of ``binaryData`` is not base64.
+        """
+        metadata = raw["metadata"]
+        name = metadata.get("name", "")
+        try:
+            binary = {key: base64.b64decode(text, validate=True) for key, text in (raw.get("binaryData") or {}).items()}
+        except binascii.Error as error:
+            raise KubeError(f"ConfigMap {metadata.get('namespace', '')}/{name}: binaryData is not base64") from error
+        return cls(
+            name,
+            raw.get("data") or {},
+            binary,
+            metadata["uid"],
+            (metadata.get("labels") or {}).get(MANAGED_BY) == FIELD_MANAGER,
+            frozenset(owner["uid"] for owner in metadata.get("ownerReferences") or ()),
+        )

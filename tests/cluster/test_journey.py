@@ -194,7 +194,7 @@ def test_kubectl_and_the_plugin_show_it(journey: Journey) -> None:
     listed = journey.show("kubectl get pj", journey.kubectl("-n", TRAINING, "get", "pj"))
     assert re.search(rf"{GPT3.name} +True +Enforce +MaxThroughput +\d+\.\d+%", listed)
     described = journey.kubectl("-n", TRAINING, "describe", "pj", GPT3.name)
-    assert "Everything asked for is in force." in described
+    assert "The plan is in force." in described
     events = journey.kubectl("-n", TRAINING, "events", "--for", f"perseusjob/{GPT3.name}")
     journey.show(f"kubectl events --for perseusjob/{GPT3.name}", events)
     for reason in ("Leased", "BaselineMeasured", "Profiling", "Solved", "PlanChanged"):

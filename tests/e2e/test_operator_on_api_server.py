@@ -76,7 +76,7 @@ def test_a_restarted_operator_restores_the_state_of_the_last_one(world: Any) -> 
     before = world.job()["status"]
 
     world.start_operator()
-    assert "read back from ConfigMap" in world.until_condition("FrontierReady", "True", "Restored")
+    assert "restored from ConfigMap" in world.until_condition("FrontierReady", "True", "Restored")
     world.until_condition("Ready", "True", "Ready")
     after = world.job()["status"]
     assert after["frontier"] == before["frontier"]

@@ -145,7 +145,9 @@ def test_an_address_brings_back_the_same_view(browser: Browser) -> None:
 @pytest.mark.usefixtures("slow_pipeline")
 def test_a_straggler_is_said(browser: Browser) -> None:
     browser.open(f"{NAMESPACE}/{JOB}")
-    await_true("it is said", lambda: f"Pipeline {PIPELINES - 1} is 12.00% slower (told)" in browser.text("#stragglers"))
+    await_true(
+        "the error is shown", lambda: f"Pipeline {PIPELINES - 1} is 12.00% slower (told)" in browser.text("#stragglers")
+    )
     await_true("the pipeline is drawn", lambda: browser.count("#pipeline .instruction") > 0)
     browser.picture("straggler")
 
@@ -166,8 +168,8 @@ def test_a_job_that_waits_says_for_what(browser: Browser, world: World) -> None:
 def test_an_unknown_job_and_hostile_addresses_are_only_text(browser: Browser) -> None:
     for fragment in ("default/none", "<img src=x onerror=alert(1)>/<b>x</b>"):
         browser.open(fragment)
-        await_true("it is said", lambda: "What is shown may be old" in browser.text("#trouble"))
-        assert browser.count("#where img, #where b, #trouble img") == 0
+        await_true("the error is shown", lambda: "The page could not be updated" in browser.text("#error"))
+        assert browser.count("#where img, #where b, #error img") == 0
     assert all("404" in line for line in browser.complaints() if "/api/jobs/" in line)
 
 

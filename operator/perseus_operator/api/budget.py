@@ -1,6 +1,6 @@
-"""PowerBudget, typed: watts for all jobs that it selects. ``crd`` makes the schema of it, ``budgets`` honours it.
+"""PowerBudget, typed: a power limit for all jobs that it selects.
 
-Cluster-wide, since watts are the site's and not a team's.
+It is cluster-wide, because power is limited for a site and not for a team.
 """
 
 # ruff: noqa: RUF009  # the calls make dataclass fields
@@ -32,7 +32,7 @@ class BudgetSelector:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSpec:
-    """What the site wants."""
+    """The power limit and the jobs that share it."""
 
     watts: int = integer(
         "Mean power over an iteration of all GPUs of all selected jobs together.", minimum=1, maximum=1_000_000_000
@@ -47,15 +47,15 @@ class JobShare:
     name: str = text("The PerseusJob.", rule="a name", max_length=253)
     namespace: str = text("Its namespace.", rule="a namespace", max_length=253)
     priority: int = integer("Its spec.priority.", minimum=-1_000_000, maximum=1_000_000)
-    watts: int = integer("Granted.", minimum=0, maximum=10**9)
+    watts: int = integer("Power granted to the job.", minimum=0, maximum=10**9)
     wanted_watts: int | None = integer(
-        "What its own objective asks for; absent: its frontier is not known yet.",
+        "Power that its own objective would draw; absent: its frontier is not known yet.",
         minimum=0,
         maximum=10**9,
         required=False,
     )
     slowdown: str | None = text(
-        "Of the plan that fits the share, against T_min.",
+        "Slowdown of the plan that fits the share, against T_min.",
         rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
@@ -68,9 +68,11 @@ class BudgetFigures:
     """Everything in status but conditions and observedGeneration."""
 
     jobs: int = integer("Jobs that share it now.", minimum=0, maximum=1_000_000)
-    granted_watts: int = integer("All shares together.", minimum=0, maximum=10**9)
-    wanted_watts: int = integer("What these jobs' own objectives ask for.", minimum=0, maximum=10**9)
-    least_watts: int = integer("What they draw at their most frugal plans.", minimum=0, maximum=10**9)
+    granted_watts: int = integer("Sum of all shares.", minimum=0, maximum=10**9)
+    wanted_watts: int = integer(
+        "Power that the jobs would draw if their own objectives decided.", minimum=0, maximum=10**9
+    )
+    least_watts: int = integer("Power that the jobs draw at their most frugal plans.", minimum=0, maximum=10**9)
     unsteered_watts: int = integer(
         "Drawn by selected jobs whose clocks are not set, in mode Recommend, say; taken from the budget first.",
         minimum=0,
@@ -87,7 +89,7 @@ class BudgetFigures:
 
 
 class BudgetCondition(StrEnum):
-    """What is said about a PowerBudget."""
+    """Type of a condition of a PowerBudget."""
 
     ACCEPTED = "Accepted"
     KEPT = "Kept"
@@ -106,7 +108,10 @@ class BudgetReason(StrEnum):
 
 
 def parse_budget(raw: Any) -> BudgetSpec:
-    """The spec of a PowerBudget.
+    """Parse the spec of a PowerBudget.
+
+    Args:
+        raw: ``spec`` as the API server sends it; None: absent.
 
     Raises:
         InvalidSpec: one line, ``spec.field: rule``.

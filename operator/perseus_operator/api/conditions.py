@@ -1,7 +1,7 @@
-"""Condition types, the closed list of reasons, and how a new set of conditions is laid over the old one.
+"""Condition types, the closed list of reasons, and how new conditions are merged into the stored ones.
 
-Every reason that appears in a condition or an event is a member of ``Reason``; tests walk it. ``Ready``
-summarises. There is no phase. A condition that says what it said before keeps its transition time.
+Every reason of a condition or an event is a member of ``Reason``. ``Ready`` summarises; there is no phase. A condition
+whose status does not change keeps its transition time.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any, Protocol
 
 
 class ConditionType(StrEnum):
-    """What is said about a PerseusJob."""
+    """Type of a condition of a PerseusJob."""
 
     ACCEPTED = "Accepted"
-    """The manifest is understood. While an edit is refused, the job runs on with what was accepted before."""
+    """The manifest is valid. While an edit is refused, the job runs on with the previously accepted spec."""
     PROFILE_READY = "ProfileReady"
     FRONTIER_READY = "FrontierReady"
     AGENTS_READY = "AgentsReady"
-    """Every pod of the job runs on a node whose agent holds a lease for us, and every GPU may be driven."""
+    """Every pod of the job runs on a node whose agent has granted a lease to this operator, and the clocks of every GPU can be set."""
     PLAN_APPLIED = "PlanApplied"
     STRAGGLER_DETECTED = "StragglerDetected"
     MODEL_EXPLAINS = "ModelExplains"
-    """The model of the pipeline, calibrated on measured iterations, predicts those it has not seen."""
+    """The model of the pipeline, calibrated on measured iterations, predicts iterations that it was not fitted to."""
     BOUND_KEPT = "BoundKept"
     """Measured iterations keep the time that the objective allows."""
     READY = "Ready"
 
 
 class Reason(StrEnum):
-    """Why. Stable: alerts and scripts match on these."""
+    """Reason of a condition or an event. Stable: alerts and scripts match on these."""
 
     # Accepted
     ACCEPTED = "Accepted"
@@ -125,22 +125,22 @@ class Statement(Protocol):
 
     @property
     def type(self) -> StrEnum:
-        """What is said."""
+        """Type of the condition."""
         ...
 
     @property
     def status(self) -> bool | None:
-        """Whether it is so; None: unknown."""
+        """Whether it holds; None: unknown."""
         ...
 
     @property
     def reason(self) -> StrEnum:
-        """Why, one word."""
+        """Why, in one CamelCase word."""
         ...
 
     @property
     def message(self) -> str:
-        """Why, one line for people."""
+        """Why, in one line."""
         ...
 
 
@@ -150,7 +150,17 @@ _MAX_MESSAGE = 1024
 def merge_conditions(
     old: Sequence[Mapping[str, Any]], new: Iterable[Statement], *, generation: int, now_rfc3339: str
 ) -> list[dict[str, Any]]:
-    """The conditions to store. Transition time moves only when the status does; types not known here are left alone."""
+    """Merge new conditions into the stored ones.
+
+    Args:
+        old: the conditions as stored; types that ``new`` does not have are kept.
+        new: the conditions that hold now.
+        generation: of the spec that they describe.
+        now_rfc3339: transition time of conditions whose status changes.
+
+    Returns:
+        The conditions to store.
+    """
     before = {str(condition.get("type")): condition for condition in old}
     merged = {name: dict(condition) for name, condition in before.items()}
     for condition in new:

@@ -1,7 +1,6 @@
 """The CustomResourceDefinitions, written from the typed models.
 
-``crd_yaml`` and ``budget_crd_yaml`` are called by ``deploy/generate.py``. Fields are declared in ``api`` and
-``api_budget``, not here.
+Fields are declared in ``job``, ``budget`` and ``status``; here are conditions, columns and the frame.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from perseus_operator.api.budget import BudgetFigures, BudgetSpec
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import openapi_of
 from perseus_operator.api.status import StatusFigures
+from perseus_operator.objects import Json
 from perseus_proto import keys
-
-Json = dict[str, Any]
 
 _CONDITION: Json = {
     "type": "object",
@@ -24,18 +22,27 @@ _CONDITION: Json = {
     "properties": {
         "type": {
             "type": "string",
-            "description": "What is said, in CamelCase.",
+            "description": "Type of the condition, in CamelCase.",
             "maxLength": 64,
             "pattern": "^[A-Z][A-Za-z]+$",
         },
-        "status": {"type": "string", "description": "Whether it is so.", "enum": ["True", "False", "Unknown"]},
-        "reason": {"type": "string", "description": "Why, one word.", "maxLength": 64, "pattern": "^[A-Z][A-Za-z]+$"},
-        "message": {"type": "string", "description": "Why, one line for people.", "maxLength": 1024},
+        "status": {
+            "type": "string",
+            "description": "Whether the condition holds.",
+            "enum": ["True", "False", "Unknown"],
+        },
+        "reason": {
+            "type": "string",
+            "description": "Why, in one CamelCase word.",
+            "maxLength": 64,
+            "pattern": "^[A-Z][A-Za-z]+$",
+        },
+        "message": {"type": "string", "description": "Why, in one line.", "maxLength": 1024},
         "observedGeneration": {
             "type": "integer",
             "format": "int64",
             "minimum": 0,
-            "description": "Generation of the spec that this was said about.",
+            "description": "Generation of the spec that the condition describes.",
         },
         "lastTransitionTime": {"type": "string", "format": "date-time", "description": "When the status last changed."},
     },
@@ -45,7 +52,7 @@ _CONDITION: Json = {
 def _status(figures: Json) -> Json:
     return {
         "type": "object",
-        "description": "What the operator sees and does. Written by the operator alone.",
+        "description": "What the operator observes and does. Only the operator writes it.",
         "properties": {
             "observedGeneration": {
                 "type": "integer",
@@ -55,7 +62,7 @@ def _status(figures: Json) -> Json:
             },
             "conditions": {
                 "type": "array",
-                "description": "One per aspect.",
+                "description": "One condition of each type.",
                 "maxItems": 16,
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["type"],
@@ -83,13 +90,13 @@ def _condition_path(kind: str, field: str = "status") -> str:
 def crd() -> Json:
     """The CRD of PerseusJob as a document."""
     columns = [
-        _column("Ready", _condition_path("Ready"), "string", "Whether the plan asked for is in force."),
-        _column("Reason", _condition_path("Ready", "reason"), "string", "Why it is not.", wide=True),
+        _column("Ready", _condition_path("Ready"), "string", "Whether the plan is in force."),
+        _column("Reason", _condition_path("Ready", "reason"), "string", "Reason of the condition Ready.", wide=True),
         _column("Mode", ".spec.mode", "string", "Enforce or Recommend."),
         _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
         _column("Saved", ".status.savings.energy", "string", "Measured energy saved per iteration."),
         _column("Slowdown", ".status.savings.slowdown", "string", "Measured slowdown against the baseline."),
-        _column("Straggler", _condition_path("StragglerDetected"), "string", "Whether a pipeline is slow."),
+        _column("Straggler", _condition_path("StragglerDetected"), "string", "Whether a pipeline is a straggler."),
         _column("Points", ".status.frontier.points", "integer", "Plans on the frontier.", wide=True),
         _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
@@ -113,12 +120,17 @@ def crd() -> Json:
 def budget_crd() -> Json:
     """The CRD of PowerBudget as a document."""
     columns = [
-        _column("Watts", ".spec.watts", "integer", "What all selected jobs together may draw."),
-        _column("Granted", ".status.grantedWatts", "integer", "All shares together."),
-        _column("Wanted", ".status.wantedWatts", "integer", "What the jobs' own objectives ask for."),
+        _column("Watts", ".spec.watts", "integer", "Power that all selected jobs together may draw."),
+        _column("Granted", ".status.grantedWatts", "integer", "Sum of the granted shares."),
+        _column(
+            "Wanted",
+            ".status.wantedWatts",
+            "integer",
+            "Power that the jobs would draw if their own objectives decided.",
+        ),
         _column("Jobs", ".status.jobs", "integer", "Jobs that share it now."),
-        _column("Kept", _condition_path("Kept"), "string", "Whether the jobs' plans draw no more."),
-        _column("Reason", _condition_path("Kept", "reason"), "string", "Why they do.", wide=True),
+        _column("Kept", _condition_path("Kept"), "string", "Whether the jobs' plans fit the budget."),
+        _column("Reason", _condition_path("Kept", "reason"), "string", "Reason of the condition Kept.", wide=True),
         _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
     return _definition(
@@ -126,9 +138,9 @@ def budget_crd() -> Json:
         plural=keys.BUDGET_PLURAL,
         short=keys.BUDGET_SHORT_NAME,
         scope="Cluster",
-        description="Watts that training jobs share, so that the most is trained with them.",
+        description="A power limit that training jobs share, divided so that together they train the most.",
         rules=[],
-        spec={**openapi_of(BudgetSpec), "description": "What the site wants."},
+        spec={**openapi_of(BudgetSpec), "description": "The power limit and the jobs that share it."},
         status=_status(openapi_of(BudgetFigures)),
         columns=columns,
     )
@@ -195,12 +207,12 @@ class _Dumper(yaml.SafeDumper):
 
 def crd_yaml() -> str:
     """The CRD of PerseusJob as YAML, with the line that says where it comes from."""
-    return _yaml(crd(), "api.py")
+    return _yaml(crd(), "api/job.py")
 
 
 def budget_crd_yaml() -> str:
-    """That of PowerBudget."""
-    return _yaml(budget_crd(), "api_budget.py")
+    """The CRD of PowerBudget as YAML, with the line that says where it comes from."""
+    return _yaml(budget_crd(), "api/budget.py")
 
 
 def _yaml(document: Json, source: str) -> str:

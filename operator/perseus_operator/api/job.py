@@ -1,7 +1,7 @@
-"""PerseusJob, typed: the one place that says which fields exist, what they mean, their bounds and defaults.
+"""The spec of a PerseusJob, typed: which fields exist, what they mean, their bounds and defaults.
 
 The CRD's schema is generated from these classes and manifests are parsed into them (``schema``). Values are frozen;
-units are in the names. No defaults live anywhere else, and no field is here that the operator does not honour.
+units are in the names. No defaults are defined elsewhere, and the operator honours every field.
 """
 
 # ruff: noqa: RUF009  # the calls make dataclass fields
@@ -36,7 +36,7 @@ class ObjectiveType(StrEnum):
 
 
 class StragglerMode(StrEnum):
-    """Who says that a pipeline is slow."""
+    """How stragglers become known."""
 
     AUTOMATIC = "Automatic"
     EXTERNAL = "External"
@@ -44,7 +44,7 @@ class StragglerMode(StrEnum):
 
 
 class Mode(StrEnum):
-    """Whether clocks are touched."""
+    """Whether clocks are set."""
 
     ENFORCE = "Enforce"
     RECOMMEND = "Recommend"
@@ -52,7 +52,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigMapRef:
-    """Where the profile is kept, in the namespace of the PerseusJob."""
+    """The ConfigMap that stores the profile, in the namespace of the PerseusJob."""
 
     name: str = text("Name of the ConfigMap.", rule="the name of a ConfigMap", max_length=253, pattern=DNS_NAME)
     key: str = text(
@@ -108,7 +108,7 @@ class Profile:
         "ConfigMap with the profile CSV: stage,instruction,frequency,time,energy (MHz, seconds, joules).", ConfigMapRef
     )
     online: Online | None = nested(
-        "Measure the profile on the running job if the ConfigMap does not exist, and keep it there for later jobs.",
+        "Measure the profile on the running job if the ConfigMap does not exist, and store it there for later jobs.",
         Online,
         required=False,
     )
@@ -209,7 +209,7 @@ class Straggler:
     """What to do about a pipeline that is slower than the others. Changeable while the job runs."""
 
     mode: StragglerMode = choice(
-        "Automatic: detected from telemetry or told by annotation. External: told only. Off: ignored.",
+        "Automatic: detected from telemetry or declared by annotation. External: declared only. Off: ignored.",
         StragglerMode,
         default=StragglerMode.AUTOMATIC.value,
     )
@@ -221,14 +221,14 @@ class Straggler:
         default="5%",
     )
     recovery_threshold: str = text(
-        "It is none any more once it is slower by less than this; must be below slowdownThreshold.",
+        "A straggler has recovered once it is slower by less than this; must be below slowdownThreshold.",
         rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
         default="2%",
     )
     confirm_iterations: int = integer(
-        "Consecutive iterations that must agree before a straggler is declared or has recovered.",
+        "Consecutive iterations that must agree before a straggler is detected or has recovered.",
         minimum=1,
         maximum=1000,
         default=2,
@@ -254,10 +254,10 @@ class Straggler:
 
 @dataclass(frozen=True, kw_only=True)
 class Switching:
-    """Plans with few changes of clock."""
+    """Plans with few clock changes."""
 
     max_energy_loss: str = text(
-        "Energy of an iteration that may be given up for fewer changes of clock.",
+        "Energy of an iteration that may be given up for fewer clock changes.",
         rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
@@ -284,19 +284,19 @@ class JobSpec:
     objective: Objective = nested("What to choose from the time-energy frontier.", Objective, default={})
     straggler: Straggler = nested("What to do about slow pipelines.", Straggler, default={})
     suspend: bool = flag(
-        "Let the job alone: clocks go back to their defaults, and nothing is measured. What is known of the job stays."
+        "Do not manage the job: its GPUs run at default clocks and nothing is measured. Profile and frontier are kept."
     )
     mode: Mode = choice(
-        "Enforce: set clocks. Recommend: plan and report only, no clock is touched.", Mode, default=Mode.ENFORCE.value
+        "Enforce: set clocks. Recommend: plan and report only, set no clocks.", Mode, default=Mode.ENFORCE.value
     )
     priority: int = integer(
-        "Among the jobs of a PowerBudget: while watts are short, a job of lower priority gives first.",
+        "Among the jobs of a PowerBudget: while power is short, jobs of lower priority are slowed first.",
         minimum=-1_000_000,
         maximum=1_000_000,
         default=0,
     )
     switching: Switching | None = nested(
-        "Prefer plans that seldom change clocks; absent: plans of least energy, which change them all the time.",
+        "Prefer plans with few clock changes; absent: plans of least energy, which change clocks often.",
         Switching,
         required=False,
     )
@@ -311,7 +311,10 @@ class JobSpec:
 
 
 def parse_spec(raw: Any) -> JobSpec:
-    """The spec of a PerseusJob.
+    """Parse the spec of a PerseusJob.
+
+    Args:
+        raw: ``spec`` as the API server sends it; None: absent.
 
     Raises:
         InvalidSpec: one line, ``spec.field: rule``.

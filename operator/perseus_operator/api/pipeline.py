@@ -1,7 +1,7 @@
-"""The part of PerseusJob that says what shape the training has; ``api`` makes it a field of the spec.
+"""The part of a PerseusJob's spec that describes the shape of the training.
 
-A schedule has a name that the solver knows, or is an order of instructions: kept in a ConfigMap, or as the training
-processes tell it.
+A schedule has a name that the solver knows, or is a custom schedule: a CSV in a ConfigMap, or what the training
+processes report.
 """
 
 # ruff: noqa: RUF009  # the calls make dataclass fields
@@ -15,11 +15,11 @@ from typing import ClassVar
 from perseus_operator.api.schema import DNS_NAME, Rule, choice, integer, nested, text
 from perseus_proto import keys
 
-_FIXED = "is immutable: the training processes run this pipeline; create another PerseusJob for another one"
+_FIXED = "is immutable: the training processes run this pipeline; create another PerseusJob for another pipeline"
 
 
 class ScheduleName(StrEnum):
-    """Pipeline schedules: those that the solver knows, and whatever the training processes run."""
+    """Pipeline schedules: those that the solver knows, and the one that the training processes report."""
 
     ONE_F_ONE_B = "1F1B"
     GPIPE = "GPipe"
@@ -39,7 +39,7 @@ class ScheduleName(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleRef:
-    """Where a schedule is kept, in the namespace of the PerseusJob."""
+    """The ConfigMap that stores a schedule, in the namespace of the PerseusJob."""
 
     name: str = text(
         "Name of the ConfigMap.",
@@ -63,7 +63,7 @@ class Pipeline:
     """The shape of the training job."""
 
     schedule: ScheduleName | None = choice(
-        "Pipeline schedule of every pipeline, by name; FromRanks: the one that the training processes say they run.",
+        "Pipeline schedule of every pipeline, by name; FromRanks: the one that the training processes report.",
         ScheduleName,
         required=False,
         immutable=f"schedule {_FIXED}",
@@ -77,14 +77,14 @@ class Pipeline:
         "Pipeline stages (pipeline-parallel degree).", minimum=1, maximum=1024, immutable=f"stages {_FIXED}"
     )
     microbatches: int | None = integer(
-        "Microbatches of each pipeline in one iteration; may be left out where the schedule has no name, and tells.",
+        "Microbatches of each pipeline in one iteration; may be left out for a custom schedule, which contains it.",
         minimum=1,
         maximum=65536,
         required=False,
         immutable=f"microbatches {_FIXED}",
     )
     chunks: int | None = integer(
-        "Model chunks (virtual stages) on each stage, for schedule Interleaved1F1B alone.",
+        "Model chunks (virtual stages) on each stage, only for schedule Interleaved1F1B.",
         minimum=2,
         maximum=64,
         required=False,
@@ -118,7 +118,7 @@ class Pipeline:
 
     @property
     def is_named(self) -> bool:
-        """Whether the solver knows the schedule; otherwise its order must be got from somewhere."""
+        """Whether the solver knows the schedule; otherwise it is a custom schedule."""
         return self.schedule not in (None, ScheduleName.FROM_RANKS)
 
     @property

@@ -1,9 +1,9 @@
 """A typed model says once what a field is; from it come both the CRD's OpenAPI schema and the parser of raw objects.
 
-Called by ``api`` (declares and parses) and ``crd`` (writes). Nothing here knows PerseusJob. A field is a dataclass
-field made by one of the constructors below; a rule across fields is a ``Rule`` with its CEL text for the API server and
-the same predicate in Python for objects that came past it (an older CRD, a server without CEL). Parsing stops at the
-first problem and names the field and the rule.
+Nothing here is specific to PerseusJob. A field is a dataclass field made by one of the constructors below; a rule across
+fields is a ``Rule`` with its CEL text for the API server and the same predicate in Python, for objects that the API
+server did not check (an older CRD, a server without CEL). Parsing stops at the first problem and names the field and
+the rule.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from perseus_operator.errors import InvalidSpec
+from perseus_operator.objects import Json
 
 T = TypeVar("T")
-Json = dict[str, Any]
 _KEY = "schema"
 DNS_NAME: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
@@ -67,7 +67,16 @@ def integer(
     required: bool = True,
     immutable: str = "",
 ) -> Any:
-    """A whole number with both bounds; int32 unless the maximum needs more."""
+    """Declare an integer.
+
+    Args:
+        description: for the CRD.
+        minimum: smallest value, inclusive.
+        maximum: largest value, inclusive; the format is int32 unless it needs more.
+        default: of an absent field.
+        required: whether the field must be set if it has no default; else an absent field is None.
+        immutable: message of the rule that the value cannot be changed; empty: it can.
+    """
 
     def parse(value: Any, path: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
@@ -90,7 +99,18 @@ def text(
     required: bool = True,
     immutable: str = "",
 ) -> Any:
-    """A bounded string; ``rule`` says in words what pattern or format ask for."""
+    """Declare a string of 1 to ``max_length`` characters.
+
+    Args:
+        description: for the CRD.
+        rule: describes pattern and format in error messages, as in "must be <rule>".
+        max_length: in characters.
+        pattern: regular expression that the value must match; empty: none.
+        string_format: OpenAPI format; ``date-time`` is also parsed.
+        default: of an absent field.
+        required: whether the field must be set if it has no default.
+        immutable: message of the rule that the value cannot be changed; empty: it can.
+    """
     compiled = re.compile(pattern) if pattern else None
 
     def parse(value: Any, path: str) -> str:
@@ -114,7 +134,7 @@ def text(
 def choice(
     description: str, options: type[StrEnum], *, default: str | None = None, required: bool = True, immutable: str = ""
 ) -> Any:
-    """One of a closed list of words."""
+    """Declare one of the values of an enumeration; parameters as of ``text``."""
     names = [option.value for option in options]
 
     def parse(value: Any, path: str) -> StrEnum:
@@ -127,7 +147,7 @@ def choice(
 
 
 def flag(description: str, *, default: bool = False) -> Any:
-    """Yes or no."""
+    """Declare a boolean."""
 
     def parse(value: Any, path: str) -> bool:
         if not isinstance(value, bool):
@@ -138,7 +158,7 @@ def flag(description: str, *, default: bool = False) -> Any:
 
 
 def names(description: str, *, rule: str, pattern: str, max_items: int) -> Any:
-    """A set of names, at least one; may be left out."""
+    """Declare an optional set of 1 to ``max_items`` names; ``rule`` describes a name in error messages."""
     compiled = re.compile(pattern)
 
     def parse(value: Any, path: str) -> tuple[str, ...]:
@@ -161,7 +181,7 @@ def names(description: str, *, rule: str, pattern: str, max_items: int) -> Any:
 
 
 def labels(description: str, *, required: bool = True) -> Any:
-    """A map of label names to values, at least one."""
+    """Declare a map of 1 to 16 labels to values."""
 
     def parse(value: Any, path: str) -> Mapping[str, str]:
         items = value.items() if isinstance(value, dict) else ()
@@ -181,7 +201,7 @@ def labels(description: str, *, required: bool = True) -> Any:
 
 
 def nested(description: str, model: type[Any], *, required: bool = True, default: Json | None = None) -> Any:
-    """An object described by another model. ``default={}``: absent means all of its own defaults.
+    """Declare an object of another model. ``default={}``: an absent object has the defaults of its fields.
 
     They are written out in the CRD: kube-apiserver holds a default against the object's CEL rules before it fills in
     the defaults of its fields.
@@ -196,7 +216,7 @@ def nested(description: str, model: type[Any], *, required: bool = True, default
 
 
 def listing(description: str, model: type[Any], *, key: str, max_items: int) -> Any:
-    """A list of objects, a map by one of their fields, or by several, separated by commas."""
+    """Declare an optional list of objects of another model, unique by ``key``: field names separated by commas."""
 
     def parse_items(value: Any, path: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > max_items:
@@ -231,7 +251,7 @@ def _rules(model: type[Any]) -> tuple[Rule, ...]:
 
 
 def openapi_of(model: type[Any]) -> Json:
-    """The structural OpenAPI v3 schema of a model, with descriptions, bounds, defaults and CEL rules."""
+    """Return the structural OpenAPI v3 schema of a model, with descriptions, bounds, defaults and CEL rules."""
     properties: Json = {}
     required = []
     for name, spec in _fields(model):
@@ -247,7 +267,12 @@ def openapi_of(model: type[Any]) -> Json:
 
 
 def parse(model: type[T], raw: object, path: str) -> T:
-    """The typed value of a raw object.
+    """Parse a raw object into a model.
+
+    Args:
+        model: a dataclass whose fields were made by the constructors of this module.
+        raw: the object as the API server sends it.
+        path: of the object, for messages.
 
     Raises:
         InvalidSpec: the first problem, as ``path.to.field: rule``.
@@ -275,7 +300,7 @@ def parse(model: type[T], raw: object, path: str) -> T:
 
 
 def dump(value: Any) -> Any:
-    """The raw form of a typed value; absent (None) fields are left out."""
+    """Return the raw form of a typed value; fields that are None are left out."""
     if hasattr(value, "__dataclass_fields__"):
         return {
             camel(name): dump(item) for name, _ in _fields(type(value)) if (item := getattr(value, name)) is not None

@@ -1,6 +1,6 @@
-"""What the operator says about a PerseusJob, typed: everything in its status but conditions.
+"""The status of a PerseusJob, typed: everything but conditions.
 
-Read by ``crd`` for the schema, filled by ``status``, shown by ``metrics``. What users write is in ``api``.
+The CRD's schema is generated from these classes. The spec, which users write, is in ``job``.
 """
 
 # ruff: noqa: RUF009  # the calls make dataclass fields
@@ -17,15 +17,15 @@ SIGNED_PERCENT = r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$"
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierStatus:
-    """The solved frontier in figures; the plans themselves are kept in a ConfigMap."""
+    """The solved frontier in figures; the plans themselves are in a ConfigMap."""
 
-    config_map_name: str = text("ConfigMap that keeps the frontier.", rule="a name", max_length=253)
+    config_map_name: str = text("ConfigMap that stores the frontier.", rule="a name", max_length=253)
     digest: str = text("SHA-256 of everything the frontier was solved from.", rule="a digest", max_length=64)
     points: int = integer("Number of plans.", minimum=1, maximum=100_000)
     minimum_time_microseconds: int = integer("T_min: the fastest iteration.", minimum=1, maximum=WEEK_US)
     minimum_energy_time_microseconds: int = integer("The iteration of least energy.", minimum=1, maximum=WEEK_US)
     slowest_time_microseconds: int = integer(
-        "T*: going slower saves nothing, even while a straggler is waited for.", minimum=1, maximum=WEEK_US
+        "T*: slower plans save no energy, even while the pipeline waits for a straggler.", minimum=1, maximum=WEEK_US
     )
     median_gap_parts_per_million: int = integer("Median certified optimality gap.", minimum=0, maximum=10**9)
     maximum_gap_parts_per_million: int = integer("Largest certified optimality gap.", minimum=0, maximum=10**9)
@@ -57,9 +57,11 @@ class PlanStatus:
 
     point: int = integer("Index on the frontier, 0 is the fastest.", minimum=0, maximum=100_000)
     from_iteration: int = integer("First iteration that ran it.", minimum=0, maximum=2**53)
-    planned_slowdown: str = text("Slowdown by intent against T_min.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT)
+    planned_slowdown: str = text(
+        "Slowdown that the plan intends, against T_min.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT
+    )
     clock_changes: int | None = integer(
-        "Changes of clock in one iteration, over the stages of one pipeline.",
+        "Clock changes in one iteration, over all stages of one pipeline.",
         minimum=0,
         maximum=2**31 - 1,
         required=False,
@@ -70,19 +72,21 @@ class PlanStatus:
 class StragglerStatus:
     """A pipeline that is slow, and what it runs."""
 
-    data_parallel_rank: int = integer("Which pipeline.", minimum=0, maximum=65535)
-    slowdown: str = text("How much slower than the others.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT)
+    data_parallel_rank: int = integer("Data-parallel rank of the pipeline.", minimum=0, maximum=65535)
+    slowdown: str = text("How much slower than planned.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT)
     stage: int | None = integer(
-        "Its slowest stage, where single stages can be told.", minimum=0, maximum=1023, required=False
+        "Its slowest stage, if telemetry singles one out.", minimum=0, maximum=1023, required=False
     )
-    source: str = text("Detected (from telemetry) or Told (by annotation).", rule="Detected or Told", max_length=16)
+    source: str = text(
+        "Detected (from telemetry) or Declared (by annotation).", rule="Detected or Declared", max_length=16
+    )
     cause: str | None = text(
-        "Thermal, Power, Clock, Communication or Unknown: what its GPUs or telemetry say.",
+        "Thermal, Power, Clock, Communication or Unknown: from its GPUs' events or telemetry.",
         rule="one of these words",
         max_length=16,
         required=False,
     )
-    point: int = integer("Index on the frontier that it runs itself.", minimum=0, maximum=100_000)
+    point: int = integer("Index on the frontier that this pipeline runs.", minimum=0, maximum=100_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,15 +120,17 @@ class CalibrationStatus:
         required=False,
     )
     uncalibrated_error: str = text(
-        "The same without calibration: computations alone.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT
+        "Mean error of predicted iteration times without calibration.", rule=PERCENT_RULE, max_length=9, pattern=PERCENT
     )
     allowance: str = text(
-        "Bounds are planned shorter by this, so that nearly all iterations keep within them.",
+        "Plans are made for a bound shorter by this share, so that nearly all iterations keep the bound.",
         rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,
     )
-    iterations: int = integer("Iterations that were learnt from and judged on.", minimum=0, maximum=2**31 - 1)
+    iterations: int = integer(
+        "Iterations that the calibration was fitted to or tested on.", minimum=0, maximum=2**31 - 1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,18 +157,20 @@ class GuardStatus:
         "Nothing, FastestPlan or DefaultClocks.", rule="Nothing, FastestPlan or DefaultClocks", max_length=16
     )
     about: str = text("Digest of the frontier and objective that it is about.", rule="a digest", max_length=64)
-    trips: int = integer("How often in a row the plan had to go.", minimum=0, maximum=1_000_000)
+    trips: int = integer("How often in a row the plan was withdrawn.", minimum=0, maximum=1_000_000)
     until: str = text(
         "When the plan is tried again, or has held long enough.",
         rule="a date and time",
         max_length=40,
         string_format="date-time",
     )
-    since_iteration: int = integer("Iterations before this one are no evidence.", minimum=0, maximum=2**53)
-    measured_time_microseconds: int = integer("What iterations took.", minimum=0, maximum=WEEK_US)
-    allowed_time_microseconds: int = integer("What they were allowed.", minimum=0, maximum=WEEK_US)
+    since_iteration: int = integer("Iterations before this one are not counted.", minimum=0, maximum=2**53)
+    measured_time_microseconds: int = integer(
+        "Measured iteration time when the plan was withdrawn.", minimum=0, maximum=WEEK_US
+    )
+    allowed_time_microseconds: int = integer("Bound on the iteration time at that moment.", minimum=0, maximum=WEEK_US)
     reference_time_microseconds: int | None = integer(
-        "What they took at default clocks after that.", minimum=0, maximum=WEEK_US, required=False
+        "Iteration time at default clocks, measured afterwards.", minimum=0, maximum=WEEK_US, required=False
     )
 
 
@@ -180,20 +188,23 @@ class StatusFigures:
 
     frontier: FrontierStatus | None = nested("The solved frontier.", FrontierStatus, required=False)
     plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)
-    predicted: Figures | None = nested("What the plan in force should take.", Figures, required=False)
-    measured: Figures | None = nested("What iterations take now: median of the latest.", Figures, required=False)
+    predicted: Figures | None = nested("Predicted time and energy of the plan in force.", Figures, required=False)
+    measured: Figures | None = nested("Median time and energy of the latest iterations.", Figures, required=False)
     calibration: CalibrationStatus | None = nested(
-        "How well the model explains the run.", CalibrationStatus, required=False
+        "How well predicted iteration times come true.", CalibrationStatus, required=False
     )
     baseline: Figures | None = nested(
-        "What iterations took at default clocks, before the plan.", Figures, required=False
+        "Median time and energy at default clocks, before the first plan.", Figures, required=False
     )
-    advised: AdviceStatus | None = nested("What the objective asks for.", AdviceStatus, required=False)
+    advised: AdviceStatus | None = nested("The plan that the objective asks for.", AdviceStatus, required=False)
     power_budget: ShareStatus | None = nested("The job's share of a PowerBudget.", ShareStatus, required=False)
     guard: GuardStatus | None = nested(
-        "That the bound was exceeded; absent: it never was, or that is long past.", GuardStatus, required=False
+        "State of the bound guard; absent: the bound was not exceeded lately.", GuardStatus, required=False
     )
     savings: Savings | None = nested("Measured savings; never predicted ones.", Savings, required=False)
     stragglers: tuple[StragglerStatus, ...] | None = listing(
-        "Pipelines that are slow now; at most the 32 slowest.", StragglerStatus, key="dataParallelRank", max_items=32
+        "Pipelines that are stragglers now; at most the 32 slowest.",
+        StragglerStatus,
+        key="dataParallelRank",
+        max_items=32,
     )

@@ -1,7 +1,7 @@
-"""The part of PerseusJob that says whose pods it is about; ``api`` makes it a field of the spec.
+"""The part of a PerseusJob's spec that selects the pods of the job.
 
-The kinds are those that ``workloads`` knows how to tell the workers of. Names of API groups are left out on purpose: a
-kind stands for one group alone.
+The kinds are those whose worker pods ``planning.workloads`` can recognise. API groups are left out: each kind stands
+for one group.
 """
 
 # ruff: noqa: RUF009  # the calls make dataclass fields

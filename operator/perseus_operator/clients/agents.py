@@ -1,8 +1,8 @@
-"""The door to the node agents: the only module of the operator that knows grpc.
+"""The operator's client of the node agents.
 
-``AgentPool`` keeps one channel per address, shared by all jobs. Every call has a deadline. gRPC's status codes become
-the agent errors of ``errors`` by one table. Messages are turned into the operator's own values here, both ways; nothing
-is decided.
+``AgentPool`` has one channel per address, shared by all jobs. Every call has a deadline. One table maps gRPC's status
+codes to the agent errors of ``errors``. Messages are converted to and from the operator's own types here, so that no
+planner sees protobuf.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from perseus_operator.objects import Pod
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import DeclaredSchedule, Rank
 from perseus_proto.tls import CallerCredentials
+from perseus_proto.units import ms_from_s, s_from_ms
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 
 T = TypeVar("T")
@@ -38,14 +39,14 @@ ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
     grpc.StatusCode.INTERNAL: AgentUnavailable,
     grpc.StatusCode.UNKNOWN: AgentUnavailable,
 }
-"""Anything else is AgentRefused: asking again would bring the same answer."""
+"""Any other code is AgentRefused: the same request would get the same answer."""
 _ERROR_METADATA: Final = "perseus-error"
 _FENCED: Final = "StaleEpoch"
 """What the agent's trailing metadata calls the error, where a status code has more than one meaning."""
 
 _AT_ONCE: Final = 64
-"""Calls under way. A thousand agents that are all called at once, after a restart, on a machine with little to spare,
-answer too late all of them, are asked again, and so on; in turn they are a second's work."""
+"""Calls at the same time. After a restart on a busy machine a thousand agents called at once would all exceed their
+deadlines and be called again; one group after another takes a second."""
 
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed by the telemetry stream
@@ -60,7 +61,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """What the agent says it holds for the job."""
+    """What an agent holds for a job."""
 
     remaining_s: float
     plan_id: str
@@ -69,38 +70,38 @@ class LeaseInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """What the agent says about its node."""
+    """What an agent reports about its node."""
 
     ranks: tuple[Rank, ...]
     uncontrollable: dict[str, str]
     clocks_mhz: dict[str, tuple[int, ...]]
     """GPU UUID → supported clocks."""
     schedules: dict[tuple[str, int], DeclaredSchedule]
-    """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless asked for."""
+    """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless requested."""
 
 
 @dataclass(frozen=True)
 class StreamOpened:
-    """The stream stands: from here on nothing is missed."""
+    """The stream is open: from here on no event is missed."""
 
 
 @dataclass(frozen=True)
 class RankJoined:
-    """A rank has said hello."""
+    """A rank has connected."""
 
     rank: Rank
 
 
 @dataclass(frozen=True)
 class RankLeft:
-    """A rank has gone."""
+    """A rank has disconnected."""
 
     rank: Rank
 
 
 @dataclass(frozen=True)
 class GpuSlowdown:
-    """A GPU reports that something slows it, or that it has gone."""
+    """A GPU reports that something slows it, or that it is lost."""
 
     gpu_uuid: str
     kind: str
@@ -110,7 +111,7 @@ class GpuSlowdown:
 
 @dataclass(frozen=True)
 class EventsDropped:
-    """Events that this reader was too slow for, since the stream began."""
+    """Events that were dropped since the stream began, because this reader was too slow."""
 
     count: int
 
@@ -129,36 +130,53 @@ class Credentials:
 
 
 @dataclass(eq=False)
-class _Line:
-    """A channel, and how many calls and streams are on it."""
+class _Channel:
+    """A channel, and the number of calls and streams that use it."""
 
     channel: grpc.aio.Channel
     uses: int = 0
 
 
 class AgentPool:
-    """All agents this operator talks to."""
+    """Calls all agents of this operator.
+
+    Every call raises ``AgentUnavailable`` if the agent does not answer in time, ``AgentFenced`` if the agent has seen a
+    newer operator for this job, and ``AgentRefused`` if it rejects the request.
+    """
 
     def __init__(self, credentials: Credentials | None, *, timeout_s: float) -> None:
-        """``credentials`` None: without TLS."""
+        """Create a pool without connections.
+
+        Args:
+            credentials: files for mutual TLS; None: without TLS.
+            timeout_s: deadline of a call.
+        """
         files = credentials
         self._server_name = files.server_name if files else ""
         self._files = CallerCredentials(key=files.key, cert=files.cert, ca=files.ca) if files else None
         self._credentials: grpc.ChannelCredentials | None = None
         self._timeout_s = timeout_s
-        self._lines: dict[str, _Line] = {}
+        self._channels: dict[str, _Channel] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
-        """Attempts to connect with renewed certificates; what is open serves until they succeed."""
-        self._retired: dict[str, set[_Line]] = {}
+        """Attempts to connect with renewed certificates; the present channels are used until they succeed."""
+        self._retired: dict[str, set[_Channel]] = {}
         """Opened with earlier certificates: their streams go on until the agent ends them, then they are closed."""
         self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
         self._silent: set[str] = set()
         """Agents that did not answer the last time."""
 
     async def describe(self, address: str, *, with_schedules: bool = False) -> NodeInfo:
-        """The node's ranks of all jobs, and the GPUs that may not be driven."""
+        """Describe a node: ranks of all jobs, GPUs and their clocks.
+
+        Args:
+            address: host:port of the agent.
+            with_schedules: also return the schedules that the ranks declare.
+
+        Raises:
+            AgentError: the agent did not answer.
+        """
         request = agent_pb2.DescribeNodeRequest(with_schedules=with_schedules)
-        answer = await self._ask(address, lambda stub: stub.DescribeNode(request, timeout=self._timeout_s))
+        answer = await self._request(address, lambda stub: stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
             ranks=tuple(filter(is_valid_rank, map(_rank, answer.ranks))),
@@ -174,31 +192,58 @@ class AgentPool:
     async def acquire(
         self, address: str, *, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Iterable[Pod]
     ) -> LeaseInfo:
-        """Take the job's lease on a node."""
+        """Acquire the job's lease on a node.
+
+        Args:
+            address: host:port of the agent.
+            job_uid: of the PerseusJob.
+            job_name: namespace/name, for the agent's log and metrics.
+            epoch: of this operator.
+            ttl_s: how long the lease lasts without renewal, seconds.
+            pods: of the job on that node.
+
+        Raises:
+            AgentError: the lease was not granted.
+        """
         request = agent_pb2.AcquireLeaseRequest(
             job_uid=job_uid,
             job_name=job_name,
             epoch=epoch,
-            ttl_ms=round(1000 * ttl_s),
+            ttl_ms=ms_from_s(ttl_s),
             pods=[_pod(pod) for pod in pods],
         )
-        return _lease(await self._ask(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
+        return _lease(await self._request(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
 
     async def renew(self, address: str, *, job_uid: str, epoch: int, ttl_s: float) -> LeaseInfo:
-        """Keep it."""
-        request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=round(1000 * ttl_s))
-        return _lease(await self._ask(address, lambda stub: stub.RenewLease(request, timeout=self._timeout_s)))
+        """Renew the job's lease on a node for another ``ttl_s`` seconds.
+
+        Raises:
+            AgentError: the lease was not renewed.
+        """
+        request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=ms_from_s(ttl_s))
+        return _lease(await self._request(address, lambda stub: stub.RenewLease(request, timeout=self._timeout_s)))
 
     async def release(self, address: str, *, job_uid: str, epoch: int) -> int:
-        """Give the GPUs back now; how many were."""
+        """Release the job's lease on a node: its GPUs return to default clocks now.
+
+        Returns:
+            The number of GPUs that returned.
+
+        Raises:
+            AgentError: the lease was not released; it ends with its time.
+        """
         request = agent_pb2.ReleaseLeaseRequest(job_uid=job_uid, epoch=epoch)
-        answer = await self._ask(address, lambda stub: stub.ReleaseLease(request, timeout=self._timeout_s))
+        answer = await self._request(address, lambda stub: stub.ReleaseLease(request, timeout=self._timeout_s))
         return len(answer.restored_gpu_uuids)
 
     async def push(self, address: str, *, job_uid: str, epoch: int, plan_set: agent_pb2.PlanSet) -> None:
-        """Store a plan set. Larger than other messages, so given more time."""
+        """Store a plan set on an agent. It is larger than other messages, so the deadline is three times as long.
+
+        Raises:
+            AgentError: it was not stored.
+        """
         request = agent_pb2.PushPlanSetRequest(job_uid=job_uid, epoch=epoch, plan_set=plan_set)
-        await self._ask(address, lambda stub: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
+        await self._request(address, lambda stub: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
 
     async def select(
         self,
@@ -210,28 +255,49 @@ class AgentPool:
         points: Iterable[tuple[int, int]],
         from_iteration: int,
     ) -> int:
-        """Choose points for pipelines; the furthest iteration begun on the node."""
+        """Select the points that pipelines run.
+
+        Args:
+            address: host:port of the agent.
+            job_uid: of the PerseusJob.
+            epoch: of this operator.
+            plan_id: of the plan set that the points are of.
+            points: data-parallel rank and point.
+            from_iteration: the first iteration that runs them.
+
+        Returns:
+            The furthest iteration that a rank of the job on the node has begun.
+
+        Raises:
+            AgentError: they were not selected, or the answer is invalid.
+        """
         request = agent_pb2.SelectPlanRequest(
             job_uid=job_uid,
             epoch=epoch,
             plan_id=plan_id,
-            selections=[agent_pb2.Selection(data_parallel_rank=p, point=point) for p, point in points],
+            selections=[agent_pb2.Selection(data_parallel_rank=dp, point=point) for dp, point in points],
             from_iteration=from_iteration,
         )
-        answer = await self._ask(address, lambda stub: stub.SelectPlan(request, timeout=self._timeout_s))
+        answer = await self._request(address, lambda stub: stub.SelectPlan(request, timeout=self._timeout_s))
         if answer.furthest_iteration > MAX_ITERATION:
-            raise AgentRefused(f"furthest_iteration: {answer.furthest_iteration} cannot be")
+            raise AgentRefused(
+                f"furthest_iteration must be at most {MAX_ITERATION}, not {answer.furthest_iteration}; check the agent"
+            )
         return int(answer.furthest_iteration)
 
     async def watch(self, address: str, job_uid: str) -> AsyncIterator[TelemetryEvent]:
-        """Telemetry of one job on one node, until the stream breaks.
+        """Yield the telemetry of one job on one node. Events with impossible values are discarded; the first is logged.
+
+        Args:
+            address: host:port of the agent.
+            job_uid: of the PerseusJob.
 
         Raises:
-            AgentError: it broke. A stream that the agent ends ends here without an error.
+            AgentError: the stream broke. A stream that the agent ends is over without an error.
         """
-        async with self._line(address) as stub:
+        async with self._stub(address) as stub:
             call = stub.WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid))
-            dropped, opened, lied = 0, False, False
+            dropped, opened, reported = 0, False, False
             try:
                 async for batch in call:
                     if not opened:
@@ -246,33 +312,33 @@ class AgentPool:
                             continue
                         if _is_valid(translated):
                             yield translated
-                        elif not lied:
-                            lied = True
-                            logger.warning("agent %s: left out what cannot be, from here on: %s", address, event)
+                        elif not reported:
+                            reported = True
+                            logger.warning("agent %s: discarded an impossible event, the first: %s", address, event)
             except grpc.aio.AioRpcError as error:
                 raise _translate(error) from error
             finally:
                 call.cancel()
 
     async def forget(self, addresses: Iterable[str]) -> None:
-        """Close the channels of agents that are no longer there."""
+        """Close the channels to agents that no longer exist."""
         for address in set(addresses):
             if coming := self._coming.pop(address, None):
                 coming.cancel()
             self._silent.discard(address)
-            current = self._lines.pop(address, None)
-            for line in (*self._retired.pop(address, ()), *filter(None, (current,))):
-                await line.channel.close()
+            current = self._channels.pop(address, None)
+            for entry in (*self._retired.pop(address, ()), *filter(None, (current,))):
+                await entry.channel.close()
 
     async def close(self) -> None:
         """Close all channels."""
-        await self.forget({*self._lines, *self._retired})
+        await self.forget({*self._channels, *self._retired})
 
-    async def _ask(self, address: str, call: Callable[[Any], Awaitable[T]]) -> T:
-        """The answer. Its deadline begins with its turn; agents that are silent hold up only each other."""
+    async def _request(self, address: str, call: Callable[[Any], Awaitable[T]]) -> T:
+        """Call an agent. The deadline begins when the call is sent; agents without an answer delay only each other."""
         async with self._turns_of_silent if address in self._silent else self._turns:
             try:
-                async with self._line(address) as stub:
+                async with self._stub(address) as stub:
                     answer = await _call(lambda: call(stub))
             except AgentUnavailable:
                 self._silent.add(address)
@@ -281,47 +347,47 @@ class AgentPool:
         return answer
 
     @asynccontextmanager
-    async def _line(self, address: str) -> AsyncIterator[Any]:
-        """A stub for one call or stream."""
+    async def _stub(self, address: str) -> AsyncIterator[Any]:
+        """Return a stub for one call or stream."""
         if self._files is not None and (renewed := self._files.renewed()):
             self._credentials = renewed
-            for other in self._lines:
+            for other in self._channels:
                 if coming := self._coming.get(other):
                     coming.cancel()
-                self._coming[other] = asyncio.create_task(self._switch_line(other))
-        line = self._lines.get(address)
-        if line is None:
-            line = self._lines[address] = _Line(self._open(address))
-        line.uses += 1
+                self._coming[other] = asyncio.create_task(self._switch_channel(other))
+        entry = self._channels.get(address)
+        if entry is None:
+            entry = self._channels[address] = _Channel(self._open(address))
+        entry.uses += 1
         try:
-            yield agent_pb2_grpc.AgentStub(line.channel)
+            yield agent_pb2_grpc.AgentStub(entry.channel)
         finally:
-            line.uses -= 1
-            await self._close_unused(address, line)
+            entry.uses -= 1
+            await self._close_unused(address, entry)
 
-    async def _switch_line(self, address: str) -> None:
-        """To a connection with the certificates as they are now, once the agent takes them: it may be renewed later."""
+    async def _switch_channel(self, address: str) -> None:
+        """Replace a channel by one with the present certificates, once the agent accepts them: its own may be older."""
         channel = self._open(address)
         try:
             await channel.channel_ready()
         except BaseException:
             await channel.close()
             raise
-        line, self._lines[address] = self._lines[address], _Line(channel)
-        self._retired.setdefault(address, set()).add(line)
-        await self._close_unused(address, line)
+        entry, self._channels[address] = self._channels[address], _Channel(channel)
+        self._retired.setdefault(address, set()).add(entry)
+        await self._close_unused(address, entry)
 
-    async def _close_unused(self, address: str, line: _Line) -> None:
+    async def _close_unused(self, address: str, entry: _Channel) -> None:
         retired = self._retired.get(address, set())
-        if line in retired and not line.uses:
-            retired.remove(line)
-            await line.channel.close()
+        if entry in retired and not entry.uses:
+            retired.remove(entry)
+            await entry.channel.close()
 
     def _open(self, address: str) -> grpc.aio.Channel:
         if self._files is None:
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
         if self._credentials is None:
-            raise AgentUnavailable("--tls-cert, --tls-key, --tls-ca: cannot be read; the log says why")
+            raise AgentUnavailable("--tls-cert, --tls-key, --tls-ca: the files cannot be read; the log has the reason")
         options = (*_OPTIONS, ("grpc.ssl_target_name_override", self._server_name))
         return grpc.aio.secure_channel(address, self._credentials, options=options)
 
@@ -331,7 +397,7 @@ async def _call(call: Callable[[], Awaitable[T]]) -> T:
         return await call()
     except grpc.aio.AioRpcError as error:
         raise _translate(error) from error
-    except grpc.aio.UsageError as error:  # the channel was closed under us: its agent has gone
+    except grpc.aio.UsageError as error:  # the channel was closed meanwhile: the agent no longer exists
         raise AgentUnavailable(str(error)) from error
     except asyncio.InvalidStateError as error:
         raise AgentUnavailable("the channel was closed") from error
@@ -350,7 +416,7 @@ def _pod(pod: Pod) -> agent_pb2.Pod:
 
 def _lease(message: agent_pb2.Lease) -> LeaseInfo:
     return LeaseInfo(
-        remaining_s=message.remaining_ms / 1000,
+        remaining_s=s_from_ms(message.remaining_ms),
         plan_id=message.plan_id,
         selected={s.data_parallel_rank: s.point for s in message.selections},
     )
@@ -379,7 +445,7 @@ def _is_valid(event: TelemetryEvent) -> bool:
 
 
 def _event(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
-    """None: a kind of event from a newer agent."""
+    """Convert an event; None: its kind is not known here, the agent is newer."""
     kind = event.WhichOneof("event")
     if kind == "rank_joined":
         return RankJoined(_rank(event.rank_joined))

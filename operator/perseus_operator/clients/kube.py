@@ -1,14 +1,13 @@
-"""The door to the Kubernetes API: the only module of the operator that knows the official client.
+"""The operator's client of the Kubernetes API: the only module of the operator that imports the official client.
 
-kopf watches; what the operator reads or writes on its own goes through here. ``Kube`` says what the rest may ask, so
-that tests can answer it; ``KubeClient`` asks the API server. Errors become those of ``errors``. No decisions here.
+kopf watches objects; everything that the operator reads or writes itself goes through here. ``Kube`` is the interface,
+which tests implement with doubles; ``KubeClient`` calls the API server. Errors become those of ``errors``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import json
 import time
@@ -27,13 +26,11 @@ from perseus_operator.errors import (
     KubeUnavailable,
 )
 from perseus_operator.formatting import stamp
-from perseus_operator.objects import ConfigMap, JobRef, Json, Pod
+from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Pod
 from perseus_operator.planning.workloads import asks_for_gpu, containers_of
 from perseus_proto import keys
 
 _config: Any = k8s_config  # its functions carry no types
-FIELD_MANAGER: Final = "perseus-operator"
-_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 EPOCH_CONFIG_MAP: Final = "perseus-epoch"
 _EPOCH_KEY: Final = "epoch"
 _TIMEOUT_S: Final = 15.0
@@ -47,49 +44,93 @@ _PAGE: Final = 500
 
 
 class Kube(Protocol):
-    """What the operator asks of the API server."""
+    """What the operator requests from the API server.
+
+    Every method raises ``KubeError`` or a subclass if the API server does not do it: ``KubeUnavailable`` may be tried
+    again, ``KubeForbidden`` is a missing right.
+    """
 
     async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
-        """Raises KubeNotFound."""
+        """Read a ConfigMap.
+
+        Raises:
+            KubeNotFound: there is none.
+            KubeError: the API server did not answer, or ``binaryData`` is not base64.
+        """
         ...
 
     async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
-        """Create or replace; garbage-collected with its PerseusJob."""
+        """Create a ConfigMap, or replace the one of this name; it is garbage-collected with its PerseusJob.
+
+        Args:
+            owner: the PerseusJob; the ConfigMap is in its namespace.
+            config_map: name and data.
+
+        Raises:
+            KubeConflict: the ConfigMap was created and deleted by another writer again and again.
+        """
         ...
 
     async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
-        """Create, or add the keys to what is there; garbage-collected with the ConfigMap ``owner``, or never.
+        """Create a ConfigMap, or add its keys to the one of this name.
 
-        Raises KubeConflict: somebody else's object has the name, or somebody wrote in between.
+        Args:
+            namespace: of the ConfigMap.
+            owner: the ConfigMap that it is garbage-collected with; None: it is never garbage-collected.
+            config_map: name and text data; binary data is not written.
+
+        Raises:
+            KubeConflict: the object of this name is not the operator's, or another writer changed it in between.
         """
         ...
 
     async def write_status(self, job: JobRef, status: Json) -> str:
-        """Store this whole status, whatever was there; the object's version after it."""
+        """Replace the whole status of a PerseusJob.
+
+        Returns:
+            The object's resource version after the write.
+
+        Raises:
+            KubeNotFound: the job was deleted.
+        """
         ...
 
     async def annotate(self, job: JobRef, annotations: Mapping[str, str | None], *, version: str | None = None) -> str:
-        """Set or (None) remove annotations; the object's version after it.
+        """Set annotations of a PerseusJob.
 
-        Raises KubeConflict: the object is no longer at ``version``.
+        Args:
+            job: whose annotations these are.
+            annotations: by key; None removes the annotation.
+            version: the resource version that the write requires; None: any.
+
+        Returns:
+            The object's resource version after the write.
+
+        Raises:
+            KubeConflict: the object is no longer at ``version``.
+            KubeNotFound: the job was deleted.
         """
         ...
 
     async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
-        """An event on the PerseusJob; ``kind`` is Normal or Warning."""
+        """Post an event on a PerseusJob; ``kind`` is Normal or Warning."""
         ...
 
     async def agent_addresses(self, namespace: str) -> dict[str, str]:
-        """Node name → host:port of every agent whose pod has an address."""
+        """Return host:port by node name, of every agent whose pod has an address."""
         ...
 
     async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
-        """All opted-in pods that are bound to a node and not over; no namespaces: everywhere."""
+        """List the opted-in pods that are bound to a node and have not ended.
+
+        Args:
+            namespaces: to look in; empty: all.
+        """
         ...
 
 
 class KubeClient:
-    """``Kube`` over the official client. Made inside the event loop that uses it."""
+    """``Kube`` by the official client. It must be created in the event loop that uses it."""
 
     def __init__(self, api: Any) -> None:
         self._api = api
@@ -99,10 +140,10 @@ class KubeClient:
 
     @classmethod
     async def connect(cls) -> KubeClient:
-        """From the service account of this pod, or else from the kubeconfig.
+        """Connect with the service account of this pod, or else with the kubeconfig.
 
         Raises:
-            KubeUnavailable: neither is there.
+            KubeUnavailable: there is neither.
         """
         configuration = k8s.Configuration()
         try:
@@ -120,14 +161,8 @@ class KubeClient:
 
     async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
         """See ``Kube``."""
-        found = await self._ask(self._core.read_namespaced_config_map(name, namespace, _request_timeout=_TIMEOUT_S))
-        try:
-            binary = {key: base64.b64decode(text, validate=True) for key, text in (found.binary_data or {}).items()}
-        except binascii.Error as error:
-            raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
-        ours = (found.metadata.labels or {}).get(_MANAGED_BY) == FIELD_MANAGER
-        owners = frozenset(owner.uid for owner in found.metadata.owner_references or ())
-        return ConfigMap(name, found.data or {}, binary, found.metadata.uid, ours, owners)
+        found = await self._request(self._core.read_namespaced_config_map(name, namespace, _request_timeout=_TIMEOUT_S))
+        return ConfigMap.from_json(self._api.sanitize_for_serialization(found))
 
     async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
         """See ``Kube``."""
@@ -137,7 +172,7 @@ class KubeClient:
             "metadata": {
                 "name": config_map.name,
                 "namespace": owner.namespace,
-                "labels": {_MANAGED_BY: FIELD_MANAGER, keys.LABEL_JOB: owner.name},
+                "labels": {MANAGED_BY: FIELD_MANAGER, keys.LABEL_JOB: owner.name},
                 "ownerReferences": [
                     {
                         "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
@@ -155,20 +190,22 @@ class KubeClient:
         about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
         for _ in range(_ATTEMPTS):
             try:
-                await self._ask(self._core.create_namespaced_config_map(owner.namespace, body, **about))
+                await self._request(self._core.create_namespaced_config_map(owner.namespace, body, **about))
                 return
             except KubeConflict:
-                # There is one. That of a job of the same name before this one may go at any moment.
+                # It exists. If it belongs to a deleted job of the same name, it may disappear at any moment.
                 with contextlib.suppress(KubeNotFound):
-                    await self._ask(
+                    await self._request(
                         self._core.replace_namespaced_config_map(config_map.name, owner.namespace, body, **about)
                     )
                     return
-        raise KubeConflict(f"ConfigMap {owner.namespace}/{config_map.name}: came and went {_ATTEMPTS} times in a row")
+        raise KubeConflict(
+            f"ConfigMap {owner.namespace}/{config_map.name}: created and deleted by others {_ATTEMPTS} times in a row"
+        )
 
     async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
         """See ``Kube``."""
-        metadata: Json = {"name": config_map.name, "namespace": namespace, "labels": {_MANAGED_BY: FIELD_MANAGER}}
+        metadata: Json = {"name": config_map.name, "namespace": namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
         if owner is not None:
             metadata["ownerReferences"] = [
                 {"apiVersion": "v1", "kind": "ConfigMap", "name": owner.name, "uid": owner.uid}
@@ -176,17 +213,19 @@ class KubeClient:
         body: Any = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict(config_map.data)}
         about: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": _TIMEOUT_S}
         try:
-            await self._ask(self._core.create_namespaced_config_map(namespace, body, **about))
+            await self._request(self._core.create_namespaced_config_map(namespace, body, **about))
         except KubeConflict:
-            there = await self._ask(
+            there = await self._request(
                 self._core.read_namespaced_config_map(config_map.name, namespace, _request_timeout=_TIMEOUT_S)
             )
-            if (there.metadata.labels or {}).get(_MANAGED_BY) != FIELD_MANAGER:
-                raise KubeConflict(f"ConfigMap {namespace}/{config_map.name} is not the operator's") from None
+            if (there.metadata.labels or {}).get(MANAGED_BY) != FIELD_MANAGER:
+                raise KubeConflict(
+                    f"ConfigMap {namespace}/{config_map.name} exists and is not the operator's: rename or delete it"
+                ) from None
             # The resourceVersion that was read: a write in between is a conflict.
             body["metadata"]["resourceVersion"] = there.metadata.resource_version
             body["data"] = {**(there.data or {}), **config_map.data}
-            await self._ask(self._core.replace_namespaced_config_map(config_map.name, namespace, body, **about))
+            await self._request(self._core.replace_namespaced_config_map(config_map.name, namespace, body, **about))
 
     async def write_status(self, job: JobRef, status: Json) -> str:
         """See ``Kube``."""
@@ -201,16 +240,16 @@ class KubeClient:
         )
 
     async def power_budgets(self) -> list[Json]:
-        """Every PowerBudget; none if its CRD is not installed."""
-        place = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
+        """List every PowerBudget as JSON; none if its CRD is not installed."""
+        resource = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
         try:
-            found = await self._ask(self._custom.list_cluster_custom_object(*place, _request_timeout=_TIMEOUT_S))
+            found = await self._request(self._custom.list_cluster_custom_object(*resource, _request_timeout=_TIMEOUT_S))
         except KubeNotFound:
             return []
         return list(found["items"])
 
     async def write_budget_status(self, name: str, uid: str, status: Json) -> str:
-        """Store the status of a PowerBudget; as ``write_status``."""
+        """Replace the whole status of a PowerBudget; see ``Kube.write_status``."""
         return await self._patch(
             self._custom.patch_cluster_custom_object_status(
                 *(keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL, name),
@@ -260,7 +299,7 @@ class KubeClient:
             "reportingComponent": f"{keys.API_GROUP}/operator",
             "reportingInstance": FIELD_MANAGER,
         }
-        await self._ask(
+        await self._request(
             self._core.create_namespaced_event(
                 job.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=_TIMEOUT_S
             )
@@ -288,7 +327,7 @@ class KubeClient:
                 if namespace
                 else self._core.list_pod_for_all_namespaces_without_preload_content(**options)
             )
-            page = await self._ask(_read(asked))
+            page = await self._request(_read(asked))
             for pod in page["items"]:
                 yield pod
             options["_continue"] = page.get("metadata", {}).get("continue")
@@ -311,7 +350,7 @@ class KubeClient:
     async def newest_epoch(self, namespace: str) -> int:
         """The last one drawn, by whomever; 0: none is known any more."""
         try:
-            found = await self._ask(
+            found = await self._request(
                 self._core.read_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, _request_timeout=_TIMEOUT_S)
             )
         except KubeNotFound:
@@ -320,7 +359,7 @@ class KubeClient:
 
     async def _draw_epoch(self, namespace: str) -> int:
         try:
-            found = await self._ask(
+            found = await self._request(
                 self._core.read_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, _request_timeout=_TIMEOUT_S)
             )
         except KubeNotFound:
@@ -332,23 +371,23 @@ class KubeClient:
                 },
                 "data": {_EPOCH_KEY: "1"},
             }
-            await self._ask(self._core.create_namespaced_config_map(namespace, body, _request_timeout=_TIMEOUT_S))
+            await self._request(self._core.create_namespaced_config_map(namespace, body, _request_timeout=_TIMEOUT_S))
             return 1
         epoch = _epoch_in(found, namespace) + 1
         found.data = {**found.data, _EPOCH_KEY: str(epoch)}
         # Carries the resourceVersion that was read: a write in between is a conflict.
-        await self._ask(
+        await self._request(
             self._core.replace_namespaced_config_map(EPOCH_CONFIG_MAP, namespace, found, _request_timeout=_TIMEOUT_S)
         )
         return epoch
 
     async def _patch(self, request: Any) -> str:
-        return str((await self._ask(request))["metadata"]["resourceVersion"])
+        return str((await self._request(request))["metadata"]["resourceVersion"])
 
-    async def _ask(self, request: Any) -> Any:
-        """The answer. Who waits for a turn does not use up the time of the request, which begins with its turn."""
+    async def _request(self, request: Any) -> Any:
+        """Await a request. Its deadline begins when it is sent: waiting for a turn does not count."""
         try:
-            with contextlib.closing(request):  # never begun, if we are stopped while it waits
+            with contextlib.closing(request):  # not started if this task is cancelled while it waits
                 async with self._at_once:
                     return await request
         except k8s.ApiException as error:
@@ -358,7 +397,7 @@ class KubeClient:
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:
-    """A training pod as the API shows it; None: not opted in, not bound yet, being deleted, or over."""
+    """Parse a training pod; None: not opted in, not bound to a node yet, being deleted, or ended."""
     metadata, spec = raw.get("metadata", {}), raw.get("spec", {})
     labels, node = metadata.get("labels") or {}, spec.get("nodeName")
     over = metadata.get("deletionTimestamp") or raw.get("status", {}).get("phase") in {"Succeeded", "Failed"}
@@ -379,7 +418,7 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
 
 
 def _whole(status: Json, uid: str) -> list[Json]:
-    """Replaces a status. The UID guards against an object of the same name that came after."""
+    """Build the patch that replaces a status; the UID excludes a later object of the same name."""
     return [
         {"op": "test", "path": "/metadata/uid", "value": uid},
         {"op": "add", "path": "/status", "value": status},
@@ -398,7 +437,7 @@ def _custom(job: JobRef) -> tuple[str, str, str, str, str]:
 
 
 def agent_of(raw: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Node and host:port of an agent's pod; None: it has no address yet, or leaves."""
+    """Parse an agent's pod: node and host:port; None: it has no address yet, or is being deleted."""
     spec, address = raw.get("spec", {}), raw.get("status", {}).get("podIP")
     ports = [port for container in spec.get("containers", ()) for port in container.get("ports") or ()]
     port = next((p["containerPort"] for p in ports if p.get("name") == keys.AGENT_GRPC_PORT_NAME), None)
@@ -408,7 +447,7 @@ def agent_of(raw: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 async def _read(request: Any) -> Any:
-    """The JSON of an answer that the client has not read."""
+    """Parse the JSON of a response that the client has not read."""
     async with await request as answer:
         text = await answer.read()
         if answer.status != 200:

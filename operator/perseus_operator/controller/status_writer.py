@@ -19,6 +19,8 @@ from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.planner import Decision, Now
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.reporting.events import JobEvent, baseline_event, condition_events, plan_event
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
@@ -43,8 +45,8 @@ class StatusWriter:
         self._annotation = Versioned[str | None](None)
         self._contested = False
         """Another writer has changed the status. If it was a newer operator, that one reports this job now."""
-        self._pending: list[status.JobEvent] = []
-        self._posted: dict[status.JobEvent, float] = {}
+        self._pending: list[JobEvent] = []
+        self._posted: dict[JobEvent, float] = {}
         """Events posted lately, and when (monotonic)."""
         self._announced: Mapping[int, int] = {}
         """The plans of the latest event about plans."""
@@ -97,13 +99,13 @@ class StatusWriter:
         """
         if state.fenced is not None:
             return NEVER_S  # the newer operator reports this job
-        conditions, figures = status.conditions(state, decision), status.figures(state, decision)
+        conditions, figures = conditions_of(state, decision), status.figures(state, decision)
         slowdown = status.planned_slowdown(state, decision)
         ready = conditions[-1].status is True
         self._services.metrics.set_job(
             self._ref,
             figures,
-            measured=status.current(state, decision),
+            measured=status.current_measurement(state, decision),
             planned_slowdown=slowdown,
             stragglers=len(decision.slowdowns),
             ready=ready,
@@ -111,10 +113,10 @@ class StatusWriter:
         )
         self._services.metrics.set_frontier(self._ref, status.curve(state))
         if new_baseline is not None:
-            self._pending.append(status.baseline_event(new_baseline))
+            self._pending.append(baseline_event(new_baseline))
         if decision.applied and decision.wanted != self._announced:
             if not self._restored:
-                self._pending.append(status.plan_event(state, decision))
+                self._pending.append(plan_event(state, decision))
             self._announced, self._restored = decision.wanted, False
         if ready:
             self._hold_until_s = 0.0
@@ -150,7 +152,7 @@ class StatusWriter:
             self._turn_s = self._services.figures_pace.turn_s(now.monotonic_s)
         return self._turn_s - now.monotonic_s
 
-    def _is_new(self, event: status.JobEvent) -> bool:
+    def _is_new(self, event: JobEvent) -> bool:
         """Whether the same event has not been posted lately: a condition that flaps must not flood the events."""
         now_s = self._services.monotonic_s()
         self._posted = {posted: at_s for posted, at_s in self._posted.items() if now_s - at_s < SAME_EVENT_S}
@@ -160,7 +162,7 @@ class StatusWriter:
         self, state: JobState, wanted: Json, announced: str | None, conditions: Iterable[Condition]
     ) -> None:
         kube, ref = self._services.kube, self._ref
-        events = [*status.events(self.stored, conditions), *self._pending]
+        events = [*condition_events(self.stored, conditions), *self._pending]
         self._written_at_s, self._turn_s = self._services.monotonic_s(), None
         self._failures += 1
         try:

@@ -1,5 +1,6 @@
-"""``kubectl perseus``: what a job's owner asks from a terminal. Reads PerseusJobs and their frontiers, rewrites one
-annotation; everything with the rights of whoever calls it, nothing through the operator.
+"""``kubectl perseus``: frontiers, plans and stragglers of PerseusJobs, from a terminal.
 
-``cli`` is the door to the terminal, ``door`` that to the cluster; between them everything is pure.
+It reads PerseusJobs and their frontiers and rewrites one annotation. It talks to the API server alone, with the rights
+of the user's kubeconfig. ``cli`` reads arguments and writes output, ``kube_client`` calls the API server; the modules
+between them compute without side effects.
 """

@@ -1,7 +1,7 @@
-"""``kubectl perseus``: the commands. Arguments in, one text or document out; bad news is one line on standard error.
+"""``kubectl perseus``: the commands, from arguments to one text or document; an error is one line on standard error.
 
-Exit codes: 0 done; 1 no: there is no such job or frontier, it may not be seen, or what was asked breaks a rule; 2 wrong
-arguments; 3 the cluster cannot be reached. Nothing is drawn or decided here.
+Exit codes: 0 done; 1 refused: there is no such job or frontier, access is denied, or the request breaks a rule; 2 wrong
+arguments; 3 the cluster cannot be reached.
 """
 
 from __future__ import annotations
@@ -26,35 +26,47 @@ from perseus_operator.planning.stragglers.annotation import (
     duration_of_iterations_s,
     parse_annotation,
 )
-from perseus_operator.plugin.job import gather, job_of
-from perseus_operator.plugin.kube_client import Cluster
+from perseus_operator.plugin.job import load_job, read_job
+from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
 from perseus_proto import keys
 
-NO, USAGE, UNREACHABLE = 1, 2, 3
+REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 _PROGRAM: Final = "kubectl perseus"
 _DELAY = re.compile(r"(?P<number>\d{1,7}(?:\.\d{1,6})?)(?P<unit>s|it)")
 
 
 def main() -> None:
-    """Entry point of ``kubectl-perseus``."""
+    """Run ``kubectl-perseus`` with the process's arguments and exit with its code."""
     sys.exit(run(sys.argv[1:], sys.stdout, sys.stderr))
 
 
 def run(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
-    """One command; the exit code. Wrong arguments leave through argparse (SystemExit)."""
+    """Run one command.
+
+    Args:
+        arguments: without the program's name.
+        out: receives the answer, as the text or document that ``--output`` names.
+        err: receives one line if the command fails.
+
+    Returns:
+        The exit code: 0 done, 1 refused or not there, 3 cluster unreachable.
+
+    Raises:
+        SystemExit: the arguments are wrong (code 2), or ``--help`` was given (code 0).
+    """
     options = _parser().parse_args(arguments)
     try:
-        cluster = Cluster(options.kubeconfig, options.context)
-        namespace = options.namespace or cluster.namespace
-        document, text = options.command(cluster, namespace, options, _terminal(out))
+        kube = KubeReader(options.kubeconfig, options.context)
+        namespace = options.namespace or kube.namespace
+        document, text = options.command(kube, namespace, options, _terminal(out))
     except KubeUnavailable as error:
         err.write(f"{_PROGRAM}: {error}\n")
         return UNREACHABLE
     except (CannotAnswer, InvalidSpec, KubeError) as error:
         err.write(f"{_PROGRAM}: {error}\n")
-        return NO
+        return REFUSED
     if options.output == "json":
         text = json.dumps(document, indent=2, ensure_ascii=False)
     elif options.output == "yaml":
@@ -70,57 +82,57 @@ def run(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
 Answer = tuple[Json, str]
 
 
-def _frontier(cluster: Cluster, namespace: str, options: Any, terminal: Terminal) -> Answer:
-    document = frontier_document(gather(cluster, namespace, options.job))
+def _frontier(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    document = frontier_document(load_job(kube, namespace, options.job))
     return document, frontier_text(document, terminal, everything=options.all)
 
 
-def _plan(cluster: Cluster, namespace: str, options: Any, terminal: Terminal) -> Answer:
-    document = plan_document(gather(cluster, namespace, options.job), options.point)
+def _plan(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    document = plan_document(load_job(kube, namespace, options.job), options.point)
     return document, plan_text(document, terminal, everything=options.all)
 
 
-def _explain(cluster: Cluster, namespace: str, options: Any, terminal: Terminal) -> Answer:
-    document = explanation(gather(cluster, namespace, options.job))
+def _explain(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    document = explanation(load_job(kube, namespace, options.job))
     return document, explanation_text(document, terminal)
 
 
-def _set(cluster: Cluster, namespace: str, options: Any, _: Terminal) -> Answer:
-    said: list[str] = []
+def _set(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
+    messages: list[str] = []
 
     def edit(job: Json, before: str) -> str:
-        entry = Declaration(_who(job, options), _delay_s(job, options.delay), options.slowdown)
+        entry = Declaration(_straggler_id(job, options), _delay_s(job, options.delay), options.slowdown)
         spec = parse_spec(job.get("spec"))
         when = f" in {entry.delay_s:g} s" if entry.delay_s else ""
-        said[:] = [f"{_named(options)} of {namespace}/{options.job} is {entry.slowdown:g} times slower{when}"]
+        messages[:] = [f"{_named(options)} of {namespace}/{options.job} takes {entry.slowdown:g} times as long{when}"]
         if entry.slowdown == 1.0:
-            said[:] = [f"{_named(options)} of {namespace}/{options.job} is back to normal"]
+            messages[:] = [f"{_named(options)} of {namespace}/{options.job} is back to normal"]
         if spec.straggler.mode is StragglerMode.OFF:
-            said.append("spec.straggler.mode is Off: the operator ignores it")
+            messages.append("spec.straggler.mode is Off: the operator ignores it until the mode is changed")
         return declare(before, entry)
 
-    return _edit(cluster, namespace, options, edit, said)
+    return _edit(kube, namespace, options, edit, messages)
 
 
-def _clear(cluster: Cluster, namespace: str, options: Any, _: Terminal) -> Answer:
-    said: list[str] = []
+def _clear(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
+    messages: list[str] = []
 
     def edit(job: Json, before: str) -> str:
         if options.pipeline is None and options.gpu is None:
-            said[:] = [f"no pipeline of {namespace}/{options.job} is declared slow any more"]
-            return ""  # whatever stands there, readable or not
-        who = _who(job, options)
-        known = any(entry.id == who for entry in parse_annotation(before))
+            messages[:] = [f"no pipeline of {namespace}/{options.job} is declared slow any more"]
+            return ""  # also if the present annotation is invalid
+        straggler_id = _straggler_id(job, options)
+        known = any(entry.id == straggler_id for entry in parse_annotation(before))
         outcome = "is back to normal" if known else "was not declared slow"
-        said[:] = [f"{_named(options)} of {namespace}/{options.job} {outcome}"]
-        return declare(before, Declaration(who, 0.0, 1.0))
+        messages[:] = [f"{_named(options)} of {namespace}/{options.job} {outcome}"]
+        return declare(before, Declaration(straggler_id, 0.0, 1.0))
 
-    return _edit(cluster, namespace, options, edit, said)
+    return _edit(kube, namespace, options, edit, messages)
 
 
-def _edit(cluster: Cluster, namespace: str, options: Any, edit: Any, said: list[str]) -> Answer:
-    job_of(cluster, namespace, options.job)
-    written = cluster.edit_annotation(namespace, options.job, keys.ANNOTATION_STRAGGLER, edit)
+def _edit(kube: KubeReader, namespace: str, options: Any, edit: Any, messages: list[str]) -> Answer:
+    read_job(kube, namespace, options.job)
+    written = kube.edit_annotation(namespace, options.job, keys.ANNOTATION_STRAGGLER, edit)
     document = {
         "job": f"{namespace}/{options.job}",
         "annotation": written,
@@ -129,16 +141,16 @@ def _edit(cluster: Cluster, namespace: str, options: Any, edit: Any, said: list[
             for entry in parse_annotation(written)
         ],
     }
-    return document, "\n".join(said)
+    return document, "\n".join(messages)
 
 
-def _who(job: Json, options: Any) -> str:
-    """The id of the annotation."""
+def _straggler_id(job: Json, options: Any) -> str:
+    """Return the id of the annotation's entry: a data-parallel rank or a GPU UUID."""
     if options.gpu is not None:
         return str(options.gpu)
     pipelines = int(job.get("spec", {}).get("pipeline", {}).get("dataParallel", 1))
     if not 0 <= options.pipeline < pipelines:
-        raise CannotAnswer(f"--pipeline: the job has pipelines 0 to {pipelines - 1}, not {options.pipeline}")
+        raise CannotAnswer(f"--pipeline: the job has data-parallel ranks 0 to {pipelines - 1}, not {options.pipeline}")
     return str(options.pipeline)
 
 
@@ -147,14 +159,14 @@ def _named(options: Any) -> str:
 
 
 def _delay_s(job: Json, text: str) -> float:
-    """``30s`` as it is; ``20it`` by what an iteration takes now, or should take."""
+    """Return a delay in seconds: ``30s`` as given, ``20it`` from the measured or predicted iteration time."""
     match = _DELAY.fullmatch(text)
-    assert match is not None, "argparse has checked it"
+    assert match is not None, "argparse checks the pattern"
     number = float(match["number"])
     delay_s = number if match["unit"] == "s" else duration_of_iterations_s(number, job.get("status") or {})
     if delay_s is not None:
         return delay_s
-    raise CannotAnswer("--delay: nobody knows yet what an iteration takes; give seconds, such as 30s")
+    raise CannotAnswer("--delay: the time of an iteration is not known yet; give seconds, such as 30s")
 
 
 def _terminal(out: TextIO) -> Terminal:
@@ -165,50 +177,61 @@ def _terminal(out: TextIO) -> Terminal:
 
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("-n", "--namespace", help="of the job; default: the context's")
-    common.add_argument("--context", help="of the kubeconfig; default: the current one")
-    common.add_argument("--kubeconfig", metavar="FILE", help="default: KUBECONFIG, or ~/.kube/config")
-    common.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    common.add_argument("-n", "--namespace", help="namespace of the job; default: the context's")
+    common.add_argument("--context", help="context of the kubeconfig; default: the current one")
+    common.add_argument("--kubeconfig", metavar="FILE", help="file to read; default: KUBECONFIG, or ~/.kube/config")
+    common.add_argument(
+        "-o", "--output", choices=("table", "json", "yaml"), default="table", help="format; default: table"
+    )
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
-        description="Plans of pipeline-parallel training jobs: what they cost and save, and why they run.",
-        epilog="Exit codes: 0 done; 1 no such job or frontier, or refused; 2 wrong arguments; 3 no cluster.",
+        description="Show the plans of pipeline-parallel training jobs, their time and energy, and declare stragglers.",
+        epilog="Exit codes: 0 done; 1 no such job or frontier, or refused; 2 wrong arguments; 3 cluster unreachable.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     job = argparse.ArgumentParser(add_help=False, parents=[common])
     job.add_argument("job", metavar="JOB", help="name of the PerseusJob")
 
-    shown = commands.add_parser("frontier", parents=[job], help="every plan of a job: time, energy, savings, drawn")
-    shown.add_argument("--all", action="store_true", help="every point in the table")
+    shown = commands.add_parser("frontier", parents=[job], help="time, energy and savings of every plan of a job")
+    shown.add_argument("--all", action="store_true", help="show every point in the table")
     shown.set_defaults(command=_frontier)
-    shown = commands.add_parser("plan", parents=[job], help="the clock of every instruction of the plan in force")
-    shown.add_argument("--point", type=int, metavar="N", help="another point of the frontier; 0 is the fastest")
-    shown.add_argument("--all", action="store_true", help="every instruction in the order in which it runs")
+    shown = commands.add_parser("plan", parents=[job], help="clocks of the instructions in the plan in force")
+    shown.add_argument("--point", type=int, metavar="N", help="show this point instead; 0 is the fastest")
+    shown.add_argument("--all", action="store_true", help="show every instruction in the order in which it runs")
     shown.set_defaults(command=_plan)
-    shown = commands.add_parser("explain", parents=[job], help="why this plan, what it costs and what it saves")
+    shown = commands.add_parser("explain", parents=[job], help="why this plan is in force, its cost and its savings")
     shown.set_defaults(command=_explain)
 
-    straggler = commands.add_parser("straggler", help="say that a pipeline is slow, or that it is no more")
+    straggler = commands.add_parser("straggler", help="declare that a pipeline is slow, or end the declaration")
     actions = straggler.add_subparsers(metavar="ACTION", required=True)
-    declare_parser = actions.add_parser("set", parents=[job], help="a pipeline is slower than the others, or will be")
-    who = declare_parser.add_mutually_exclusive_group(required=True)
-    _name_who(who)
+    declare_parser = actions.add_parser("set", parents=[job], help="declare a straggler, now or after a delay")
+    _add_straggler_id(declare_parser.add_mutually_exclusive_group(required=True))
     declare_parser.add_argument(
-        "--slowdown", type=_slowdown, required=True, metavar="FACTOR", help="1.2, say; 1: back to normal"
+        "--slowdown",
+        type=_slowdown,
+        required=True,
+        metavar="FACTOR",
+        help="iteration time divided by planned time, such as 1.2; 1: no slowdown",
     )
     declare_parser.add_argument(
-        "--delay", type=_delay, default="0s", metavar="30s|20it", help="from when: seconds or iterations"
+        "--delay",
+        type=_delay,
+        default="0s",
+        metavar="30s|20it",
+        help="when it takes effect; default: 0s",
     )
     declare_parser.set_defaults(command=_set)
-    cleared = actions.add_parser("clear", parents=[job], help="it is over; without --pipeline or --gpu: for all")
-    _name_who(cleared.add_mutually_exclusive_group())
+    cleared = actions.add_parser(
+        "clear", parents=[job], help="end a declaration; without --pipeline or --gpu: all of them"
+    )
+    _add_straggler_id(cleared.add_mutually_exclusive_group())
     cleared.set_defaults(command=_clear)
     return parser
 
 
-def _name_who(group: Any) -> None:
-    group.add_argument("--pipeline", type=int, metavar="RANK", help="its data-parallel rank")
-    group.add_argument("--gpu", metavar="UUID", help="any GPU of it")
+def _add_straggler_id(group: Any) -> None:
+    group.add_argument("--pipeline", type=int, metavar="RANK", help="data-parallel rank of the pipeline, from 0")
+    group.add_argument("--gpu", metavar="UUID", help="UUID of any GPU of the pipeline")
 
 
 def _slowdown(text: str) -> float:

@@ -1,7 +1,6 @@
-"""One job as the cluster shows it: spec, status, frontier, and the profile behind it where it can still be read.
+"""One PerseusJob as the API server returns it: spec, status, frontier, and the profile behind it if it can be read.
 
-``gather`` is called by ``cli``; what to say of it is ``reports``'. What is missing is an error that says why, from the
-job's own conditions.
+A job without a frontier is an error whose message is the reason, taken from the job's own conditions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BEFORE_FRONTIER = (ConditionType.ACCEPTED, ConditionType.PROFILE_READY, Conditi
 
 
 class Reader(Protocol):
-    """What is asked of the cluster."""
+    """Reads objects from the API server."""
 
     def job(self, namespace: str, name: str) -> Json:
         """Raises KubeNotFound."""
@@ -38,7 +37,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Facts:
+class PlannedJob:
     """A job that has a frontier."""
 
     namespace: str
@@ -47,96 +46,110 @@ class Facts:
     status: Mapping[str, Any]
     frontier: Frontier
     simulator: Simulator | str
-    """Of the profile that the frontier was solved from; else why there is none."""
+    """Of the profile that the frontier was solved from; a string: why there is none."""
 
     @property
     def point(self) -> int | None:
-        """The plan in force on pipelines that are no stragglers."""
+        """The point in force on pipelines that are no stragglers; None: no plan is in force."""
         plan = self.status.get("plan")
         return None if plan is None else int(plan["point"])
 
     def condition(self, kind: ConditionType) -> Mapping[str, Any]:
-        """What is said of one aspect; empty: nothing yet."""
+        """Return the condition of a type; empty: the operator has not reported it yet."""
         return _condition(self.status, kind)
 
 
-def gather(reader: Reader, namespace: str, name: str) -> Facts:
-    """Everything about a job.
+def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
+    """Read a job and its frontier.
+
+    Args:
+        reader: of the API server.
+        namespace: of the PerseusJob.
+        name: of the PerseusJob.
+
+    Returns:
+        The job, with a simulator of its pipeline if the profile that was solved can still be read.
 
     Raises:
-        CannotAnswer: no such job, or it has no frontier yet: one line that says why.
-        KubeError: the cluster did not answer.
+        CannotAnswer: there is no such job, access is denied, or the job has no frontier yet: one line that says why.
+        KubeError: the API server did not answer.
     """
-    job = job_of(reader, namespace, name)
+    job = read_job(reader, namespace, name)
     status = job.get("status") or {}
     try:
         spec = parse_spec(job.get("spec"))
     except InvalidSpec as error:
         raise CannotAnswer(f"{namespace}/{name}: {error}") from error
     if "frontier" not in status:
-        raise CannotAnswer(f"{namespace}/{name} has no frontier yet: {why_none(status)}")
+        raise CannotAnswer(f"{namespace}/{name} has no frontier yet: {missing_frontier_reason(status)}")
     frontier = _frontier(reader, namespace, status["frontier"])
-    return Facts(namespace, name, spec, status, frontier, _simulator(reader, namespace, spec, frontier))
+    return PlannedJob(namespace, name, spec, status, frontier, _simulator(reader, namespace, spec, frontier))
 
 
-def job_of(reader: Reader, namespace: str, name: str) -> Json:
-    """The PerseusJob.
+def read_job(reader: Reader, namespace: str, name: str) -> Json:
+    """Read a PerseusJob as JSON.
 
     Raises:
-        CannotAnswer: there is none, or it may not be read.
+        CannotAnswer: there is none, or access to it is denied.
     """
     try:
         return reader.job(namespace, name)
     except KubeNotFound as error:
         if "could not find the requested resource" in str(error):
-            raise CannotAnswer("this cluster knows no PerseusJob: is the chart installed?") from error
+            raise CannotAnswer(
+                "this cluster has no CustomResourceDefinition of PerseusJob: is the chart installed?"
+            ) from error
         raise CannotAnswer(f"there is no PerseusJob {name} in namespace {namespace}") from error
     except KubeForbidden as error:
-        raise CannotAnswer(f"you may not: {error}") from error
+        raise CannotAnswer(f"access denied: {error}") from error
 
 
-def why_none(status: Mapping[str, Any]) -> str:
-    """Why a job has no frontier, from its conditions."""
+def missing_frontier_reason(status: Mapping[str, Any]) -> str:
+    """Return why a job has no frontier, from the conditions of its status."""
     if not status.get("conditions"):
-        return "no operator has looked at it yet; does one run and serve this namespace?"
+        return "no operator has reported on it yet; check that one runs and serves this namespace"
     for kind in _BEFORE_FRONTIER:
-        said = _condition(status, kind)
-        if said and said.get("status") != "True":
-            return f"{said['reason']}: {said['message']}"
-    return "the operator has not said why; see kubectl describe perseusjob"
+        condition = _condition(status, kind)
+        if condition and condition.get("status") != "True":
+            return f"{condition['reason']}: {condition['message']}"
+    return "its conditions give no reason; see kubectl describe perseusjob"
 
 
 def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, Any]:
-    return next((said for said in status.get("conditions", ()) if said.get("type") == kind), {})
+    return next((found for found in status.get("conditions", ()) if found.get("type") == kind), {})
 
 
 def _frontier(reader: Reader, namespace: str, figures: Mapping[str, Any]) -> Frontier:
     name = figures["configMapName"]
     try:
-        kept = reader.config_map(namespace, name)
+        config_map = reader.config_map(namespace, name)
     except KubeNotFound as error:
         raise CannotAnswer(
-            f"ConfigMap {name}, which keeps the frontier, does not exist in namespace {namespace}: it may be too large"
-            " to keep, or somebody has deleted it"
+            f"ConfigMap {name}, which stores the frontier, does not exist in namespace {namespace}: it was deleted,"
+            " or the frontier is too large for a ConfigMap"
         ) from error
     except KubeForbidden as error:
-        raise CannotAnswer(f"you may not read ConfigMap {name}, which keeps the frontier: {error}") from error
-    if kept.data.get(DIGEST_KEY) != figures["digest"] or BYTES_KEY not in kept.binary:
+        raise CannotAnswer(f"access denied to ConfigMap {name}, which stores the frontier: {error}") from error
+    if config_map.data.get(DIGEST_KEY) != figures["digest"] or BYTES_KEY not in config_map.binary:
         raise CannotAnswer(f"ConfigMap {name} holds another frontier than the status: it is being replaced, try again")
     try:
-        return Frontier.from_bytes(kept.binary[BYTES_KEY])
+        return Frontier.from_bytes(config_map.binary[BYTES_KEY])
     except SolverError as error:
         raise CannotAnswer(f"ConfigMap {name}: {error}; this program and the operator may differ in version") from error
 
 
 def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier) -> Simulator | str:
-    """Of the profile, with or without the calibration kept beside it: whichever the frontier was solved with."""
+    """Simulate the profile, with or without the calibration stored beside it, as the frontier was solved.
+
+    Returns:
+        The simulator; a string: why there is none.
+    """
     if not spec.pipeline.is_named:
-        return "the order of instructions is the training processes' own, and not kept with the frontier"
+        return "the job has a custom schedule, and schedules are not stored with the frontier"
     name, key = spec.profile.config_map_ref.name, spec.profile.config_map_ref.key
     try:
-        kept = reader.config_map(namespace, name)
-        csv = kept.data[key] if key in kept.data else kept.binary[key].decode(errors="replace")
+        config_map = reader.config_map(namespace, name)
+        csv = config_map.data[key] if key in config_map.data else config_map.binary[key].decode(errors="replace")
     except (KubeError, KeyError) as error:
         return f"the profile cannot be read from ConfigMap {name}, key {key}: {error}"
     plain = SolveRequest(
@@ -156,7 +169,7 @@ def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier
             continue
         if us_from_s(float(run.iteration_time_s)) == us_from_s(frontier.t_min_s):
             return simulator
-    return f"the profile in ConfigMap {name} is another one than the frontier was solved from"
+    return f"the profile in ConfigMap {name} is not the one that the frontier was solved from"
 
 
 def _calibration(reader: Reader, namespace: str, profile: str, request: SolveRequest) -> str:

@@ -1,12 +1,11 @@
-"""The plugin's door to the cluster: the official client with the caller's kubeconfig, as kubectl would use it.
+"""The plugin's client of the API server: the official synchronous client with the user's kubeconfig.
 
-Called by ``cli``. Errors become those of ``errors``, with the API server's own words. Nothing is decided here.
+It is the only module of the plugin that imports ``kubernetes``. Errors become those of ``errors``, with the API
+server's own message.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,11 +24,15 @@ _CONFIG_MAP: Final = "/api/v1/namespaces/{namespace}/configmaps/{name}"
 _MERGE: Final = "application/merge-patch+json"
 
 
-class Cluster:
-    """One connection, of one context."""
+class KubeReader:
+    """Reads PerseusJobs and ConfigMaps, and rewrites annotations, in one context of a kubeconfig."""
 
     def __init__(self, kubeconfig: str | None, context: str | None) -> None:
-        """From a kubeconfig: the file given, or KUBECONFIG, or ~/.kube/config.
+        """Connect by a kubeconfig.
+
+        Args:
+            kubeconfig: the file; None: KUBECONFIG, or ~/.kube/config.
+            context: of the kubeconfig; None: the current one.
 
         Raises:
             KubeUnavailable: there is none, or it has no such context.
@@ -50,25 +53,42 @@ class Cluster:
         self._custom: Any = k8s.CustomObjectsApi(api)
 
     def job(self, namespace: str, name: str) -> Json:
-        """The PerseusJob as it is stored. Raises KubeNotFound."""
-        found: Json = _ask(lambda: self._custom.get_namespaced_custom_object(*_place(namespace, name), **_PATIENCE))
+        """Read a PerseusJob as it is stored.
+
+        Raises:
+            KubeNotFound: there is none.
+            KubeError: the API server did not answer.
+        """
+        found: Json = _request(
+            lambda: self._custom.get_namespaced_custom_object(*_resource(namespace, name), **_PATIENCE)
+        )
         return found
 
     def config_map(self, namespace: str, name: str) -> ConfigMap:
-        """Raises KubeNotFound."""
-        found = _ask(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
-        try:
-            binary = {key: base64.b64decode(text, validate=True) for key, text in found.get("binaryData", {}).items()}
-        except binascii.Error as error:
-            raise KubeError(f"ConfigMap {namespace}/{name}: binaryData is not base64") from error
-        return ConfigMap(name, found.get("data", {}), binary, found["metadata"]["uid"])
-
-    def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
-        """Rewrite one annotation of a PerseusJob; what ``edit`` makes of the job and the present text. Somebody else's
-        edit in between is never lost: then it is asked again.
+        """Read a ConfigMap.
 
         Raises:
-            KubeConflict: somebody was faster every time.
+            KubeNotFound: there is none.
+            KubeError: the API server did not answer, or ``binaryData`` is not base64.
+        """
+        found = _request(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
+        return ConfigMap.from_json(found)
+
+    def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
+        """Rewrite one annotation of a PerseusJob; another writer's edit in between is never lost.
+
+        Args:
+            namespace: of the PerseusJob.
+            name: of the PerseusJob.
+            key: of the annotation.
+            edit: returns the new text from the job and the present text; called again after every conflict.
+
+        Returns:
+            The annotation as it is stored now; empty: it was removed.
+
+        Raises:
+            KubeConflict: another writer was faster each of five times.
+            KubeError: the API server did not store it.
         """
         for attempt in range(_ATTEMPTS):
             job = self.job(namespace, name)
@@ -81,7 +101,7 @@ class Cluster:
                 "metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": {key: wanted or None}},
             }
             try:
-                _ask(lambda body=body: self._patch(namespace, name, body))  # type: ignore[misc]
+                _request(lambda body=body: self._patch(namespace, name, body))  # type: ignore[misc]
             except KubeConflict:
                 if attempt + 1 == _ATTEMPTS:
                     raise
@@ -90,7 +110,7 @@ class Cluster:
         raise AssertionError("the last attempt returns or raises")
 
     def _get(self, path: str, names: dict[str, str]) -> Json:
-        """The object at a path, as JSON. The client's CoreV1Api brings the models of every kind: half a second."""
+        """Read the object at a path as JSON: importing the client's CoreV1Api would take half a second."""
         headers = {"Accept": "application/json"}
         request = self._api.param_serialize("GET", path, names, header_params=headers, auth_settings=["BearerToken"])
         answer = self._api.call_api(*request, **_PATIENCE)
@@ -100,20 +120,20 @@ class Cluster:
 
     def _patch(self, namespace: str, name: str, body: Json) -> Any:
         return self._custom.patch_namespaced_custom_object(
-            *_place(namespace, name), body, _content_type=_MERGE, **_PATIENCE
+            *_resource(namespace, name), body, _content_type=_MERGE, **_PATIENCE
         )
 
 
 _PATIENCE: Final = {"_request_timeout": _TIMEOUT_S}
 
 
-def _place(namespace: str, name: str) -> tuple[str, str, str, str, str]:
+def _resource(namespace: str, name: str) -> tuple[str, str, str, str, str]:
     return keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL, name
 
 
-def _ask(request: Callable[[], Any]) -> Any:
+def _request(call: Callable[[], Any]) -> Any:
     try:
-        return request()
+        return call()
     except k8s.ApiException as error:
         raise _translate(error) from error
     except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -123,11 +143,11 @@ def _ask(request: Callable[[], Any]) -> Any:
 
 def _translate(error: Any) -> KubeError:
     try:
-        said = json.loads(error.body)["message"]
+        message = json.loads(error.body)["message"]
     except (ValueError, TypeError, KeyError):
-        said = f"{error.status} {error.reason}"
+        message = f"{error.status} {error.reason}"
     known: dict[int, type[KubeError]] = {404: KubeNotFound, 409: KubeConflict, 401: KubeForbidden, 403: KubeForbidden}
     kind = known.get(error.status) or (
         KubeUnavailable if error.status in (0, 429) or error.status >= 500 else KubeError
     )
-    return kind(said)
+    return kind(message)

@@ -1,6 +1,6 @@
-"""A frontier drawn with characters: energy over time. Pure; called by ``cli``.
+"""A frontier drawn with characters: energy over time.
 
-Where the terminal can, eight dots to a character (Braille), else one.
+A Braille character holds eight dots; a terminal that shows only ASCII gets one dot to a character.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEIGHT = 12
 
 @dataclass(frozen=True)
 class Mark:
-    """A place worth a sign, and its letter where there are no signs."""
+    """A point of the plot that is marked: its sign, and its letter where only ASCII is shown."""
 
     x: float
     y: float
@@ -27,16 +27,16 @@ class Mark:
 
 
 def draw(curve: Sequence[tuple[float, float]], marks: Sequence[Mark], *, width: int, fancy: bool) -> list[str]:
-    """Lines of at most ``width`` characters (not below ``LEAST_WIDTH``); x grows to the right, y upwards.
+    """Draw lines of at most ``width`` characters (not below ``LEAST_WIDTH``); x grows to the right, y upwards.
 
     Args:
-        curve: at least one place, x not falling.
+        curve: at least one point, x not falling.
         marks: drawn over it, the last on top.
         width: of the terminal.
         fancy: whether it shows Braille and signs.
     """
-    places = [*curve, *((mark.x, mark.y) for mark in marks)]
-    xs, ys = [x for x, _ in places], [y for _, y in places]
+    points = [*curve, *((mark.x, mark.y) for mark in marks)]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
     labels = [_number(value) for value in (max(ys), min(ys))]
     margin = max(map(len, labels)) + 1
     columns = max(LEAST_WIDTH, width) - margin - 1

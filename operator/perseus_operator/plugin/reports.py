@@ -1,7 +1,7 @@
-"""What the plugin answers, as documents: the frontier, one plan, and why a plan is in force. Pure.
+"""The plugin's answers as documents: the frontier, one plan, and why a plan is in force.
 
-Called by ``cli`` for every output format; ``tables`` turns the documents into text. Energy and power are of all GPUs of
-the job; fields are named like those of a PerseusJob's status.
+A document is what ``--output json`` prints; the table output is made from the same document. Energy and power are of
+all GPUs of the job; fields are named like those of a PerseusJob's status.
 """
 
 from __future__ import annotations
@@ -18,60 +18,76 @@ from perseus_operator.errors import CannotAnswer
 from perseus_operator.formatting import percent, seconds
 from perseus_operator.objects import Json
 from perseus_operator.planning.power_allocation import replicas_of
-from perseus_operator.plugin.job import Facts
-from perseus_proto.units import mj_from_j, us_from_s
+from perseus_operator.plugin.job import PlannedJob
+from perseus_proto.units import mean_power_w, mj_from_j, ppm_from_ratio, us_from_s
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.kinds import Kind
 from perseus_solver.model.simulator import Simulator
 
 
-def frontier_document(facts: Facts) -> Json:
-    """Every plan of the frontier, fastest first, and every GPU at its highest clock for comparison."""
-    frontier, highest = facts.frontier, _all_at_maximum(facts, {})
+def frontier_document(job: PlannedJob) -> Json:
+    """Report every plan of the frontier, fastest first, and every GPU at its highest clock for comparison.
+
+    Args:
+        job: with its frontier.
+
+    Returns:
+        Times in microseconds, energies in millijoules, powers in watts; ``saved`` only if the profile could be read.
+    """
+    frontier, highest = job.frontier, _all_at_maximum(job, {})
     points = []
     for index, point in enumerate(frontier):
-        figures = _figures(point.iteration_time_s, replicas_of(facts.spec) * point.energy_j)
+        figures = _figures(point.iteration_time_s, replicas_of(job.spec) * point.energy_j)
         points.append(
             {
                 "point": index,
                 **figures,
                 "slowdown": percent(point.iteration_time_s / frontier.t_min_s - 1),
                 **({} if highest is None else {"saved": _saved(figures, highest)}),
-                "gapPartsPerMillion": round(max(0.0, point.gap) * 1e6),
+                "gapPartsPerMillion": ppm_from_ratio(max(0.0, point.gap)),
                 "clockChanges": point.clock_changes,
             }
         )
     return {
-        "job": f"{facts.namespace}/{facts.name}",
-        "pointInForce": facts.point,
+        "job": f"{job.namespace}/{job.name}",
+        "pointInForce": job.point,
         "allAtMaximum": highest,
-        **({"note": facts.simulator} if isinstance(facts.simulator, str) else {}),
+        **({"note": job.simulator} if isinstance(job.simulator, str) else {}),
         "points": points,
     }
 
 
-def plan_document(facts: Facts, point: int | None) -> Json:
-    """The clock of every instruction of one plan; None: of the plan in force.
+def plan_document(job: PlannedJob, point: int | None) -> Json:
+    """Report the clock of every instruction of one plan.
+
+    Args:
+        job: with its frontier.
+        point: which plan; None: the plan in force.
+
+    Returns:
+        For each stage its instructions in order with their clocks in MHz, 0 where no clock is requested.
 
     Raises:
         CannotAnswer: no plan is in force, there is no such point, or the instructions cannot be named.
     """
     if point is None:
-        point = facts.point
+        point = job.point
         if point is None:
-            said = facts.condition(ConditionType.PLAN_APPLIED)
-            why = f"{said['reason']}: {said['message']}" if said else "the operator has said nothing yet"
-            raise CannotAnswer(f"{facts.namespace}/{facts.name} runs no plan: {why} (--point N shows any other plan)")
-    frontier = facts.frontier
+            applied = job.condition(ConditionType.PLAN_APPLIED)
+            why = f"{applied['reason']}: {applied['message']}" if applied else "the operator has not reported on it yet"
+            raise CannotAnswer(f"{job.namespace}/{job.name} runs no plan: {why} (--point N shows any other plan)")
+    frontier = job.frontier
     if not 0 <= point < len(frontier):
         raise CannotAnswer(f"--point: the frontier has points 0 to {len(frontier) - 1}, not {point}")
-    if isinstance(facts.simulator, str):
-        raise CannotAnswer(f"the plan's instructions cannot be named: {facts.simulator}")
-    order, plan = facts.simulator.problem.schedule, frontier[point]
+    if isinstance(job.simulator, str):
+        raise CannotAnswer(f"the plan's instructions cannot be named: {job.simulator}")
+    schedule, plan = job.simulator.problem.schedule, frontier[point]
     stages = []
     for stage, (first, last) in enumerate(pairwise(frontier.stage_offset.tolist())):
         clocks = plan.frequencies_mhz[first:last].tolist()
-        names = zip(order.kind[first:last], order.microbatch[first:last], order.chunk[first:last], clocks, strict=True)
+        names = zip(
+            schedule.kind[first:last], schedule.microbatch[first:last], schedule.chunk[first:last], clocks, strict=True
+        )
         stages.append(
             {
                 "stage": stage,
@@ -83,21 +99,28 @@ def plan_document(facts: Facts, point: int | None) -> Json:
             }
         )
     return {
-        "job": f"{facts.namespace}/{facts.name}",
+        "job": f"{job.namespace}/{job.name}",
         "point": point,
-        "inForce": point == facts.point,
-        **_figures(plan.iteration_time_s, replicas_of(facts.spec) * plan.energy_j),
+        "inForce": point == job.point,
+        **_figures(plan.iteration_time_s, replicas_of(job.spec) * plan.energy_j),
         "clockChanges": plan.clock_changes,
         "stages": stages,
-        "stragglers": list(facts.status.get("stragglers", ())),
+        "stragglers": list(job.status.get("stragglers", ())),
     }
 
 
-def explanation(facts: Facts) -> Json:
-    """Why this plan, what it costs and what it saves."""
-    status, frontier = facts.status, facts.frontier
+def explanation(job: PlannedJob) -> Json:
+    """Report why the plan is in force, its time and energy, and what it saves.
+
+    Args:
+        job: with its frontier.
+
+    Returns:
+        ``why`` as sentences by subject, ``figures`` by source, and ``saves`` as predicted and as measured.
+    """
+    status, frontier = job.status, job.frontier
     slowdowns = {int(s["dataParallelRank"]): 1 + _share(s["slowdown"]) for s in status.get("stragglers", ())}
-    highest = _all_at_maximum(facts, slowdowns)
+    highest = _all_at_maximum(job, slowdowns)
     rows = {
         "all at maximum clocks": highest,
         "predicted": _with_power(status.get("predicted")),
@@ -113,37 +136,37 @@ def explanation(facts: Facts) -> Json:
         }
     if "savings" in status:
         saves["measured"] = {**status["savings"], "against": "measured at default clocks"}
-    point = facts.point
+    point = job.point
     return {
-        "job": f"{facts.namespace}/{facts.name}",
-        "mode": facts.spec.mode.value,
+        "job": f"{job.namespace}/{job.name}",
+        "mode": job.spec.mode.value,
         "point": point,
         "points": len(frontier),
         **({"fromIteration": status["plan"]["fromIteration"]} if point is not None else {}),
-        "why": [{"what": what, "says": says} for what, says in _why(facts, slowdowns) if says],
+        "why": [{"what": what, "says": says} for what, says in _why(job, slowdowns) if says],
         "figures": {name: figures for name, figures in rows.items() if figures is not None},
         "saves": saves,
-        **({} if point is None else {"gapPartsPerMillion": round(max(0.0, float(frontier.gap[point])) * 1e6)}),
-        **({"note": facts.simulator} if isinstance(facts.simulator, str) else {}),
+        **({} if point is None else {"gapPartsPerMillion": ppm_from_ratio(max(0.0, float(frontier.gap[point])))}),
+        **({"note": job.simulator} if isinstance(job.simulator, str) else {}),
     }
 
 
-def _why(facts: Facts, slowdowns: Mapping[int, float]) -> list[tuple[str, str]]:
-    applied, bound = facts.condition(ConditionType.PLAN_APPLIED), facts.condition(ConditionType.BOUND_KEPT)
+def _why(job: PlannedJob, slowdowns: Mapping[int, float]) -> list[tuple[str, str]]:
+    applied, bound = job.condition(ConditionType.PLAN_APPLIED), job.condition(ConditionType.BOUND_KEPT)
     waiting = "" if applied.get("status") == "True" else f"{applied.get('reason')}: {applied.get('message')}"
     return [
-        ("objective", _objective(facts)),
-        ("no plan in force" if facts.spec.mode is Mode.ENFORCE else "mode", waiting),
-        ("straggler", _stragglers(facts, slowdowns)),
+        ("objective", _objective(job)),
+        ("no plan in force" if job.spec.mode is Mode.ENFORCE else "mode", waiting),
+        ("straggler", _stragglers(job, slowdowns)),
         ("guard", str(bound.get("message", "")) if bound.get("reason") != "NoBound" else ""),
         ("in force", str(applied.get("message", "")) if applied.get("status") == "True" else ""),
     ]
 
 
-def _objective(facts: Facts) -> str:
-    objective, t_min_us = facts.spec.objective, us_from_s(facts.frontier.t_min_s)
+def _objective(job: PlannedJob) -> str:
+    objective, t_min_us = job.spec.objective, us_from_s(job.frontier.t_min_s)
     fastest = f"the fastest iteration is T_min = {seconds(t_min_us)}"
-    least_us = us_from_s(float(facts.frontier.time_s[facts.frontier.least_energy]))
+    least_us = us_from_s(float(job.frontier.time_s[job.frontier.least_energy]))
     kind = objective.type.value
     if objective.max_slowdown_ratio is not None:
         allowed = seconds(t_min_us * (1 + objective.max_slowdown_ratio))
@@ -160,30 +183,30 @@ def _objective(facts: Facts) -> str:
     return f"{kind}: no slowdown; {fastest}"
 
 
-def _stragglers(facts: Facts, slowdowns: Mapping[int, float]) -> str:
+def _stragglers(job: PlannedJob, slowdowns: Mapping[int, float]) -> str:
     if not slowdowns:
         return ""
-    t_min_us, t_star_us = us_from_s(facts.frontier.t_min_s), us_from_s(facts.frontier.t_star_s)
+    t_min_us, t_star_us = us_from_s(job.frontier.t_min_s), us_from_s(job.frontier.t_star_s)
     last_us = max(slowdowns.values()) * t_min_us
     until = f"T* = {seconds(t_star_us)}: slower saves nothing" if last_us > t_star_us else "then"
     named = ", ".join(
         f"pipeline {s['dataParallelRank']} is {s['slowdown']} slower ({s['source'].lower()})"
-        for s in facts.status["stragglers"]
+        for s in job.status["stragglers"]
     )
     return f"{named}; an iteration ends at T' = {seconds(last_us)}, and the others have until {until}"
 
 
-def _all_at_maximum(facts: Facts, slowdowns: Mapping[int, float]) -> Json | None:
-    """Every GPU at its highest clock; the early pipelines wait at blocking power for the last."""
-    if not isinstance(facts.simulator, Simulator):
+def _all_at_maximum(job: PlannedJob, slowdowns: Mapping[int, float]) -> Json | None:
+    """Return the figures with every GPU at its highest clock; pipelines that finish early wait at blocking power."""
+    if not isinstance(job.simulator, Simulator):
         return None
-    problem = facts.simulator.problem
-    run = facts.simulator.run(all_maximum(problem))
-    pipelines = facts.spec.pipeline.data_parallel
+    problem = job.simulator.problem
+    run = job.simulator.run(all_maximum(problem))
+    pipelines = job.spec.pipeline.data_parallel
     times_s = np.array([slowdowns.get(p, 1.0) for p in range(pipelines)]) * float(run.iteration_time_s)
     waiting_s = float((times_s.max() - times_s).sum())
     energy_j = pipelines * float(run.energy_j) + problem.stages * problem.blocking_power_w * waiting_s
-    return _figures(float(times_s.max()), facts.spec.pipeline.tensor_parallel * energy_j)
+    return _figures(float(times_s.max()), job.spec.pipeline.tensor_parallel * energy_j)
 
 
 def _figures(time_s: float, energy_j: float) -> Json:
@@ -197,8 +220,7 @@ def _figures(time_s: float, energy_j: float) -> Json:
 def _with_power(figures: Mapping[str, Any] | None) -> Json | None:
     if figures is None or "energyMillijoules" not in figures or not figures["iterationTimeMicroseconds"]:
         return None if figures is None else dict(figures)
-    # mJ / µs = kW
-    power_w = 1000 * figures["energyMillijoules"] / figures["iterationTimeMicroseconds"]
+    power_w = mean_power_w(figures["energyMillijoules"], figures["iterationTimeMicroseconds"])
     return {**figures, "powerWatts": round(power_w)}
 
 
@@ -213,11 +235,12 @@ def _slowdown(figures: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
 
 
 def _changes(clocks_mhz: list[int]) -> int:
-    """Changes in one iteration of a steady run: the last instruction is followed by the first. Constant-time work asks
-    for no clock.
+    """Count the changes in one iteration of a steady run: the last instruction is followed by the first.
+
+    Constant-time instructions request no clock (0) and change none.
     """
-    asked = [clock for clock in clocks_mhz if clock]
-    return sum(a != b for a, b in pairwise([*asked, asked[0]])) if asked else 0
+    requested = [clock for clock in clocks_mhz if clock]
+    return sum(a != b for a, b in pairwise([*requested, requested[0]])) if requested else 0
 
 
 def _share(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The plugin's documents as text for people: aligned tables, a plot, and colour where the terminal has it. Pure."""
+"""The plugin's documents as text: aligned tables, a plot, and colours where the terminal has them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 from perseus_operator.formatting import joules, seconds, small_percent
 from perseus_operator.objects import Json
 from perseus_operator.plugin.plot import Mark, draw
+from perseus_proto.units import j_from_mj, ratio_from_ppm, s_from_us
 
 _SHOWN = 16
-"""Points of a frontier in a table, unless all are asked for."""
+"""Points of a frontier in a table without ``--all``."""
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """What the text is for."""
+    """What the terminal can show."""
 
     width: int = 80
     colour: bool = False
@@ -26,29 +27,29 @@ class Terminal:
     """Whether it shows more than ASCII."""
 
     def bold(self, text: str) -> str:
-        """For what matters most."""
+        """Make a title bold."""
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text
 
     def green(self, text: str) -> str:
-        """For what is in force."""
+        """Colour what is in force."""
         return f"\x1b[32m{text}\x1b[0m" if self.colour else text
 
 
 def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
-    """Plot and table of a frontier."""
+    """Format a frontier as a plot and a table; ``everything``: with every point."""
     points, here = document["points"], document["pointInForce"]
     highest = document["allAtMaximum"]
     marks = []
     if highest is not None:
-        marks.append(Mark(*_place(highest), "×", "x"))
+        marks.append(Mark(*_coordinates(highest), "×", "x"))
     if here is not None:
-        marks.append(Mark(*_place(points[here]), "◆", "@"))
+        marks.append(Mark(*_coordinates(points[here]), "◆", "@"))
     legend = [
         *((f"{'×' if terminal.fancy else 'x'} all at maximum clocks",) if highest is not None else ()),
         *((f"{'◆' if terminal.fancy else '@'} point {here}, in force",) if here is not None else ("no plan in force",)),
     ]
     lines = [terminal.bold(f"{document['job']}: joules over seconds of one iteration"), ""]
-    lines += draw([_place(p) for p in points], marks, width=min(terminal.width, 100), fancy=terminal.fancy)
+    lines += draw([_coordinates(p) for p in points], marks, width=min(terminal.width, 100), fancy=terminal.fancy)
     lines += ["", "   ".join(legend), ""]
     shown = points if everything else [points[i] for i in _some(len(points), here)]
     saves = highest is not None
@@ -62,7 +63,7 @@ def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> st
             joules(point["energyMillijoules"]),
             *([point["saved"]] if saves else []),
             f"{point['powerWatts']} W",
-            small_percent(point["gapPartsPerMillion"] / 1e6),
+            small_percent(ratio_from_ppm(point["gapPartsPerMillion"])),
             str(point["clockChanges"]),
         ]
         for point in shown
@@ -75,7 +76,7 @@ def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> st
 
 
 def plan_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
-    """The clocks of a plan, by stage and kind of instruction, or every instruction in its order."""
+    """Format the clocks of a plan by stage and kind of instruction; ``everything``: every instruction in its order."""
     state = "in force" if document["inForce"] else "not in force"
     figures = f"{seconds(document['iterationTimeMicroseconds'])} and {joules(document['energyMillijoules'])}"
     figures = f"An iteration: {figures}, {document['clockChanges']} clock changes a pipeline"
@@ -105,7 +106,7 @@ def plan_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
 
 
 def explanation_text(document: Json, terminal: Terminal) -> str:
-    """Why, what it costs, what it saves."""
+    """Format why a plan is in force, its time and energy, and its savings."""
     point = document["point"]
     title = "no plan is in force" if point is None else f"point {point} of {document['points']} is in force"
     since = f" since iteration {document['fromIteration']}" if "fromIteration" in document else ""
@@ -125,8 +126,8 @@ def explanation_text(document: Json, terminal: Terminal) -> str:
         rows = [[name, s["energy"], s["slowdown"], s["against"]] for name, s in saves.items()]
         lines += ["", *_table(["SAVES", "ENERGY", "SLOWER BY", "AGAINST"], rows)]
     if "gapPartsPerMillion" in document:
-        gap = small_percent(document["gapPartsPerMillion"] / 1e6)
-        lines += ["", f"No plan as fast can save more than another {gap} (certified)."]
+        gap = small_percent(ratio_from_ppm(document["gapPartsPerMillion"]))
+        lines += ["", f"No plan of the same speed can save more than another {gap} (certified)."]
     return "\n".join([*lines, *_note(document, terminal)])
 
 
@@ -134,8 +135,8 @@ def _note(document: Json, terminal: Terminal) -> list[str]:
     return ["", *wrap(f"Note: {document['note']}.", terminal.width)] if "note" in document else []
 
 
-def _place(figures: Json) -> tuple[float, float]:
-    return figures["iterationTimeMicroseconds"] / 1e6, figures["energyMillijoules"] / 1e3
+def _coordinates(figures: Json) -> tuple[float, float]:
+    return s_from_us(figures["iterationTimeMicroseconds"]), j_from_mj(figures["energyMillijoules"])
 
 
 def _joules(figures: Json) -> str:
@@ -159,7 +160,7 @@ def _runs(clocks_mhz: Sequence[int], *, fancy: bool) -> str:
 
 
 def _folded(rows: Iterable[list[str]], width: int) -> Iterable[list[str]]:
-    """Rows whose last cell is wrapped into rows of its own."""
+    """Wrap the last cell of every row into rows of its own."""
     for row in rows:
         first, *more = wrap(row[-1], width) or [""]
         yield [*row[:-1], first]

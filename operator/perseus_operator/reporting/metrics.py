@@ -1,7 +1,7 @@
-"""What the operator tells Prometheus, and its probes: one small HTTP server.
+"""The operator's Prometheus series, and one small HTTP server for them and the probes.
 
-Series are per PerseusJob, never per rank or iteration; base units in the names; a job's series go when it goes. No
-other module knows prometheus_client.
+Series are per PerseusJob, never per rank or iteration, so that their number stays small. Names carry base units. The
+series of a job are removed with the job. This is the only module of the operator that imports prometheus_client.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from perseus_operator.objects import JobRef
 from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.iterations import Measured
 from perseus_proto.http_server import HttpServer
-from perseus_proto.units import j_from_mj, s_from_us
+from perseus_proto.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 
 # Not "namespace" and "job": Prometheus gives those to the target that it scrapes.
 _JOB: Final = ("job_namespace", "job_name")
 MAX_FRONTIER_POINTS: Final = 24
-"""Of each job's frontier that are shown: a curve needs no more, and series are not free."""
+"""Points of each job's frontier that have series: more would not change the curve that is drawn."""
 
 
 _JOB_GAUGES: Final = {
-    "ready": "1 if the plan asked for is in force.",
-    "predicted_iteration_seconds": "Iteration time that the plan in force promises.",
-    "predicted_iteration_joules": "Energy per iteration that it promises.",
+    "ready": "1 if the job's condition Ready is True, 0 if not.",
+    "predicted_iteration_seconds": "Predicted iteration time of the plan in force.",
+    "predicted_iteration_joules": "Predicted energy of all GPUs per iteration of the plan in force.",
     "measured_iteration_seconds": "Median iteration time under the plan in force.",
-    "measured_iteration_joules": "Median energy per iteration under it.",
-    "baseline_iteration_seconds": "Iteration time measured at default clocks.",
-    "baseline_iteration_joules": "Energy per iteration measured at default clocks.",
-    "frontier_points": "Plans on the frontier.",
-    "solve_seconds": "Time the solver took for the frontier in use.",
+    "measured_iteration_joules": "Median energy of all GPUs per iteration under the plan in force.",
+    "baseline_iteration_seconds": "Median iteration time at default clocks, measured before the first plan.",
+    "baseline_iteration_joules": "Median energy of all GPUs per iteration at default clocks, before the first plan.",
+    "frontier_points": "Number of plans on the frontier.",
+    "solve_seconds": "Time that the solver took for the frontier in use.",
     "gap_ratio": "Median certified optimality gap of the frontier, a ratio.",
-    "prediction_error_ratio": "Measured over predicted iteration time of the plan in force, less 1.",
-    "model_explains": "1 if the calibrated model predicts iterations that it has not seen, 0 if it does not.",
+    "prediction_error_ratio": "Measured divided by predicted iteration time of the plan in force, minus 1.",
+    "model_explains": "1 if the calibrated model predicts iterations not used for calibration, 0 if it does not.",
     "calibration_error_ratio": "Mean error of predicted iteration times, on iterations not used for calibration.",
-    "straggler_pipelines": "Pipelines that are slow now.",
-    "planned_slowdown_ratio": "Slowdown by intent: largest plan time over T_min.",
+    "straggler_pipelines": "Number of pipelines that are stragglers now, detected or declared.",
+    "planned_slowdown_ratio": "Largest iteration time of the plans in force, divided by T_min.",
 }
 
 
 _BUDGET_GAUGES: Final = {
-    "watts": "Watts that the PowerBudget gives its jobs to share.",
-    "jobs": "Running jobs that share it.",
-    "granted_watts": "Watts that their shares come to.",
-    "wanted_watts": "Watts that they would draw as their objectives ask.",
-    "least_watts": "Watts that they draw at their most frugal plans.",
-    "unsteered_watts": "Watts of selected jobs whose clocks are not set, taken from the budget first.",
-    "gpus_per_watt": "What one more watt would bring, in GPUs at full speed.",
-    "kept": "1 if what is drawn by plan fits the budget, 0 if it does not; absent: not known.",
+    "watts": "Power that all jobs of the PowerBudget may draw together.",
+    "jobs": "Running jobs that share the PowerBudget.",
+    "granted_watts": "Sum of the shares granted to the jobs.",
+    "wanted_watts": "Power that the jobs would draw if their own objectives decided.",
+    "least_watts": "Power that the jobs draw at their most frugal plans.",
+    "unsteered_watts": "Power of selected jobs whose clocks are not set; subtracted from the budget first.",
+    "gpus_per_watt": "Throughput that one more watt would add, in GPUs at full speed.",
+    "kept": "1 if the predicted power of all plans fits the budget, 0 if it does not; absent: not known.",
 }
 
 
@@ -73,31 +73,37 @@ class Metrics:
             Gauge, "perseus_job_frontier_seconds", "Iteration time of a plan on the frontier.", (*_JOB, "point")
         )
         self._frontier_j: Gauge = self._new(
-            Gauge, "perseus_job_frontier_joules", "Energy per iteration of that plan, all GPUs.", (*_JOB, "point")
+            Gauge,
+            "perseus_job_frontier_joules",
+            "Energy of all GPUs per iteration of a plan on the frontier.",
+            (*_JOB, "point"),
         )
         self._budgets: dict[str, Gauge] = {
             name: self._new(Gauge, f"perseus_budget_{name}", text, ("budget",)) for name, text in _BUDGET_GAUGES.items()
         }
         self._shown: dict[tuple[str, str], tuple[tuple[int, float, float], ...]] = {}
-        build = self._new(Gauge, "perseus_operator_build_info", "1: version of the operator.", ("version",))
+        build = self._new(
+            Gauge, "perseus_operator_build_info", "Always 1; the label is the operator's version.", ("version",)
+        )
         build.labels(version("perseus-k8s")).set(1)
         self.reconcile_seconds: Histogram = self._new(
             Histogram,
             "perseus_operator_reconcile_seconds",
-            "Time to think once about one job.",
+            "Time of one reconciliation of one job.",
             buckets=(0.0001, 0.001, 0.01, 0.1, 1.0, 10.0),
         )
-        self.solves = self._counter("solves", "Frontiers solved.", "result")
-        self.restores = self._counter("frontiers_restored", "Frontiers read back.")
+        self.solves = self._counter("solves", "Attempts to solve a frontier.", "result")
+        self.restores = self._counter("frontiers_restored", "Frontiers restored from their ConfigMaps.")
         self.agent_calls = self._counter("agent_calls", "Calls to agents.", "call", "result")
         self.late_selections = self._counter(
             "late_selections",
-            "Selections that reached an agent after their iteration had begun, and took effect at the next one.",
+            "Selections that reached an agent after their iteration had begun; they took effect one iteration later.",
         )
         self.telemetry_dropped = self._counter(
-            "telemetry_dropped", "Batches before which telemetry was lost because this operator was too slow."
+            "telemetry_dropped",
+            "Telemetry batches before which events were lost because the operator read too slowly.",
         )
-        self.errors = self._counter("errors", "Unexpected errors.")
+        self.errors = self._counter("errors", "Unexpected errors; the operator's log has the traceback.")
         # A counter that appears with its first event has never risen, and alerts on its increase would miss that event.
         for result in ("solved", "failed"):
             self.solves.labels(result)
@@ -116,7 +122,17 @@ class Metrics:
         ready: bool,
         quality: CalibrationQuality | None = None,
     ) -> None:
-        """The series of one job; what is not known is not shown."""
+        """Set the series of one job. A value that is not known removes its series: absent is not zero.
+
+        Args:
+            job: whose series these are.
+            figures: of its status.
+            measured: median of iterations under the plan in force.
+            planned_slowdown: largest time of a plan in force, divided by T_min.
+            stragglers: number of slow pipelines.
+            ready: whether the condition Ready is True.
+            quality: of the latest calibration.
+        """
         labels = (job.namespace, job.name)
         frontier, predicted, baseline = figures.frontier, figures.predicted, figures.baseline
         values = {
@@ -133,15 +149,19 @@ class Metrics:
             "model_explains": float(quality.explains) if quality else None,
             "calibration_error_ratio": quality.heldout_error if quality else None,
             "frontier_points": float(frontier.points) if frontier else None,
-            "solve_seconds": frontier.solve_milliseconds / 1000 if frontier else None,
-            "gap_ratio": frontier.median_gap_parts_per_million / 1e6 if frontier else None,
+            "solve_seconds": s_from_ms(frontier.solve_milliseconds) if frontier else None,
+            "gap_ratio": ratio_from_ppm(frontier.median_gap_parts_per_million) if frontier else None,
         }
         for name, value in values.items():
             _set(self._gauges[name], labels, value)
 
     def set_frontier(self, job: JobRef, curve: Sequence[tuple[int, int]]) -> None:
-        """The job's frontier, as time and energy of each point (microseconds, millijoules); at most
-        ``MAX_FRONTIER_POINTS`` of them, the ends among them, are shown.
+        """Set the series of a job's frontier.
+
+        Args:
+            job: whose frontier this is.
+            curve: time (µs) and energy (mJ) of each point; at most ``MAX_FRONTIER_POINTS`` of them get series, the
+                first and the last always. Empty: remove the series.
         """
         labels, last = (job.namespace, job.name), len(curve) - 1
         some = min(len(curve), MAX_FRONTIER_POINTS)
@@ -159,14 +179,14 @@ class Metrics:
         self._shown[labels] = shown
 
     def forget_job(self, job: JobRef) -> None:
-        """The job has gone."""
+        """Remove all series of a job."""
         self.set_frontier(job, ())
         self._shown.pop((job.namespace, job.name), None)
         for gauge in self._gauges.values():
             _set(gauge, (job.namespace, job.name), None)
 
     def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
-        """The series of one PowerBudget."""
+        """Set the series of one PowerBudget; ``kept`` None: whether the budget is kept is not known."""
         values = {
             "watts": watts,
             "jobs": figures.jobs,
@@ -186,7 +206,7 @@ class Metrics:
             _set(gauge, (budget,), None)
 
     def exposition(self) -> bytes:
-        """All series in Prometheus' text format."""
+        """Return all series in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _new(self, kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **further: Any) -> Any:
@@ -222,7 +242,17 @@ class MetricsServer(HttpServer):
     def __init__(
         self, address: str, metrics: Metrics, *, healthy: Callable[[], str | None], ready: Callable[[], bool]
     ) -> None:
-        """``healthy`` answers None or what is wrong. Port 0: any free one."""
+        """Bind and serve.
+
+        Args:
+            address: host:port; port 0: any free one.
+            metrics: what ``/metrics`` returns.
+            healthy: returns None, or what is wrong; called in the server's threads.
+            ready: returns whether the operator has begun to serve.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -244,6 +274,6 @@ class MetricsServer(HttpServer):
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Probes are not news."""
+                """Probes are not logged."""
 
         super().__init__(address, Handler, "metrics")

@@ -1,6 +1,6 @@
-"""What the objective asks for, in figures and in words, whether or not clocks may be touched. For ``status``; pure.
+"""The plan that the objective asks for, as figures and as a sentence, whether or not clocks may be set.
 
-A prediction: what was really saved is measured, and said elsewhere.
+These are predictions. Measured savings are in ``status``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from perseus_operator.planning.state import JobState
 
 
 def advised(state: JobState, decision: Decision) -> AdviceStatus | None:
-    """The point that the objective asks for; None: no frontier, or no point of it will do."""
+    """Return the point that the objective asks for; None: there is no frontier, or no point of it fits."""
     view, spec, point = state.frontier, state.spec, decision.advised_point
     if view is None or spec is None or point is None:
         return None
@@ -28,27 +28,27 @@ def advised(state: JobState, decision: Decision) -> AdviceStatus | None:
 
 
 def recommendation(state: JobState, decision: Decision) -> str:
-    """What would run, and what that should save."""
-    found = advised(state, decision)
-    if found is None or state.frontier is None:
+    """Describe the plan that mode Enforce would run, and what it should save; empty: there is none."""
+    advice = advised(state, decision)
+    if advice is None or state.frontier is None:
         return ""
-    figures = f"{seconds(found.iteration_time_microseconds)} and {joules(found.energy_millijoules)} an iteration"
-    said = f"It would run point {found.point} of {len(state.frontier.times_us)}: {figures}"
-    if found.energy_saved is None or state.baseline is None:
-        return f"{said}; what that would save is not known before a baseline is measured."
-    slower = percent(found.iteration_time_microseconds / state.baseline.time_us - 1)
-    return f"{said}, saving {found.energy_saved} of the energy measured at default clocks, {slower} slower."
+    figures = f"{seconds(advice.iteration_time_microseconds)} and {joules(advice.energy_millijoules)} an iteration"
+    plan = f"Mode Enforce would run point {advice.point} of {len(state.frontier.times_us)}: {figures}"
+    if advice.energy_saved is None or state.baseline is None:
+        return f"{plan}. What it would save is not known before a baseline is measured."
+    slower = percent(advice.iteration_time_microseconds / state.baseline.time_us - 1)
+    return f"{plan}; saves {advice.energy_saved} of the energy measured at default clocks, {slower} slower."
 
 
 def share_status(share: Share | None) -> ShareStatus | None:
-    """A job's share of a PowerBudget; None: it has none yet."""
+    """Return a job's share of a PowerBudget; None: none is granted yet."""
     if share is None or share.watts is None:
         return None
     return ShareStatus(name=share.budget, watts=int(share.watts))
 
 
 def limited(state: JobState, decision: Decision, point: int) -> str:
-    """That watts are short, and how many there are."""
+    """Describe the share that limits the job and the predicted power of the point it runs."""
     share = decision.limiting_share
     assert share is not None
     assert share.watts is not None

@@ -1,6 +1,6 @@
-"""Why a pipeline is slow, as far as anybody says so: its GPUs, or telemetry by what is slow and what is not. Pure.
+"""Why a pipeline is slow, as far as its GPUs report it or telemetry shows what is slow and what is not.
 
-Called by ``status``. A cause is told, never acted on: a straggler is waited for whatever slows it.
+A cause is reported and never acted on: the other pipelines wait for a straggler whatever slows it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Cause(StrEnum):
     THERMAL = "Thermal"
     """A GPU has lowered its clock because of heat."""
     POWER = "Power"
-    """Somebody has pulled a power brake, or a GPU is at its power limit where those of other pipelines are not."""
+    """A power brake is active, or a GPU is at its power limit where those of other pipelines are not."""
     CLOCK = "Clock"
-    """A GPU runs another clock than it was told, for another reason or for none that it gives."""
+    """A GPU runs at another clock than the one that was set, for another reason or for none that it reports."""
     COMMUNICATION = "Communication"
     """No stage computes slowly: the time goes between instructions."""
     UNKNOWN = "Unknown"
@@ -34,22 +34,40 @@ _BY_KIND: Final = {
     "DRIFT": Cause.CLOCK,
     "FOREIGN_WRITE": Cause.CLOCK,
 }
-"""By kind of GPU event. Of several causes the first in the order of ``Cause`` is said: heat and power lower clocks."""
+"""By kind of GPU event. Of several causes the first in the order of ``Cause`` counts: heat and power lower clocks."""
 
 
-def cause(state: JobState, pipeline: int) -> Cause:
-    """Why a slow pipeline is slow."""
-    said = {_BY_KIND[kind] for _, kind, _ in events(state, pipeline) if kind in _BY_KIND}
-    for known in Cause:
-        if known in said:
-            return known
-    slow = pipeline in state.detector.slowdowns and not state.detector.stages.get(pipeline)
-    return Cause.COMMUNICATION if slow and pipeline in state.detector.paced else Cause.UNKNOWN
+def cause_of(state: JobState, dp: int) -> Cause:
+    """Find the most likely cause of a straggler.
+
+    Args:
+        state: of the job.
+        dp: data-parallel rank of the slow pipeline.
+
+    Returns:
+        The cause that its GPUs report; else ``COMMUNICATION`` if telemetry shows that no stage is slow; else
+        ``UNKNOWN``.
+    """
+    reported = {_BY_KIND[kind] for _, kind, _ in gpu_events(state, dp) if kind in _BY_KIND}
+    for cause in Cause:
+        if cause in reported:
+            return cause
+    slow = dp in state.detector.slowdowns and not state.detector.stages.get(dp)
+    return Cause.COMMUNICATION if slow and dp in state.detector.paced else Cause.UNKNOWN
 
 
-def events(state: JobState, pipeline: int) -> list[tuple[Rank, str, str]]:
-    """What GPUs of a pipeline say about themselves: rank, kind and node. Many healthy ones are at their power limit;
-    that says something only where the same stage of no other pipeline is at its own.
+def gpu_events(state: JobState, dp: int) -> list[tuple[Rank, str, str]]:
+    """List the events that are active on a pipeline's GPUs.
+
+    Many healthy GPUs are at their power limit. That counts only where the same stage of no other pipeline is at its
+    own.
+
+    Args:
+        state: of the job.
+        dp: data-parallel rank of the pipeline.
+
+    Returns:
+        Rank, kind of event and name of the node.
     """
     active = [
         (rank, kind, node.name)
@@ -62,6 +80,12 @@ def events(state: JobState, pipeline: int) -> list[tuple[Rank, str, str]]:
     return [
         (rank, kind, node)
         for rank, kind, node in active
-        if rank.dp == pipeline
-        and not (kind == "POWER_CAP" and any(s == rank.stage and p != pipeline for p, s in capped))
+        if rank.dp == dp
+        and not (kind == "POWER_CAP" and any(stage == rank.stage and other != dp for other, stage in capped))
     ]
+
+
+def slowest_stage(state: JobState, dp: int) -> int | None:
+    """Return the stage of a pipeline with the largest slowdown; None: telemetry singles out no stage."""
+    slowdowns = state.detector.stages.get(dp)
+    return max(slowdowns, key=slowdowns.__getitem__) if slowdowns else None

@@ -1,7 +1,7 @@
-"""The operator's own gRPC service, ``perseus.v1alpha1.Operator``: who may call, and what an error becomes on the wire.
+"""The operator's own gRPC service, ``perseus.v1alpha1.Operator``: which clients may call it, and its status codes.
 
-Started by ``__main__`` if an address is set. Mutual TLS always: there is no way to serve it without. What is told is
-``telling``'s; nothing else is decided here.
+It is served with mutual TLS only. Requests are validated and converted here; ``controller.set_straggler`` carries them
+out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from perseus_operator.errors import (
 )
 from perseus_operator.objects import JobRef
 from perseus_proto.tls import CONNECTION_AGE, server_credentials
+from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
 
@@ -44,10 +45,10 @@ STATUS: Final[dict[type[OperatorError], grpc.StatusCode]] = {
 """The first row that fits counts. ABORTED and UNAVAILABLE: nothing was changed, try again."""
 _ERROR_METADATA: Final = "perseus-error"
 _SAN: Final = "x509_subject_alternative_name"
-_MOST_BYTES: Final = 64 << 10
+_MAX_BYTES: Final = 64 << 10
 _OPTIONS: Final = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", _MOST_BYTES),
+    ("grpc.max_receive_message_length", _MAX_BYTES),
     CONNECTION_AGE,
 )
 
@@ -80,7 +81,7 @@ class OperatorService(stubs.OperatorServicer):
     def _authorise(self, context: Any) -> None:
         names = {name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())}
         if not names & self._allowed_sans:
-            raise NotAllowed(f"certificate: none of its names {sorted(names)} is allowed to call this service")
+            raise NotAllowed(f"certificate: none of its names {sorted(names)} is in --rpc-allowed-san")
 
 
 def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
@@ -89,7 +90,7 @@ def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
     return StragglerRequest(
         id=request.id,
         slowdown=request.slowdown,
-        delay_s=request.delay_ms / 1000,
+        delay_s=s_from_ms(request.delay_ms),
         delay_iterations=request.delay_iterations,
         job=(request.namespace, request.job) if request.job else None,
         epoch=request.epoch,
@@ -97,12 +98,12 @@ def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
 
 
 class RpcServer:
-    """Serves until closed. Made on the event loop that it runs on."""
+    """The gRPC server. It must be started in the event loop that it runs in."""
 
     def __init__(self, server: grpc.aio.Server, address: str) -> None:
         self._server = server
         self.address = address
-        """host:port really bound."""
+        """host:port that is bound."""
 
     @classmethod
     async def start(cls, address: str, files: Credentials, service: OperatorService) -> RpcServer:
@@ -122,5 +123,5 @@ class RpcServer:
         return cls(server, f"{address.rpartition(':')[0]}:{port}")
 
     async def close(self) -> None:
-        """Let calls that are being answered end, but not for long."""
+        """Stop; calls in progress have half a second to end."""
         await self._server.stop(0.5)

@@ -1,8 +1,7 @@
 """What a training pod lacks to reach the agent of its node: the socket's directory, and the variable that names it.
 
-``admission`` calls ``inject`` for pods that opted in, as they are created. Pure, and idempotent: a pod that has been
-through it comes out unchanged. Nothing else is ever added, nothing is taken away or replaced, and nothing here may keep
-a pod from being created or from starting: what cannot be added safely is left out, with a warning.
+It is idempotent: a pod that has both is returned unchanged. Nothing else is added, and nothing is removed or replaced.
+No pod may fail to be created or to start because of it: what cannot be added safely is left out, with a warning.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from perseus_operator.objects import Json
 from perseus_proto import keys
 
-Json = dict[str, Any]
 VOLUME: Final = "perseus-agent"
 
 
@@ -28,11 +27,14 @@ class Injected:
 
 
 def inject(pod: Mapping[str, Any], socket: str) -> Injected:
-    """The pod with the agent's socket in its containers; the argument is not changed.
+    """Add the agent's socket to the containers of a pod.
 
     Args:
         pod: as the API server sends it for admission.
         socket: path of the agent's socket on nodes; it has the same path in containers.
+
+    Returns:
+        A changed copy of the pod, and a warning for each container that cannot be given the socket.
     """
     made = copy.deepcopy(dict(pod))
     spec = made.get("spec") or {}
@@ -77,23 +79,23 @@ def _chosen(pod: Json, containers: list[Json]) -> tuple[list[Json], list[str]]:
 
 
 def _obstacle(container: Json, socket: str, directory: str, own: set[str]) -> str | None:
-    """Why a container cannot be given the socket; None: it can."""
+    """Return why a container cannot be given the socket; None: it can."""
     stated = _socket_of(container)
     if stated not in (None, socket):
-        return f"{keys.ENV_SOCKET} is set to something else than {socket}: left as it is"
+        return f"{keys.ENV_SOCKET} is set to something other than {socket}: left unchanged"
     for mount in container.get("volumeMounts") or ():
         path = PurePosixPath(mount["mountPath"])
         if _at(mount, directory):
             if mount["name"] not in own or mount.get("subPath") or mount.get("subPathExpr"):
-                return f"mounts something else at {directory}: left as it is"
+                return f"mounts another volume at {directory}: left unchanged"
         elif path in PurePosixPath(directory).parents:
             # A runtime could not make our mount point in a volume that is read-only, and the container would not start.
-            return f"mounts a volume at {path}, above {directory}: left as it is"
+            return f"mounts a volume at {path}, above {directory}: left unchanged"
     return None
 
 
 def _socket_of(container: Json) -> str | None:
-    """What the container says the socket is; empty: something that is only known when it runs."""
+    """Return the socket that the container's environment names; empty: it is known only when the container runs."""
     for variable in container.get("env") or ():
         if variable["name"] == keys.ENV_SOCKET:
             return str(variable.get("value", ""))

@@ -1,8 +1,7 @@
-"""The door to kopf for the admission webhook: it serves what ``injection`` decides, and nothing it meets denies a pod.
+"""The admission webhook: serves ``pod_injection`` by kopf and never denies a pod.
 
-``handlers`` calls ``register`` and ``server`` if an address is set. The chart writes the webhook's configuration, with
-failurePolicy Ignore; the operator has no right to. A pod is let through whatever happens here: kopf would make a denial
-of an exception, which the failure policy does not cover, so none leaves the handler.
+The chart writes the webhook's configuration, with failurePolicy Ignore; the operator has no right to. kopf would turn
+an exception of the handler into a denial, which the failure policy does not cover, so the handler catches every exception.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def register(registry: kopf.OperatorRegistry, own: Settings) -> None:
     async def pod_created(body: kopf.Body, patch: kopf.Patch, warnings: list[str], **_: Any) -> None:
         try:
             injected = inject(dict(body), own.agent_socket)
-        except Exception:  # a pod of a shape that nobody thought of must be created all the same
-            logger.exception("a pod is left as it is: unexpected error")
+        except Exception:  # a pod of an unexpected shape must still be created
+            logger.exception("a pod is created without the agent's socket: unexpected error")
             return
         warnings.extend(injected.warnings)
         changed: Any = injected.pod
@@ -52,7 +51,7 @@ def register(registry: kopf.OperatorRegistry, own: Settings) -> None:
 
 
 def server(own: Settings) -> Any:
-    """What kopf runs to be asked by the API server.
+    """Return the server that kopf runs for requests of the API server.
 
     A certificate that is missing or wrong, or a port that is taken, is tried again: planning goes on meanwhile, and
     pods are created as they are. Renewed certificates are taken up in seconds.

@@ -62,7 +62,7 @@ class World:
             on.set_result(channel)
             await may.wait()
 
-        task = asyncio.create_task(self.pool._ask(ADDRESS, call))
+        task = asyncio.create_task(self.pool._request(ADDRESS, call))
         self.calls.append((task, may, await on))
 
     async def end(self, index: int) -> None:

@@ -26,14 +26,14 @@ class Agents:
             await self.may.wait()
             return address
 
-        return await self.pool._ask(address, call)
+        return await self.pool._request(address, call)
 
     async def fail(self, address: str) -> None:
         async def call(_: object) -> str:
             raise AgentUnavailable("DEADLINE_EXCEEDED: no answer")
 
         with pytest.raises(AgentUnavailable):
-            await self.pool._ask(address, call)
+            await self.pool._request(address, call)
 
 
 async def until_still() -> None:

@@ -12,6 +12,8 @@ from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.node_actions import Release
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.reporting.events import condition_events
 
 FASTEST_US = 1_000_000
 
@@ -37,7 +39,7 @@ def points(job: Any) -> set[int]:
 
 
 def said(job: Any) -> tuple[bool | None, Reason, str]:
-    found = next(c for c in status.conditions(job.state, job.decide()) if c.type is ConditionType.BOUND_KEPT)
+    found = next(c for c in conditions_of(job.state, job.decide()) if c.type is ConditionType.BOUND_KEPT)
     return found.status, found.reason, found.message
 
 
@@ -50,7 +52,7 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
     at = train(job, at, 1, 1.06)
     assert points(job) == {0}
     assert said(job)[:2] == (False, Reason.BOUND_EXCEEDED)
-    assert "took 1.166 s where MaxSlowdown allows 1.1 s: held at T_min" in said(job)[2]
+    assert "took 1.166 s; MaxSlowdown allows 1.1 s. The job runs at the fastest plan" in said(job)[2]
     at = train(job, at + 1, 10, 1.06)
     assert points(job) == {0}, "1.06 s is within the bound"
     train(job, at, CONFIRM + 1, 1.2)
@@ -155,16 +157,16 @@ def test_an_edited_objective_starts_with_a_new_guard(make_job: Any) -> None:
 
 def test_it_comes_and_goes_as_events(make_job: Any) -> None:
     job = settled(make_job)
-    kept = status.conditions(job.state, job.decide())
+    kept = conditions_of(job.state, job.decide())
     stored = status.document(kept, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
     train(job, 1, CONFIRM, 1.06)
-    broken = status.conditions(job.state, job.decide())
-    (went,) = [e for e in status.events(stored, broken) if e.reason is Reason.BOUND_EXCEEDED]
+    broken = conditions_of(job.state, job.decide())
+    (went,) = [e for e in condition_events(stored, broken) if e.reason is Reason.BOUND_EXCEEDED]
     assert went.kind == "Warning"
     stored = status.document(broken, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
-    (came,) = [e for e in status.events(stored, kept) if e.reason is Reason.PLAN_RETRIED]
+    (came,) = [e for e in condition_events(stored, kept) if e.reason is Reason.PLAN_RETRIED]
     assert came.kind == "Normal"
-    assert Reason.BOUND_KEPT not in {e.reason for e in status.events({}, kept)}
+    assert Reason.BOUND_KEPT not in {e.reason for e in condition_events({}, kept)}
 
 
 # ------------------------------------------------------------------------------------------------------- restarts

@@ -21,7 +21,8 @@ from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.planning.objective import Target, target_of
 from perseus_operator.planning.planner import Calibrate, Solve, inputs_digest
 from perseus_operator.planning.state import JobState
-from perseus_operator.reporting.status import conditions, figures
+from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.reporting.status import figures
 from perseus_operator.solving import calibration, frontier
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
@@ -281,7 +282,7 @@ async def test_a_model_that_does_not_explain_the_run_is_said_and_not_used(
         one = truth.iteration(k + 1, point=0)
         learner.record(replace(one, time_us=round(one.time_us * shakes[k])), plain)
     await learner.calibrate(INPUTS, PROFILE)
-    said = {c.type: c for c in conditions(job.state, job.decide())}[ConditionType.MODEL_EXPLAINS]
+    said = {c.type: c for c in conditions_of(job.state, job.decide())}[ConditionType.MODEL_EXPLAINS]
     assert (said.status, said.reason) == (False, Reason.MODEL_DOES_NOT_EXPLAIN)
     assert "nine of ten iterations lie within" in said.message
     assert job.state.calibration.digest_in_use == ""

@@ -20,7 +20,7 @@ from perseus_operator.api.job import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
 from perseus_operator.objects import ConfigMap, Json
 from perseus_operator.plugin import cli
-from perseus_operator.plugin.job import gather
+from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.plot import LEAST_WIDTH, Mark, draw
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
@@ -52,7 +52,7 @@ def kept() -> ConfigMap:
 
 
 class Stored:
-    """A cluster of one job; the plugin's door to it."""
+    """A cluster of one job; as the plugin reads it."""
 
     namespace = "team"
 
@@ -98,7 +98,7 @@ class Stored:
 @pytest.fixture
 def stored(kept: ConfigMap, monkeypatch: pytest.MonkeyPatch) -> Stored:
     found = Stored(kept)
-    monkeypatch.setattr(cli, "Cluster", lambda *_: found)
+    monkeypatch.setattr(cli, "KubeReader", lambda *_: found)
     monkeypatch.setenv("COLUMNS", "80")
     return found
 
@@ -112,11 +112,11 @@ def command(*arguments: str) -> tuple[int, str, str]:
 
 
 def test_the_frontier_is_that_of_the_whole_job_against_every_clock_at_maximum(stored: Stored) -> None:
-    facts = gather(stored, "team", "gpt3")
-    document = frontier_document(facts)
+    job = load_job(stored, "team", "gpt3")
+    document = frontier_document(job)
     points, highest = document["points"], document["allAtMaximum"]
-    assert len(points) == len(facts.frontier)
-    for point, solved in zip(points, facts.frontier, strict=True):
+    assert len(points) == len(job.frontier)
+    for point, solved in zip(points, job.frontier, strict=True):
         assert point["energyMillijoules"] == round(1000 * PIPELINES * TENSOR * solved.energy_j)
         assert point["powerWatts"] == round(PIPELINES * TENSOR * solved.energy_j / solved.iteration_time_s)
         assert float(point["saved"].rstrip("%")) == pytest.approx(
@@ -128,21 +128,21 @@ def test_the_frontier_is_that_of_the_whole_job_against_every_clock_at_maximum(st
 
 
 def test_a_plan_names_every_instruction_and_counts_its_changes(stored: Stored) -> None:
-    document = plan_document(gather(stored, "team", "gpt3"), None)
+    document = plan_document(load_job(stored, "team", "gpt3"), None)
     assert (document["point"], document["inForce"]) == (1, True)
     for stage in document["stages"]:
         kinds = [(i["kind"], i["microbatch"]) for i in stage["instructions"]]
         assert sorted(kinds) == [(kind, m) for kind in ("backward", "forward") for m in range(4)]
         assert all(0 < i["megahertz"] <= 1410 for i in stage["instructions"])
     assert sum(stage["clockChanges"] for stage in document["stages"]) == document["clockChanges"]
-    assert plan_document(gather(stored, "team", "gpt3"), 0)["inForce"] is False
+    assert plan_document(load_job(stored, "team", "gpt3"), 0)["inForce"] is False
 
 
 def test_a_straggler_is_waited_for_in_what_a_plan_is_compared_with(stored: Stored) -> None:
-    alone = explanation(gather(stored, "team", "gpt3"))
+    alone = explanation(load_job(stored, "team", "gpt3"))
     slow = {"dataParallelRank": 1, "slowdown": "20.00%", "source": "Declared", "point": 0}
     stored.body["status"]["stragglers"] = [slow]
-    with_it = explanation(gather(stored, "team", "gpt3"))
+    with_it = explanation(load_job(stored, "team", "gpt3"))
     before, after = (d["figures"]["all at maximum clocks"] for d in (alone, with_it))
     assert after["iterationTimeMicroseconds"] == pytest.approx(1.2 * before["iterationTimeMicroseconds"], abs=1)
     # Two pipelines wait for a fifth of an iteration, each stage of each tensor rank at blocking power.
@@ -152,7 +152,7 @@ def test_a_straggler_is_waited_for_in_what_a_plan_is_compared_with(stored: Store
     assert "pipeline 1 is 20.00% slower (declared)" in said["straggler"]
     assert "have until then" in said["straggler"]
     slow["slowdown"] = "900.00%"
-    assert "slower saves nothing" in str(explanation(gather(stored, "team", "gpt3"))["why"])
+    assert "slower saves nothing" in str(explanation(load_job(stored, "team", "gpt3"))["why"])
 
 
 @pytest.mark.parametrize(
@@ -168,19 +168,19 @@ def test_a_straggler_is_waited_for_in_what_a_plan_is_compared_with(stored: Store
         ),
     ],
 )
-def test_every_objective_is_put_into_words(stored: Stored, objective: Json, said: str) -> None:
+def test_every_objective_is_described(stored: Stored, objective: Json, said: str) -> None:
     stored.body["spec"] = {**SPEC, "objective": objective}
-    document = explanation(gather(stored, "team", "gpt3"))
+    document = explanation(load_job(stored, "team", "gpt3"))
     assert said in document["why"][0]["says"]
     assert document["why"][0]["what"] == "objective"
 
 
 def test_measured_is_measured_and_predicted_is_predicted(stored: Stored) -> None:
-    saves = explanation(gather(stored, "team", "gpt3"))["saves"]
+    saves = explanation(load_job(stored, "team", "gpt3"))["saves"]
     assert saves["measured"] == {"energy": "30.00%", "slowdown": "1.67%", "against": "measured at default clocks"}
     assert saves["predicted"]["against"] == "all at maximum clocks"
     del stored.body["status"]["savings"]
-    assert "measured" not in explanation(gather(stored, "team", "gpt3"))["saves"]
+    assert "measured" not in explanation(load_job(stored, "team", "gpt3"))["saves"]
 
 
 # ------------------------------------------------------------------------------------------------ what is missing
@@ -191,12 +191,12 @@ def test_without_the_profile_all_but_names_and_comparison_is_shown(stored: Store
         stored.maps.pop("profile", None)
         if other is not None:
             stored.maps["profile"] = other
-        facts = gather(stored, "team", "gpt3")
-        assert "saved" not in frontier_document(facts)["points"][0]
-        assert "Note: the profile" in frontier_text(frontier_document(facts), Terminal(), everything=False)
-        assert "predicted" not in explanation(facts)["saves"]
+        job = load_job(stored, "team", "gpt3")
+        assert "saved" not in frontier_document(job)["points"][0]
+        assert "Note: the profile" in frontier_text(frontier_document(job), Terminal(), everything=False)
+        assert "predicted" not in explanation(job)["saves"]
         with pytest.raises(CannotAnswer, match="instructions cannot be named: the profile"):
-            plan_document(facts, 1)
+            plan_document(job, 1)
 
 
 def test_every_gap_is_one_line_with_its_reason(stored: Stored) -> None:
@@ -205,9 +205,12 @@ def test_every_gap_is_one_line_with_its_reason(stored: Stored) -> None:
         (("frontier", "nope"), "there is no PerseusJob nope in namespace team"),
         (("frontier", "gpt3", "-n", "other"), "there is no PerseusJob gpt3 in namespace other"),
         (("plan", "gpt3", "--point", "99"), "--point: the frontier has points 0 to"),
-        (("straggler", "set", "gpt3", "--pipeline", "3", "--slowdown", "2"), "the job has pipelines 0 to 2, not 3"),
+        (
+            ("straggler", "set", "gpt3", "--pipeline", "3", "--slowdown", "2"),
+            "data-parallel ranks 0 to 2, not 3",
+        ),
     ):
-        assert command(*arguments)[0] == cli.NO
+        assert command(*arguments)[0] == cli.REFUSED
         assert said in command(*arguments)[2]
         assert command(*arguments)[2].count("\n") == 1
     status["conditions"] = [
@@ -220,24 +223,24 @@ def test_every_gap_is_one_line_with_its_reason(stored: Stored) -> None:
     stored.maps["gpt3-frontier"] = ConfigMap("gpt3-frontier", {"digest": "other"}, {})
     assert "it is being replaced, try again" in command("frontier", "gpt3")[2]
     del stored.maps["gpt3-frontier"]
-    assert "ConfigMap gpt3-frontier, which keeps the frontier, does not exist" in command("frontier", "gpt3")[2]
+    assert "ConfigMap gpt3-frontier, which stores the frontier, does not exist" in command("frontier", "gpt3")[2]
     del status["frontier"]
     wrong = {"type": "ProfileReady", "status": "False", "reason": "KeyNotFound", "message": "no key p.csv"}
     status["conditions"] = [{"type": "Accepted", "status": "True"}, wrong]
     assert "gpt3 has no frontier yet: KeyNotFound: no key p.csv" in command("explain", "gpt3")[2]
     stored.body.pop("status")
-    assert "no operator has looked at it yet" in command("explain", "gpt3")[2]
+    assert "no operator has reported on it yet" in command("explain", "gpt3")[2]
 
 
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
         (KubeUnavailable("the API server cannot be reached: refused"), cli.UNREACHABLE, "cannot be reached"),
-        (KubeForbidden('User "eve" cannot get'), cli.NO, 'you may not: User "eve" cannot get'),
-        (KubeNotFound("the server could not find the requested resource"), cli.NO, "is the chart installed?"),
+        (KubeForbidden('User "eve" cannot get'), cli.REFUSED, 'access denied: User "eve" cannot get'),
+        (KubeNotFound("the server could not find the requested resource"), cli.REFUSED, "is the chart installed?"),
     ],
 )
-def test_what_the_cluster_says_becomes_an_exit_code(
+def test_an_error_of_the_api_server_becomes_an_exit_code(
     stored: Stored, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
 ) -> None:
     def refuse(*_: str) -> Any:
@@ -278,12 +281,12 @@ def annotation(stored: Stored) -> str:
     return str(stored.body["metadata"].get("annotations", {}).get(keys.ANNOTATION_STRAGGLER, ""))
 
 
-def test_stragglers_are_told_and_taken_back(stored: Stored) -> None:
-    tell = ("straggler", "set", "gpt3", "--slowdown", "1.2")
-    assert command(*tell, "--pipeline", "1")[1] == "pipeline 1 of team/gpt3 is 1.2 times slower\n"
-    assert command(*tell, "--gpu", "GPU-ab", "--delay", "30s")[1].endswith("is 1.2 times slower in 30 s\n")
+def test_stragglers_are_declared_and_cleared(stored: Stored) -> None:
+    declare = ("straggler", "set", "gpt3", "--slowdown", "1.2")
+    assert command(*declare, "--pipeline", "1")[1] == "pipeline 1 of team/gpt3 takes 1.2 times as long\n"
+    assert command(*declare, "--gpu", "GPU-ab", "--delay", "30s")[1].endswith("takes 1.2 times as long in 30 s\n")
     assert annotation(stored) == "1:0:1.2,GPU-ab:30:1.2"
-    command(*tell, "--pipeline", "2", "--delay", "10it")
+    command(*declare, "--pipeline", "2", "--delay", "10it")
     assert annotation(stored).endswith(",2:6.1:1.2"), "ten iterations as they are measured"
     assert "back to normal" in command("straggler", "clear", "gpt3", "--pipeline", "1")[1]
     assert "was not declared slow" in command("straggler", "clear", "gpt3", "--pipeline", "1")[1]
@@ -296,14 +299,14 @@ def test_a_delay_in_iterations_needs_to_know_what_one_takes(stored: Stored) -> N
     for name in ("measured", "predicted", "baseline"):
         del stored.body["status"][name]
     code, _, err = command("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2", "--delay", "5it")
-    assert (code, annotation(stored)) == (cli.NO, "")
+    assert (code, annotation(stored)) == (cli.REFUSED, "")
     assert "give seconds, such as 30s" in err
 
 
-def test_an_annotation_that_nobody_can_read_is_not_edited_but_can_be_cleared(stored: Stored) -> None:
+def test_an_invalid_annotation_is_not_edited_but_can_be_cleared(stored: Stored) -> None:
     stored.body["metadata"]["annotations"] = {keys.ANNOTATION_STRAGGLER: "soon"}
     code, _, err = command("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2")
-    assert (code, annotation(stored)) == (cli.NO, "soon")
+    assert (code, annotation(stored)) == (cli.REFUSED, "soon")
     assert "not 'soon'" in err
     assert command("straggler", "clear", "gpt3")[0] == 0
     assert annotation(stored) == ""
@@ -314,10 +317,10 @@ def test_a_job_that_ignores_stragglers_says_so(stored: Stored) -> None:
     assert "the operator ignores it" in command("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2")[1]
 
 
-def test_two_who_edit_at_once_lose_nothing(monkeypatch: pytest.MonkeyPatch, stored: Stored) -> None:
-    from perseus_operator.plugin.kube_client import Cluster
+def test_concurrent_edits_are_not_lost(monkeypatch: pytest.MonkeyPatch, stored: Stored) -> None:
+    from perseus_operator.plugin.kube_client import KubeReader
 
-    cluster = object.__new__(Cluster)
+    cluster = object.__new__(KubeReader)
     writes: list[Json] = []
 
     def patch(namespace: str, name: str, body: Json) -> None:
@@ -337,7 +340,7 @@ def test_two_who_edit_at_once_lose_nothing(monkeypatch: pytest.MonkeyPatch, stor
 # --------------------------------------------------------------------------------------------------- how it looks
 
 
-def test_the_three_formats_say_the_same(stored: Stored) -> None:
+def test_the_three_formats_hold_the_same_figures(stored: Stored) -> None:
     for name in ("frontier", "plan", "explain"):
         as_json = json.loads(command(name, "gpt3", "-o", "json")[1])
         assert yaml.safe_load(command(name, "gpt3", "-o", "yaml")[1]) == as_json
@@ -346,27 +349,27 @@ def test_the_three_formats_say_the_same(stored: Stored) -> None:
 
 
 def test_nothing_but_text_goes_into_a_pipe_and_no_line_is_wider_than_the_terminal(stored: Stored) -> None:
-    facts = gather(stored, "team", "gpt3")
+    job = load_job(stored, "team", "gpt3")
     for width in (60, 80, 200):
         for colour in (False, True):
             terminal = Terminal(width, colour=colour, fancy=False)
             for text in (
-                plan_text(plan_document(facts, None), terminal, everything=False),
-                explanation_text(explanation(facts), terminal),
+                plan_text(plan_document(job, None), terminal, everything=False),
+                explanation_text(explanation(job), terminal),
             ):
                 plain = text.replace("\x1b[1m", "").replace("\x1b[0m", "")
                 assert (plain == text) is not colour
                 assert max(map(len, plain.splitlines())) <= max(width, 76)
                 plain.encode("ascii")
-    document = frontier_document(facts)
+    document = frontier_document(job)
     assert "\x1b" not in frontier_text(document, Terminal(80, colour=False), everything=False)
     assert "\x1b[32m*" in frontier_text(document, Terminal(80, colour=True), everything=False)
     frontier_text(document, Terminal(80, fancy=False), everything=True).encode("ascii")
 
 
 def test_a_long_frontier_is_thinned_but_never_its_ends_or_the_plan_in_force(stored: Stored) -> None:
-    facts = gather(stored, "team", "gpt3")
-    document = frontier_document(facts)
+    job = load_job(stored, "team", "gpt3")
+    document = frontier_document(job)
     count = len(document["points"])
     document["pointInForce"] = 7
     for everything in (False, True):
@@ -411,7 +414,11 @@ def test_it_starts_without_what_only_the_operator_needs() -> None:
 
 
 def test_it_reads_a_config_map_without_the_models_of_every_kind(tmp_path: Path) -> None:
-    kept = {"metadata": {"uid": "u"}, "data": {"digest": "d"}, "binaryData": {"frontier": "AAE="}}
+    kept = {
+        "metadata": {"name": "gpt3-frontier", "uid": "u"},
+        "data": {"digest": "d"},
+        "binaryData": {"frontier": "AAE="},
+    }
 
     class Api(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -429,8 +436,8 @@ def test_it_reads_a_config_map_without_the_models_of_every_kind(tmp_path: Path) 
     code = """
 import sys
 from perseus_operator.errors import KubeNotFound
-from perseus_operator.plugin.kube_client import Cluster
-cluster = Cluster(sys.argv[1], None)
+from perseus_operator.plugin.kube_client import KubeReader
+cluster = KubeReader(sys.argv[1], None)
 print(cluster.config_map("team", "gpt3-frontier"))
 try:
     cluster.config_map("team", "another")

@@ -87,16 +87,16 @@ def test_what_was_done_by_hand_stays() -> None:
 @pytest.mark.parametrize(
     ("container", "volumes", "warning"),
     [
-        ({"env": [{"name": keys.ENV_SOCKET, "value": "/elsewhere"}]}, [], "PERSEUS_SOCKET is set to something else"),
+        ({"env": [{"name": keys.ENV_SOCKET, "value": "/elsewhere"}]}, [], "PERSEUS_SOCKET is set to something other"),
         (
             {"env": [{"name": keys.ENV_SOCKET, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]},
             [],
-            "PERSEUS_SOCKET is set to something else",
+            "PERSEUS_SOCKET is set to something other",
         ),
         (
             {"volumeMounts": [{"name": "v", "mountPath": DIRECTORY}]},
             [{"name": "v", "emptyDir": {}}],
-            "mounts something else at",
+            "mounts another volume at",
         ),
         (
             {"volumeMounts": [{"name": "v", "mountPath": "/run"}]},
@@ -106,7 +106,7 @@ def test_what_was_done_by_hand_stays() -> None:
         (
             {"volumeMounts": [{"name": "mine", "mountPath": DIRECTORY, "subPath": "a"}]},
             [BY_HAND],
-            "mounts something else at",
+            "mounts another volume at",
         ),
     ],
 )

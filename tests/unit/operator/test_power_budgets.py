@@ -21,6 +21,7 @@ from perseus_operator.planning.power_allocation import Share, power_w, replicas_
 from perseus_operator.planning.power_budget import BudgetDecision, decide_shares, member_of, selects, within_budget
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.metrics import Metrics
 
 GRACE_S = 30.0
@@ -107,7 +108,7 @@ def site(make_job: Any) -> Site:
 
 
 def condition(job: Any, kind: ConditionType) -> tuple[bool | None, Reason, str]:
-    found = next(c for c in status.conditions(job.state, job.decide()) if c.type is kind)
+    found = next(c for c in conditions_of(job.state, job.decide()) if c.type is kind)
     return found.status, found.reason, found.message
 
 

@@ -14,6 +14,7 @@ from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX, Mean, Reading, StageReading, Sweep
 from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
 
 ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
 CLOCKS = tuple(range(600, 1001, 100))
@@ -60,7 +61,7 @@ def measure(job: Any, energy_mj: float) -> None:
 
 
 def said(job: Any, made: Decision, kind: ConditionType = ConditionType.PROFILE_READY) -> Condition:
-    return next(c for c in status.conditions(job.state, made) if c.type is kind)
+    return next(c for c in conditions_of(job.state, made) if c.type is kind)
 
 
 def test_a_sweep_from_the_first_clock_to_the_profile(make_job: Any) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason, merge_conditions
-from perseus_operator.formatting import seconds
+from perseus_operator.formatting import percent, seconds
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.reporting.events import baseline_event, condition_events, plan_event
 
 
 def said(job: Any) -> dict[str, Condition]:
-    return {condition.type.value: condition for condition in status.conditions(job.state, job.decide())}
+    return {condition.type.value: condition for condition in conditions_of(job.state, job.decide())}
 
 
 def test_ready_is_the_first_thing_that_is_missing(job: Any) -> None:
@@ -25,7 +27,7 @@ def test_ready_is_the_first_thing_that_is_missing(job: Any) -> None:
     job.solve()
     assert said(job)["Ready"].reason is Reason.NO_PODS
     job.run()
-    assert said(job)["Ready"] == Condition(ConditionType.READY, True, Reason.READY, "Everything asked for is in force.")
+    assert said(job)["Ready"] == Condition(ConditionType.READY, True, Reason.READY, "The plan is in force.")
     job.state.spec_fault = Explanation(Reason.SPEC_INVALID, "spec.points: must be ...")
     ready = said(job)["Ready"]
     assert ready.reason is Reason.SPEC_INVALID
@@ -66,21 +68,21 @@ def test_transition_time_moves_with_the_status_only() -> None:
 
 def test_an_event_is_said_once(job: Any) -> None:
     made = job.run()
-    now = status.conditions(job.state, made)
+    now = conditions_of(job.state, made)
     stored = status.document(now, status.figures(job.state, made), {}, generation=1, wall_s=0.0)
-    assert {event.reason for event in status.events({}, now)} >= {Reason.PROFILE_READ, Reason.SOLVED, Reason.LEASED}
-    assert status.events(stored, now) == []
+    assert {event.reason for event in condition_events({}, now)} >= {Reason.PROFILE_READ, Reason.SOLVED, Reason.LEASED}
+    assert condition_events(stored, now) == []
 
 
 def test_stragglers_come_and_go_as_events(job: Any) -> None:
     none = [Condition(ConditionType.STRAGGLER_DETECTED, False, Reason.NO_STRAGGLER, "none")]
     some = [Condition(ConditionType.STRAGGLER_DETECTED, True, Reason.STRAGGLER_DETECTED, "1")]
     stored = {"conditions": merge_conditions([], none, generation=1, now_rfc3339="t")}
-    assert status.events({}, none) == []
-    (came,) = status.events(stored, some)
+    assert condition_events({}, none) == []
+    (came,) = condition_events(stored, some)
     assert (came.reason, came.kind) == (Reason.STRAGGLER_DETECTED, "Warning")
     stored = {"conditions": merge_conditions([], some, generation=1, now_rfc3339="t")}
-    (went,) = status.events(stored, none)
+    (went,) = condition_events(stored, none)
     assert (went.reason, went.kind) == (Reason.STRAGGLER_RECOVERED, "Normal")
 
 
@@ -111,13 +113,13 @@ def test_predicted_figures_count_the_waiting_of_the_early(job: Any) -> None:
 def test_percentages_fit_the_schema(ratio: float) -> None:
     import re
 
-    assert re.fullmatch(r"-?[0-9]{1,3}(\.[0-9]{1,4})?%", status.percent(ratio))
+    assert re.fullmatch(r"-?[0-9]{1,3}(\.[0-9]{1,4})?%", percent(ratio))
 
 
 def test_people_read_seconds_and_joules(job: Any) -> None:
     made = job.run()
-    assert status.plan_event(job.state, made).message == "point 0 (1 s) on 2 pipelines, from iteration 1."
-    said_of_baseline = status.baseline_event(Measured(1_687_043, 5_057_312, 3)).message
+    assert plan_event(job.state, made).message == "point 0 (1 s) on 2 pipelines, from iteration 1."
+    said_of_baseline = baseline_event(Measured(1_687_043, 5_057_312, 3)).message
     assert said_of_baseline == "At default clocks an iteration takes 1.687 s and 5057 J (median of 3)."
     frontier = said(job)["FrontierReady"].message
     assert frontier.startswith(

@@ -10,8 +10,10 @@ import pytest
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.reporting.events import plan_event
 from perseus_operator.reporting.metrics import Metrics
-from perseus_operator.reporting.straggler_cause import Cause, cause
+from perseus_operator.reporting.straggler_cause import Cause, cause_of
 
 SLOW = (1.0, 1.2)
 
@@ -40,7 +42,7 @@ def slow_job(make_job: Any, planned_times: Paces | None = None, **changes: Any) 
 
 
 def said(job: Any) -> str:
-    found = status.conditions(job.state, job.decide())
+    found = conditions_of(job.state, job.decide())
     return next(c.message for c in found if c.type is ConditionType.STRAGGLER_DETECTED)
 
 
@@ -62,7 +64,7 @@ def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expecte
     job = slow_job(make_job)
     for kind in kinds:
         job.nodes[1].gpu_events["GPU-1-1", kind] = "says the GPU"
-    assert cause(job.state, 1) is expected
+    assert cause_of(job.state, 1) is expected
     assert f"Cause: {expected.value.lower()}." in said(job)
     (shown,) = status.figures(job.state, job.decide()).stragglers
     assert shown.cause == expected.value
@@ -71,7 +73,7 @@ def test_a_gpu_of_the_pipeline_says_why(make_job: Any, kinds: list[str], expecte
 def test_a_gpu_of_another_pipeline_says_nothing_of_this_one(make_job: Any) -> None:
     job = slow_job(make_job)
     job.nodes[0].gpu_events["GPU-0-1", "THERMAL_SLOWDOWN"] = "hot"
-    assert cause(job.state, 1) is Cause.UNKNOWN
+    assert cause_of(job.state, 1) is Cause.UNKNOWN
     assert "timing alone" in said(job)
 
 
@@ -79,16 +81,16 @@ def test_a_power_limit_that_all_are_at_explains_nothing(make_job: Any) -> None:
     job = slow_job(make_job)
     job.nodes[1].gpu_events["GPU-1-1", "POWER_CAP"] = "capped"
     job.nodes[0].gpu_events["GPU-0-1", "POWER_CAP"] = "capped"
-    assert cause(job.state, 1) is Cause.UNKNOWN
+    assert cause_of(job.state, 1) is Cause.UNKNOWN
     job.nodes[0].gpu_events.clear()
     job.nodes[0].gpu_events["GPU-0-0", "POWER_CAP"] = "another stage"
-    assert cause(job.state, 1) is Cause.POWER
+    assert cause_of(job.state, 1) is Cause.POWER
 
 
 def test_slow_though_no_stage_computes_slowly_is_communication(make_job: Any) -> None:
-    assert cause(slow_job(make_job, Paces(1.0)).state, 1) is Cause.COMMUNICATION
-    assert cause(slow_job(make_job, Paces(1.2)).state, 1) is Cause.UNKNOWN, "a stage is slow, and nobody says why"
-    assert cause(slow_job(make_job, None).state, 1) is Cause.UNKNOWN, "whether a stage is slow is not known"
+    assert cause_of(slow_job(make_job, Paces(1.0)).state, 1) is Cause.COMMUNICATION
+    assert cause_of(slow_job(make_job, Paces(1.2)).state, 1) is Cause.UNKNOWN, "a stage is slow, and nobody says why"
+    assert cause_of(slow_job(make_job, None).state, 1) is Cause.UNKNOWN, "whether a stage is slow is not known"
 
 
 # ---------------------------------------------------------------------------------------------------- thresholds
@@ -130,11 +132,11 @@ def test_a_planned_slowdown_is_announced_by_event_and_metric(make_job: Any) -> N
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
     made = job.run()
     assert status.planned_slowdown(job.state, made) == pytest.approx(1.1)
-    assert "up to 10.00% slower than T_min on purpose" in status.plan_event(job.state, made).message
+    assert "up to 10.00% slower than T_min on purpose" in plan_event(job.state, made).message
     metrics = Metrics()
     figures = status.figures(job.state, made)
     metrics.set_job(job.state.ref, figures, measured=None, planned_slowdown=1.1, stragglers=0, ready=True)
     assert b'perseus_job_planned_slowdown_ratio{job_name="job",job_namespace="ns"} 1.1' in metrics.exposition()
     fast = make_job()
     made = fast.run()
-    assert "on purpose" not in status.plan_event(fast.state, made).message, "nothing to announce"
+    assert "on purpose" not in plan_event(fast.state, made).message, "nothing to announce"

@@ -1,4 +1,4 @@
-"""The page's JSON: all jobs, one job with its frontier, and one plan as a timetable. Pure.
+"""The page's JSON: all jobs, one job with its frontier, and one plan as a timetable.
 
 Energy is of the whole job: all pipelines and tensor ranks. Times are of one iteration.
 """
@@ -8,22 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import dump
 from perseus_operator.controller.view import JobView
+from perseus_operator.objects import Json
+from perseus_operator.planning.power_allocation import replicas_of
 from perseus_operator.solving.request import SolveRequest, problem_of
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.kinds import Kind
 from perseus_solver.model.simulator import Simulator
 
-Json = dict[str, Any]
-
 MAX_DRAWN: Final = 6_000
-"""Instructions of a plan that are drawn: a browser gets slow, and a screen has no more columns."""
+"""Instructions of the largest plan that is drawn: more would slow the browser and exceed the columns of a screen."""
 
 
 class NotThere(Exception):
@@ -31,12 +30,12 @@ class NotThere(Exception):
 
 
 def overview(views: Iterable[JobView]) -> Json:
-    """Every job in a line."""
+    """List every job in short form, by namespace and name."""
     return {"jobs": [_line(view) for view in sorted(views, key=lambda view: (view.ref.namespace, view.ref.name))]}
 
 
 def job_document(view: JobView) -> Json:
-    """One job."""
+    """Describe one job: status, and its frontier in seconds and joules if there is one."""
     status = view.status
     found: Json = {
         **_line(view),
@@ -55,7 +54,10 @@ def job_document(view: JobView) -> Json:
 
 
 def plan_document(view: JobView, point: int) -> Json:
-    """The timetable of one plan: for each stage its instructions as [kind, microbatch, chunk, start s, time s, MHz, W].
+    """Describe one plan as a timetable.
+
+    Returns:
+        For each stage its instructions as [kind, microbatch, chunk, start s, time s, MHz, W].
 
     Raises:
         NotThere: the job has no frontier yet, no such point, or too many instructions to draw.
@@ -104,25 +106,21 @@ def _line(view: JobView) -> Json:
 def _frontier(view: JobView) -> Json:
     assert view.solved is not None
     assert view.spec is not None
-    frontier, copies = view.solved.frontier, _copies(view.spec)
+    frontier, replicas = view.solved.frontier, replicas_of(view.spec)
     simulator = _simulator(view.solved.request)
     default = simulator.run(all_maximum(simulator.problem))
     return {
         "digest": view.solved.view.digest,
         "seconds": frontier.time_s.tolist(),
-        "joules": (copies * frontier.energy_j).tolist(),
+        "joules": (replicas * frontier.energy_j).tolist(),
         "gaps": np.maximum(frontier.gap, 0.0).tolist(),
         "leastEnergyPoint": int(frontier.least_energy),
-        "gpus": copies * frontier.stages,
-        "highestClocks": {"seconds": float(default.iteration_time_s), "joules": copies * float(default.energy_j)},
+        "gpus": replicas * frontier.stages,
+        "highestClocks": {"seconds": float(default.iteration_time_s), "joules": replicas * float(default.energy_j)},
     }
-
-
-def _copies(spec: JobSpec) -> int:
-    return spec.pipeline.data_parallel * spec.pipeline.tensor_parallel
 
 
 @lru_cache(maxsize=4)
 def _simulator(request: SolveRequest) -> Simulator:
-    """Building one takes longer than running it, and the slider asks for many plans of one job."""
+    """Build a simulator: that takes longer than running it, and the slider requests many plans of one job."""
     return Simulator(problem_of(request))

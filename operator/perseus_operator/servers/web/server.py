@@ -1,8 +1,8 @@
 """Serves the page: files of ``static`` and three JSON documents, GET and HEAD only, in threads of its own.
 
-There is no login. The default address is the pod's loopback, which ``kubectl port-forward`` reaches, so Kubernetes
-decides who may look; on loopback the Host header must be a local name, or another site's script could read the page
-through a name that it points at 127.0.0.1.
+There is no login. The default address is the pod's loopback, which ``kubectl port-forward`` reaches, so access needs
+the rights of that command. On loopback the Host header must be a local name: otherwise another site's script could read
+the page through a name that resolves to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -80,29 +80,29 @@ class WebServer(HttpServer):
 
             def _answer(self) -> Answer:
                 if loopback and re.sub(r":[0-9]+$", "", self.headers.get("Host", "")) not in _LOCAL:
-                    return _refusal(HTTPStatus.MISDIRECTED_REQUEST, "reach this page by a local name")
+                    return _refusal(HTTPStatus.MISDIRECTED_REQUEST, "served on loopback: use the host name localhost")
                 if not turns.acquire(timeout=_PATIENCE_S):
-                    return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once")
+                    return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"more than {_AT_ONCE} requests at once; try again")
                 try:
                     return pages.answer(self.path.partition("?")[0])
                 except NotThere as error:
                     return _refusal(HTTPStatus.NOT_FOUND, str(error))
                 except TimeoutError:
-                    return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the operator is busy")
+                    return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the operator is busy; try again")
                 except Exception:  # a page that cannot be drawn must not end the thread without an answer
                     logger.exception("%s could not be answered", self.path)
-                    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "see the operator's log")
+                    return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected error: see the operator's log")
                 finally:
                     turns.release()
 
             def log_message(self, *_: Any) -> None:
-                """Looking is not news."""
+                """Requests are not logged."""
 
         super().__init__(address, Handler, "web")
 
 
 class _Pages:
-    """From a path to an answer."""
+    """Finds the answer to a path."""
 
     def __init__(self, views: Callable[[], Sequence[JobView]]) -> None:
         self._views = views
@@ -110,7 +110,7 @@ class _Pages:
         self._files = {path: (kind, (static / name).read_bytes()) for path, (name, kind) in _FILES.items()}
 
     def answer(self, path: str) -> Answer:
-        """Raises NotThere."""
+        """Return the answer to a path; raises NotThere."""
         if path in self._files:
             return HTTPStatus.OK, *self._files[path]
         if path == "/api/jobs":
@@ -129,8 +129,8 @@ class _Pages:
         raise NotThere(f"this operator serves no PerseusJob {namespace}/{name}")
 
 
-def _refusal(status: HTTPStatus, why: str) -> Answer:
-    return _json(status, {"error": why})
+def _refusal(status: HTTPStatus, reason: str) -> Answer:
+    return _json(status, {"error": reason})
 
 
 def _json(status: HTTPStatus, document: dict[str, Any]) -> Answer:

@@ -6,7 +6,7 @@ const REFRESH_MS = 3000;
 const byId = (id) => document.getElementById(id);
 const plans = new Map(); // of the frontier shown; the slider asks for the same ones again and again
 let shown = null; // the job document on the page
-let asked = 0; // answers that come late are dropped
+let requests = 0; // only the answer to the latest request is shown
 
 function address() {
   const [namespace, name, point] = decodeURIComponent(location.hash.slice(1)).split("/");
@@ -62,16 +62,16 @@ function showState(job) {
   tile(tiles, "ready", job.ready === "True" ? "yes" : job.reason || "unknown", job.ready === "False");
   tile(tiles, "objective", job.objective || "–");
   tile(tiles, "plan in force", job.plan ? `point ${job.plan.point}` : "none");
-  tile(tiles, "slowdown by intent", job.plan?.plannedSlowdown ?? "–");
+  tile(tiles, "planned slowdown", job.plan?.plannedSlowdown ?? "–");
   tile(tiles, "energy saved, measured", job.savings?.energy ?? "not measured");
   tile(tiles, "slowdown, measured", job.savings?.slowdown ?? "not measured");
-  const said = byId("stragglers");
-  said.replaceChildren();
-  element(said, "h2", {}, "Stragglers");
-  if (job.stragglers.length === 0) element(said, "p", {}, "No pipeline is slower than the others.");
+  const stragglers = byId("stragglers");
+  stragglers.replaceChildren();
+  element(stragglers, "h2", {}, "Stragglers");
+  if (job.stragglers.length === 0) element(stragglers, "p", {}, "No pipeline is slower than the others.");
   for (const one of job.stragglers) {
-    element(said, "p", { class: "bad" }, `Pipeline ${one.dataParallelRank} is ${one.slowdown} slower`
-      + ` (${one.source.toLowerCase()}); it runs point ${one.point} itself.`);
+    element(stragglers, "p", { class: "bad" }, `Pipeline ${one.dataParallelRank} is ${one.slowdown} slower`
+      + ` (${one.source.toLowerCase()}); it runs point ${one.point}.`);
   }
   rows(document.querySelector("#conditions tbody"), job.conditions.map((c) => [
     c.type, { text: c.status, bad: c.type === "Ready" && c.status === "False" }, c.reason, c.message,
@@ -109,16 +109,16 @@ function showPoint(job, point) {
 }
 
 async function showPlan(job, point) {
-  const turn = ++asked, key = `${job.frontier.digest}/${point}`;
+  const turn = ++requests, key = `${job.frontier.digest}/${point}`;
   try {
     if (!plans.has(key)) plans.set(key, await get(`api/jobs/${job.namespace}/${job.name}/plans/${point}`));
-    if (turn !== asked) return;
+    if (turn !== requests) return;
     const plan = plans.get(key);
     const [low, high] = drawPipeline(byId("pipeline"), plan, job.frontier.seconds.at(-1));
     drawLegend(byId("legend"), low, high);
     byId("pipeline").dataset.point = String(plan.point);
   } catch (error) {
-    if (turn === asked) {
+    if (turn === requests) {
       byId("pipeline").replaceChildren();
       byId("legend").textContent = error.message;
     }
@@ -135,7 +135,7 @@ function showJob(job) {
   showState(job);
   byId("solved").hidden = !job.frontier;
   byId("waiting").hidden = Boolean(job.frontier);
-  byId("waiting").textContent = "The frontier is not computed yet; the conditions say what is waited for.";
+  byId("waiting").textContent = "There is no frontier yet. The conditions below give the reason.";
   if (!job.frontier) return;
   const wanted = address().point;
   const point = Number.isInteger(wanted) ? Math.min(Math.max(0, wanted), job.frontier.seconds.length - 1) : inForce(job);
@@ -148,10 +148,10 @@ async function refresh() {
   try {
     if (name) showJob(await get(`api/jobs/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`));
     else showJobs(await get("api/jobs"));
-    byId("trouble").hidden = true;
+    byId("error").hidden = true;
   } catch (error) {
-    byId("trouble").textContent = `What is shown may be old: ${error.message}`;
-    byId("trouble").hidden = false;
+    byId("error").textContent = `The page could not be updated: ${error.message}`;
+    byId("error").hidden = false;
   }
   byId("where").textContent = name ? `${namespace}/${name}` : "";
   byId("jobs").hidden = Boolean(name);

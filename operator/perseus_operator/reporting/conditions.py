@@ -1,0 +1,229 @@
+"""The conditions of a PerseusJob, one function for each type.
+
+Every function turns the job's state and decision into a status, a reason and a message, without side effects.
+``Ready`` summarises the others: it repeats the first one that is not as it should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perseus_operator.api.conditions import Condition, ConditionType, Reason
+from perseus_operator.api.job import JobSpec, Mode, StragglerMode
+from perseus_operator.formatting import fine_percent, percent, seconds, small_percent
+from perseus_operator.planning.bound_guard import Hold
+from perseus_operator.planning.objective import bound_us
+from perseus_operator.planning.planner import Decision, common_point, fastest_iteration_us
+from perseus_operator.planning.readiness import first_node_fault
+from perseus_operator.planning.state import JobState
+from perseus_operator.planning.workloads import absence
+from perseus_operator.reporting.recommendation import limited, recommendation
+from perseus_operator.reporting.status import in_force
+from perseus_operator.reporting.straggler_cause import cause_of, gpu_events, slowest_stage
+from perseus_proto.units import ratio_from_ppm, s_from_ms
+
+
+def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
+    """Report every aspect of a job.
+
+    Args:
+        state: what is known about the job.
+        decision: what the planner returned for this state.
+
+    Returns:
+        One condition for each type, ``Ready`` last. A job whose spec was never valid has ``Accepted`` and ``Ready``
+        alone.
+    """
+    conditions = [_accepted(state)]
+    spec = state.spec
+    if spec is not None:
+        conditions += [
+            _profile_ready(state, decision),
+            _frontier_ready(state),
+            _agents_ready(state),
+            _plan_applied(state, decision, spec),
+            _straggler_detected(state, decision, spec),
+            _model_explains(state),
+            _bound_kept(state, decision, spec),
+        ]
+    return [*conditions, _ready(conditions, spec)]
+
+
+def _accepted(state: JobState) -> Condition:
+    fault = state.spec_fault or state.declaration_fault
+    if fault is None:
+        return Condition(ConditionType.ACCEPTED, True, Reason.ACCEPTED, "The manifest is valid.")
+    previous = " The previously accepted spec stays in force." if state.spec is not None else ""
+    return Condition(ConditionType.ACCEPTED, False, fault.reason, fault.message + previous)
+
+
+def _profile_ready(state: JobState, decision: Decision) -> Condition:
+    kind = ConditionType.PROFILE_READY
+    if decision.profiling is not None:
+        return Condition(kind, False, decision.profiling.reason, decision.profiling.message)
+    if state.profile_fault is not None:
+        previous = " The previous profile stays in use." if state.profile_digest is not None else ""
+        return Condition(kind, False, state.profile_fault.reason, state.profile_fault.message + previous)
+    if state.profile_digest is None:
+        return Condition(kind, None, Reason.PROFILE_UNREADABLE, "The profile is being read.")
+    message = f"The profile is valid. {state.profiling.summary}".strip()
+    return Condition(kind, True, Reason.PROFILE_READ, message)
+
+
+def _frontier_ready(state: JobState) -> Condition:
+    kind = ConditionType.FRONTIER_READY
+    if state.schedule_fault is not None and state.frontier is None:
+        return Condition(kind, False, state.schedule_fault.reason, state.schedule_fault.message)
+    if state.solving is not None:
+        return Condition(kind, False, Reason.SOLVING, "The time-energy frontier is being computed.")
+    if state.solve_fault is not None and state.frontier is None:
+        return Condition(kind, False, state.solve_fault[1].reason, state.solve_fault[1].message)
+    if state.frontier is None:
+        return Condition(kind, None, Reason.SOLVING, "There is no profile to solve yet.")
+    view = state.frontier
+    figures = (
+        f"{len(view.times_us)} points from T_min = {seconds(view.t_min_us)} to T* = {seconds(view.t_star_us)},"
+        f" certified gap median {small_percent(ratio_from_ppm(view.median_gap_ppm))},"
+        f" at most {small_percent(ratio_from_ppm(view.maximum_gap_ppm))}"
+    )
+    if view.restored:
+        message = f"{figures}; restored from ConfigMap {state.ref.frontier_config_map}."
+        return Condition(kind, True, Reason.RESTORED, message)
+    return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {s_from_ms(view.solve_ms):.3f} s.")
+
+
+def _agents_ready(state: JobState) -> Condition:
+    kind = ConditionType.AGENTS_READY
+    if state.fenced is not None:
+        return Condition(kind, False, state.fenced.reason, state.fenced.message)
+    nodes = [node for node in state.nodes.values() if node.pods]
+    if not nodes:
+        absent = absence(state)
+        return Condition(kind, False, absent.reason, absent.message)
+    fault = first_node_fault(state)
+    if fault is not None:
+        return Condition(kind, False, fault.reason, fault.message)
+    pending = sorted(node.name for node in nodes if node.leased_pods is None)
+    if pending:
+        message = f"{len(pending)} of {len(nodes)} nodes have not granted a lease yet; the first is {pending[0]}."
+        return Condition(kind, None, Reason.AGENT_UNAVAILABLE, message)
+    locked = [f"{gpu} on {node.name}: {why}" for node in nodes for gpu, why in sorted(node.uncontrollable.items())]
+    if locked:
+        message = f"The clocks of {len(locked)} GPUs cannot be set; the first is {locked[0]}"
+        return Condition(kind, False, Reason.GPU_NOT_CONTROLLABLE, message)
+    return Condition(kind, True, Reason.LEASED, f"Leases are held on {len(nodes)} nodes.")
+
+
+def _plan_applied(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
+    kind = ConditionType.PLAN_APPLIED
+    if not decision.applied:
+        waiting = decision.waiting
+        if waiting is None:
+            return Condition(kind, False, Reason.APPLYING, "The plans are being sent to the agents.")
+        if waiting.reason is Reason.RECOMMEND_ONLY and state.frontier is not None:
+            message = f"{waiting.message} {recommendation(state, decision)}".strip()
+            return Condition(kind, False, waiting.reason, message)
+        stays = not decision.wanted and in_force(state) and waiting.reason is not Reason.SUSPENDED
+        previous = " The previous plan stays in force." if stays else ""
+        return Condition(kind, False, waiting.reason, waiting.message + previous)
+    assert state.frontier is not None
+    point = common_point(decision.wanted, decision.slowdowns)
+    message = f"Point {point} of {len(state.frontier.times_us)} for objective {spec.objective.type.value}."
+    if decision.limiting_share is not None:
+        return Condition(kind, True, Reason.LIMITED_BY_BUDGET, f"{message} {limited(state, decision, point)}")
+    if decision.note:
+        return Condition(kind, True, Reason.DEADLINE_OUT_OF_REACH, f"{message} {decision.note}.")
+    return Condition(kind, True, Reason.PLAN_IN_FORCE, message)
+
+
+def _straggler_detected(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
+    kind = ConditionType.STRAGGLER_DETECTED
+    if spec.straggler.mode is StragglerMode.OFF:
+        message = "spec.straggler.mode is Off: stragglers are ignored."
+        return Condition(kind, False, Reason.STRAGGLERS_IGNORED, message)
+    if not decision.slowdowns:
+        return Condition(kind, False, Reason.NO_STRAGGLER, "No pipeline is slower than the others.")
+    dp, slowdown = max(decision.slowdowns.items(), key=lambda item: item[1])
+    more = f", and {len(decision.slowdowns) - 1} more" if len(decision.slowdowns) > 1 else ""
+    if dp in decision.declared:
+        message = f"Pipeline {dp} is declared {percent(slowdown - 1)} slower than planned{more}."
+        return Condition(kind, True, Reason.STRAGGLER_DECLARED, message)
+    stage = slowest_stage(state, dp)
+    where = "" if stage is None else f" (its slowest stage is {stage})"
+    cause, evidence = cause_of(state, dp).value.lower(), _evidence(state, dp)
+    message = (
+        f"Pipeline {dp} is {percent(slowdown - 1)} slower than planned{where}{more}."
+        f" Cause: {cause}. Evidence: {evidence}."
+    )
+    return Condition(kind, True, Reason.STRAGGLER_DETECTED, message)
+
+
+def _evidence(state: JobState, dp: int) -> str:
+    """Return the events that the pipeline's GPUs report, four at most."""
+    events = [
+        f"{rank.gpu_uuid} on {node}: {kind.replace('_', ' ').lower()}" for rank, kind, node in gpu_events(state, dp)
+    ]
+    return "; ".join(events[:4]) or "timing alone"
+
+
+def _model_explains(state: JobState) -> Condition:
+    kind, progress = ConditionType.MODEL_EXPLAINS, state.calibration
+    if progress.fault is not None:
+        return Condition(kind, False, progress.fault.reason, progress.fault.message)
+    quality = progress.quality
+    if quality is None:
+        message = f"The model is not calibrated yet: {progress.recorded} iterations are recorded."
+        return Condition(kind, None, Reason.CALIBRATING, message)
+    if not quality.explains:
+        in_use = (
+            "The previous calibration stays in use."
+            if progress.digest_in_use
+            else "Plans are made without calibration."
+        )
+        return Condition(kind, False, Reason.MODEL_DOES_NOT_EXPLAIN, f"{quality.reason}. {in_use}")
+    uncalibrated = fine_percent(quality.uncalibrated_error)
+    if quality.heldout_error is None:
+        message = f"Iterations take as long as predicted. The mean error without calibration is {uncalibrated}."
+    else:
+        error = fine_percent(quality.heldout_error)
+        message = f"The mean error of predicted iteration times is {error}, without calibration {uncalibrated}."
+    return Condition(kind, True, Reason.MODEL_EXPLAINS, message)
+
+
+def _bound_kept(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
+    kind, guard = ConditionType.BOUND_KEPT, decision.guard
+    if decision.limiting_share is not None:
+        message = f"PowerBudget {decision.limiting_share.budget} limits the job's power: iteration time has no bound."
+        return Condition(kind, True, Reason.NO_BOUND, message)
+    if guard.hold is not Hold.NOTHING:
+        held_at = "the fastest plan" if guard.hold is Hold.FASTEST_PLAN else "default clocks"
+        message = (
+            f"Iterations took {seconds(guard.measured_us)}; {spec.objective.type.value} allows"
+            f" {seconds(guard.bound_us)}. The job runs at {held_at}; the plan is tried again after"
+            f" {guard.pause_s:.0f} s."
+        )
+        return Condition(kind, False, Reason.BOUND_EXCEEDED, message)
+    bound = bound_us(spec.objective, fastest_iteration_us(state, guard))
+    if bound is None:
+        message = "The objective sets no bound on iteration time, or the bound is not known yet."
+        return Condition(kind, True, Reason.NO_BOUND, message)
+    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}.")
+
+
+def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:
+    """Return the first condition that is not as it should be, in the order in which they depend on each other."""
+    needed = {
+        ConditionType.ACCEPTED,
+        ConditionType.PROFILE_READY,
+        ConditionType.FRONTIER_READY,
+        ConditionType.AGENTS_READY,
+        ConditionType.PLAN_APPLIED,
+    }
+    recommends = spec is not None and spec.mode is Mode.RECOMMEND
+    if recommends:
+        needed -= {ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED}
+    for condition in conditions:
+        if condition.type in needed and condition.status is not True:
+            return Condition(ConditionType.READY, False, condition.reason, condition.message)
+    message = "The frontier and the recommended plan are known." if recommends else "The plan is in force."
+    return Condition(ConditionType.READY, True, Reason.READY, message)
