@@ -21,7 +21,7 @@ import pytest
 from tests.unit.operator.conftest import LIMITS, Desk, Job, spec_of
 from tests.waiting import eventually
 
-from perseus_operator.__main__ import _JsonFormatter
+from perseus_operator.__main__ import job_field
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Mode
 from perseus_operator.controller import operator as module
@@ -40,6 +40,7 @@ from perseus_operator.solving import worker
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto import keys
+from perseus_proto.logs import JsonFormatter
 from perseus_sim.gpus.model import profile_csv
 
 SETTINGS = Settings(insecure=True)
@@ -201,7 +202,7 @@ def test_a_stuck_event_loop_fails_the_probe_and_a_loop_that_turns_again_passes(m
 
 
 def test_every_log_line_is_one_json_object_that_names_its_job() -> None:
-    formatter = _JsonFormatter()
+    formatter = JsonFormatter(job_field)
     job = JobRef("training", "gpt3", "uid")
     try:
         raise ValueError("two\nlines")
