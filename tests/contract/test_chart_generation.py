@@ -58,7 +58,7 @@ def test_a_value_is_a_default_its_comment_and_what_it_may_be(chart: ModuleType) 
     ("text", "said"),
     [
         ("# Not documentation.\nkey: 1\n", "key: no `# --` comment above it"),
-        ("# -- What it does.\nkey: null\n", "key: its default does not tell its type"),
+        ("# -- What it does.\nkey: null\n", "key: its default has no known type"),
         ("- 1\n", "must be a mapping"),
     ],
 )
