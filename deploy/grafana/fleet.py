@@ -97,7 +97,7 @@ def fleet() -> str:
         line(
             "Power budgets",
             "watt",
-            "What each budget gives, what of it is granted or drawn by jobs whose clocks are not set, and what the jobs' own objectives would draw.",
+            "Each budget; what is granted, with jobs whose clocks are not set; and what jobs' objectives would draw.",
             ("max by (budget) (perseus_budget_watts)", "{{budget}}: budget"),
             ("max by (budget) (perseus_budget_granted_watts + perseus_budget_unsteered_watts)", "{{budget}}: granted"),
             ("max by (budget) (perseus_budget_wanted_watts + perseus_budget_unsteered_watts)", "{{budget}}: wanted"),

@@ -51,8 +51,8 @@ def job() -> str:
     frontier = [
         curve(
             "Time-energy frontier",
-            "Each point is a plan: iteration time across, energy of one iteration up. Marked: measured now, predicted by"
-            " the plan, and at default clocks.",
+            "Each point is a plan: iteration time across, energy of one iteration up. Marked: measured now, predicted"
+            " by the plan, and at default clocks.",
             key="point",
             x=(" or ".join(times), "iteration time"),
             ys=energies,

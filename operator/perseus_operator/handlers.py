@@ -97,7 +97,7 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     settings.posting.enabled = False  # events have a closed list of reasons and are posted by us
     settings.peering.standalone = True  # two operators at once are made safe by the epoch, not by peering
     settings.watching.label_selectors["v1", "pods"] = keys.LABEL_JOB  # filtered by the server, not by us
-    # Told which namespaces to serve, we may have no rights elsewhere, and kopf would ask for a minute before it begins.
+    # Limited to some namespaces, we may have no rights elsewhere, and kopf would ask for a minute before it begins.
     settings.scanning.disabled = bool(own.namespace_list)
     settings.watching.server_timeout = 300  # an integer: a real API server refuses "300.0"
     settings.watching.connect_timeout = 10.0

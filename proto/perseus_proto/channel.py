@@ -410,10 +410,10 @@ class ChannelReader:
         begin_us, end_us = words[_BEGIN], words[_END]
         begins_us, ends_us = words[_TIMES::2], words[_TIMES + 1 :: 2]
         faults = Faults(words[_FAULTS] & sum(Faults))
-        plausible = begin_us <= end_us <= begin_us + MAX_DURATION_US and all(
+        valid = begin_us <= end_us <= begin_us + MAX_DURATION_US and all(
             begin_us <= begin <= end <= end_us for begin, end in zip(begins_us, ends_us, strict=True)
         )
-        complete = plausible and not faults and words[_ENDED] == self.instructions
+        complete = valid and not faults and words[_ENDED] == self.instructions
         return IterationRecord(
             iteration=iteration,
             begin_us=begin_us,

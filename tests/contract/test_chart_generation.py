@@ -58,7 +58,7 @@ def test_a_value_has_a_default_a_description_and_a_schema(chart: ModuleType) -> 
     ("text", "message"),
     [
         ("# Not documentation.\nkey: 1\n", "key: no `# --` comment above it"),
-        ("# -- What it does.\nkey: null\n", "key: its default does not tell its type"),
+        ("# -- What it does.\nkey: null\n", "key: its default has no known type"),
         ("- 1\n", "must be a mapping"),
     ],
 )

@@ -24,7 +24,7 @@ def documents() -> list[Any]:
 def row(kind: WorkloadKind, preset: Preset) -> str:
     label, roles = preset.not_workers
     idle = f"`{label}`: {', '.join(f'`{role}`' for role in sorted(roles))}" if label else "–"
-    attempt = "not told"
+    attempt = "not shown"
     if preset.restart_label:
         attempt = f"a higher `{preset.restart_label}`"
     elif preset.owner_is_attempt:

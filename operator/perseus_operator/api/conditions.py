@@ -20,7 +20,7 @@ class ConditionType(StrEnum):
     PROFILE_READY = "ProfileReady"
     FRONTIER_READY = "FrontierReady"
     AGENTS_READY = "AgentsReady"
-    """Every pod of the job runs on a node whose agent has granted a lease to this operator, and the clocks of every GPU can be set."""
+    """Every pod of the job runs on a node whose agent has granted a lease, and the clocks of every GPU can be set."""
     PLAN_APPLIED = "PlanApplied"
     STRAGGLER_DETECTED = "StragglerDetected"
     MODEL_EXPLAINS = "ModelExplains"

@@ -1,7 +1,8 @@
 """The admission webhook: serves ``pod_injection`` by kopf and never denies a pod.
 
 The chart writes the webhook's configuration, with failurePolicy Ignore; the operator has no right to. kopf would turn
-an exception of the handler into a denial, which the failure policy does not cover, so the handler catches every exception.
+an exception of the handler into a denial, which the failure policy does not cover, so the handler catches
+every exception.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ async def test_what_is_stored_beside_a_profile_never_touches_keys_of_others(worl
     assert kept.data == {"a.json": "3", "b.json": "2"}, "other pipelines' keys stay"
     foreign = {"metadata": {"name": "other-calibration"}, "data": {"mine": "yes"}}
     await world.core.create_namespaced_config_map(world.namespace, foreign)
-    with pytest.raises(KubeConflict, match="other-calibration is not the operator's"):
+    with pytest.raises(KubeConflict, match="other-calibration exists and is not the operator's"):
         await kube.write_beside(world.namespace, profile, ConfigMap("other-calibration", {"a.json": "1"}, {}))
     assert (await kube.read_config_map(world.namespace, "other-calibration")).data == {"mine": "yes"}
 

@@ -116,7 +116,7 @@ async def test_advice_alone_changes_nothing_and_says_what_it_would_save(world: W
     assert float(advised["energySaved"].rstrip("%")) == round(saved, 2)
     assert advised["iterationTimeMicroseconds"] == status["frontier"]["minimumEnergyTimeMicroseconds"]
     assert "savings" not in status, "nothing was saved"
-    assert f"saving {advised['energySaved']}" in (await world.condition("PlanApplied"))[2]
+    assert f"saves {advised['energySaved']}" in (await world.condition("PlanApplied"))[2]
     assert (await world.condition("Ready"))[0] == "True"
     told = [call for agent in world.agents for call in agent.calls]
     assert not {"push", "select"} & set(told)

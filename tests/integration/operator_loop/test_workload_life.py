@@ -156,7 +156,8 @@ async def test_a_stage_that_is_not_in_the_pipeline_is_named(world: World) -> Non
     await world.profile({"profile.csv": profile_csv(STAGES)})
     await world.apply()
     said = await world.until_condition("PlanApplied", "False", "RanksMismatch")
-    assert f"is dp 1, stage {STAGES + 3}, tp 0; spec.pipeline has 2 (dp) × {STAGES} (stages) × 1 (tp)." in said
+    expected = f"is dp 1, stage {STAGES + 3}, tp 0; spec.pipeline has 2 (dp) × {STAGES} (stages) × 1 (tp)."
+    assert expected in said
     world.agents[1].ranks[-1].stage = STAGES - 1
     await world.train_until_applied()
 
