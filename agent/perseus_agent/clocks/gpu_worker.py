@@ -95,7 +95,7 @@ class GpuWorker:
         self._gives_way = False
         self._awake_since_s: float | None = None
         self._commands: deque[tuple[Callable[[], bool], Future[Any]]] = deque()
-        self._door = threading.Lock()
+        self._commands_lock = threading.Lock()
         self._stopped = False
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
@@ -193,7 +193,7 @@ class GpuWorker:
                 future.set_exception(error)
             return last
 
-        with self._door:
+        with self._commands_lock:
             if self._stopped:
                 _refuse(future)
             else:
@@ -225,7 +225,7 @@ class GpuWorker:
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
                 self._end_follower("a fault in the agent")
             self._awake_since_s = None
-        with self._door:
+        with self._commands_lock:
             self._stopped = True
             self._epoll.close()
             os.close(self._bell)

@@ -113,6 +113,9 @@ def parse_budget(raw: Any) -> BudgetSpec:
     Args:
         raw: ``spec`` as the API server sends it; None: absent.
 
+    Returns:
+        The spec with all defaults.
+
     Raises:
         InvalidSpec: one line, ``spec.field: rule``.
     """

@@ -316,8 +316,19 @@ def parse_spec(raw: Any) -> JobSpec:
     Args:
         raw: ``spec`` as the API server sends it; None: absent.
 
+    Returns:
+        The spec with all defaults.
+
     Raises:
         InvalidSpec: one line, ``spec.field: rule``.
+
+    >>> profile = {"configMapRef": {"name": "gpt3"}, "blockingPowerMilliwatts": 80000}
+    >>> spec = parse_spec({"pipeline": {"schedule": "1F1B", "stages": 4, "microbatches": 8}, "profile": profile})
+    >>> spec.objective.type, spec.pipeline.data_parallel
+    (<ObjectiveType.MAX_THROUGHPUT: 'MaxThroughput'>, 1)
+    >>> parse_spec({"pipeline": {"schedule": "1F1B", "stages": 4}, "profile": profile})
+    Traceback (most recent call last):
+    perseus_operator.errors.InvalidSpec: spec.pipeline: microbatches must be set for a schedule by name
     """
     if raw is None:
         raise InvalidSpec("spec: is required")

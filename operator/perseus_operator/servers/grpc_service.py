@@ -66,6 +66,7 @@ class OperatorService(stubs.OperatorServicer):
     async def SetStraggler(  # noqa: N802  # the wire's name
         self, request: messages.SetStragglerRequest, context: Any
     ) -> messages.SetStragglerResponse:
+        """Declare a straggler; see operator.proto."""
         try:
             self._authorise(context)
             ref, annotation = await self._declare(_parse(request))
