@@ -125,8 +125,21 @@ class Settings(BaseSettings):
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Read the agent's settings from flags, then environment, then defaults.
 
+    Args:
+        arguments: of the command line, without the program's name.
+        environment: variables such as ``PERSEUS_AGENT_LOG_LEVEL``.
+
+    Returns:
+        The settings; every value keeps its rule.
+
     Raises:
         SettingsError: a value breaks a rule. ``--help`` and unknown flags leave through argparse (SystemExit).
+
+    >>> parse_settings(["--insecure"], {"PERSEUS_AGENT_LOG_LEVEL": "DEBUG"}).log_level
+    'DEBUG'
+    >>> parse_settings(["--insecure", "--log-level", "LOUD"], {})
+    Traceback (most recent call last):
+    perseus_agent.errors.SettingsError: --log-level: must be DEBUG, INFO, WARNING or ERROR
     """
     try:
         return parse(Settings, arguments, environment)

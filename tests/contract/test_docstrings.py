@@ -21,6 +21,8 @@ FACES = {
     "perseus_solver.certify": None,
     "perseus_solver.schedules": None,
     "perseus_client": None,
+    "perseus_agent.settings": ("parse_settings",),
+    "perseus_sim.gpus.model": ("profile_csv",),
     "perseus_client.torch_pipelining": ("attach",),
     "perseus_client.megatron": ("attach",),
     "perseus_client.deepspeed": ("attach",),
@@ -34,6 +36,8 @@ FACES = {
 }
 """Module → its public entry points; None: ``__all__``, or all public functions defined there."""
 EXAMPLES = (
+    "perseus_agent.settings",
+    "perseus_sim.gpus.model",
     "perseus_solver",
     "perseus_client",
     "perseus_proto.rank",

@@ -120,8 +120,14 @@ def profile_csv(
         forward_s: forward time of an ordinary stage at the highest clock.
         lowest_clock: lowest clock measured, over the highest: below, energy rises again.
 
+    Returns:
+        The CSV, as ``perseus_solver.read_profile`` reads it.
+
     Raises:
         ValueError: an argument breaks its rule.
+
+    >>> profile_csv(stages=2).splitlines()[:2]
+    ['stage,instruction,frequency,time,energy', '0,forward,1410,0.036000,16.9488']
     """
     if gpu not in MODELS:
         raise ValueError(f"gpu: must be one of {', '.join(MODELS)}, is {gpu!r}")
