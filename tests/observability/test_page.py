@@ -158,7 +158,7 @@ def test_a_job_that_waits_says_for_what(browser: Browser, world: World) -> None:
         await_true("it is refused", lambda: "conditions" in world.status(name))
         browser.open(f"{NAMESPACE}/{name}")
         await_true("the reason is shown", lambda: "ConfigMapNotFound" in browser.text("#conditions"))
-        assert "conditions say what is waited for" in browser.text("#waiting")
+        assert "The conditions below give the reason" in browser.text("#waiting")
         assert not browser.driver.find_element(By.ID, "solved").is_displayed()
     finally:
         world.custom.delete_namespaced_custom_object(*PLACE, name)
