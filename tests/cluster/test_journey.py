@@ -45,7 +45,7 @@ IN_GRAFANA = {
     "$job_name": GPT3.name,
     "$node": ".*",
 }
-MAY_BE_EMPTY = {"perseus-job, timeseries How well time is predicted: B"}
+MAY_BE_EMPTY = {"perseus-job, timeseries Error of predicted times: B"}
 """This panel needs a calibration, which takes 40 iterations: on a fast machine the journey ends before."""
 CRDS = {f"{plural}.{keys.API_GROUP}" for plural in (keys.PLURAL, "powerbudgets")}
 
