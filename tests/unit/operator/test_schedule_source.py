@@ -38,7 +38,7 @@ def pipeline(**changes: Any) -> Any:
     return parse_spec({"pipeline": raw, "profile": profile}).pipeline
 
 
-# DualPipe has no order in torch's notation; a recomputation is told as another forward.
+# DualPipe has no order in torch's notation; a recomputation is recorded as another forward.
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"dualpipe", "early-recompute-1f1b"}))
 @pytest.mark.parametrize("stages", [2, 4])
 def test_what_processes_report_is_the_schedule_they_were_given(name: str, stages: int) -> None:
