@@ -26,6 +26,21 @@ class InstructionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INSTRUCTION_KIND_INPUT_GRADIENT: _ClassVar[InstructionKind]
     INSTRUCTION_KIND_WEIGHT_GRADIENT: _ClassVar[InstructionKind]
     INSTRUCTION_KIND_CONSTANT: _ClassVar[InstructionKind]
+
+class MarkSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MARK_SOURCE_UNSPECIFIED: _ClassVar[MarkSource]
+    MARK_SOURCE_HOST: _ClassVar[MarkSource]
+    MARK_SOURCE_SYNCHRONISED: _ClassVar[MarkSource]
+    MARK_SOURCE_EVENTS: _ClassVar[MarkSource]
+    MARK_SOURCE_GPU: _ClassVar[MarkSource]
+
+class ClockControl(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLOCK_CONTROL_UNSPECIFIED: _ClassVar[ClockControl]
+    CLOCK_CONTROL_TIMETABLE: _ClassVar[ClockControl]
+    CLOCK_CONTROL_MARKS: _ClassVar[ClockControl]
+    CLOCK_CONTROL_HELD: _ClassVar[ClockControl]
 CONTROLLABILITY_UNSPECIFIED: Controllability
 CONTROLLABILITY_YES: Controllability
 CONTROLLABILITY_NO_PERMISSION: Controllability
@@ -40,6 +55,15 @@ INSTRUCTION_KIND_BACKWARD: InstructionKind
 INSTRUCTION_KIND_INPUT_GRADIENT: InstructionKind
 INSTRUCTION_KIND_WEIGHT_GRADIENT: InstructionKind
 INSTRUCTION_KIND_CONSTANT: InstructionKind
+MARK_SOURCE_UNSPECIFIED: MarkSource
+MARK_SOURCE_HOST: MarkSource
+MARK_SOURCE_SYNCHRONISED: MarkSource
+MARK_SOURCE_EVENTS: MarkSource
+MARK_SOURCE_GPU: MarkSource
+CLOCK_CONTROL_UNSPECIFIED: ClockControl
+CLOCK_CONTROL_TIMETABLE: ClockControl
+CLOCK_CONTROL_MARKS: ClockControl
+CLOCK_CONTROL_HELD: ClockControl
 
 class DescribeNodeRequest(_message.Message):
     __slots__ = ("with_schedules",)
@@ -64,7 +88,7 @@ class NodeDescription(_message.Message):
     def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., driver_version: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter")
+    __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter", "clock_latency")
     UUID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SUPPORTED_CLOCKS_MHZ_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +98,7 @@ class Gpu(_message.Message):
     CONTROLLABILITY_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
     HAS_ENERGY_COUNTER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_LATENCY_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     model: str
     supported_clocks_mhz: _containers.RepeatedScalarFieldContainer[int]
@@ -83,7 +108,42 @@ class Gpu(_message.Message):
     controllability_message: str
     energy_mj: int
     has_energy_counter: bool
-    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ...) -> None: ...
+    clock_latency: ClockLatency
+    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ..., clock_latency: _Optional[_Union[ClockLatency, _Mapping]] = ...) -> None: ...
+
+class ClockLatency(_message.Message):
+    __slots__ = ("p50_us", "p99_us", "call_p50_us", "call_p99_us", "changes", "source", "shared_lock", "transitions")
+    P50_US_FIELD_NUMBER: _ClassVar[int]
+    P99_US_FIELD_NUMBER: _ClassVar[int]
+    CALL_P50_US_FIELD_NUMBER: _ClassVar[int]
+    CALL_P99_US_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_LOCK_FIELD_NUMBER: _ClassVar[int]
+    TRANSITIONS_FIELD_NUMBER: _ClassVar[int]
+    p50_us: int
+    p99_us: int
+    call_p50_us: int
+    call_p99_us: int
+    changes: int
+    source: str
+    shared_lock: bool
+    transitions: _containers.RepeatedCompositeFieldContainer[ClockTransition]
+    def __init__(self, p50_us: _Optional[int] = ..., p99_us: _Optional[int] = ..., call_p50_us: _Optional[int] = ..., call_p99_us: _Optional[int] = ..., changes: _Optional[int] = ..., source: _Optional[str] = ..., shared_lock: _Optional[bool] = ..., transitions: _Optional[_Iterable[_Union[ClockTransition, _Mapping]]] = ...) -> None: ...
+
+class ClockTransition(_message.Message):
+    __slots__ = ("from_mhz", "to_mhz", "changes", "p50_us", "p99_us")
+    FROM_MHZ_FIELD_NUMBER: _ClassVar[int]
+    TO_MHZ_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    P50_US_FIELD_NUMBER: _ClassVar[int]
+    P99_US_FIELD_NUMBER: _ClassVar[int]
+    from_mhz: int
+    to_mhz: int
+    changes: int
+    p50_us: int
+    p99_us: int
+    def __init__(self, from_mhz: _Optional[int] = ..., to_mhz: _Optional[int] = ..., changes: _Optional[int] = ..., p50_us: _Optional[int] = ..., p99_us: _Optional[int] = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ("pod_uid", "gpu_uuid", "data_parallel_rank", "stage", "tensor_parallel_rank", "iteration", "pid", "schedule")
@@ -282,7 +342,7 @@ class TelemetryEvent(_message.Message):
     def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj")
+    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj", "marks", "control", "leads_us", "below_plan_us", "above_plan_us", "median_clock_mhz", "power_limited")
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +361,13 @@ class IterationReport(_message.Message):
     INSTRUCTION_ENERGY_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     QUIET_US_FIELD_NUMBER: _ClassVar[int]
     QUIET_ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_FIELD_NUMBER: _ClassVar[int]
+    LEADS_US_FIELD_NUMBER: _ClassVar[int]
+    BELOW_PLAN_US_FIELD_NUMBER: _ClassVar[int]
+    ABOVE_PLAN_US_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMITED_FIELD_NUMBER: _ClassVar[int]
     data_parallel_rank: int
     stage: int
     tensor_parallel_rank: int
@@ -319,7 +386,14 @@ class IterationReport(_message.Message):
     instruction_energy_iterations: int
     quiet_us: int
     quiet_energy_mj: int
-    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ..., quiet_us: _Optional[int] = ..., quiet_energy_mj: _Optional[int] = ...) -> None: ...
+    marks: MarkSource
+    control: ClockControl
+    leads_us: _containers.RepeatedScalarFieldContainer[int]
+    below_plan_us: int
+    above_plan_us: int
+    median_clock_mhz: int
+    power_limited: bool
+    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ..., quiet_us: _Optional[int] = ..., quiet_energy_mj: _Optional[int] = ..., marks: _Optional[_Union[MarkSource, str]] = ..., control: _Optional[_Union[ClockControl, str]] = ..., leads_us: _Optional[_Iterable[int]] = ..., below_plan_us: _Optional[int] = ..., above_plan_us: _Optional[int] = ..., median_clock_mhz: _Optional[int] = ..., power_limited: _Optional[bool] = ...) -> None: ...
 
 class GpuEvent(_message.Message):
     __slots__ = ("kind", "gpu_uuid", "active", "message")
