@@ -11,8 +11,9 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { SILENT_FROM = 4, POSITION = 8, STEP_BEGIN = 9, WAKE = 16, SLOTS = 4 };         /* words of 8 bytes */
-enum { SEQUENCE, BEGIN, END, FAULTS, ENDED, TIMES = 8 };                           /* words of a record */
+enum { SILENT_FROM = 4, SOURCE = 5, POSITION = 8, STEP_BEGIN = 9, WAKE = 24, SLOTS = 4 }; /* words of 8 bytes */
+enum { SEQUENCE, BEGIN, END, FAULTS, ENDED, RECORD_SOURCE, TIMES = 8 };                /* words of a record */
+enum { HOST = 1, SYNCHRONISED = 2 };                                                   /* mark sources */
 enum { STEP_BEGUN = 1 << 24, BEGUN = 2 << 24, HAS_ENDED = 3 << 24, STEP_ENDED = 4 << 24 }; /* phases */
 enum { OUT_OF_ORDER = 1, UNKNOWN_INSTRUCTION = 2 };
 
@@ -134,11 +135,15 @@ static PyObject *open_step(Marks *self, PyObject *const *arguments, Py_ssize_t g
     self->next = 0;
     uint64_t iteration = PyLong_AsUnsignedLongLong(arguments[1]);
     if (PyErr_Occurred()) return NULL;
+    PyObject *given_source = PyObject_GetAttrString(arguments[0], "source");
+    uint64_t source = given_source == NULL ? 0 : PyLong_AsUnsignedLongLong(given_source);
+    Py_XDECREF(given_source);
+    if (PyErr_Occurred()) return NULL;
     PyObject *memory = PyObject_GetAttrString(arguments[0], "words");
     int taken = memory == NULL ? -1 : PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE);
     Py_XDECREF(memory);
     if (taken < 0) return NULL;
-    Py_ssize_t first = WAKE + (self->count + 63) / 64 * 8, size = TIMES + 2 * self->count;
+    Py_ssize_t first = WAKE + (self->count + 63) / 64 * 8, size = TIMES + 3 * self->count;
     if (self->memory.len != 8 * (first + SLOTS * size)) {
         PyBuffer_Release(&self->memory);
         PyErr_SetString(PyExc_ValueError, "writer: its memory is not that of this schedule");
@@ -148,6 +153,7 @@ static PyObject *open_step(Marks *self, PyObject *const *arguments, Py_ssize_t g
     self->record = self->words + first + (Py_ssize_t)(iteration % SLOTS) * size;
     self->writer = Py_NewRef(arguments[0]);
     uint64_t now = now_us();
+    self->words[SOURCE] = source;
     self->record[SEQUENCE] = 2 * iteration + 1;
     self->record[BEGIN] = self->words[STEP_BEGIN] = now;
     self->record[END] = self->record[FAULTS] = self->record[ENDED] = 0;
@@ -163,6 +169,7 @@ static PyObject *finish_step(Marks *self, PyObject *faults) {
         stand(self, STEP_ENDED, 0);
         self->record[END] = now_us();
         self->record[FAULTS] = given;
+        self->record[RECORD_SOURCE] = self->words[SOURCE] == SYNCHRONISED ? SYNCHRONISED : HOST;
         atomic_store((_Atomic uint64_t *)(self->record + SEQUENCE), self->record[SEQUENCE] + 1);
     }
     close_memory(self);

@@ -35,6 +35,8 @@ class LateRecord:
     """An iteration whose events have answered."""
 
     iteration: int
+    begin_us: int
+    """When the GPU began the step: not before it had ended the one before."""
     end_us: int
     times_us: list[int]
     """Begin and end of each instruction in turn, on the host's clock; zeros if the iteration did not call every one."""
@@ -118,7 +120,7 @@ class EventTimer:
             times_us = [0] * len(pending.marks)
             pending.faults |= Faults.UNTIMED
         end_us = round(begin_us + 1000 * pending.base.elapsed_time(pending.last))
-        return LateRecord(pending.iteration, end_us, times_us, pending.faults)
+        return LateRecord(pending.iteration, round(begin_us), end_us, times_us, pending.faults)
 
     def _place(self, pending: _Pending, now_us: int) -> float:
         """When the base event happened, on the host's clock.

@@ -149,7 +149,7 @@ class TimedMarks:
             self._timer.step_end(faults)
             writer.step_end_untimed()
             for late in self._timer.collect(time.monotonic_ns() // 1000):
-                writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+                writer.fill(late.iteration, late.begin_us, late.end_us, late.times_us, late.faults)
 
     def close(self) -> None:
         self._writer = None

@@ -54,7 +54,7 @@ def test_without_the_variable_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -
         ({"schedule": None}, "NoneType"),
         ({"stage": -1}, "stage: must be an integer between"),
         ({"dp": "zero"}, "dp: must be an integer"),
-        ({"timing": "sundial"}, "timing: must be auto, cuda or host, is 'sundial'"),
+        ({"timing": "sundial"}, "timing: must be auto, cuda, synchronised or host, is 'sundial'"),
         ({"timing": "cuda", "clock_us": lambda: 0}, "timing: cuda cannot be combined"),
         ({"gpu_uuid": "GPU-\x00"}, "gpu_hint: must be at most"),
     ],
