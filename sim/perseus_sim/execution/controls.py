@@ -53,3 +53,13 @@ class HostMarks(Control):
             return
         self._busy[rank] = False
         self._want(rank, self._wanted[rank])
+
+
+class GpuMarks(HostMarks):
+    """Sets the next instruction's clock when the GPU has ended one: marks at the right time, without a timetable."""
+
+    def host_ended(self, number: int, now_s: float) -> None:
+        """The host does not count."""
+
+    def gpu_ended(self, number: int, now_s: float) -> None:
+        super().host_ended(number, now_s)
