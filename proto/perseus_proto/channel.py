@@ -318,6 +318,11 @@ class ChannelWriter:
             source = MarkSource.GPU if self.source is MarkSource.GPU else MarkSource.EVENTS
             self._close(iteration, end_us, faults, source)
 
+    def change_source(self, source: MarkSource) -> None:
+        """Say within a step that marks have another source than it began with."""
+        self.source = source
+        self.words[_SOURCE] = source
+
     def gpu_mark(self, iteration: int, boundary: int) -> None:
         """Write the GPU's mark as the GPU would: for simulated GPUs. Arguments as in ``gpu_mark_value``."""
         self._gpu_mark[0] = gpu_mark_value(iteration, boundary)
