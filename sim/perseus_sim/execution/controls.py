@@ -1,7 +1,8 @@
-"""Controls to compare the agent's with: none, changes without latency, and marks of the host as clocks were once set."""
+"""Controls to compare the agent's with: none, changes without latency, and changes at marks of the host or the GPU."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 from perseus_sim.execution.executor import Control
@@ -30,7 +31,7 @@ class HostMarks(Control):
         self._applied = [pipeline.default_mhz] * pipeline.ranks
         self._busy = [False] * pipeline.ranks
         self._following = list(range(1, len(pipeline.plan) + 1))
-        for first, end in zip(pipeline.offsets, pipeline.offsets[1:], strict=False):
+        for first, end in pairwise(pipeline.offsets):
             self._following[end - 1] = first
         for rank in range(pipeline.ranks):
             self._want(rank, pipeline.plan[pipeline.offsets[rank]])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -136,7 +136,7 @@ class Executor:
         self._serial = 0
         self.ranks = [
             _Rank(rank, first, end - first, pipeline.default_mhz)
-            for rank, (first, end) in enumerate(zip(pipeline.offsets, pipeline.offsets[1:], strict=False))
+            for rank, (first, end) in enumerate(pairwise(pipeline.offsets))
         ]
         self.iteration = 0
         self._iterations = 0
@@ -150,7 +150,8 @@ class Executor:
         self._kernels = hosts.kernels(problem) if hosts else []
         self._waits = hosts.waits(problem) if hosts else []
         self._kernels_before = [
-            [0, *accumulate(self._kernels[rank.first : rank.first + rank.count])] if hosts else [] for rank in self.ranks
+            [0, *accumulate(self._kernels[rank.first : rank.first + rank.count])] if hosts else []
+            for rank in self.ranks
         ]
         driver = machine.driver
         self._switches = [Switches(driver, machine.seed * 1_000 + r) for r in range(pipeline.ranks)] if driver else []
@@ -304,7 +305,7 @@ class Executor:
         missing, rank_of = self._missing, self.pipeline.rank_of
         for after, delay_s in self.pipeline.after[number]:
             if delay_s:
-                self.at(self.now_s + delay_s, self._arrive, after, self.iteration)
+                self.at(self.now_s + delay_s, self._arrive, after)
                 continue
             missing[after] -= 1
             if not missing[after]:
@@ -320,7 +321,7 @@ class Executor:
         else:
             self._try(rank)
 
-    def _arrive(self, number: int, iteration: int) -> None:
+    def _arrive(self, number: int) -> None:
         self._missing[number] -= 1
         if not self._missing[number]:
             self._try(self.ranks[self.pipeline.rank_of[number]])
@@ -410,5 +411,3 @@ class Executor:
                     self._host_step(rank)
             else:
                 self._host_step(rank)
-
-
