@@ -17,7 +17,6 @@ from typing import Final
 
 from perseus_agent.clocks.call_queue import CallQueue, gain_mhz
 from perseus_agent.clocks.timetable import Lead, Timetable
-
 from perseus_proto.channel import ChannelReader, ChannelWriter, MarkSource
 from perseus_proto.latency import SwitchLatency
 from perseus_proto.units import s_from_us, us_from_s
