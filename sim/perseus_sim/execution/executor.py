@@ -150,7 +150,8 @@ class Executor:
         self._kernels = hosts.kernels(problem) if hosts else []
         self._waits = hosts.waits(problem) if hosts else []
         self._kernels_before = [
-            [0, *accumulate(self._kernels[rank.first : rank.first + rank.count])] if hosts else [] for rank in self.ranks
+            [0, *accumulate(self._kernels[rank.first : rank.first + rank.count])] if hosts else []
+            for rank in self.ranks
         ]
         driver = machine.driver
         self._switches = [Switches(driver, machine.seed * 1_000 + r) for r in range(pipeline.ranks)] if driver else []
@@ -410,5 +411,3 @@ class Executor:
                     self._host_step(rank)
             else:
                 self._host_step(rank)
-
-

@@ -12,7 +12,7 @@ from perseus_agent.devices.base import Controllability, Device, EventReason, ope
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
 from perseus_sim.gpus.devices import Fault, open_devices
 from perseus_sim.gpus.shared_gpu import HISTORY, GpuSpec, Physics, SharedGpu
-from perseus_sim.training.trainer import Engine, Table
+from perseus_sim.training.engine import Engine, Table
 
 CLOCKS = (900, 1000, 1100, 1200)
 TABLE = Table(list(CLOCKS), [1333.0, 1200.0, 1100.0, 1000.0], [200_000.0, 240_000.0, 290_000.0, 350_000.0])
