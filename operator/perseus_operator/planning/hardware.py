@@ -218,8 +218,14 @@ def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple
         driver = f" with driver {stored.driver}" if stored.driver else ""
         return stored.latency, f"measured before on this model{driver}, stored with the profile"
     assumed = published_latency(model)
-    figures = (us_from_s(one) for one in (assumed.p50_s, assumed.p99_s, assumed.call_s))
-    return ClockLatency(*figures, changes=0, shared_lock=assumed.shared_lock), assumed.source
+    latency = ClockLatency(
+        p50_us=us_from_s(assumed.p50_s),
+        p99_us=us_from_s(assumed.p99_s),
+        call_us=us_from_s(assumed.call_s),
+        changes=0,
+        shared_lock=assumed.shared_lock,
+    )
+    return latency, assumed.source
 
 
 def _worst(latencies: list[ClockLatency]) -> ClockLatency:
