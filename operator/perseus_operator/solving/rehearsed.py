@@ -14,7 +14,8 @@ import numpy as np
 from perseus_operator.solving.request import SolveRequest
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
-from perseus_solver.rehearsal import Hardware, deployable_frontier
+from perseus_solver.rehearsal.deployment import deployable_frontier
+from perseus_solver.rehearsal.hardware import Hardware
 
 CONFIDENCE: Final = 0.95
 """Share of the iterations that keep the time of a plan."""
