@@ -16,11 +16,11 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub, Watcher
-from perseus_agent.clocks.wake_prediction import WakePredictor
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown, TooMuch
 from perseus_agent.node.leases import JobLease, LeaseTable, PodName
@@ -66,8 +66,9 @@ class Node:
         self, devices: DeviceSet, journal: Journal, kubelet: Kubelet, hub: TelemetryHub, limits: WorkerLimits
     ) -> None:
         self.driver_version = devices.driver_version
+        turns = CallTurns(lambda uuid: self.workers[uuid].wake())
         self.workers = {
-            device.identity.uuid: GpuWorker(device, journal, limits, hub.publish) for device in devices.devices
+            device.identity.uuid: GpuWorker(device, journal, limits, hub.publish, turns) for device in devices.devices
         }
         self.leases = LeaseTable(journal, time.monotonic)
         self._journal = journal
@@ -356,8 +357,10 @@ class Node:
                 rank_id=hello.rank,
                 pid=session.peer.pid,
             )
-            predictor = None if hello.timing is Timing.FOREIGN else WakePredictor(session.channel)
-            session.follower = RankFollower(rank, hello.schedule, session.channel, lease.plans, predictor)
+            machine_clock = hello.timing is not Timing.FOREIGN
+            session.follower = RankFollower(
+                rank, hello.schedule, session.channel, lease.plans, machine_clock=machine_clock
+            )
             session.worker = worker
             worker.attach(session.follower)
             self._hub.publish(lease.job_uid, RankChange(rank, True, session.follower.iteration or 0))
