@@ -42,8 +42,8 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def accept(shim: Shim, journal: Path) -> Callable[..., subprocess.Popen[str]]:
-    def start(*flags: str, minutes: float = 0.1) -> subprocess.Popen[str]:
-        given = ["--gpu=0", f"--minutes={minutes}", f"--journal={journal}", WORKLOAD, *flags]
+    def start(*flags: str, gpu: str = "0", minutes: float = 0.1) -> subprocess.Popen[str]:
+        given = [f"--gpu={gpu}", f"--minutes={minutes}", f"--journal={journal}", WORKLOAD, *flags]
         return subprocess.Popen([*ACCEPT, *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start
@@ -105,7 +105,7 @@ def test_after_kill_9_the_journal_lists_the_gpu(
     process.kill()
     process.communicate()
     assert len(decode_journal(journal.read_bytes()).locked) == 1  # so the node's next agent resets it
-    finished(accept("--gpu=0"), 0)  # and nothing of it is in the way of the next run
+    finished(accept(), 0)  # and nothing of it is in the way of the next run
     assert locks(shim) == [0, 0]
 
 
@@ -148,8 +148,18 @@ def test_a_node_with_an_agent_is_refused(
     lock.release()
 
 
+def test_the_gpu_of_a_container_is_found(
+    accept: Callable[..., subprocess.Popen[str]], shim: Shim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim.set(1, mig=1)
+    shim.set_text(1, uuid="GPU-given")
+    assert "--gpu: must name one of 2 GPUs" in refusal(accept(gpu=""), shim, 2)
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "GPU-given")
+    assert "GPU-given: its clocks cannot be set" in refusal(accept(gpu=""), shim)
+
+
 def test_a_gpu_that_is_not_there_is_an_error(accept: Callable[..., subprocess.Popen[str]], shim: Shim) -> None:
-    assert "neither the UUID nor the index" in refusal(accept("--gpu=7"), shim, 2)
+    assert "neither the UUID nor the index" in refusal(accept(gpu="7"), shim, 2)
     assert "a GPU is named twice" in refusal(accept("--other-gpus=0"), shim, 2)
 
 

@@ -34,6 +34,7 @@ NOT_RETURNED: Final = 1
 WRONG: Final = 2
 REFUSED: Final = 4
 INCOMPLETE: Final = 5
+VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
 class Refused(AgentError):
@@ -83,7 +84,8 @@ def _run(options: AcceptOptions, stop: threading.Event) -> Report:
 
 
 def _accept(options: AcceptOptions, stop: threading.Event, found: DeviceSet) -> Report:
-    devices = [_choose(found, name) for name in (options.gpu, *options.others)]
+    chosen = options.gpu or _given_to_container(found)
+    devices = [_choose(found, name) for name in (chosen, *options.others)]
     if len({device.identity.uuid for device in devices}) < len(devices):
         raise SettingsError("--gpu, --other-gpus: a GPU is named twice")
     for device in devices:
@@ -110,6 +112,17 @@ def _accept(options: AcceptOptions, stop: threading.Event, found: DeviceSet) -> 
     if not options.with_identity:
         return report
     return replace(report, gpu_uuid=devices[0].identity.uuid, node_name=options.node_name or os.uname().nodename)
+
+
+def _given_to_container(found: DeviceSet) -> str:
+    """The GPU that a device plugin has given to this container, or the only one."""
+    uuids = [device.identity.uuid for device in found.devices]
+    given = os.environ.get(VISIBLE, "")
+    if given in uuids:
+        return given
+    if len(uuids) == 1:
+        return uuids[0]
+    raise SettingsError(f"--gpu: must name one of {len(uuids)} GPUs by its UUID or index")
 
 
 def _choose(found: DeviceSet, name: str) -> Device:

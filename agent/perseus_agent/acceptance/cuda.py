@@ -48,9 +48,12 @@ class CudaWorkload:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
+                    bufsize=0,
                     start_new_session=True,  # an interruption from the keyboard is this process's to handle
                 )
             except OSError as error:
+                self._completed.close()
+                self._folder.cleanup()
                 raise WorkloadFailed(f"{python}: {error.strerror}") from error
         self._buffer = b""
         try:
@@ -94,7 +97,6 @@ class CudaWorkload:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
         except OSError:
             raise WorkloadFailed(f"the workload has ended: {self._last_error()}") from None
 

@@ -26,7 +26,11 @@ class AcceptOptions(BaseSettings):
     )
     environment_prefix = "PERSEUS_AGENT_"
 
-    gpu: str = setting("", "UUID or index of the GPU. It must be free: no process may compute on it.")
+    gpu: str = setting(
+        "",
+        "UUID or index of the GPU. It must be free: no process may compute on it. Empty: the one that "
+        "NVIDIA_VISIBLE_DEVICES names, or the only one there is.",
+    )
     other_gpus: str = setting(
         "",
         "Further free GPUs, UUIDs or indices separated by commas. They are only locked, to find out whether the GPUs "
@@ -54,7 +58,7 @@ class AcceptOptions(BaseSettings):
 
     def check(self) -> None:
         """Check rules beyond minima."""
-        self.check_not_empty("gpu", "devices", "workload", "journal")
+        self.check_not_empty("devices", "workload", "journal")
         if self.json == self.markdown == "-":
             raise InvalidSetting("--json, --markdown: only one of them can go to stdout")
 

@@ -22,6 +22,9 @@ _AGENT_POLL_S: Final = 0.0003
 _TIMEOUTS_TO_GIVE_UP: Final = 5
 """Unanswered rings in a row after which the rank no longer waits, until the GPU is written again."""
 
+_SLICE_S: Final = 0.02
+"""A request is seen at least so soon: two within an instruction are then seen both."""
+
 _NOTHING_RUNS: Final = (math.inf, 1.0, 1.0)  # virtual time, share that is left then, length of the whole
 
 SPIKE: Final = 0.1
@@ -65,6 +68,7 @@ class Gpu(Protocol):
     def advance(self, physics: Physics) -> None: ...
     def requested(self) -> Request: ...
     def requested_ns(self) -> int: ...
+    def settle_us(self) -> int: ...
     def capped(self) -> tuple[int, int]: ...
     @property
     def locked_mhz(self) -> int: ...
@@ -88,7 +92,8 @@ class Engine:
         self._anchor = (self._now_us, time.monotonic_ns())
         self._seen = gpu.requested()
         self._clock_mhz = gpu.locked_mhz
-        self._pending: tuple[float, int] | None = None
+        self._pending: list[tuple[float, int]] = []
+        """Clocks that were requested and are not in effect yet, with the moments at which they will be."""
         self._unanswered = 0
         self._running = _NOTHING_RUNS
 
@@ -127,7 +132,7 @@ class Engine:
             time_us, power_mw = table.at(self._effective_mhz())
             time_us *= factor
             finish_us = self._now_us + left * time_us
-            until_us = min(finish_us, self._pending[0]) if self._pending else finish_us
+            until_us = min(finish_us, self._pending[0][0]) if self._pending else finish_us
             self._running = self._now_us, left, time_us
             self._spend(self._now_us, power_mw)  # a reader of the GPU sees what it draws now
             until_us = self._sleep_through(until_us)
@@ -159,19 +164,20 @@ class Engine:
         return min(wanted, limit) if limit else wanted
 
     def _notice(self, time_us: float) -> bool:
-        """Take up a request that came at this moment: the clock changes after the GPU's latency."""
+        """Take up a request that came at this moment: the clock changes after the GPU's latency. A request before it
+        whose clock would be in effect later is void."""
         request = self._gpu.requested()
         if request == self._seen:
             return False
         self._seen = request
         self._unanswered = 0
-        self._pending = (time_us + self._gpu.spec.switch_latency_us, request.mhz)
+        effect_us = time_us + self._gpu.settle_us()
+        self._pending = [change for change in self._pending if change[0] < effect_us] + [(effect_us, request.mhz)]
         return True
 
     def _settle(self) -> None:
-        if self._pending and self._pending[0] <= self._now_us:
-            self._clock_mhz = self._pending[1]
-            self._pending = None
+        while self._pending and self._pending[0][0] <= self._now_us:
+            self._clock_mhz = self._pending.pop(0)[1]
 
     def _spend(self, until_us: float, power_mw: float) -> None:
         """Let time pass at a power: here alone do time and energy grow."""
@@ -180,14 +186,16 @@ class Engine:
         self._gpu.advance(Physics(int(until_us), int(self._energy_uj), int(power_mw)))
 
     def _sleep_through(self, until_us: float) -> float:
-        """Sleep while an instruction runs; earlier if a request came meanwhile, and then the virtual time of that."""
+        """Sleep while an instruction runs, a slice of it at most; earlier if a request came meanwhile, and then the
+        virtual time of that. Without pauses: all of it."""
         if self._speed is None:
             return until_us
+        until_us = min(until_us, self._now_us + _SLICE_S * 1e6 * self._speed)
         started_ns = time.monotonic_ns()
         self._sleep(until_us)
         elapsed_us = max(0, self._gpu.requested_ns() - started_ns) / 1000 * self._speed
-        if self._notice(min(self._now_us + elapsed_us, until_us)) and self._pending:
-            return min(until_us, self._pending[0])
+        if self._notice(min(self._now_us + elapsed_us, until_us)):
+            return min(until_us, self._pending[0][0])
         return until_us
 
     def _sleep(self, until_us: float | None = None) -> None:

@@ -55,8 +55,8 @@ class WallEngine(Engine):
 
     def _sleep_through(self, until_us: float) -> float:
         while (now_us := monotonic_us()) < until_us:
-            if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)) and self._pending:
-                return min(until_us, self._pending[0])
+            if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)):
+                return min(until_us, self._pending[0][0])
             time.sleep(min(_LOOK_S, s_from_us(until_us - now_us)))
         return until_us
 

@@ -7,6 +7,7 @@ import mmap
 import struct
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from perseus_agent.acceptance.workload import WorkloadFailed
 
 STAND_IN = """
 import json, mmap, struct, sys
-progress = mmap.mmap(open(sys.argv[1], "r+b").fileno(), 8)
+file = open(sys.argv[1], "r+b")
+progress = mmap.mmap(file.fileno(), 8)
 print(json.dumps({"name": "stand-in"}), flush=True)
 for line in sys.stdin:
     command, *given = line.split()
@@ -47,7 +49,7 @@ def test_items_come_back_without_gaps_in_the_host_s_time(script: Path) -> None:
         done = workload.finish()
         assert len(done) == count
         assert done[0].begin_us == 1000
-        for before, after in zip(done, done[1:], strict=False):
+        for before, after in pairwise(done):
             assert after.begin_us == before.begin_us + before.duration_us
     workload.close()
 
