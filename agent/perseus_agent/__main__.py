@@ -1,8 +1,10 @@
 """``perseus-agent``: reads settings, sets up logs and signals, runs the agent and turns the outcome into an exit code.
 
-Exit codes: 0: stopped on request, all GPUs are back at their default clocks. 1: stopped, but some GPU could not be
-reset; the journal lists it for the next start. 2: a setting or the environment is wrong. 3: the driver was replaced
-while the agent ran; start the agent again.
+``perseus-agent accept`` measures one GPU instead (``perseus_agent.acceptance.command``, which has its exit codes).
+
+Exit codes of the agent: 0: stopped on request, all GPUs are back at their default clocks. 1: stopped, but some GPU
+could not be reset; the journal lists it for the next start. 2: a setting or the environment is wrong. 3: the driver
+was replaced while the agent ran; start the agent again.
 """
 
 from __future__ import annotations
@@ -59,9 +61,12 @@ def stop_on_signals(stop: threading.Event) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the agent until SIGTERM or SIGINT."""
+    """Run the agent until SIGTERM or SIGINT, or a subcommand."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["accept"]:
+        return _accept(given[1:])
     try:
-        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+        settings = parse_settings(given, os.environ)
     except SettingsError as error:
         print(f"perseus-agent: {error}", file=sys.stderr)  # noqa: T201  # before logging is set up
         return 2
@@ -84,6 +89,15 @@ def main(arguments: list[str] | None = None) -> int:
     except AgentError as error:
         log.error("%s", error)
         return 2
+
+
+def _accept(arguments: list[str]) -> int:
+    stop = threading.Event()
+    stop_on_signals(stop)
+    shorten_timer_slack()
+    from perseus_agent.acceptance.command import main
+
+    return main(arguments, stop)
 
 
 if __name__ == "__main__":

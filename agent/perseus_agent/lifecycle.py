@@ -7,7 +7,6 @@ service this is the only module that imports grpc for serving.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ import grpc
 
 from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
-from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.journal import Journal, JournalLock, boot_id
 from perseus_agent.clocks.telemetry import MAX_WATCHERS, TelemetryHub
 from perseus_agent.devices.base import DeviceSet, open_device_set
 from perseus_agent.errors import DeviceError, DriverMismatch, DriverUnavailable, SettingsError
@@ -128,52 +127,44 @@ def run(settings: Settings, stop: threading.Event) -> int:
     if any(finding.fatal for finding in findings):
         return 2
     journal_path = Path(settings.journal)
-    with _only_agent(journal_path, stop) as alone:
-        if not alone:
-            return 0
-        journal, damage = Journal.open(journal_path, _boot_id(Path(settings.proc_root)))
-        if damage:
-            log.error("%s: put aside; which GPUs an earlier agent had locked is not known", damage)
-        devices = _open_devices(settings.devices, stop)
-        if devices is None:
-            return 0
-        server = Server(settings, devices, journal)
-        server.start()
-        while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
-            pass
-        given_back = server.stop()
-        if server.node.driver_replaced:
-            raise DriverMismatch("the GPU driver was replaced since the agent started; start the agent again")
-        return 0 if given_back else 1
+    lock = JournalLock(journal_path)
+    try:
+        return _serve(settings, journal_path, stop) if _wait_for_lock(lock, stop) else 0
+    finally:
+        lock.release()
 
 
-class _only_agent:  # noqa: N801  # reads as a statement
-    """One agent per node: a lock beside the journal, which the kernel releases when its holder dies."""
+def _serve(settings: Settings, journal_path: Path, stop: threading.Event) -> int:
+    journal, damage = Journal.open(journal_path, boot_id(Path(settings.proc_root)))
+    if damage:
+        log.error("%s: put aside; which GPUs an earlier agent had locked is not known", damage)
+    devices = _open_devices(settings.devices, stop)
+    if devices is None:
+        return 0
+    server = Server(settings, devices, journal)
+    server.start()
+    while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
+        pass
+    given_back = server.stop()
+    if server.node.driver_replaced:
+        raise DriverMismatch("the GPU driver was replaced since the agent started; start the agent again")
+    return 0 if given_back else 1
 
-    def __init__(self, journal: Path, stop: threading.Event) -> None:
-        self._path = journal.with_suffix(journal.suffix + ".lock")
-        self._stop = stop
-        self._descriptor = -1
 
-    def __enter__(self) -> bool:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise SettingsError(f"--journal: cannot make {self._path}: {error}") from error
-        for attempt in range(int(PREDECESSOR_WAIT_S / 0.1)):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except OSError:
-                if attempt == 0:
-                    log.warning("another agent holds %s: waiting for it to go", self._path)
-                if self._stop.wait(0.1):
-                    return False
-        raise SettingsError(f"--journal: another agent holds {self._path}; only one may write the clocks of a node")
+def _wait_for_lock(lock: JournalLock, stop: threading.Event) -> bool:
+    """Take the node's lock, however long the agent before takes to stop; False: this agent was stopped before.
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+    Raises:
+        SettingsError: another agent keeps it.
+    """
+    for attempt in range(int(PREDECESSOR_WAIT_S / 0.1)):
+        if lock.take():
+            return True
+        if attempt == 0:
+            log.warning("another agent holds %s: waiting for it to go", lock.path)
+        if stop.wait(0.1):
+            return False
+    raise SettingsError(f"--journal: another agent holds {lock.path}; only one may write the clocks of a node")
 
 
 def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:
@@ -218,11 +209,3 @@ def _grpc_server(settings: Settings, node: Node) -> tuple[grpc.Server, int]:
 
 def _bound(address: str, port: int) -> str:
     return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
-
-
-def _boot_id(proc_root: Path) -> str:
-    """The identity of this boot of the node; empty where /proc does not have it."""
-    try:
-        return (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -11,8 +11,9 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { SILENT_FROM = 4, POSITION = 8, STEP_BEGIN = 9, WAKE = 16, SLOTS = 4 };         /* words of 8 bytes */
-enum { SEQUENCE, BEGIN, END, FAULTS, ENDED, TIMES = 8 };                           /* words of a record */
+enum { SILENT_FROM = 4, SOURCE = 5, POSITION = 8, STEP_BEGIN = 9, WAKE = 24, SLOTS = 4 }; /* words of 8 bytes */
+enum { SEQUENCE, BEGIN, END, FAULTS, ENDED, RECORD_SOURCE, TIMES = 8 };                /* words of a record */
+enum { HOST = 1, SYNCHRONISED = 2 };                                                   /* mark sources */
 enum { STEP_BEGUN = 1 << 24, BEGUN = 2 << 24, HAS_ENDED = 3 << 24, STEP_ENDED = 4 << 24 }; /* phases */
 enum { OUT_OF_ORDER = 1, UNKNOWN_INSTRUCTION = 2 };
 
@@ -134,11 +135,15 @@ static PyObject *open_step(Marks *self, PyObject *const *arguments, Py_ssize_t g
     self->next = 0;
     uint64_t iteration = PyLong_AsUnsignedLongLong(arguments[1]);
     if (PyErr_Occurred()) return NULL;
+    PyObject *given_source = PyObject_GetAttrString(arguments[0], "source");
+    uint64_t source = given_source == NULL ? 0 : PyLong_AsUnsignedLongLong(given_source);
+    Py_XDECREF(given_source);
+    if (PyErr_Occurred()) return NULL;
     PyObject *memory = PyObject_GetAttrString(arguments[0], "words");
     int taken = memory == NULL ? -1 : PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE);
     Py_XDECREF(memory);
     if (taken < 0) return NULL;
-    Py_ssize_t first = WAKE + (self->count + 63) / 64 * 8, size = TIMES + 2 * self->count;
+    Py_ssize_t first = WAKE + (self->count + 63) / 64 * 8, size = TIMES + 3 * self->count;
     if (self->memory.len != 8 * (first + SLOTS * size)) {
         PyBuffer_Release(&self->memory);
         PyErr_SetString(PyExc_ValueError, "writer: its memory is not that of this schedule");
@@ -148,6 +153,7 @@ static PyObject *open_step(Marks *self, PyObject *const *arguments, Py_ssize_t g
     self->record = self->words + first + (Py_ssize_t)(iteration % SLOTS) * size;
     self->writer = Py_NewRef(arguments[0]);
     uint64_t now = now_us();
+    self->words[SOURCE] = source;
     self->record[SEQUENCE] = 2 * iteration + 1;
     self->record[BEGIN] = self->words[STEP_BEGIN] = now;
     self->record[END] = self->record[FAULTS] = self->record[ENDED] = 0;
@@ -163,6 +169,7 @@ static PyObject *finish_step(Marks *self, PyObject *faults) {
         stand(self, STEP_ENDED, 0);
         self->record[END] = now_us();
         self->record[FAULTS] = given;
+        self->record[RECORD_SOURCE] = self->words[SOURCE] == SYNCHRONISED ? SYNCHRONISED : HOST;
         atomic_store((_Atomic uint64_t *)(self->record + SEQUENCE), self->record[SEQUENCE] + 1);
     }
     close_memory(self);
@@ -216,6 +223,76 @@ static void drop(Marks *self) {
     Py_DECREF(type);
 }
 
+/* A mark that the GPU writes: perseus_client.gpu_marks. StreamWrite(current context, is capturing, write value: addresses
+ * of the driver's functions; context, GPU's address of the mark, function that returns the current stream, device). */
+typedef struct {
+    PyObject_HEAD
+    int (*get_current)(void **context);
+    int (*is_capturing)(void *stream, int *status);
+    int (*write_value)(void *stream, uint64_t address, uint32_t value, unsigned flags);
+    void *context;
+    uint64_t pointer;
+    PyObject *current_stream, *device;
+} StreamWrite;
+
+enum { SKIPPED = -1 };
+
+static PyObject *stream_write(StreamWrite *self, PyObject *value) {
+    unsigned long long number = PyLong_AsUnsignedLongLong(value);
+    if (PyErr_Occurred()) return NULL;
+    void *context = NULL;
+    int capturing = 0, error;
+    if (self->get_current(&context) || context != self->context) return PyLong_FromLong(SKIPPED);
+    PyObject *found = PyObject_CallFunctionObjArgs(self->current_stream, self->device, NULL);
+    if (found == NULL) return NULL;
+    void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(found);
+    Py_DECREF(found);
+    if (PyErr_Occurred()) return NULL;
+    if (self->is_capturing(stream, &capturing) || capturing) return PyLong_FromLong(SKIPPED);
+    Py_BEGIN_ALLOW_THREADS /* a full launch queue makes it wait, as it does every launch */
+    error = self->write_value(stream, self->pointer, (uint32_t)number, 0);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(error);
+}
+
+static PyObject *make_stream_write(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(keywords)) {
+    unsigned long long get_current, is_capturing, write_value, context, pointer;
+    PyObject *current_stream, *device;
+    if (!PyArg_ParseTuple(arguments, "KKKKKOO", &get_current, &is_capturing, &write_value, &context, &pointer,
+                          &current_stream, &device))
+        return NULL;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    StreamWrite *self = (StreamWrite *)allocate(type, 0);
+    if (self == NULL) return NULL;
+    self->get_current = (int (*)(void **))(uintptr_t)get_current;
+    self->is_capturing = (int (*)(void *, int *))(uintptr_t)is_capturing;
+    self->write_value = (int (*)(void *, uint64_t, uint32_t, unsigned))(uintptr_t)write_value;
+    self->context = (void *)(uintptr_t)context;
+    self->pointer = pointer;
+    self->current_stream = Py_NewRef(current_stream);
+    self->device = Py_NewRef(device);
+    return (PyObject *)self;
+}
+
+static void drop_stream_write(StreamWrite *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF(self->current_stream);
+    Py_XDECREF(self->device);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef stream_write_methods[] = {{"write", (PyCFunction)stream_write, METH_O, NULL}, {NULL, NULL, 0, NULL}};
+static PyType_Slot stream_write_slots[] = {
+    {Py_tp_new, make_stream_write},
+    {Py_tp_dealloc, drop_stream_write},
+    {Py_tp_methods, stream_write_methods},
+    {0, NULL},
+};
+static PyType_Spec stream_write_spec = {"perseus_client._marks.StreamWrite", sizeof(StreamWrite), 0, Py_TPFLAGS_DEFAULT,
+                                        stream_write_slots};
+
 static PyMethodDef methods[] = {
     {"open", (PyCFunction)(void (*)(void))open_step, METH_FASTCALL, NULL},
     {"finish", (PyCFunction)finish_step, METH_O, NULL},
@@ -236,11 +313,14 @@ static PyType_Spec spec = {"perseus_client._marks.Marks", sizeof(Marks), 0, Py_T
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_marks", NULL, -1, NULL, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__marks(void) {
-    PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&spec);
-    if (made == NULL || type == NULL || PyModule_AddObjectRef(made, "Marks", type) < 0) {
+    PyObject *made = PyModule_Create(&module);
+    PyObject *marks = PyType_FromSpec(&spec), *stream_writes = PyType_FromSpec(&stream_write_spec);
+    if (made == NULL || marks == NULL || stream_writes == NULL || PyModule_AddObjectRef(made, "Marks", marks) < 0 ||
+        PyModule_AddObjectRef(made, "StreamWrite", stream_writes) < 0) {
         Py_XDECREF(made);
         made = NULL;
     }
-    Py_XDECREF(type);
+    Py_XDECREF(marks);
+    Py_XDECREF(stream_writes);
     return made;
 }

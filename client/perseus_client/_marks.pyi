@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 from perseus_proto.channel import ChannelWriter
 
 class Marks:
@@ -11,3 +13,17 @@ class Marks:
     def close(self) -> None: ...
     def begin(self, kind: str | int, microbatch: int, chunk: int = ..., /) -> int: ...
     def end(self, kind: str | int | None = ..., microbatch: int = ..., chunk: int = ..., /) -> int: ...
+
+class StreamWrite:
+    def __new__(
+        cls,
+        get_current: int,
+        is_capturing: int,
+        write_value: int,
+        context: int,
+        pointer: int,
+        current_stream: Callable[[int], int],
+        device: int,
+        /,
+    ) -> StreamWrite: ...
+    def write(self, value: int, /) -> int: ...

@@ -12,6 +12,7 @@ import logging
 import random
 import socket
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from perseus_proto.channel import ChannelWriter
@@ -28,12 +29,16 @@ ANSWER_S: Final = 10.0
 class Connector:
     """One connection to the agent, opened again whenever it breaks."""
 
-    def __init__(self, path: str, hello: bytes, instructions: int) -> None:
+    def __init__(
+        self, path: str, hello: bytes, instructions: int, prepare: Callable[[ChannelWriter], None] = lambda _: None
+    ) -> None:
+        """``prepare`` is called on this thread with each new writer, before the first step uses it."""
         self.writer: ChannelWriter | None = None
         """What the next step writes to; None while there is no agent."""
         self._path = path
         self._hello = hello
         self._instructions = instructions
+        self._prepare = prepare
         self._connection: socket.socket | None = None
         self._stopped = threading.Event()
         self._connected = threading.Event()
@@ -95,6 +100,7 @@ class Connector:
                     self._log_change(f"the agent refuses this rank ({answer.reason.name}): {answer.message}")
                     return False
                 writer = ChannelWriter(answer.memory_fd, answer.event_fd, self._instructions)
+                self._prepare(writer)
                 connection.settimeout(None)
                 if self._stopped.is_set():
                     return True

@@ -7,15 +7,24 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 from perseus_client.connector import Connector
-from perseus_client.gpu_events import EventTimer, open_timer
-from perseus_client.marks import TimedMarks, make_marks
+from perseus_client.gpu_events import open_timer
+from perseus_client.gpu_marks import open_gpu_marks
+from perseus_client.marks import Marks, TimedMarks, make_marks
 from perseus_client.session import LiveSession, Session
+from perseus_proto.channel import ChannelWriter, MarkSource
 from perseus_proto.hello import Hello, Timing, encode_hello, make_schedule
 from perseus_proto.keys import ENV_SOCKET
 
 log = logging.getLogger("perseus_client")
+_SOURCES: Final = {
+    Timing.HOST: MarkSource.HOST,
+    Timing.FOREIGN: MarkSource.SYNCHRONISED,  # in the caller's clock
+    Timing.SYNCHRONISED: MarkSource.SYNCHRONISED,
+}
 
 
 def connect(
@@ -45,8 +54,11 @@ def connect(
             the session does nothing.
         clock_us: a function that returns the time in microseconds, for simulators; None: the monotonic clock. A clock
             of one's own excludes timing "cuda".
-        timing: where timestamps come from. "cuda": CUDA events, without synchronising; "host": the clock at the call;
-            "auto": "cuda" if the process has already initialised CUDA in torch, else "host".
+        timing: whose time marks are in. "cuda": the GPU's, without synchronising: it writes them itself where its
+            driver can, else as "events": its events tell them an iteration later; "synchronised": the clock at the
+            call, where the caller waits for the GPU before each mark; "host": the clock at the call, which says nothing
+            about the GPU, so it keeps one clock for each iteration; "auto": "cuda" if the process has already
+            initialised CUDA in torch, else "host".
         gpu_uuid: UUID of the GPU that this process computes on; None: torch's current device, if torch has initialised
             CUDA. Required where the pod holds several GPUs.
 
@@ -57,28 +69,46 @@ def connect(
     if not path:
         return Session()
     try:
-        timer, origin = _choose_timing(timing, clock_us, len(schedule))
+        origin = _choose_timing(timing, clock_us)
         hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
-        connector = Connector(path, encode_hello(hello), len(hello.schedule))
         marks = make_marks(hello.schedule, clock_us)
-        return LiveSession(connector, marks if timer is None else TimedMarks(marks, timer))
+        if origin is not Timing.GPU:
+            return open_session(path, hello, marks, partial(_set_source, _SOURCES[origin]))
+        timer = open_timer(len(hello.schedule))
+        gpu = open_gpu_marks() if timing != "events" else None
+        prepare = gpu.prepare if gpu is not None else partial(_set_source, MarkSource.EVENTS)
+        return open_session(path, hello, TimedMarks(marks, timer, gpu), prepare)
     except Exception as error:  # noqa: BLE001 - nothing may reach the training code
         log.error("perseus_client: this rank trains without energy plans: %s", error)
         return Session()
 
 
-def _choose_timing(
-    timing: str, clock_us: Callable[[], int] | None, instructions: int
-) -> tuple[EventTimer | None, Timing]:
-    if timing not in ("auto", "cuda", "host"):
-        raise ValueError(f"timing: must be auto, cuda or host, is {timing!r}")
+def open_session(path: str, hello: Hello, marks: Marks, prepare: Callable[[ChannelWriter], None]) -> LiveSession:
+    """A session that connects to the agent at a path, for simulators with marks of their own.
+
+    Args:
+        path: of the agent's Unix socket.
+        hello: what to tell it.
+        marks: of the hello's schedule.
+        prepare: sets the source of each new writer, on the connecting thread.
+    """
+    return LiveSession(Connector(path, encode_hello(hello), len(hello.schedule), prepare), marks)
+
+
+def _choose_timing(timing: str, clock_us: Callable[[], int] | None) -> Timing:
+    if timing not in ("auto", "cuda", "events", "synchronised", "host"):
+        raise ValueError(f"timing: must be auto, cuda, events, synchronised or host, is {timing!r}")
     if clock_us is not None:
-        if timing == "cuda":
-            raise ValueError("timing: cuda cannot be combined with another clock")
-        return None, Timing.FOREIGN
-    if timing == "cuda" or (timing == "auto" and _cuda_initialised()):
-        return open_timer(instructions), Timing.GPU
-    return None, Timing.HOST
+        if timing in ("cuda", "events"):
+            raise ValueError(f"timing: {timing} cannot be combined with another clock")
+        return Timing.FOREIGN
+    if timing in ("cuda", "events") or (timing == "auto" and _cuda_initialised()):
+        return Timing.GPU
+    return Timing.SYNCHRONISED if timing == "synchronised" else Timing.HOST
+
+
+def _set_source(source: MarkSource, writer: ChannelWriter) -> None:
+    writer.source = source
 
 
 def _cuda_initialised() -> bool:

@@ -8,12 +8,15 @@ the host's clock. The only module of the client that uses torch's CUDA interface
 from __future__ import annotations
 
 import importlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from perseus_proto.channel import SLOTS, Faults
+
+log = logging.getLogger("perseus_client")
 
 MAX_PENDING: Final = SLOTS - 1
 """Iterations that may wait for their events; the shared memory holds no more."""
@@ -35,6 +38,8 @@ class LateRecord:
     """An iteration whose events have answered."""
 
     iteration: int
+    begin_us: int
+    """When the GPU began the step: not before it had ended the one before."""
     end_us: int
     times_us: list[int]
     """Begin and end of each instruction in turn, on the host's clock; zeros if the iteration did not call every one."""
@@ -58,53 +63,79 @@ class EventTimer:
     """Events of one rank. The training thread calls; nothing here waits for the GPU."""
 
     def __init__(
-        self, instructions: int, make_event: Callable[[], Event], capturing: Callable[[], bool], idle_stream: object
+        self,
+        instructions: int,
+        make_event: Callable[[], Event],
+        capturing: Callable[[], bool],
+        current_stream: Callable[[], object],
+        idle_stream: object,
     ) -> None:
-        """``idle_stream``: one that nothing else uses."""
+        """Make a timer whose events are all of one device.
+
+        Args:
+            instructions: of the schedule.
+            make_event: makes an event that has not been recorded.
+            capturing: whether the current stream is being captured into a CUDA graph.
+            current_stream: the current stream of the device.
+            idle_stream: one of the device that nothing else uses.
+        """
         self._instructions = instructions
+        self.last_boundary = 2 * instructions + 1
+        """The end of a step, as in ``gpu_mark_value``."""
         self._make_event = make_event
         self._capturing = capturing
+        self._current_stream = current_stream
         self._idle_stream = idle_stream
         self._pool: list[Event] = []
         self._pending: deque[_Pending] = deque()
         self._open: _Pending | None = None
         self._anchor: Event | None = None
+        self._end_us = 0
+        self._dropped = 0
         self._anchor_us = 0.0  # on the GPU's clock, from the first
         self._offsets_us: deque[float] = deque(maxlen=WINDOW)
 
     def step_begin(self, iteration: int, now_us: int) -> None:
-        """Record where the iteration begins. While a CUDA graph is captured nothing may be recorded, and nothing is."""
+        """Record where the iteration begins."""
         self._open = None
+        # While a CUDA graph is captured nothing may be recorded: the event would become a part of the graph.
         if not self._capturing():
             anchor = self._record(self._idle_stream)
-            base = self._record()
+            base = self._record(self._current_stream())
             self._open = _Pending(iteration, now_us, anchor, base, [None] * (2 * self._instructions), base)
 
     def begin(self, index: int) -> None:
         """Record on the current stream that an instruction begins."""
-        if self._open is not None:
-            self._open.marks[2 * index] = self._record()
+        self._mark(2 * index)
 
     def end(self, index: int) -> None:
         """Record on the current stream that an instruction ends."""
-        if self._open is not None:
-            self._open.marks[2 * index + 1] = self._record()
+        self._mark(2 * index + 1)
 
-    def step_end(self, faults: int) -> None:
-        """The iteration has been launched; it may run for a long time yet."""
-        if self._open is not None:
-            self._open.last = self._record()
-            self._open.faults = faults
-            self._pending.append(self._open)
-            self._open = None
+    def step_end(self, faults: int) -> bool:
+        """The iteration has been launched; it may run for a long time yet. False: it can not be timed, since a CUDA
+        graph was captured when it began or is now."""
+        pending, self._open = self._open, None
+        if pending is None or self._capturing():
+            return False
+        pending.last = self._record(self._current_stream())
+        pending.faults = faults
+        self._pending.append(pending)
+        return True
 
     def collect(self, now_us: int) -> Iterator[LateRecord]:
-        """Past iterations that are complete. The oldest is dropped if the GPU is too far behind."""
+        """Past iterations that are complete. The oldest is dropped if the GPU is too far behind. Not to be called while
+        a graph is captured."""
         while self._pending and self._pending[0].last.query() and self._pending[0].anchor.query():
             pending = self._pending.popleft()
             yield self._read(pending, now_us)
             self._recycle(pending)
         while len(self._pending) > MAX_PENDING:
+            if not self._dropped:
+                log.warning(
+                    "perseus_client: the GPU is more than %d iterations behind the host: not timed", MAX_PENDING
+                )
+            self._dropped += 1
             dropped = self._pending.popleft()
             self._pool.append(dropped.anchor)
             self._recycle(dropped)
@@ -118,7 +149,8 @@ class EventTimer:
             times_us = [0] * len(pending.marks)
             pending.faults |= Faults.UNTIMED
         end_us = round(begin_us + 1000 * pending.base.elapsed_time(pending.last))
-        return LateRecord(pending.iteration, end_us, times_us, pending.faults)
+        self._end_us = end_us
+        return LateRecord(pending.iteration, round(begin_us), end_us, times_us, pending.faults)
 
     def _place(self, pending: _Pending, now_us: int) -> float:
         """When the base event happened, on the host's clock.
@@ -133,10 +165,13 @@ class EventTimer:
         self._anchor = pending.anchor
         self._offsets_us.append(pending.begin_us - self._anchor_us)
         begin_us = self._anchor_us + max(self._offsets_us) + 1000 * pending.anchor.elapsed_time(pending.base)
-        return min(begin_us, now_us)
+        return max(min(begin_us, now_us), self._end_us)
 
-    def _record(self, stream: object = None) -> Event:
-        """None: the current stream."""
+    def _mark(self, place: int) -> None:
+        if self._open is not None and not self._capturing():
+            self._open.marks[place] = self._record(self._current_stream())
+
+    def _record(self, stream: object) -> Event:
         event = self._pool.pop() if self._pool else self._make_event()
         event.record(stream)
         return event
@@ -156,6 +191,11 @@ def open_timer(instructions: int) -> EventTimer:
     cuda = importlib.import_module("torch").cuda
     if not cuda.is_available():
         raise RuntimeError("timing: torch sees no CUDA device")
+    device = cuda.current_device()
     return EventTimer(
-        instructions, lambda: cuda.Event(enable_timing=True), cuda.is_current_stream_capturing, cuda.Stream()
+        instructions,
+        lambda: cuda.Event(enable_timing=True),
+        cuda.is_current_stream_capturing,
+        lambda: cuda.current_stream(device),
+        cuda.Stream(),
     )

@@ -10,12 +10,14 @@ and measure (``make bench ONLY=client``).
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from perseus_client.gpu_events import EventTimer
+from perseus_client.gpu_marks import GpuMarks
 from perseus_proto.channel import ChannelWriter, Faults
 from perseus_proto.hello import Instruction
 
@@ -24,7 +26,9 @@ try:
 except ImportError:  # built for another machine, or not at all
     _marks = None  # type: ignore[assignment]
 
+log = logging.getLogger("perseus_client")
 _OUT_OF_ORDER: Final = int(Faults.OUT_OF_ORDER)
+_UNTIMED: Final = int(Faults.UNTIMED)
 _UNKNOWN: Final = int(Faults.UNKNOWN_INSTRUCTION)
 
 
@@ -119,14 +123,24 @@ class PyMarks:
 
 
 class TimedMarks:
-    """Marks whose times are the GPU's: its events answer an iteration later, and fill the record then."""
+    """Marks in the GPU's time: the GPU writes as it passes them, where it can, and its events fill the record later."""
 
-    __slots__ = ("_marks", "_timer", "_writer")
+    __slots__ = ("_clock_ns", "_gpu", "_logged", "_marks", "_timer", "_writer")
 
-    def __init__(self, marks: Marks, timer: EventTimer) -> None:
+    def __init__(
+        self,
+        marks: Marks,
+        timer: EventTimer,
+        gpu: GpuMarks | None = None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """``gpu`` None: events only."""
         self._marks = marks
         self._timer = timer
+        self._gpu = gpu
+        self._clock_ns = clock_ns
         self._writer: ChannelWriter | None = None
+        self._logged = False
 
     @property
     def next(self) -> int:
@@ -137,22 +151,37 @@ class TimedMarks:
         return self._marks.ended
 
     def open(self, writer: ChannelWriter, iteration: int, /) -> None:
+        gpu = self._gpu
+        if gpu is not None:
+            gpu.open(writer, iteration)  # before the step says whose time it is in
         self._marks.open(writer, iteration)
         # Afterwards: a record whose first instruction began before the step is rejected.
-        self._timer.step_begin(iteration, time.monotonic_ns() // 1000)
+        self._timer.step_begin(iteration, self._clock_ns() // 1000)
+        if gpu is not None:
+            gpu.mark(0)
         self._writer = writer
 
     def finish(self, faults: int, /) -> None:
         writer = self._writer
+        if writer is None:
+            self._marks.close()
+            return
+        if not self._timer.step_end(faults):
+            self._say_captured()
+            self._marks.finish(faults | _UNTIMED)
+            self.close()
+            return
+        writer.step_end_untimed()
+        if self._gpu is not None:
+            self._gpu.mark(self._timer.last_boundary)
         self.close()
-        if writer is not None:
-            self._timer.step_end(faults)
-            writer.step_end_untimed()
-            for late in self._timer.collect(time.monotonic_ns() // 1000):
-                writer.fill(late.iteration, late.end_us, late.times_us, late.faults)
+        for late in self._timer.collect(self._clock_ns() // 1000):
+            writer.fill(late.iteration, late.begin_us, late.end_us, late.times_us, late.faults)
 
     def close(self) -> None:
         self._writer = None
+        if self._gpu is not None:
+            self._gpu.close()
         self._marks.close()
 
     def begin(self, kind: str | int, microbatch: int, chunk: int = 0, /) -> int:
@@ -160,7 +189,10 @@ class TimedMarks:
             return 0
         faults = self._marks.begin(kind, microbatch, chunk)
         if not faults & _UNKNOWN:
-            self._timer.begin(self._marks.next - 1)
+            index = self._marks.next - 1
+            if self._gpu is not None:  # outside of what the events time
+                self._gpu.mark(2 * index + 1)
+            self._timer.begin(index)
         return faults
 
     def end(self, kind: str | int | None = None, microbatch: int = 0, chunk: int = 0, /) -> int:
@@ -168,5 +200,16 @@ class TimedMarks:
             return 0
         faults = self._marks.end(kind, microbatch, chunk)
         if not faults:
-            self._timer.end(self._marks.ended)
+            index = self._marks.ended
+            self._timer.end(index)
+            if self._gpu is not None:
+                self._gpu.mark(2 * index + 2)
         return faults
+
+    def _say_captured(self) -> None:
+        if not self._logged:
+            self._logged = True
+            log.info(
+                "perseus_client: a step that begins or ends while a CUDA graph is captured is not timed: its marks "
+                "would become a part of the graph"
+            )

@@ -50,7 +50,7 @@ typedef struct {
   char uuid[NAME_BYTES], name[NAME_BYTES];
   /* Written by perseus_shim_set; the order is that of KEYS below. */
   int64_t min_mhz, max_mhz, step_mhz, memory_mhz, idle_mw, max_mw, busy_permille, transition_us, energy_period_us, energy_frozen,
-      has_energy, has_samples, lost, mig, mps, permitted, reasons, cap_mhz, locked_mhz;
+      has_energy, has_samples, lost, mig, mps, processes, permitted, reasons, cap_mhz, locked_mhz;
   /* Kept by the shim; read by perseus_shim_get. */
   int64_t lock_calls, reset_calls, last_write_ns, clock_mhz, energy_mj;
   int64_t next_mhz, effective_us;
@@ -457,13 +457,23 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned int *current, unsigne
   return leave(SUCCESS);
 }
 
-nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *count, void *processes) {
-  ENTER(d);
+/* So many processes, of which nothing is known. */
+static nvmlReturn_t list_processes(int64_t running, unsigned int *count, void *processes) {
   unsigned int room = *count;
-  *count = (unsigned int)g->mps;
+  *count = (unsigned int)running;
   if (room < *count || (*count && !processes)) return leave(INSUFFICIENT_SIZE);
   if (*count) memset(processes, 0, 24 * (size_t)*count);
   return leave(SUCCESS);
+}
+
+nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *count, void *processes) {
+  ENTER(d);
+  return list_processes(g->mps, count, processes);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned int *count, void *processes) {
+  ENTER(d);
+  return list_processes(g->processes, count, processes);
 }
 
 nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned int *mode) {
@@ -483,9 +493,9 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsig
 
 static const char *const KEYS[] = {
     "min_mhz", "max_mhz", "step_mhz", "memory_mhz", "idle_mw", "max_mw", "busy_permille", "transition_us",
-    "energy_period_us", "energy_frozen", "has_energy", "has_samples", "lost", "mig", "mps", "permitted", "reasons", "cap_mhz", "locked_mhz",
+    "energy_period_us", "energy_frozen", "has_energy", "has_samples", "lost", "mig", "mps", "processes", "permitted", "reasons", "cap_mhz", "locked_mhz",
     "lock_calls", "reset_calls", "last_write_ns", "clock_mhz", "energy_mj"};
-enum { WRITABLE_KEYS = 19, ALL_KEYS = 24 };
+enum { WRITABLE_KEYS = 20, ALL_KEYS = 25 };
 
 static int64_t *value_of(gpu_t *g, const char *key, int keys) {
   for (int i = 0; i < keys; i++)

@@ -9,17 +9,28 @@ by itself.
     words 0-3    magic, layout version, instructions n, slots       written once by the agent, checked once by the rank
     word  4      silent from: marks made from this time on, µs,     agent; 0: every mark of the map needs its ring
                    need no ring, since a look follows them
+    word  5      mark source: whose time the marks are in           rank, when a step begins
     word  8      position: iteration, phase, index in one word      rank: one store, of the whole or of its lower
                    half, so it is never torn
     word  9      begin of the current step, µs                      rank
-    word  16…    wake map, one byte per instruction                 agent
+    word  16     GPU mark, in its lower half: where the GPU is       the GPU, by a stream memory write, or the rank
+    word  24…    wake map, one byte per instruction                 agent
     then         SLOTS records of one iteration each                rank
-                   sequence, begin µs, end µs, faults, ended, 3 spare, then n × (begin µs, end µs)
+                   sequence, begin µs, end µs, faults, ended, source, host's begin µs, 1 spare,
+                   then n × (begin µs, end µs), then n × host's begin µs
 
-Every word has one writer. A record is guarded by its sequence: 2·iteration + 1 while it is filled, 2·iteration + 2
-when it is closed; the reader copies it and looks at the sequence again. Ordering: on x86 stores are seen in order. On
-ARM the eventfd is the barrier, as write() and read() on it take one lock; without a ring a record may look closed some
-nanoseconds before its last words arrive, and then reads as incomplete, since these were reset when it was opened.
+Every word has one writer. The GPU mark has a cache line of its own: a store of the GPU takes a line out of the caches
+of the processor, and the rank's marks must not pay for that. It is one number of 32 bits: the iteration modulo 4,096 in
+the upper 12, the boundary passed last in the lower 20. Boundary 0 is the begin of the step, 2k + 1 and 2k + 2 are begin
+and end of instruction k, 2n + 1 is the end of the step. It holds no time: the agent knows when it looked.
+
+A mark stores the host's time. Where the GPU's times come later, ``fill`` keeps what the host marked in the last part of
+the record and stores the GPU's in its place, so both are there and the marks cost nothing more.
+
+A record is guarded by its sequence: 2·iteration + 1 while it is filled, 2·iteration + 2 when it is closed; the reader
+copies it and looks at the sequence again. Ordering: on x86 stores are seen in order. On ARM the eventfd is the barrier,
+as write() and read() on it take one lock; without a ring a record may look closed some nanoseconds before its last
+words arrive, and then reads as incomplete, since these were reset when it was opened.
 Setting the map and passing an instruction may race by nanoseconds: the agent therefore reads the position after it has
 set the map, and the cost of losing that race is one instruction at its old clock.
 
@@ -48,18 +59,26 @@ from typing import Final
 
 from perseus_proto.hello import MAX_INSTRUCTIONS, ChannelError
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 SLOTS: Final = 4
 """Iterations stored for the agent: one being filled, two that wait for GPU events, one being drained."""
 MAX_ITERATION: Final = 2**32 - 1
 MAX_DURATION_US: Final = 2**32 - 1
+MAX_LEAD_US: Final = 2**31 - 1
+GPU_MARK_BYTE: Final = 8 * 16
+"""Where in the memory the GPU writes its mark, 32 bits; within its first page."""
 
 _MAGIC: Final = int.from_bytes(b"PERSEUS1", "little")
 _SILENT_FROM: Final = 4  # beside words that never change: a store here must not take the rank's own line from its cache
+_SOURCE: Final = 5
 _POSITION: Final = 8
 _STEP_BEGIN: Final = 9
-_WAKE: Final = 16
-_SEQUENCE, _BEGIN, _END, _FAULTS, _ENDED, _TIMES = 0, 1, 2, 3, 4, 8
+_GPU_MARK: Final = GPU_MARK_BYTE // 8
+_WAKE: Final = 24
+_SEQUENCE, _BEGIN, _END, _FAULTS, _ENDED, _RECORD_SOURCE, _HOST_BEGIN, _TIMES = 0, 1, 2, 3, 4, 5, 6, 8
+_ITERATION_BITS: Final = 0xFFF
+_BOUNDARY_BITS: Final = 20
+_NO_GPU_MARK: Final = 2**32 - 1  # of a boundary that no schedule has
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL: Final = 0x8  # Linux 6.3; hardened nodes demand it
 
@@ -75,6 +94,19 @@ class Phase(IntEnum):
     ENDED = 3
     """An instruction has ended."""
     STEP_ENDED = 4
+
+
+class MarkSource(IntEnum):
+    """Whose time the marks of a rank are in; numbers as in ``perseus.v1alpha1.MarkSource``."""
+
+    HOST = 1
+    """The host's, when it launches: they say nothing about the GPU."""
+    SYNCHRONISED = 2
+    """The host's, and it waits for the GPU before each."""
+    EVENTS = 3
+    """The GPU's, read from its events an iteration later."""
+    GPU = 4
+    """The GPU's: it writes its mark as it passes, and events give exact times later."""
 
 
 class Faults(IntFlag):
@@ -111,6 +143,7 @@ class IterationRecord:
 
     iteration: int
     begin_us: int
+    """When the step began: on the GPU, if the source is EVENTS or GPU."""
     end_us: int
     begins_us: tuple[int, ...]
     """Per instruction in schedule order; empty unless complete."""
@@ -118,10 +151,36 @@ class IterationRecord:
     complete: bool
     """Every instruction ran once, in order, with possible times."""
     faults: Faults
+    host_begin_us: int = 0
+    """When the host began the step."""
+    host_begins_us: tuple[int, ...] = ()
+    """When the host marked each instruction's begin; empty unless complete."""
+    source: MarkSource = MarkSource.HOST
+    """Whose time the other fields are in."""
+
+    @property
+    def leads_us(self) -> tuple[int, ...]:
+        """By how much the host was ahead: the begin of each instruction minus the host's mark of it. Slightly below 0
+        where the clocks of host and GPU differ; empty unless complete, and where only the host's time is known.
+        """
+        if self.source is MarkSource.HOST:
+            return ()
+        return tuple(begin - host for begin, host in zip(self.begins_us, self.host_begins_us, strict=True))
+
+
+def gpu_mark_value(iteration: int, boundary: int) -> int:
+    """What the GPU writes to ``GPU_MARK_BYTE`` when it passes a boundary of an iteration.
+
+    Args:
+        iteration: as in ``ChannelWriter.step_begin``.
+        boundary: 0 is the begin of the step, 2k + 1 and 2k + 2 are begin and end of instruction k, 2n + 1 is the end of
+            the step.
+    """
+    return (iteration & _ITERATION_BITS) << _BOUNDARY_BITS | boundary
 
 
 def _record_words(instructions: int) -> int:
-    return _TIMES + 2 * instructions
+    return _TIMES + 3 * instructions
 
 
 def _first_record(instructions: int) -> int:
@@ -143,6 +202,7 @@ class ChannelWriter:
 
     __slots__ = (
         "_event_fd",
+        "_gpu_mark",
         "_here",
         "_last",
         "_map",
@@ -151,6 +211,7 @@ class ChannelWriter:
         "_times",
         "_wake",
         "rings",
+        "source",
         "words",
     )
 
@@ -183,10 +244,13 @@ class ChannelWriter:
         # Within a step only the lower half of the position changes: phase and index, in an integer of one digit.
         self._here = view[8 * _POSITION : 8 * _POSITION + 4].cast("I")
         first, size = _first_record(instructions), _record_words(instructions)
+        self._gpu_mark = view[GPU_MARK_BYTE : GPU_MARK_BYTE + 4].cast("I")
         self._records = tuple(words[first + slot * size : first + (slot + 1) * size] for slot in range(SLOTS))
         self._record = self._records[0]
         self._times = self._record[_TIMES:]
         self._last = instructions - 1
+        self.source = MarkSource.HOST
+        """Whose time the marks are in, from the next step on."""
         self.rings = 0
         """How often the agent was woken."""
 
@@ -198,6 +262,7 @@ class ChannelWriter:
     def step_begin(self, iteration: int, t_us: int) -> None:
         """Open the record of an iteration, and ring unless a look was announced."""
         words, record = self.words, self._records[iteration % SLOTS]
+        words[_SOURCE] = self.source
         record[_SEQUENCE] = 2 * iteration + 1
         record[_BEGIN] = words[_STEP_BEGIN] = t_us
         record[_END] = record[_FAULTS] = record[_ENDED] = 0
@@ -225,19 +290,42 @@ class ChannelWriter:
         that begins at another clock the end of the last instruction has rung.
         """
         self._here[0] = 0x4000000  # Phase.STEP_ENDED << 24
-        self._close(iteration, t_us, faults)
+        # What comes without ``fill`` are the times of the host's own marks.
+        source = MarkSource.SYNCHRONISED if self.source is MarkSource.SYNCHRONISED else MarkSource.HOST
+        self._close(iteration, t_us, faults, source)
 
     def step_end_untimed(self) -> None:
         """End the step, but leave its record open for ``fill``: its times are not known yet."""
         self._here[0] = 0x4000000
 
-    def fill(self, iteration: int, end_us: int, times_us: list[int], faults: int = 0) -> None:
-        """Close the record of a past iteration with times that came late: begin and end of each instruction in turn."""
+    def fill(self, iteration: int, begin_us: int, end_us: int, times_us: list[int], faults: int = 0) -> None:
+        """Close the record of a past iteration with the GPU's times, which came late.
+
+        Args:
+            iteration: one whose step has ended by ``step_end_untimed``.
+            begin_us, end_us: when the GPU began and ended the step, µs.
+            times_us: begin and end of each instruction in turn, µs; 2n of them.
+            faults: of ``Faults``.
+        """
         record = self._records[iteration % SLOTS]
-        if record[_SEQUENCE] == 2 * iteration + 1 and len(times_us) == len(record) - _TIMES:
-            record[_TIMES:] = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
+        hosts = _TIMES + len(times_us)
+        if record[_SEQUENCE] == 2 * iteration + 1 and len(times_us) == 2 * (self._last + 1):
+            record[_HOST_BEGIN] = record[_BEGIN]
+            record[hosts:] = record[_TIMES:hosts:2]
+            record[_BEGIN] = begin_us
+            record[_TIMES:hosts] = memoryview(b"".join(time.to_bytes(8, "little") for time in times_us)).cast("Q")
             record[_ENDED] = self._last + 1
-            self._close(iteration, end_us, faults)
+            source = MarkSource.GPU if self.source is MarkSource.GPU else MarkSource.EVENTS
+            self._close(iteration, end_us, faults, source)
+
+    def change_source(self, source: MarkSource) -> None:
+        """Say within a step that marks have another source than it began with."""
+        self.source = source
+        self.words[_SOURCE] = source
+
+    def gpu_mark(self, iteration: int, boundary: int) -> None:
+        """Write the GPU's mark as the GPU would: for simulated GPUs. Arguments as in ``gpu_mark_value``."""
+        self._gpu_mark[0] = gpu_mark_value(iteration, boundary)
 
     def deviate(self, faults: int) -> None:
         """The iteration does not follow the schedule: mark it so before its end, and ring, since the planned clocks do
@@ -251,10 +339,11 @@ class ChannelWriter:
         os.eventfd_write(self._event_fd, 1)
         self.rings += 1
 
-    def _close(self, iteration: int, t_us: int, faults: int) -> None:
+    def _close(self, iteration: int, t_us: int, faults: int, source: MarkSource) -> None:
         record = self._records[iteration % SLOTS]
         record[_END] = t_us
         record[_FAULTS] = faults
+        record[_RECORD_SOURCE] = source
         record[_SEQUENCE] = 2 * iteration + 2
 
 
@@ -302,6 +391,7 @@ class ChannelReader:
             undo.pop_all()
         for word, value in enumerate((_MAGIC, LAYOUT_VERSION, instructions, SLOTS)):
             reader._words[word] = value
+        reader._words[_GPU_MARK] = _NO_GPU_MARK
         return reader
 
     def close(self) -> None:
@@ -326,6 +416,31 @@ class ChannelReader:
         if phase > Phase.STEP_ENDED or index >= self.instructions:
             return Position(0, 0, Phase.NONE)
         return Position(word >> 32, index, Phase(phase))
+
+    def mark_source(self) -> MarkSource:
+        """Whose time the marks of the current step are in. Invalid memory reads as HOST, of which nothing follows."""
+        return _source(self._words[_SOURCE])
+
+    def gpu_position(self) -> tuple[int, int] | None:
+        """Where the GPU is: (iteration, boundary passed last), as in ``gpu_mark_value``. None where the marks do not
+        say it, nothing has been marked yet, or the memory is invalid.
+        """
+        mark: int = self._words[_GPU_MARK] & 0xFFFFFFFF  # before the host's position, which is ahead of it
+        source, position = self.mark_source(), self.position()
+        last = 2 * self.instructions + 1
+        if position.phase is Phase.NONE:
+            return None
+        if source is MarkSource.SYNCHRONISED:
+            begun = 2 * position.index + 1
+            return position.iteration, {Phase.STEP_BEGUN: 0, Phase.BEGUN: begun, Phase.ENDED: begun + 1}.get(
+                position.phase, last
+            )
+        # The GPU is at most 4,095 iterations behind the host, and never ahead of it.
+        iteration = position.iteration - ((position.iteration - (mark >> _BOUNDARY_BITS)) & _ITERATION_BITS)
+        boundary = mark & (1 << _BOUNDARY_BITS) - 1
+        if source is not MarkSource.GPU or iteration < 0 or boundary > last:
+            return None
+        return iteration, boundary
 
     def ended(self, iteration: int) -> int:
         """The instruction of this iteration that has ended and is followed by none yet; −1 if the rank is anywhere else
@@ -408,10 +523,15 @@ class ChannelReader:
         if words[_SEQUENCE] != 2 * iteration + 2 or self._words[start] != words[_SEQUENCE]:
             return None
         begin_us, end_us = words[_BEGIN], words[_END]
-        begins_us, ends_us = words[_TIMES::2], words[_TIMES + 1 :: 2]
+        hosts = _TIMES + 2 * self.instructions
+        begins_us, ends_us = words[_TIMES:hosts:2], words[_TIMES + 1 : hosts : 2]
+        source = _source(words[_RECORD_SOURCE])
+        late = source in (MarkSource.EVENTS, MarkSource.GPU)
+        host_begin_us, host_begins_us = (words[_HOST_BEGIN], words[hosts:]) if late else (begin_us, begins_us)
         faults = Faults(words[_FAULTS] & sum(Faults))
         valid = begin_us <= end_us <= begin_us + MAX_DURATION_US and all(
-            begin_us <= begin <= end <= end_us for begin, end in zip(begins_us, ends_us, strict=True)
+            begin_us <= begin <= end <= end_us and -MAX_LEAD_US <= begin - host <= MAX_LEAD_US
+            for begin, end, host in zip(begins_us, ends_us, host_begins_us, strict=True)
         )
         complete = valid and not faults and words[_ENDED] == self.instructions
         return IterationRecord(
@@ -422,4 +542,11 @@ class ChannelReader:
             durations_us=tuple(end - begin for begin, end in zip(begins_us, ends_us, strict=True)) if complete else (),
             complete=complete,
             faults=faults,
+            host_begin_us=host_begin_us,
+            host_begins_us=tuple(host_begins_us) if complete else (),
+            source=source,
         )
+
+
+def _source(number: int) -> MarkSource:
+    return MarkSource(number) if MarkSource.HOST <= number <= MarkSource.GPU else MarkSource.HOST

@@ -96,6 +96,8 @@ class Timing(IntEnum):
     """GPU events, placed on CLOCK_MONOTONIC at the begin of the step; reported one iteration late."""
     FOREIGN = 3
     """A clock given by the caller, such as a simulator's."""
+    SYNCHRONISED = 4
+    """CLOCK_MONOTONIC at the call, before which the caller waits for the GPU."""
 
 
 class Message(IntEnum):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from perseus_agent.acceptance.options import parse_options as accept_options
 from perseus_agent.settings import parse_settings as agent_settings
 from perseus_operator.settings import parse_settings as operator_settings
 from perseus_proto import keys
@@ -234,6 +235,7 @@ def node_matches(agent: Any, labels: dict[str, str]) -> bool:
     """Return whether the scheduler would accept a node: terms are ORed, and expressions and the node selector ANDed."""
     holds = {
         "In": lambda e: labels.get(e["key"]) in e["values"],
+        "NotIn": lambda e: labels.get(e["key"]) not in e["values"],
         "DoesNotExist": lambda e: e["key"] not in labels,
     }
     affinity = agent.get("affinity")
@@ -269,6 +271,72 @@ def test_agents_run_on_gpu_nodes_and_stop_for_a_driver_upgrade(
         label = {} if client is None else {"nvidia.com/gpu.deploy.client": client}
         assert node_matches(agent, gpu | label) is runs, (client, mode)
     assert not node_matches(agent, {"nvidia.com/gpu.deploy.client": "true"})
+
+
+RELEASED = [
+    {keys.LABEL_RELEASE_GPUS: "true"},
+    {"nvidia.com/gpu-driver-upgrade-state": "pod-deletion-required"},
+    {"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"},
+    {"nvidia.com/gpu.deploy.device-plugin": "false"},  # NVSentinel before it resets a GPU
+    {"nvidia.com/gpu.deploy.device-plugin": "paused-for-driver-upgrade"},
+]
+KEPT = [
+    {keys.LABEL_RELEASE_GPUS: "false"},
+    {"nvidia.com/gpu-driver-upgrade-state": "wait-for-jobs-required"},  # training goes on
+    {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"},
+    {"nvidia.com/gpu.deploy.device-plugin": "true"},
+]
+
+
+@pytest.mark.parametrize("gpu", [*GPU_LABELS, None])
+@pytest.mark.parametrize("mode", ["affinity", "nodeSelector", "ignore"])
+def test_an_agent_releases_its_gpus_on_request(render: Render, gpu: dict[str, str] | None, mode: str) -> None:
+    """By leaving the node: the DaemonSet's controller deletes the pod of a node that does not match any more."""
+    simulated = {"simulatedGpus": {"enabled": gpu is None}}
+    agent = pod(render({**simulated, "agent": {"driverUpgradeLabel": mode}}), AGENT)
+    node = (gpu or {}) | {"nvidia.com/gpu.deploy.client": "true"}
+    assert [labels for labels in RELEASED if node_matches(agent, node | labels)] == []
+    assert [labels for labels in KEPT if not node_matches(agent, node | labels)] == []
+
+
+def test_labels_of_release_can_be_chosen(render: Render) -> None:
+    agent = pod(render({"agent": {"releaseLabels": [{"key": "maintenance", "values": ["now", "soon"]}]}}), AGENT)
+    for gpu in GPU_LABELS:
+        assert node_matches(agent, gpu | RELEASED[0])
+        assert not node_matches(agent, gpu | {"maintenance": "soon"})
+    agent = pod(render({"agent": {"releaseLabels": []}, "simulatedGpus": {"enabled": True}}), AGENT)
+    assert "affinity" not in agent
+
+
+ACCEPT = ("Pod", "perseus-accept")
+
+
+def test_acceptance_is_off_and_runs_where_the_agent_was_sent_away(render: Render) -> None:
+    assert ACCEPT not in render()
+    objects = render({"acceptance": {"enabled": True, "minutes": 2.5}, "agent": {"runtimeClassName": "nvidia"}})
+    accept, agent = objects[ACCEPT]["spec"], pod(objects, AGENT)
+    [container] = accept["containers"]
+    options = accept_options(container["args"], environment(container))
+    assert options.minutes == 2.5
+    assert (
+        options.journal == agent_settings(agent["containers"][0]["args"], environment(agent["containers"][0])).journal
+    )
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert container["image"] == agent["containers"][0]["image"]
+    assert accept["runtimeClassName"] == "nvidia"
+    for gpu in GPU_LABELS:
+        assert not (node_matches(agent, gpu | accept["nodeSelector"]))
+    [mount] = [mount for mount in container["volumeMounts"] if mount["name"] == "state"]
+    assert options.journal.startswith(mount["mountPath"])
+
+
+def test_acceptance_in_json_with_an_image_of_its_own(render: Render) -> None:
+    image = {"repository": "torch-with-perseus", "tag": "1"}
+    objects = render({"acceptance": {"enabled": True, "format": "json", "image": image}})
+    [container] = objects[ACCEPT]["spec"]["containers"]
+    options = accept_options(container["args"], environment(container))
+    assert (options.json, options.markdown) == ("-", "")
+    assert container["image"] == "torch-with-perseus:1"
 
 
 def test_simulated_gpus_need_no_gpu_node_and_change_little_of_the_agent(render: Render) -> None:

@@ -8,6 +8,7 @@ entries of another boot are dropped. Any thread may call it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_agent.errors import JournalError
+from perseus_agent.errors import JournalError, SettingsError
 
 MAX_BYTES: Final = 1 << 20
 MAX_EPOCHS: Final = 1_024
@@ -147,6 +148,50 @@ class Journal:
         except OSError as error:
             raise JournalError(f"--journal: cannot write {self._path}: {error}") from error
         self._state = state
+
+
+class JournalLock:
+    """One program per node writes clocks: a lock beside the journal, which the kernel releases when its holder dies."""
+
+    def __init__(self, journal: Path) -> None:
+        """Of this journal; it is not taken yet."""
+        self.path = journal.with_suffix(journal.suffix + ".lock")
+        self._descriptor: int | None = None
+
+    def take(self) -> bool:
+        """Take the lock if nobody holds it. Returns whether this process holds it now.
+
+        Raises:
+            SettingsError: its file cannot be made.
+        """
+        if self._descriptor is not None:
+            return True
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SettingsError(f"--journal: cannot make {self.path}: {error}") from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Release it; no error if it is not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def boot_id(proc_root: Path = Path("/proc")) -> str:
+    """The identity of this boot of the node; empty where /proc does not have it."""
+    try:
+        return (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def _digest(body: Any) -> str:

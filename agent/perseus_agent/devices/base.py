@@ -19,7 +19,7 @@ import enum
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from perseus_agent.errors import SettingsError
 
@@ -134,6 +134,21 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Release the handle. Never changes clocks: restoring them is the governor's task."""
+
+
+@runtime_checkable
+class ListsProcesses(Protocol):
+    """A device whose driver says who computes on it; not needed to run an agent, which asks the kubelet."""
+
+    def compute_processes(self) -> int | None:
+        """Count the processes that hold the GPU for computing.
+
+        Returns:
+            The number, in whatever process namespace; None: the driver does not say.
+
+        Raises:
+            DeviceError: the driver refused.
+        """
 
 
 class DeviceSet(Protocol):

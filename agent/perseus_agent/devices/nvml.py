@@ -263,6 +263,10 @@ class NvmlDevice:
                 reasons |= reason
         return reasons
 
+    def compute_processes(self) -> int | None:
+        processes = self._optional("compute processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
+        return None if processes is None else len(processes)
+
     def close(self) -> None:
         """The library owns the handle."""
 

@@ -4,15 +4,20 @@ time(f)  = time(f_max) · (m + (1 − m) · f_max / f)              m: the share
 power(f) = static + dynamic · f/f_max · V(f)²,   V(f) = max(floor, v0 + (1 − v0) · f/f_max)
 
 with the clock held where power would exceed the board's limit, which is why the highest clocks are no faster. The
-constants of the two GPUs are least-squares fits to the stage profiles in the public artifact of the SOSP'24 paper
-(branch kronos of ml-energy/zeus: GPT-3 175B on A100 SXM, Bloom 176B on A40, whose clocks go from 855 MHz up); the
-model stays within 1.1 % (time) and 1.7 % (power) of the A100's, within 1.5 % and 2.6 % of the A40's. Blocking power
-is the one published there. Used to write the samples of the project and by tests; trainers read the resulting CSV.
+constants are data, one file a GPU in ``models``, each with its source. Those of A100 and A40 are least-squares fits to
+the stage profiles in the public artifact of the SOSP'24 paper (branch kronos of ml-energy/zeus); most of the others are
+assumed and say so. Used to write the samples of the project and by tests; trainers read the resulting CSV.
 """
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perseus_proto.latency import published_latency
+from perseus_sim.gpus.switching import DriverModel
 
 BACKWARD_RATIO = 1.85
 """Backward to forward time of a transformer layer with activation recomputation, as in both of those profiles."""
@@ -25,6 +30,8 @@ class GpuModel:
     name: str
     clocks_mhz: tuple[int, ...]
     """Supported clocks, ascending."""
+    lowest_profiled_mhz: int
+    """Lowest clock worth measuring: below, energy rises again."""
     memory_share: float
     static_w: float
     dynamic_w: float
@@ -32,6 +39,29 @@ class GpuModel:
     voltage_offset: float
     power_limit_w: float
     blocking_power_w: float
+    driver: DriverModel
+    sources: dict[str, str]
+    """Where each figure comes from."""
+
+    @classmethod
+    def read(cls, path: Path) -> GpuModel:
+        """Read a file of figures.
+
+        Raises:
+            OSError, ValueError, KeyError, TypeError: it is not one.
+        """
+        found: dict[str, Any] = tomllib.loads(path.read_text())
+        compute, driver = ({key: one["value"] for key, one in found[part].items()} for part in ("compute", "driver"))
+        lowest, highest, step = compute.pop("clocks_mhz")
+        latency = published_latency(found["name"])
+        sources = {key: one["source"] for part in ("compute", "driver") for key, one in found[part].items()}
+        return cls(
+            name=found["name"],
+            clocks_mhz=tuple(range(lowest, highest + 1, step)),
+            driver=DriverModel(latency=latency, **driver),
+            sources={**sources, "latency": latency.source},
+            **compute,
+        )
 
     @property
     def max_clock_mhz(self) -> int:
@@ -64,30 +94,8 @@ class GpuModel:
         return self.static_w + self.dynamic_w * ratio * voltage**2
 
 
-MODELS = {
-    "a100": GpuModel(
-        name="NVIDIA A100-SXM4-80GB (simulated)",
-        clocks_mhz=tuple(range(210, 1411, 15)),
-        memory_share=0.1351,
-        static_w=46.13,
-        dynamic_w=460.3,
-        voltage_floor=0.8228,
-        voltage_offset=0.1807,
-        power_limit_w=470.8,
-        blocking_power_w=83.64,
-    ),
-    "a40": GpuModel(
-        name="NVIDIA A40 (simulated)",
-        clocks_mhz=tuple(range(210, 1741, 15)),
-        memory_share=0.498,
-        static_w=95.85,
-        dynamic_w=288.4,
-        voltage_floor=0.7535,
-        voltage_offset=0.2897,
-        power_limit_w=291.8,
-        blocking_power_w=70.38,
-    ),
-}
+MODELS = {path.stem: GpuModel.read(path) for path in sorted((Path(__file__).parent / "models").glob("*.toml"))}
+"""By the names of ``--gpu-model``."""
 
 
 def stage_weights(stages: int, imbalance: float) -> tuple[float, ...]:
@@ -108,7 +116,6 @@ def profile_csv(
     gpu: str = "a100",
     imbalance: float = 1.12,
     forward_s: float = 0.036,
-    lowest_clock: float = 0.6,
 ) -> str:
     """A profile as the field writes it: ``stage,instruction,frequency,time,energy`` (MHz, s, J).
 
@@ -118,7 +125,6 @@ def profile_csv(
         imbalance: time of the longest stage over that of the others. Published for GPT-3 on 4 stages: 1.02 (175B) to
             1.17 (1B).
         forward_s: forward time of an ordinary stage at the highest clock.
-        lowest_clock: lowest clock measured, over the highest: below, energy rises again.
 
     Returns:
         The CSV, as ``perseus_solver.read_profile`` reads it.
@@ -134,7 +140,7 @@ def profile_csv(
     if not forward_s > 0:
         raise ValueError(f"forward_s: must be more than 0, is {forward_s}")
     model = MODELS[gpu]
-    clocks = [clock for clock in reversed(model.clocks_mhz) if clock >= lowest_clock * model.max_clock_mhz]
+    clocks = [clock for clock in reversed(model.clocks_mhz) if clock >= model.lowest_profiled_mhz]
     lines = ["stage,instruction,frequency,time,energy"]
     for stage, weight in enumerate(stage_weights(stages, imbalance)):
         for instruction, ratio in (("forward", 1.0), ("backward", BACKWARD_RATIO)):

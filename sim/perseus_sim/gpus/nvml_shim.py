@@ -44,10 +44,10 @@ class Shim:
     """The state of simulated GPUs behind NVML: set what happens to them, read what was done to them.
 
     Values of a GPU: ``busy_permille`` (load), ``transition_us``, ``energy_frozen``, ``has_energy``, ``has_samples``
-    (of power), ``lost``, ``mig``, ``mps`` (clients), ``permitted``, ``reasons`` (bits), ``cap_mhz`` (holds the clock
-    down, as heat does; 0: nothing), ``locked_mhz`` (0: not locked; setting it is a foreign write), ``min_mhz``,
-    ``max_mhz``, ``step_mhz``, ``idle_mw``, ``max_mw``; read only: ``lock_calls``, ``reset_calls``, ``last_write_ns``
-    (monotonic), ``clock_mhz``, ``energy_mj``.
+    (of power), ``lost``, ``mig``, ``mps`` (clients), ``processes`` (that compute), ``permitted``, ``reasons``
+    (bits), ``cap_mhz`` (holds the clock down, as heat does; 0: nothing), ``locked_mhz`` (0: not locked; setting it is a
+    foreign write), ``min_mhz``, ``max_mhz``, ``step_mhz``, ``idle_mw``, ``max_mw``; read only: ``lock_calls``,
+    ``reset_calls``, ``last_write_ns`` (monotonic), ``clock_mhz``, ``energy_mj``.
     """
 
     def __init__(self, library: Path, state: Path, create_gpus: int | None = None) -> None:

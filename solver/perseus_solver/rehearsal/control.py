@@ -26,6 +26,71 @@ NO_CLOCK = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Expected:
+    """What an agent expects of iterations, and how it asks.
+
+    Attributes:
+        begin_s, end_s: float[n, plans], when instructions run, from the begin of the iteration.
+        period_s: float[plans], time from one iteration to the next.
+        clock: int[n, plans], planned clocks; `NO_CLOCK` where an instruction sets none.
+        stage_offset: the instructions of each stage.
+        ahead_s: how much before its effect a change is asked for, L.
+        margin_s: float[n, plans], how much before that the agent raises, and after that it lowers, s.
+    """
+
+    begin_s: Floats
+    end_s: Floats
+    period_s: Floats
+    clock: Index
+    stage_offset: list[int]
+    ahead_s: float
+    margin_s: Floats
+
+    def changes(self, stage: int, plan: int, since_s: float, until_s: float) -> tuple[Floats, Index]:
+        """Return when the highest wanted clock of a stage changes, and to what, in a span that contains a change.
+
+        Times count from the stage's first begin. The first clock of the span counts as a change.
+        """
+        own = slice(*self.stage_offset[stage : stage + 2]), plan
+        begin_s, period_s = self.begin_s[own], float(self.period_s[plan])
+        sets = np.flatnonzero(self.clock[own] != NO_CLOCK)
+        clocks, margin_s = self.clock[own][sets], self.margin_s[own][sets]
+        if len(sets) == 0 or (clocks == clocks[0]).all():
+            return np.full(len(clocks[:1]), begin_s[0] + since_s), clocks[:1]
+        # Margins differ little from one instruction to the next, but intervals must begin, and end, in order.
+        starts = np.minimum.accumulate((begin_s[sets] - self.ahead_s - margin_s)[::-1])[::-1]
+        stops = np.maximum.accumulate(self.end_s[own][sets] - self.ahead_s + margin_s)
+        low_s, high_s = begin_s[0] + since_s, begin_s[0] + until_s
+        first, last = math.floor((low_s - stops[-1]) / period_s) - 1, math.ceil((high_s - starts[0]) / period_s)
+        shift = (np.arange(first, last + 1) * period_s)[:, None]
+        highest = _RangeMaximum(np.tile(clocks, len(shift)))
+        starts, stops = (shift + starts).ravel(), (shift + stops).ravel()
+        at_s = np.unique(np.concatenate([starts, stops]))
+        at_s = at_s[(at_s >= low_s) & (at_s < high_s)]
+        low, high = stops.searchsorted(at_s, side="right"), starts.searchsorted(at_s, side="right")
+        some = high > low  # where no instruction may run, the clock stays as it is
+        at_s, wanted = at_s[some], highest(low[some], high[some])
+        changed = np.append(True, wanted[1:] != wanted[:-1])[: len(wanted)]
+        return at_s[changed], wanted[changed]
+
+    def start(self) -> Start:
+        """Return the clocks in effect and on their way when an iteration begins that follows others like it."""
+        stages, plans = len(self.stage_offset) - 1, len(self.period_s)
+        before = [
+            self.changes(stage, plan, -self.ahead_s - float(self.period_s[plan]), 0.0)
+            for stage in range(stages)
+            for plan in range(plans)
+        ]
+        longest = max(len(at_s) for at_s, _ in before)
+        effect_s = np.full((longest, len(before)), np.inf)
+        target = np.zeros((longest, len(before)), dtype=np.intp)
+        for column, (at_s, wanted) in enumerate(before):
+            effect_s[: len(at_s), column], target[: len(at_s), column] = at_s + self.ahead_s, wanted
+        shape = stages, plans
+        return Start(target[0].reshape(shape), effect_s.reshape(-1, *shape), target.reshape(-1, *shape))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Timetable:
     """The requests of one iteration, in slots: each instruction has a few, by time.
 
@@ -34,9 +99,8 @@ class Timetable:
 
     Attributes:
         after_s: float[slots, n, plans], seconds; infinite where there is no request.
-        clock: intp[slots, n, plans], the clock that is asked for.
+        clock: int[slots, n, plans], the clock that is asked for.
         in_wait: bool[slots, n, plans], of the wait before the instruction.
-        start: the clocks with which a run begins that has followed this timetable before.
         slots: int[n], how many slots of an instruction are used in any plan.
         corrected: marks correct the timetable; otherwise ``after_s`` counts from the begin of the iteration.
     """
@@ -44,7 +108,6 @@ class Timetable:
     after_s: Floats
     clock: Index
     in_wait: np.ndarray
-    start: Start
     slots: Index
     corrected: bool
 
@@ -59,107 +122,30 @@ class Timetable:
         return due_s, *asked
 
 
-def timetable(
-    begin_s: Floats,
-    end_s: Floats,
-    period_s: Floats,
-    clock: Index,
-    stage_offset: list[int],
-    *,
-    ahead_s: float,
-    margin_s: Floats,
-    corrected: bool,
-) -> Timetable:
-    """Return what the agent asks for when it expects each instruction at these times.
+def timetable(expected: Expected, *, corrected: bool) -> Timetable:
+    """Return what the agents ask for in an iteration.
 
     Args:
-        begin_s, end_s: float[n, plans], when the agent expects each instruction, from the begin of the iteration.
-        period_s: float[plans], time from one iteration to the next.
-        clock: int[n, plans], planned clocks; `NO_CLOCK` where an instruction sets none.
-        stage_offset: the instructions of each stage.
-        ahead_s: how much before its effect a change is asked for, L.
-        margin_s: float[n, plans], how much before that the agent raises, and after that it lowers, s.
+        expected: what they expect of it.
         corrected: marks correct the timetable.
     """
-    n, plans = begin_s.shape
-    stages = len(stage_offset) - 1
-    asked: list[_Asked] = []
-    for low, high in itertools.pairwise(stage_offset):
-        for plan in range(plans):
-            own = slice(low, high)
-            asked.append(
-                _asked(
-                    begin_s[own, plan],
-                    end_s[own, plan],
-                    float(period_s[plan]),
-                    clock[own, plan],
-                    ahead_s=ahead_s,
-                    margin_s=margin_s[own, plan],
-                )
-            )
+    n, plans = expected.begin_s.shape
     found = []
-    for number, (at_s, wanted) in enumerate((part.at_s, part.clock) for part in asked):
-        stage, plan = divmod(number, plans)
-        low, high = stage_offset[stage : stage + 2]
-        mark = begin_s[low:high, plan].searchsorted(at_s, side="right") - 1
-        in_wait = at_s >= end_s[low:high, plan][mark]
-        # What is asked for in the wait after the last instruction comes before the first of the next iteration.
-        following = (mark + in_wait) == high - low
-        origin_s = begin_s[low:high, plan][mark] if corrected else np.where(following, period_s[plan], 0.0)
-        owner = low + np.where(following, 0, mark + in_wait)
-        found.append((owner, np.full(len(owner), plan), at_s - origin_s, wanted, in_wait))
-    return _packed(found, (n, plans), _start(asked, (stages, plans), ahead_s), corrected)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """Requests of one stage under one plan: of one iteration, and of those before it whose effects may be to come."""
-
-    at_s: Floats
-    clock: Index
-    before_s: Floats
-    before: Index
-    first: int
-
-
-def _asked(
-    begin_s: Floats, end_s: Floats, period_s: float, clock: Index, *, ahead_s: float, margin_s: Floats
-) -> _Asked:
-    """Return when the highest wanted clock changes, from the first begin to that of the next iteration."""
-    sets = np.flatnonzero(clock != NO_CLOCK)
-    clocks = clock[sets]
-    if len(sets) == 0 or (clocks == clocks[0]).all():
-        none = np.zeros(0), np.zeros(0, dtype=np.intp)
-        return _Asked(*none, *none, int(clocks[0]) if len(sets) else 0)
-    # Margins differ little from one instruction to the next, but intervals must begin, and end, in order.
-    starts = np.minimum.accumulate((begin_s[sets] - ahead_s - margin_s[sets])[::-1])[::-1]
-    stops = np.maximum.accumulate(end_s[sets] - ahead_s + margin_s[sets])
-    reach_s = float(max(begin_s[0] - starts[0], stops[-1] - begin_s[0]))
-    around = math.ceil(reach_s / period_s) + 1
-    shift = (np.arange(-around, around + 1) * period_s)[:, None]
-    starts, stops = (shift + starts).ravel(), (shift + stops).ravel()
-    highest = _RangeMaximum(np.tile(clocks, 2 * around + 1))
-    at_s = np.unique(np.concatenate([starts, stops]))
-    at_s = at_s[(at_s >= begin_s[0] - ahead_s - period_s) & (at_s < begin_s[0] + period_s)]
-    low, high = stops.searchsorted(at_s, side="right"), starts.searchsorted(at_s, side="right")
-    some = high > low  # where no instruction may run, the clock stays as it is
-    at_s, wanted = at_s[some], highest(low[some], high[some])
-    changed = np.append(True, wanted[1:] != wanted[:-1])
-    at_s, wanted = at_s[changed], wanted[changed]
-    split = int(at_s.searchsorted(begin_s[0]))
-    return _Asked(at_s[split:], wanted[split:], at_s[:split], wanted[:split], int(wanted[0]))
-
-
-def _start(asked: list[_Asked], shape: tuple[int, int], ahead_s: float) -> Start:
-    """Return the clocks in effect, and on their way, when an iteration begins."""
-    longest = max(len(part.before) for part in asked)
-    effect_s = np.full((longest, len(asked)), np.inf)
-    target = np.zeros((longest, len(asked)), dtype=np.intp)
-    for column, part in enumerate(asked):
-        effect_s[: len(part.before), column] = part.before_s + ahead_s
-        target[: len(part.before), column] = part.before
-    first = np.array([part.first for part in asked]).reshape(shape)
-    return Start(first, effect_s.reshape(longest, *shape), target.reshape(longest, *shape))
+    for stage, (low, high) in enumerate(itertools.pairwise(expected.stage_offset)):
+        for plan in range(plans):
+            begin_s, end_s = expected.begin_s[low:high, plan], expected.end_s[low:high, plan]
+            period_s = float(expected.period_s[plan])
+            at_s, wanted = expected.changes(stage, plan, 0.0, period_s)
+            if len(wanted) and wanted[0] == wanted[-1]:  # it is still the last clock of the iteration before
+                at_s, wanted = at_s[1:], wanted[1:]
+            mark = begin_s.searchsorted(at_s, side="right") - 1
+            in_wait = at_s >= end_s[mark]
+            # What is asked for in the wait after the last instruction comes before the first of the next iteration.
+            following = (mark + in_wait) == high - low
+            origin_s = begin_s[mark] if corrected else np.where(following, period_s, 0.0)
+            owner = low + np.where(following, 0, mark + in_wait)
+            found.append((owner, np.full(len(owner), plan), at_s - origin_s, wanted, in_wait))
+    return _packed(found, n, plans, corrected=corrected)
 
 
 class _RangeMaximum:
@@ -182,11 +168,10 @@ class _RangeMaximum:
 
 
 def _packed(
-    found: list[tuple[Index, Index, Floats, Index, np.ndarray]], shape: tuple[int, int], start: Start, corrected: bool
+    found: list[tuple[Index, Index, Floats, Index, np.ndarray]], n: int, plans: int, *, corrected: bool
 ) -> Timetable:
     """Put the requests of all stages and plans into slots."""
     owner, plan, after_s, clock, in_wait = (np.concatenate([part[k] for part in found]) for k in range(5))
-    n, plans = shape
     slots = np.zeros(n, dtype=np.intp)
     # Within an instruction first the requests of the wait before it, then its own, by time.
     order = np.lexsort((after_s, ~in_wait, plan, owner))
@@ -200,7 +185,6 @@ def _packed(
         after_s=np.full((depth, n, plans), np.inf),
         clock=np.zeros((depth, n, plans), dtype=np.intp),
         in_wait=np.zeros((depth, n, plans), dtype=np.bool_),
-        start=start,
         slots=slots,
         corrected=corrected,
     )

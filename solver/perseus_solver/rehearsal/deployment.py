@@ -7,7 +7,6 @@ confidence and of expected energies.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.kinds import Floats, Index
+from perseus_solver.kinds import Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies, Frontier, Grain, Rehearsed, status_of
 from perseus_solver.rehearsal.execution import Executor
@@ -26,9 +25,9 @@ from perseus_solver.switching import clock_changes, proven_effective_j, reduce_c
 
 DEFAULT_CONFIDENCE = 0.95
 """Share of the iterations that keep a plan's time."""
-_TIMES = 14
+_TIMES = 12
 """Times between T_min and T* for which plans of each coarser grain are made; they lie closer at the fast end."""
-_SOLVED = 40
+_SOLVED = 32
 """Plans with a clock for every instruction that are rehearsed."""
 _LOSSES = (0.002, 0.01)
 """Shares of the energy for which clock changes are saved: with little latency the first is worth it, with more both."""
@@ -38,10 +37,12 @@ keeps a quarter of the savings and three keep nine tenths.
 """
 _SCREENED = 8
 """Samples in the first rehearsal."""
-_NEAR = 0.004
+_NEAR = 0.003
 """Share of the energy by which a plan may seem worse than another in the first rehearsal and stay: with so few samples
 energies are within about half of that.
 """
+_FINALISTS = 48
+"""Plans that are rehearsed with many samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +94,10 @@ def deployable_frontier(
         raise InvalidProblem(f"points must be 1 or more, not {points}")
     executor = Executor(problem)
     candidates = _candidates(executor, hardware, solved, sorted(times_s))
-    screened = rehearse(executor, candidates.frequencies_mhz, hardware, samples=_SCREENED, seed=seed)
-    candidates = candidates.select(_promising(problem, screened))
+    screened = rehearse(executor, candidates.frequencies_mhz, hardware, samples=_SCREENED, steady=False, seed=seed)
+    candidates = candidates.select(_promising(problem, screened, points))
     found = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
-    return _frontier_of(executor, solved, candidates, found, confidence, points)
+    return _frontier_of(executor, solved, candidates, found, confidence=confidence, points=points)
 
 
 def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_s: list[float]) -> _Candidates:
@@ -117,10 +118,9 @@ def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_
         group = group_of(problem, grain, parts)
         plans.append(_clocks(problem, grouped_plans(problem, simulator, group, wanted_s)))
         grains += [grain] * len(wanted_s)
-    joined, first = np.unique(np.concatenate(plans), axis=0, return_index=True)
-    del joined
-    rows = np.sort(first)
-    return _Candidates(np.concatenate(plans), tuple(grains)).select(rows)
+    all_plans = np.concatenate(plans)
+    _, first = np.unique(all_plans, axis=0, return_index=True)
+    return _Candidates(all_plans, tuple(grains)).select(np.sort(first))
 
 
 def _some(solved: Frontier, times_s: list[float]) -> Frontier:
@@ -146,17 +146,31 @@ def _clocks(problem: Problem, choices: Index) -> Frequencies:
     return clocks
 
 
-def _promising(problem: Problem, screened: Rehearsal) -> Index:
-    """Return the plans that may turn out to be the best for some time."""
+def _promising(problem: Problem, screened: Rehearsal, points: int) -> Index:
+    """Return the plans that may turn out to be the best for some time, spread over all times."""
     time_s, energy_j = screened.time_s.mean(axis=1), screened.mean_energy_j
     effective_j = energy_j - problem.blocking_power_w * problem.stages * time_s
     order = np.lexsort((effective_j, time_s))
-    best_j = np.minimum.accumulate(effective_j[order])
-    return np.sort(order[effective_j[order] <= best_j + _NEAR * energy_j[order]])
+    excess_j = effective_j[order] - np.minimum.accumulate(effective_j[order])
+    near = excess_j <= _NEAR * energy_j[order]
+    order, excess_j = order[near], excess_j[near]
+    most = min(points, _FINALISTS)
+    # The best of each of several spans of time, and of what is left the best of all.
+    span = np.linspace(0, max(most // 2, 1), len(order), endpoint=False).astype(np.intp)
+    ranked = np.lexsort((excess_j, span))
+    first = np.append(True, np.diff(span[ranked]) > 0)
+    chosen = np.append(ranked[first], ranked[~first][np.argsort(excess_j[ranked[~first]], kind="stable")])[:most]
+    return np.sort(order[chosen])
 
 
 def _frontier_of(
-    executor: Executor, solved: Frontier, candidates: _Candidates, found: Rehearsal, confidence: float, points: int
+    executor: Executor,
+    solved: Frontier,
+    candidates: _Candidates,
+    found: Rehearsal,
+    *,
+    confidence: float,
+    points: int,
 ) -> Frontier:
     """Return the plans that no other dominates, as a frontier."""
     problem, simulator = executor.problem, executor.simulator

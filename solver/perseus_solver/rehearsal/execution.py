@@ -44,14 +44,10 @@ class Control(Protocol):
 
     Attributes:
         slots: int[n], how many requests an instruction has at most.
-        start: the clocks with which a run begins.
     """
 
     @property
     def slots(self) -> Index: ...  # noqa: D102
-
-    @property
-    def start(self) -> Start: ...  # noqa: D102
 
     def due(self, slot: int, begun: Begun) -> tuple[Floats, Index, np.ndarray]:
         """Return when each request of a slot is made, for which clock, and where there is one."""
@@ -108,8 +104,7 @@ class Iteration:
         computing_s: float[plans, samples], time spent computing, over all stages.
         below_s, above_s: float[plans, samples], the parts of it below and above the planned clock.
         calls: float[plans, samples], calls to the driver.
-        begin_s, end_s: float[n, plans], of each instruction, means over the samples.
-        scatter_s: float[n, plans], standard deviation of its begin.
+        begin_s, end_s: float[n, plans, samples], of each instruction, by the simulator's ``order``.
     """
 
     time_s: Floats
@@ -120,7 +115,6 @@ class Iteration:
     calls: Floats
     begin_s: Floats
     end_s: Floats
-    scatter_s: Floats
 
 
 class Executor:
@@ -196,9 +190,8 @@ class Executor:
             below_s=work.below_s,
             above_s=work.above_s,
             calls=calls.made,
-            begin_s=begins.mean(axis=2)[simulator.rank],
-            end_s=ends[:n].mean(axis=2)[simulator.rank],
-            scatter_s=begins.std(axis=2)[simulator.rank],
+            begin_s=begins,
+            end_s=ends[:n],
         )
 
 
@@ -229,43 +222,59 @@ class _Work:
         self.energy_j, self.computing_s, self.below_s, self.above_s = (np.zeros((plans, samples)) for _ in range(4))
 
     def begin(self, table: Index, planned: Index, begin_s: Floats, work: Floats) -> None:
-        """Begin the instructions of a level; ``work`` is float[rows, samples]."""
-        self._first = (table * self._clocks)[:, None, None]
-        self._planned = planned[:, :, None]
-        self._sets = self._planned >= 0
-        self._at_s = begin_s
-        self._left = work[:, None, :]
+        """Begin the instructions of a level; ``planned`` is int[rows, plans], ``work`` float[rows, samples]."""
+        shape = begin_s.shape
+        self._shape, self._samples = shape, shape[1] * shape[2]
+        self._first = np.repeat(table * self._clocks, self._samples)
+        self._planned = np.repeat(planned.ravel(), shape[2])
+        self._at_s = begin_s.ravel()
+        self._left = np.broadcast_to(work[:, None, :], shape).ravel()
 
     def wait(self, calls: StageCalls) -> None:
         """Bring into effect what comes before the begin."""
-        while (hit := calls.next_s <= self._at_s).any():
-            calls.take_effect(hit)
+        while (at := np.flatnonzero(calls.next_s <= self._at_s)).size:
+            calls.take_effect(at)
 
     def takes_s(self, calls: StageCalls) -> Floats:
         """Return what the instructions take if the clocks stay as they are."""
-        takes: Floats = self._left * self._time_s[self._first + calls.clock]
+        takes: Floats = (self._left * self._time_s[self._first + calls.clock]).reshape(self._shape)
         return takes
 
     def finish(self, calls: StageCalls) -> Floats:
         """Do the work, from one clock in effect to the next, and return when it ends."""
+        at, clock, next_s = np.arange(self._at_s.size), calls.clock, calls.next_s
+        first, from_s, left = self._first, self._at_s, self._left
+        ends = np.empty_like(from_s)
         while True:
-            place = self._first + calls.clock
+            place = first + clock
             time_s = self._time_s[place]
-            end_s: Floats = self._at_s + self._left * time_s
-            hit = calls.next_s < end_s
-            changes = bool(hit.any())
-            until_s = np.where(hit, calls.next_s, end_s) if changes else end_s
-            self._add(until_s - self._at_s, self._power_w[place], calls.clock)
-            if not changes:
-                return end_s
-            self._left = np.where(hit, self._left - (until_s - self._at_s) / time_s, 0.0)
-            self._at_s = until_s
-            calls.take_effect(hit)
+            end_s = from_s + left * time_s
+            until_s = np.minimum(end_s, next_s)
+            self._add(at, until_s - from_s, self._power_w[place], clock)
+            ends[at] = end_s
+            changes = np.flatnonzero(next_s < end_s)
+            if not changes.size:
+                return ends.reshape(self._shape)
+            at, first = at[changes], first[changes]
+            left = left[changes] - (until_s[changes] - from_s[changes]) / time_s[changes]
+            from_s = until_s[changes]
+            calls.take_effect(at)
+            clock, next_s = calls.clock[at], calls.next_s[at]
 
-    def _add(self, seconds: Floats, power_w: Floats, clock: Index) -> None:
-        self.energy_j += (seconds * power_w).sum(axis=0)
-        self.computing_s += seconds.sum(axis=0)
-        off = np.where(self._sets, clock - self._planned, 0)
-        if off.any():
-            self.below_s += np.where(off < 0, seconds, 0.0).sum(axis=0)
-            self.above_s += np.where(off > 0, seconds, 0.0).sum(axis=0)
+    def _add(self, at: Index, seconds: Floats, power_w: Floats, clock: Index) -> None:
+        planned = self._planned[at]
+        below, above = clock < planned, (clock > planned) & (planned >= 0)
+        self.energy_j += self._by_sample(at, seconds * power_w)
+        self.computing_s += self._by_sample(at, seconds)
+        if below.any():
+            self.below_s += self._by_sample(at, seconds * below)
+        if above.any():
+            self.above_s += self._by_sample(at, seconds * above)
+
+    def _by_sample(self, at: Index, values: Floats) -> Floats:
+        """Sum over the instructions of the level; all of them, in order, are summed faster."""
+        if len(at) == len(self._planned):
+            whole: Floats = values.reshape(self._shape).sum(axis=0)
+            return whole
+        part: Floats = np.bincount(at % self._samples, weights=values, minlength=self._samples)
+        return part.reshape(self._shape[1:])

@@ -134,7 +134,8 @@ class _Groups:
         programme = Programme(cost / np.abs(cost).max(), np.zeros(len(cost)), np.ones(len(cost)))
         for g in range(len(self._last)):
             programme.add((group == g).astype(np.float64), 1.0, 1.0)
-        paths, delays_s, unit_s = Paths(self._problem, simulator), [], float(limit_s.max())
+        paths, unit_s = Paths(self._problem, simulator), float(limit_s.max())
+        delays_s: list[float] = []
         takes_s = self._takes_s[group, option]
         plans = np.repeat(self.fastest[None], len(limit_s), axis=0)
         seen: set[bytes] = set()
@@ -154,7 +155,9 @@ class _Groups:
                         seen.add(name)
                         added = True
                         delays_s.append(delay_s)
-                        programme.add((amount[group] * takes_s).sum(axis=1) / unit_s, -np.inf, (limit - delay_s) / unit_s)
+                        programme.add(
+                            (amount[group] * takes_s).sum(axis=1) / unit_s, -np.inf, (limit - delay_s) / unit_s
+                        )
                 if not added:
                     break
             no_longer = (self._takes_s <= mean_s[:, None] * (1 + 1e-9)).all(axis=2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -11,16 +13,16 @@ import numpy as np
 from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Choice
-from perseus_solver.rehearsal.control import NO_CLOCK, Timetable, timetable
-from perseus_solver.rehearsal.execution import Control, Course, Draws, Executor
+from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Timetable, timetable
+from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration
 from perseus_solver.rehearsal.hardware import Hardware, Marks
 from perseus_solver.rehearsal.host import HostEnds
 
 SAMPLES = 64
 """Runs of each plan: enough for a 95th percentile between the third and the fourth largest of them."""
-_WARM_UP = 2
-"""Iterations before the one that counts: the timetable of the first is the plan's own, and every one corrects it."""
-_COLUMNS = 2048
+_COUNTED = 2
+"""Iterations that count: half of the samples each. One before them shows the agents what to expect."""
+_COLUMNS = 4096
 """Plans × samples at once. More would leave the processor's caches."""
 
 
@@ -38,7 +40,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rehearsal:
-    """What became of plans; each array is float[plans, samples].
+    """What became of plans; arrays are float[plans, samples].
 
     Attributes:
         time_s: iteration times, overhead included.
@@ -46,7 +48,7 @@ class Rehearsal:
         computing_s: GPU time spent computing, over all stages.
         below_s, above_s: the parts of it below and above the planned clock.
         calls: calls to the driver in an iteration.
-        begin_s, end_s: float[n, plans], means of when each instruction began and ended.
+        begin_s, end_s: float[n, plans], when each instruction began and ended in the mean of the last iteration.
     """
 
     time_s: Floats
@@ -93,6 +95,7 @@ def rehearse(
     *,
     rule: Rule = Rule.TIMETABLE,
     samples: int = SAMPLES,
+    steady: bool = True,
     seed: int = 0,
 ) -> Rehearsal:
     """Execute plans in steady iterations under a description of the hardware.
@@ -105,6 +108,7 @@ def rehearse(
         hardware: what the plans meet.
         rule: when agents ask for clocks.
         samples: runs of each plan.
+        steady: let agents learn from an iteration before those that count; otherwise they expect what the plan says.
         seed: of the random numbers.
 
     Returns:
@@ -120,7 +124,7 @@ def rehearse(
     for begin in range(0, len(frequencies_mhz), size):
         part = slice(begin, begin + size)
         run = _Run(executor, frequencies_mhz[part], choices[part], hardware, rule)
-        parts.append(run.result(samples, np.random.default_rng(seed)))
+        parts.append(run.result(samples, np.random.default_rng(seed), steady=steady))
     return _joined(parts)
 
 
@@ -153,30 +157,41 @@ class _Run:
         self._planned = np.where(sets, tables.positions(frequencies_mhz.T), NO_CLOCK)
         self._offset = problem.stage_offset.tolist()
         end_s = executor.simulator.end_s(executor.simulator.duration_s(choices)).T
-        self._begin_s, self._end_s = executor.begin_s(end_s), end_s
-        self._period_s = end_s.max(axis=0) + problem.overhead_s
-        self._scatter_s = np.zeros_like(end_s)
+        self._expected = self._expectation(executor.begin_s(end_s), end_s, end_s.max(axis=0) + problem.overhead_s, None)
 
-    def result(self, samples: int, random: np.random.Generator) -> Rehearsal:
-        """Execute all iterations, and return what became of the last."""
-        latency, course = self._hardware.latency, None
-        for _ in range(_WARM_UP + 1):
+    def result(self, samples: int, random: np.random.Generator, *, steady: bool) -> Rehearsal:
+        """Execute all iterations, and return what became of those that count."""
+        warm_up = 1 if steady else 0
+        counted = list(self._iterations(math.ceil(samples / _COUNTED), random, warm_up + _COUNTED))[warm_up:]
+        outcome = {
+            field.name: np.concatenate([getattr(iteration, field.name) for iteration in counted], axis=1)[:, :samples]
+            for field in fields(Rehearsal)
+            if field.name not in _BY_INSTRUCTION
+        }
+        return Rehearsal(**outcome, begin_s=self._expected.begin_s, end_s=self._expected.end_s)
+
+    def _iterations(self, samples: int, random: np.random.Generator, iterations: int) -> Iterator[Iteration]:
+        """Yield consecutive iterations; each corrects what the agents expect of the next."""
+        hardware, rank = self._hardware, self._executor.simulator.rank
+        course: Course | None = None
+        for _ in range(iterations):
             control = self._control()
             if course is None:
-                course = Course.begin(control.start, samples, latency.call_s * self._hardware.gpus_per_lock)
+                start = control.start if isinstance(control, HostEnds) else self._expected.start()
+                course = Course.begin(start, samples, hardware.latency.call_s * hardware.gpus_per_lock)
             draws = self._draws(int(control.slots.max(initial=0)), samples, random)
             iteration = self._executor.iterate(self._planned, control, course, draws)
-            self._begin_s, self._end_s = iteration.begin_s, iteration.end_s
-            self._period_s, self._scatter_s = iteration.time_s.mean(axis=1), iteration.scatter_s
-        return Rehearsal(**{field.name: getattr(iteration, field.name) for field in fields(Rehearsal)})
+            scatter_s = iteration.begin_s.std(axis=2)[rank] if hardware.marks is Marks.EVENTS else None
+            begin_s, end_s = (values.mean(axis=2)[rank] for values in (iteration.begin_s, iteration.end_s))
+            self._expected = self._expectation(begin_s, end_s, iteration.time_s.mean(axis=1), scatter_s)
+            yield iteration
 
-    def _control(self) -> Control:
-        """Return what the agents do with what they know of the iteration before."""
+    def _control(self) -> Timetable | HostEnds:
         if self._rule is Rule.HOST_ENDS:
             return HostEnds(self._executor.problem, self._hardware, self._planned)
-        return self._timetable()
+        return timetable(self._expected, corrected=self._hardware.marks is not Marks.EVENTS)
 
-    def _timetable(self) -> Timetable:
+    def _expectation(self, begin_s: Floats, end_s: Floats, period_s: Floats, scatter_s: Floats | None) -> Expected:
         hardware, planned = self._hardware, self._planned
         if hardware.marks is Marks.RUN_AHEAD:  # each stage keeps its highest clock
             planned = planned.copy()
@@ -184,17 +199,15 @@ class _Run:
                 own = planned[low:high]
                 own[:] = np.where(own >= 0, own.max(axis=0), own)
         # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
-        corrected = hardware.marks is not Marks.EVENTS
-        error_s = hardware.noise * hardware.asked_ahead_s if corrected else self._scatter_s
-        return timetable(
-            self._begin_s,
-            self._end_s,
-            self._period_s,
-            planned,
-            self._offset,
+        error_s = hardware.noise * hardware.asked_ahead_s if scatter_s is None else scatter_s
+        return Expected(
+            begin_s=begin_s,
+            end_s=end_s,
+            period_s=period_s,
+            clock=planned,
+            stage_offset=self._offset,
             ahead_s=hardware.asked_ahead_s,
-            margin_s=np.broadcast_to(hardware.deviation_s + error_s, self._begin_s.shape),
-            corrected=corrected,
+            margin_s=np.broadcast_to(hardware.deviation_s + error_s, begin_s.shape),
         )
 
     def _draws(self, slots: int, samples: int, random: np.random.Generator) -> Draws:

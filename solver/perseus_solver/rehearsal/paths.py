@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -43,17 +44,17 @@ class Paths:
         if end_s.max() <= limit_s:
             return
         slack_s = self._simulator.slack_s(duration_s)
-        ends, tails = end_s.tolist(), (end_s.max() - slack_s - end_s).tolist()  # tails: from the end of each to the last
+        ends, tails = (
+            end_s.tolist(),
+            (end_s.max() - slack_s - end_s).tolist(),
+        )  # tails: from the end of each to the last
         durations = duration_s.tolist()
-        offset = self._stage_offset.tolist()
-        for low, high in zip(offset[:-1], offset[1:], strict=True):
+        for low, high in itertools.pairwise(self._stage_offset.tolist()):
             through = low + int(slack_s[low:high].argmin())
             if ends[through] + tails[through] > limit_s:
                 yield self._path(through, ends, tails, durations)
 
-    def _path(
-        self, through: int, ends: list[float], tails: list[float], durations: list[float]
-    ) -> tuple[Index, float]:
+    def _path(self, through: int, ends: list[float], tails: list[float], durations: list[float]) -> tuple[Index, float]:
         path, delay_s = [through], 0.0
         at = through
         while self._before[at]:

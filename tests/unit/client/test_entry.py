@@ -54,7 +54,7 @@ def test_without_the_variable_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -
         ({"schedule": None}, "NoneType"),
         ({"stage": -1}, "stage: must be an integer between"),
         ({"dp": "zero"}, "dp: must be an integer"),
-        ({"timing": "sundial"}, "timing: must be auto, cuda or host, is 'sundial'"),
+        ({"timing": "sundial"}, "timing: must be auto, cuda, events, synchronised or host, is 'sundial'"),
         ({"timing": "cuda", "clock_us": lambda: 0}, "timing: cuda cannot be combined"),
         ({"gpu_uuid": "GPU-\x00"}, "gpu_hint: must be at most"),
     ],
@@ -94,18 +94,11 @@ class FakeCuda:
     def get_device_properties(self, index: int) -> types.SimpleNamespace:
         return types.SimpleNamespace(uuid=f"{index}0000000-0000-4000-8000-000000000000")
 
-    def is_current_stream_capturing(self) -> bool:
-        return False
-
-    def Stream(self) -> object:
-        return object()
-
 
 @pytest.mark.parametrize("initialised", [True, False])
 def test_cuda_is_used_if_the_process_uses_it_already(monkeypatch: pytest.MonkeyPatch, initialised: bool) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=FakeCuda(initialised)))  # type: ignore[arg-type]
-    timer, timing = entry._choose_timing("auto", None, 2)
-    assert (timer is not None, timing) == ((True, Timing.GPU) if initialised else (False, Timing.HOST))
+    assert entry._choose_timing("auto", None) is (Timing.GPU if initialised else Timing.HOST)
     assert entry._current_gpu() == ("GPU-30000000-0000-4000-8000-000000000000" if initialised else "")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perseus_client import marks as choice
 from perseus_client.marks import Marks, PyMarks, make_marks
-from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter, memory_bytes
+from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter, MarkSource, memory_bytes
 from perseus_proto.hello import Instruction, InstructionKind
 
 KINDS = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
@@ -21,7 +21,7 @@ SCHEDULE = tuple(
     Instruction(kind, microbatch, chunk) for microbatch in (0, 1, 300) for chunk in (0, 1) for kind in KINDS
 )
 COUNT = len(SCHEDULE)
-HEAD_WORDS = memory_bytes(COUNT) // 8 - SLOTS * (8 + 2 * COUNT)
+HEAD_WORDS = memory_bytes(COUNT) // 8 - SLOTS * (8 + 3 * COUNT)
 
 needs_compiled = pytest.mark.skipif(choice._marks is None, reason="marks were not compiled when this was installed")
 
@@ -47,6 +47,8 @@ class Rank:
                 self.reader.set_wake_map(wake)
             case ("skip_rings", from_us):
                 self.reader.skip_rings_from(from_us)
+            case ("source", source):
+                self.writer.source = source
             case ("begin", *arguments):
                 self._answer(self.marks.begin, arguments)
             case ("end", *arguments):
@@ -64,7 +66,7 @@ class Rank:
         head = [*words[:9], *words[10:HEAD_WORDS]]  # word 9 is a time
         records = []
         for slot in range(SLOTS):
-            record = words[HEAD_WORDS + slot * (8 + 2 * COUNT) :][: 8 + 2 * COUNT]
+            record = words[HEAD_WORDS + slot * (8 + 3 * COUNT) :][: 8 + 3 * COUNT]
             records.append((record[0], record[3:8], [time_us > 0 for time_us in (*record[1:3], *record[8:])]))
         return head, records, self.answers, self.writer.rings, self.marks.next, self.marks.ended
 
@@ -99,6 +101,7 @@ steps = st.one_of(
     called.map(lambda arguments: ("begin", *arguments)),
     called.map(lambda arguments: ("end", *arguments)),
     st.just(("end",)),
+    st.tuples(st.just("source"), st.sampled_from(MarkSource)),
 )
 
 
@@ -151,7 +154,7 @@ def test_memory_of_another_schedule_is_refused() -> None:
     rank, _ = both()
     for words in (rank.writer.words[:-1], memoryview(bytearray(8)), memoryview(bytes(memory_bytes(COUNT)))):
         with pytest.raises((ValueError, BufferError)):
-            rank.marks.open(SimpleNamespace(words=words), 0)  # type: ignore[arg-type]
+            rank.marks.open(SimpleNamespace(words=words, source=1), 0)  # type: ignore[arg-type]
         assert rank.marks.begin("sideways", 0) == 0  # no step is open
 
 

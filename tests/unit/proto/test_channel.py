@@ -22,8 +22,10 @@ from perseus_proto.channel import (
     ChannelReader,
     ChannelWriter,
     Faults,
+    MarkSource,
     Phase,
     Position,
+    gpu_mark_value,
     memory_bytes,
 )
 from perseus_proto.hello import ChannelError
@@ -182,13 +184,95 @@ def test_times_that_come_late_are_filled_in_behind_the_running_iteration(reader:
         writer.step_end_untimed()
     assert reader.drain_iteration() is None
     times_us = [10 + time for time in range(2 * N)]
-    writer.fill(0, 50, times_us)
-    writer.fill(17, 50, times_us)  # never was
+    writer.fill(0, 7, 50, times_us)
+    writer.fill(17, 7, 50, times_us)  # never was
+    writer.fill(1, 7, 50, times_us[:-1])
     record = reader.drain_iteration()
     assert record is not None
     assert (record.iteration, record.complete, record.durations_us) == (0, True, (1,) * N)
-    assert record.begins_us == tuple(times_us[::2])
+    assert (record.begin_us, record.end_us, record.begins_us) == (7, 50, tuple(times_us[::2]))
     assert reader.drain_iteration() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**30), st.integers(0, 2**30)), min_size=N, max_size=N))
+@settings(max_examples=50)
+def test_the_lead_of_every_instruction_is_what_the_gpu_was_later(leads_us: list[tuple[int, int]]) -> None:
+    """Host marks lie at their index; begin and end on the GPU come late by any two numbers."""
+    reader = ChannelReader.create(N)
+    writer = writer_of(reader)
+    writer.source = MarkSource.EVENTS
+    for iteration in range(SLOTS + 1):  # what a slot held before does not show
+        writer.step_begin(iteration, 0)
+        for index in range(N):
+            writer.begin(index, index + iteration)
+            writer.end(index, index + iteration)
+        writer.step_end_untimed()
+        times_us = [
+            time
+            for index, (lead, duration) in enumerate(leads_us)
+            for time in (index + iteration + lead, index + iteration + lead + duration)
+        ]
+        writer.fill(iteration, 0, 2**32 - 1, times_us)
+        record = reader.drain_iteration()
+        assert record is not None
+        assert record.complete
+        assert record.source is MarkSource.EVENTS
+        assert record.leads_us == tuple(lead for lead, _ in leads_us)
+        assert record.host_begins_us == tuple(range(iteration, iteration + N))
+    reader.close()
+
+
+@pytest.mark.parametrize("source", MarkSource)
+def test_marks_that_the_host_timed_have_no_lead_or_none_is_known(reader: ChannelReader, source: MarkSource) -> None:
+    """What is closed without times of the GPU is the host's, whatever the rank hoped for."""
+    writer = writer_of(reader)
+    writer.source = source
+    run_iteration(writer, 0, 0, [1] * N)
+    assert reader.mark_source() is source
+    record = reader.drain_iteration()
+    assert record is not None
+    assert record.host_begins_us == record.begins_us
+    assert record.leads_us == ((0,) * N if source is MarkSource.SYNCHRONISED else ())
+    assert record.source is (MarkSource.SYNCHRONISED if source is MarkSource.SYNCHRONISED else MarkSource.HOST)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 4095), st.integers(0, 2 * N + 1))
+def test_the_gpus_mark_says_where_it_is_however_far_it_is_behind(host: int, behind: int, boundary: int) -> None:
+    reader = ChannelReader.create(N)
+    writer = writer_of(reader)
+    writer.source = MarkSource.GPU
+    assert reader.gpu_position() is None
+    writer.step_begin(host, 0)
+    assert reader.gpu_position() is None  # nothing has been marked yet
+    writer.gpu_mark(host - behind, boundary)
+    assert reader.gpu_position() == ((host - behind, boundary) if host >= behind else None)
+    assert 0 <= gpu_mark_value(host, boundary) < 2**32 - 1
+    for source in (MarkSource.HOST, MarkSource.EVENTS):
+        writer.source = source
+        writer.step_begin(host, 0)
+        assert reader.gpu_position() is None
+    reader.close()
+
+
+def test_a_host_that_waits_for_the_gpu_says_where_the_gpu_is(reader: ChannelReader) -> None:
+    writer = writer_of(reader)
+    writer.source = MarkSource.SYNCHRONISED
+    seen = []
+
+    def look() -> None:
+        seen.append(reader.gpu_position())
+
+    look()
+    writer.step_begin(3, 0)
+    look()
+    for index in range(N):
+        writer.begin(index, 0)
+        look()
+        writer.end(index, 0)
+        look()
+    writer.step_end(3, 0)
+    look()
+    assert seen == [None, *((3, boundary) for boundary in range(2 * N + 2))]
 
 
 @pytest.mark.parametrize(
@@ -297,6 +381,9 @@ def test_whatever_a_rank_writes_the_reader_answers_and_believes_only_the_plausib
             assert position.index < N
             assert position.upcoming(N)[1] < N
             assert reader.step_begin_us() >= 0
+            assert reader.mark_source() in MarkSource
+            gpu = reader.gpu_position()
+            assert gpu is None or (0 <= gpu[0] <= position.iteration and 0 <= gpu[1] <= 2 * N + 1)
             for _ in range(SLOTS + 1):
                 record = reader.drain_iteration()
                 if record is None:
@@ -304,7 +391,8 @@ def test_whatever_a_rank_writes_the_reader_answers_and_believes_only_the_plausib
                 assert record.iteration <= MAX_ITERATION
                 if record.complete:
                     complete += 1
-                    assert len(record.durations_us) == len(record.begins_us) == N
+                    assert len(record.durations_us) == len(record.begins_us) == len(record.host_begins_us) == N
+                    assert all(abs(lead) < 2**31 for lead in record.leads_us)
                     assert 0 <= min(record.durations_us) <= max(record.durations_us) < 2**32
                     assert record.begin_us <= min(record.begins_us)
             else:
@@ -340,37 +428,59 @@ def test_a_record_that_is_overwritten_while_it_is_copied_is_not_drained(reader: 
 
 RACING_WRITER = """
 import sys
-from perseus_proto.channel import ChannelWriter
+from perseus_proto.channel import ChannelWriter, MarkSource
 writer = ChannelWriter(int(sys.argv[1]), int(sys.argv[2]), 64)
+writer.source = MarkSource(int(sys.argv[3]))
 for iteration in range(3000):
-    writer.step_begin(iteration, 1000 * iteration)
+    start = 1000 * iteration
+    writer.step_begin(iteration, start)
+    writer.gpu_mark(iteration, 0)
     for index in range(64):
-        writer.begin(index, 1000 * iteration + 2 * index)
-        writer.end(index, 1000 * iteration + 2 * index + 1)
-    writer.step_end(iteration, 1000 * iteration + 200)
+        writer.begin(index, start + index)
+        writer.gpu_mark(iteration, 2 * index + 1)
+        writer.end(index, start + index)
+        writer.gpu_mark(iteration, 2 * index + 2)
+    if writer.source is MarkSource.GPU:
+        writer.step_end_untimed()
+        times = [start + 200 + 2 * index + end for index in range(64) for end in (0, 1)]
+        writer.fill(iteration, start + 200, start + 400, times)
+    else:
+        writer.step_end(iteration, start + 200)
+    writer.gpu_mark(iteration, 129)
 """
 
 
-def test_a_reader_that_races_the_writer_never_sees_two_iterations_mixed() -> None:
-    """Another process writes at full speed; all times of iteration i lie in [1000·i, 1000·i + 2n]."""
+@pytest.mark.parametrize("source", [MarkSource.SYNCHRONISED, MarkSource.GPU])
+def test_a_reader_that_races_the_writer_never_sees_two_iterations_mixed(source: MarkSource) -> None:
+    """Another process writes at full speed; the host's times of iteration i lie in [1000·i, 1000·i + n], the GPU's in
+    [1000·i + 200, 1000·i + 200 + 2n]; and the GPU only goes forward."""
     reader = ChannelReader.create(64)
     child = subprocess.Popen(
-        [sys.executable, "-c", RACING_WRITER, str(reader.memory_fd), str(reader.event_fd)],
+        [sys.executable, "-c", RACING_WRITER, str(reader.memory_fd), str(reader.event_fd), str(int(source))],
         pass_fds=(reader.memory_fd, reader.event_fd),
     )
     drained = 0
     last = -1
+    gpu = (0, 0)
     deadline_s = time.monotonic() + 90
     while last < 2999 and time.monotonic() < deadline_s:
+        position = reader.gpu_position()
+        if position is not None:
+            assert position >= gpu
+            gpu = position
         record = reader.drain_iteration()
         if record is None:
             continue
         assert record.iteration > last
         last = record.iteration
         assert record.complete
-        assert record.begins_us == tuple(range(1000 * last, 1000 * last + 128, 2))
+        assert record.source is source
+        assert record.host_begins_us == tuple(range(1000 * last, 1000 * last + 64))
+        if source is MarkSource.GPU:
+            assert record.begins_us == tuple(range(1000 * last + 200, 1000 * last + 328, 2))
         drained += 1
     assert child.wait(90) == 0
     assert last == 2999
     assert drained >= SLOTS
+    assert reader.gpu_position() == (2999, 129)
     reader.close()

@@ -74,7 +74,7 @@ def test_a_made_up_profile_is_a_valid_one_and_worth_planning() -> None:
     [
         ({"stages": 0}, "stages: must be at least 1, is 0"),
         ({"imbalance": 0.9}, "imbalance: .* must be at least 1, is 0.9"),
-        ({"gpu": "tpu"}, "gpu: must be one of a100, a40, is 'tpu'"),
+        ({"gpu": "tpu"}, "gpu: must be one of a100, a40, b200, h100, h200, is 'tpu'"),
         ({"forward_s": 0.0}, "forward_s: must be more than 0"),
     ],
 )

@@ -1,0 +1,74 @@
+"""What no control can exceed: the energy of a plan whose changes are limited by what the driver's lock lets through.
+
+A control that knows the future and every latency asks for each change just so early that it is in effect in time. What
+remains is the lock: the calls of an iteration must fit into the iteration. Then some changes are left out, and their
+instructions run at a higher clock than planned, so that nothing is late. Which to leave out is found by a price per
+change: for each price the best clocks of a rank follow from one pass over its instructions, and any price gives a lower
+bound of the energy (Lagrange). The result is the largest of these bounds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from perseus_sim.execution.pipeline import Pipeline
+from perseus_sim.gpus.switching import DriverModel, Switches
+
+_DRAWS = 4_000
+_HALVINGS = 40
+
+
+def mean_call_s(driver: DriverModel) -> float:
+    """Mean duration of a call, seconds."""
+    switches = Switches(driver, 0)
+    return sum(switches.draw(0).call_s for _ in range(_DRAWS)) / _DRAWS
+
+
+def least_work_j(pipeline: Pipeline, changes: float) -> float:
+    """Lower bound of an iteration's energy of computing, if no instruction runs below its planned clock.
+
+    Args:
+        pipeline: the problem and its plan.
+        changes: of clocks of each rank that fit into an iteration.
+
+    Returns:
+        Joules at clocks that keep the plan's time; waiting is not included.
+    """
+    return sum(_best(_energies(pipeline, rank), changes) for rank in range(pipeline.ranks))
+
+
+def _best(table: npt.NDArray[np.float64], changes: float) -> float:
+    low, high, bound = 0.0, 1_000.0, _priced(table, 0.0)[0]
+    for _ in range(_HALVINGS):
+        price = (low + high) / 2
+        cost, count = _priced(table, price)
+        bound = max(bound, cost - price * changes)
+        low, high = (price, high) if count > changes else (low, price)
+    return bound
+
+
+def _energies(pipeline: Pipeline, rank: int) -> npt.NDArray[np.float64]:
+    """float[instructions, clocks]: joules of each instruction; infinite below its planned clock."""
+    first, end = pipeline.offsets[rank], pipeline.offsets[rank + 1]
+    clocks = sorted(set(pipeline.plan[first:end]))
+    table = np.full((end - first, len(clocks)), np.inf)
+    for row, number in enumerate(range(first, end)):
+        for column, mhz in enumerate(clocks):
+            if mhz >= pipeline.plan[number]:
+                time_s, power_w = pipeline.curve_of[number].at(mhz)
+                # Beside a longer wait: what is saved by computing faster than planned is spent waiting.
+                table[row, column] = time_s * (power_w - pipeline.problem.blocking_power_w)
+    return table
+
+
+def _priced(table: npt.NDArray[np.float64], price: float) -> tuple[float, int]:
+    """Least energy and price of the changes in between, and how many these are."""
+    cost, count = table[0].copy(), np.zeros(table.shape[1], dtype=int)
+    for row in table[1:]:
+        place = int(cost.argmin())
+        change = cost[place] + price < cost
+        cost = np.where(change, cost[place] + price, cost) + row
+        count = np.where(change, count[place] + 1, count)
+    place = int(cost.argmin())
+    return float(cost[place]), int(count[place])

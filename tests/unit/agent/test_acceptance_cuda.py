@@ -1,0 +1,117 @@
+"""The workload's process: its protocol against a stand-in, and its loop against events of a GPU that is not there."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import struct
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perseus_agent.acceptance import cuda_items
+from perseus_agent.acceptance.cuda import CudaWorkload
+from perseus_agent.acceptance.workload import WorkloadFailed
+
+STAND_IN = """
+import json, mmap, struct, sys
+file = open(sys.argv[1], "r+b")
+progress = mmap.mmap(file.fileno(), 8)
+print(json.dumps({"name": "stand-in"}), flush=True)
+for line in sys.stdin:
+    command, *given = line.split()
+    if command == "start":
+        items = 3 if given[0] == "-" else int(given[0])
+        progress[:8] = struct.pack("q", items)
+    elif command == "finish":
+        print(json.dumps({"begin_us": 1000.0, "durations_us": [500.0, 600.0, 700.0][:items]}), flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "stand_in.py"
+    path.write_text(STAND_IN)
+    return path
+
+
+def test_items_come_back_without_gaps_in_the_host_s_time(script: Path) -> None:
+    workload = CudaWorkload("GPU-0", sys.executable, script)
+    for items, count in ((2, 2), (None, 3)):
+        workload.start(items)
+        until_s = time.monotonic() + 30
+        while workload.completed() < count and time.monotonic() < until_s:
+            time.sleep(0.001)
+        done = workload.finish()
+        assert len(done) == count
+        assert done[0].begin_us == 1000
+        for before, after in pairwise(done):
+            assert after.begin_us == before.begin_us + before.duration_us
+    workload.close()
+
+
+def test_without_pytorch_it_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "no_torch.py"
+    script.write_text("import a_library_that_is_not_there")
+    with pytest.raises(WorkloadFailed, match="No module named 'a_library_that_is_not_there'"):
+        CudaWorkload("GPU-0", sys.executable, script)
+    with pytest.raises(WorkloadFailed, match="No such file"):
+        CudaWorkload("GPU-0", str(tmp_path / "no-python"), script)
+
+
+def test_a_process_that_dies_is_noticed(script: Path) -> None:
+    workload = CudaWorkload("GPU-0", sys.executable, script)
+    workload._process.kill()
+    workload._process.wait()
+    with pytest.raises(WorkloadFailed):
+        workload.completed()
+    with pytest.raises(WorkloadFailed):
+        workload.finish()
+    workload.close()
+
+
+class Event:
+    """A moment of a GPU that takes ``Gpu.item_us`` for each item."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.at_us = gpu.launched * gpu.item_us * gpu.fast
+
+    def synchronize(self) -> None:
+        self._gpu.waited += 1
+
+    def elapsed_time(self, later: Event) -> float:
+        return (later.at_us - self.at_us) / 1000
+
+
+class Gpu:
+    """Its clock runs faster than the host's by the factor ``fast``."""
+
+    item_us, fast = 500.0, 1.01
+
+    def __init__(self) -> None:
+        self.launched = self.waited = 0
+
+    def launch(self) -> None:
+        self.launched += 1
+
+    def mark(self) -> Event:
+        return Event(self)
+
+    def anchor(self) -> tuple[Event, float]:
+        return Event(self), 7000.0 + self.launched * self.item_us
+
+
+@pytest.mark.parametrize("limit", [1, 2, 50])
+def test_events_become_the_host_s_time_and_progress_is_published(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("finish\n"))
+    gpu: Any = Gpu()
+    progress = mmap.mmap(-1, 8)
+    answer = cuda_items.run(gpu, limit, progress)
+    assert answer == {"begin_us": 7000.0, "durations_us": [pytest.approx(Gpu.item_us)] * limit}
+    assert struct.unpack("q", progress[:8]) == (limit,)
+    assert gpu.waited >= limit - cuda_items.DEPTH  # the queue never held more
