@@ -14,7 +14,7 @@ from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.planning.bound_guard import CONFIRM, Hold, next_coarser
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
 from perseus_operator.planning.guard_cause import Cause, why_slow
-from perseus_operator.planning.hardware import Hardware
+from perseus_operator.planning.hardware import Basis, Hardware
 from perseus_operator.planning.iterations import JobIteration, Measured
 from perseus_operator.planning.node_actions import Release
 from perseus_operator.planning.objective import Grain
@@ -345,7 +345,7 @@ def test_the_cause_is_in_the_evidence_of_the_iterations(
     make_job: Any, evidence: Evidence | None, cause: Cause, says: str
 ) -> None:
     job = settled(make_job)
-    job.state.hardware_adopted(Hardware("H100", 60_000, 100_000, 4_500, measured=True))
+    job.state.hardware_adopted(Hardware("H100", 60_000, 100_000, 4_500, basis=Basis.MEASURED))
     job.state.frontier = replace(job.state.frontier, hardware="{}")
     for iteration in range(1, 1 + CONFIRM):
         job.train(iteration, (1.06, 1.06), evidence=evidence)

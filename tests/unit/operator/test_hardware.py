@@ -26,6 +26,7 @@ from perseus_operator.planning.gpu import (
 from perseus_operator.planning.hardware import (
     CHANGE,
     ENOUGH_CHANGES,
+    Basis,
     Hardware,
     hardware_from_status,
     hardware_to_status,
@@ -80,7 +81,7 @@ HARDWARE = st.builds(
     gpus_per_lock=st.integers(1, 8),
     marks=st.sampled_from([None, *MarkSource]),
     noise_ppm=st.integers(0, 200_000),
-    measured=st.booleans(),
+    basis=st.sampled_from(Basis),
     source=st.just("measured"),
 )
 
@@ -251,26 +252,36 @@ def test_scatter_is_the_deviation_of_durations_and_not_a_single_slow_one() -> No
     assert 0.01 <= shifted <= 0.011
 
 
-def observed(progress: HardwareProgress, iterations: int, us: tuple[int, int], points: tuple[int, int]) -> float | None:
-    """Iterations of ten instructions, every other one with the second duration under the second point."""
-    for number in range(iterations):
-        odd = number % 2
-        stages = {0: ([us[odd]] * 10,)}
-        progress.iteration_observed(
-            JobIteration(number, {0: 1}, 1, None, {0: points[odd]}, mixed=False, stages_us=stages)
-        )
+def observed(progress: HardwareProgress, durations_us: list[int], point: int | None = None) -> float | None:
+    """Iterations in a row, each of ten instructions of the same duration."""
+    for number, us in enumerate(durations_us):
+        stages = {0: ([us] * 10,)}
+        progress.iteration_observed(JobIteration(number, {0: 1}, 1, None, {0: point}, mixed=False, stages_us=stages))
     return progress.noise
 
 
-def test_scatter_compares_neighbours_under_the_same_plan_and_keeps_a_bounded_number() -> None:
+def test_scatter_is_measured_at_default_clocks_by_a_bounded_number_of_neighbours() -> None:
     progress = HardwareProgress()
-    noise = observed(progress, 2000, (1000, 1010), (0, 0))
+    assert observed(progress, [1000] * 20, point=3) is None, "plans scatter durations themselves"
+    noise = observed(progress, [1000, 1010] * 500)
     assert noise is not None
     assert 0.01 <= noise <= 0.011
     assert len(progress.scatters) < 100
+    progress.adopted(Hardware(A100, 5_000, 14_000, 4_500, noise_ppm=7_000))
     progress.restarted()
-    assert observed(progress, 0, (1, 1), (0, 0)) is None
-    assert observed(progress, 200, (1000, 2000), (0, 1)) is None, "other plans, other durations"
+    assert observed(progress, []) == 0.007, "another attempt of the training is on the same GPUs"
+
+
+def test_an_agent_that_has_just_started_takes_nothing_back(job: Any) -> None:
+    job.run()
+    describe(job, measured=latency(60_000, 200_000))
+    known = learn(job)
+    describe(job)
+    assert learn(job) == known
+    describe(job, H100)
+    other = learn(job)
+    assert other is not None
+    assert other.basis is Basis.ASSUMED, "other GPUs"
 
 
 def test_measured_latency_is_stored_for_the_model_and_read_back() -> None:
