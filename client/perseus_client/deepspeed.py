@@ -123,8 +123,10 @@ class _Hooks:
         original = self._engine._exec_schedule
 
         def _exec_schedule(schedule: Any) -> Any:
-            if not isinstance(schedule, self._schedule.TrainSchedule) or not self._attachment.active:
+            if not isinstance(schedule, self._schedule.TrainSchedule):
                 return original(schedule)  # evaluation
+            if self._attachment.refuse_graph() or not self._attachment.active:
+                return original(schedule)
             self._attachment.follow(schedule.micro_batches, lambda: self._describe(schedule))
             self._done = {"forward": 0, "backward": 0}
             self._running = True

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -123,6 +124,14 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
 
 
+def capturing() -> bool:
+    """Whether torch captures this thread's work into a CUDA graph now."""
+    with suppress(Exception):  # nothing may reach the training code
+        cuda = sys.modules["torch"].cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+    return False
+
+
 class Attachment:
     """What ``attach`` returns: the hooks in one framework object, and the session behind them.
 
@@ -155,6 +164,18 @@ class Attachment:
         """Connect with this schedule; the session before it is closed."""
         self.session.close()
         self.session = perseus_client.connect(*rank, schedule, **self._options)
+
+    def refuse_graph(self) -> bool:
+        """Stop following if an iteration is being captured as a whole: its replays run no Python. True if it is.
+
+        A graph holds fixed values, so marks inside would write the same iteration again and again.
+        """
+        if not capturing():
+            return False
+        if self.active:
+            self._refuse(Unsupported("a CUDA graph of the whole iteration is captured, whose replays run no Python"))
+            self.detach()
+        return True
 
     def follow(self, shape: Hashable, describe: Callable[[], tuple[RankId, Schedule]]) -> None:
         """Begin an iteration; connect anew if its shape (such as its number of microbatches) differs from the last

@@ -8,12 +8,15 @@ the host's clock. The only module of the client that uses torch's CUDA interface
 from __future__ import annotations
 
 import importlib
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from perseus_proto.channel import SLOTS, Faults
+
+log = logging.getLogger("perseus_client")
 
 MAX_PENDING: Final = SLOTS - 1
 """Iterations that may wait for their events; the shared memory holds no more."""
@@ -88,6 +91,7 @@ class EventTimer:
         self._open: _Pending | None = None
         self._anchor: Event | None = None
         self._end_us = 0
+        self._dropped = 0
         self._anchor_us = 0.0  # on the GPU's clock, from the first
         self._offsets_us: deque[float] = deque(maxlen=WINDOW)
 
@@ -127,6 +131,11 @@ class EventTimer:
             yield self._read(pending, now_us)
             self._recycle(pending)
         while len(self._pending) > MAX_PENDING:
+            if not self._dropped:
+                log.warning(
+                    "perseus_client: the GPU is more than %d iterations behind the host: not timed", MAX_PENDING
+                )
+            self._dropped += 1
             dropped = self._pending.popleft()
             self._pool.append(dropped.anchor)
             self._recycle(dropped)

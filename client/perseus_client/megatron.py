@@ -117,7 +117,7 @@ class _Hooks:
     def _wrap_iteration(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def iteration(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("forward_only") or not self._attachment.active:
+            if kwargs.get("forward_only") or self._attachment.refuse_graph() or not self._attachment.active:
                 return original(*args, **kwargs)
             microbatches, model = kwargs.get("num_microbatches"), kwargs.get("model")
             groups = kwargs.get("pg_collection")
@@ -202,10 +202,22 @@ class _Hooks:
         for flag in ("overlap_moe_expert_parallel_comm", "hybrid_context_parallel"):
             if getattr(config, flag, False):
                 raise Unsupported(f"{flag} runs forwards and backwards in one another")
+        if _full_iteration_graph(config):
+            raise Unsupported("cuda_graph_scope full_iteration replays iterations, in which no Python runs")
+        if "MultiModule" in type(groups).__name__:
+            raise Unsupported("pipelines of several modules have stages of their own for each module")
         rank, stages = _rank_id(self._schedules.parallel_state, groups)
         group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
         shape = {"stages": stages, "microbatches": int(microbatches), "chunks": chunks, "group": group}
         return rank, schedule_of(_row(self._schedules, rank.stage, **shape))
+
+
+def _full_iteration_graph(config: Any) -> bool:
+    """Whether training replays whole iterations; in some versions the scope is a list, of enums or of strings."""
+    implementation, scope = getattr(config, "cuda_graph_impl", None), getattr(config, "cuda_graph_scope", None)
+    on = implementation not in (None, "none") or getattr(config, "enable_cuda_graph", False)
+    names = [getattr(one, "name", one) for one in (scope if isinstance(scope, list | tuple) else [scope])]
+    return bool(on and "full_iteration" in (implementation, *names))
 
 
 def _tag(result: Any, name: tuple[int, int]) -> None:

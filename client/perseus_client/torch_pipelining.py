@@ -257,7 +257,8 @@ class _Hooks:
         original = schedule.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            if not schedule._has_backward:  # eval(), or no loss: it walks the same order, but computes no gradient
+            # eval(), or no loss: it walks the same order, but computes no gradient
+            if not schedule._has_backward or self._attachment.refuse_graph():
                 return original(*args, **kwargs)
             session.step_begin()
             try:

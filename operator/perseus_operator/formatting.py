@@ -16,6 +16,16 @@ def seconds(time_us: float) -> str:
     return f"{_digits(s_from_us(time_us))} s"
 
 
+def milliseconds(time_us: float) -> str:
+    """Format microseconds: 60000 as ``60 ms``, 5400 as ``5.4 ms``."""
+    return f"{_digits(round(1e3 * s_from_us(time_us), 1))} ms"
+
+
+def megahertz(clock_mhz: int) -> str:
+    """Format a clock: 1335 as ``1,335 MHz``."""
+    return f"{clock_mhz:,} MHz"
+
+
 def joules(energy_mj: float) -> str:
     """Format millijoules: 5057312 as ``5057 J``."""
     return f"{_digits(j_from_mj(energy_mj))} J"

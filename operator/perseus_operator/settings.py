@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perseus_operator.planning.planner import Limits
+from perseus_operator.planning.frontier_inputs import Limits
 from perseus_proto import keys
 from perseus_proto.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
 from perseus_proto.settings import parse_settings as parse

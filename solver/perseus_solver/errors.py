@@ -7,6 +7,7 @@ SolverError (ValueError)
 ├── InvalidCalibration the calibration is damaged, does not explain its run, or is of another pipeline
 ├── InvalidProblem     profile and schedule do not fit each other, or a parameter is out of range
 ├── InvalidFrontier    (model.result) bytes that are not a frontier, or of another version
+├── InvalidHardware    (rehearsal.hardware) the description of the hardware cannot be used; names the field and the rule
 ├── InvalidCertificate (certify) a flow that is none, or a claim that does not follow from it
 ├── PeerFailed         (comparison.lowtime_peer) lowtime is not installed or cannot solve the problem
 ├── Unwritable         (cli.files) an output file cannot be written

@@ -9,11 +9,8 @@ import ctypes
 import json
 import os
 import re
-import select
 import shutil
-import socket
 import subprocess
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -21,43 +18,17 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.doubles.recording_node import RecordingNode, pod_uid, wait_for
+from tests.frameworks.gpu_agent import AgentEnd
 
 from perseus_agent.devices.nvml import NvmlDevices, may_write
 from perseus_agent.errors import DeviceError
 from perseus_proto import hello as wire
-from perseus_proto.channel import ChannelReader, IterationRecord
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_sim.gpus.kubelet import AdmittedPod
 
 HERE = Path(__file__).resolve().parent
 
 pytestmark = pytest.mark.gpu
-
-
-class AgentEnd:
-    """Takes one rank and keeps what it says."""
-
-    def __init__(self, path: Path) -> None:
-        self.hello: wire.Hello | None = None
-        self.records: list[IterationRecord] = []
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self.thread = threading.Thread(target=self._follow, daemon=True)
-        self.thread.start()
-
-    def _follow(self) -> None:
-        connection, _ = self._listener.accept()
-        self.hello = wire.receive_hello(connection, 10)
-        reader = ChannelReader.create(len(self.hello.schedule))
-        wire.send_welcome(connection, reader.instructions, reader.memory_fd, reader.event_fd)
-        gone = False
-        while not gone:
-            ready = select.select([connection, reader.event_fd], [], [])[0]
-            gone = connection in ready
-            reader.acknowledge()
-            while (record := reader.drain_iteration()) is not None:
-                self.records.append(record)
 
 
 @pytest.fixture
@@ -84,7 +55,7 @@ def test_instructions_are_timed_on_the_gpu_without_waiting_for_it(
     assert agent.hello.timing is wire.Timing.GPU
     assert agent.hello.gpu_hint == said["uuid"]
     assert said["synchronised"] == 0
-    complete = {record.iteration: record for record in agent.records if record.complete}
+    complete = agent.complete()
     assert len(complete) >= 10
     for record in list(complete.values())[1:]:
         assert record.end_us > record.begin_us

@@ -66,6 +66,73 @@ class PlanStatus:
         maximum=2**31 - 1,
         required=False,
     )
+    grain: str | None = text(
+        "How finely it sets clocks: Instruction, Segment (lead, steady state and tail of a stage), Stage or None;"
+        " absent: the plan was not rehearsed, as the GPUs are not known yet.",
+        rule="Instruction, Segment, Stage or None",
+        max_length=16,
+        pattern="^(Instruction|Segment|Stage|None)$",
+        required=False,
+    )
+    reason: str | None = text("Why this grain, in a sentence.", rule="a sentence", max_length=512, required=False)
+    expected_savings: str | None = text(
+        "Expected energy against every GPU at its highest clock; negative: more energy. A prediction: what is saved is"
+        " in savings.",
+        rule="a signed percentage",
+        max_length=9,
+        pattern=SIGNED_PERCENT,
+        required=False,
+    )
+    expected_iteration_time_microseconds: int | None = integer(
+        "Median iteration time that the rehearsal expects.", minimum=1, maximum=WEEK_US, required=False
+    )
+    kept_iteration_time_microseconds: int | None = integer(
+        "Iteration time that the rehearsal expects to be kept by 95 % of iterations. The objective is held to it.",
+        minimum=1,
+        maximum=WEEK_US,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareStatus:
+    """What plans are rehearsed under. A later operator goes on with it."""
+
+    gpu: str = text("GPU model; of several the one with the slowest clock changes.", rule="a name", max_length=256)
+    switch_latency_median_microseconds: int = integer(
+        "Median time of a clock change, from the request to the new clock in effect.", minimum=0, maximum=60_000_000
+    )
+    switch_latency_p99_microseconds: int = integer("99th percentile of the same time.", minimum=0, maximum=60_000_000)
+    call_microseconds: int = integer(
+        "Median time that a call to the driver takes of it.", minimum=0, maximum=60_000_000
+    )
+    gpus_per_lock: int = integer(
+        "GPUs of one stage on a node whose calls to the driver wait for each other.", minimum=1, maximum=1024
+    )
+    figures: str = text(
+        "Measured or Assumed: where these times come from.",
+        rule="Measured or Assumed",
+        max_length=8,
+        pattern="^(Measured|Assumed)$",
+    )
+    source: str = text("The same in a clause.", rule="a clause", max_length=512)
+    marks: str = text(
+        "Whose time the marks of instructions are in: Gpu, Synchronised (a host that waits for its GPU), Events (of the"
+        " GPU, known an iteration later), Host (which launches ahead of the GPU), or Unknown.",
+        rule="Gpu, Synchronised, Events, Host or Unknown",
+        max_length=16,
+        pattern="^(Gpu|Synchronised|Events|Host|Unknown)$",
+    )
+    noise_parts_per_million: int = integer(
+        "Relative standard deviation of an instruction's duration.", minimum=0, maximum=1_000_000
+    )
+    median_lead_microseconds: int | None = integer(
+        "Median time between a host's mark and the begin of the instruction on the GPU, of the rank with the largest;"
+        " absent: not reported.",
+        minimum=-(2**31),
+        maximum=2**31 - 1,
+        required=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +221,10 @@ class GuardStatus:
     """That the bound was exceeded, for an operator that comes after."""
 
     hold: str = text(
-        "Nothing, FastestPlan or DefaultClocks.", rule="Nothing, FastestPlan or DefaultClocks", max_length=16
+        "Nothing, Segments or Stages (plans with one clock for each segment of a stage, or for each stage), FastestPlan"
+        " or DefaultClocks.",
+        rule="one of these words",
+        max_length=16,
     )
     about: str = text("Digest of the frontier and objective that it is about.", rule="a digest", max_length=64)
     trips: int = integer("How often in a row the plan was withdrawn.", minimum=0, maximum=1_000_000)
@@ -171,6 +241,16 @@ class GuardStatus:
     allowed_time_microseconds: int = integer("Bound on the iteration time at that moment.", minimum=0, maximum=WEEK_US)
     reference_time_microseconds: int | None = integer(
         "Iteration time at default clocks, measured afterwards.", minimum=0, maximum=WEEK_US, required=False
+    )
+    cause: str | None = text(
+        "PowerLimit, EarlyMarks, SlowClockChanges, GpuTimesUnknown or Unknown: why iterations were too slow.",
+        rule="one of these words",
+        max_length=24,
+        pattern="^(PowerLimit|EarlyMarks|SlowClockChanges|GpuTimesUnknown|Unknown)$",
+        required=False,
+    )
+    evidence: str | None = text(
+        "What agents reported that shows the cause.", rule="a clause", max_length=256, required=False
     )
 
 
@@ -195,6 +275,11 @@ class StatusFigures:
     )
     baseline: Figures | None = nested(
         "Median time and energy at default clocks, before the first plan.", Figures, required=False
+    )
+    hardware: HardwareStatus | None = nested(
+        "What is known of the job's GPUs that matters to plans; absent: no agent has described them all yet.",
+        HardwareStatus,
+        required=False,
     )
     advised: AdviceStatus | None = nested("The plan that the objective asks for.", AdviceStatus, required=False)
     power_budget: ShareStatus | None = nested("The job's share of a PowerBudget.", ShareStatus, required=False)

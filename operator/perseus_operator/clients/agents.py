@@ -18,9 +18,11 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
+from perseus_operator.clients.hardware import evidence_of, gpu_of
 from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank, is_valid_report
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.objects import Pod
+from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import DeclaredSchedule, Rank
 from perseus_proto.tls import CallerCredentials
@@ -76,6 +78,8 @@ class NodeInfo:
     uncontrollable: dict[str, str]
     clocks_mhz: dict[str, tuple[int, ...]]
     """GPU UUID → supported clocks."""
+    gpus: dict[str, Gpu]
+    """GPU UUID → model and switch latency."""
     schedules: dict[tuple[str, int], DeclaredSchedule]
     """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless requested."""
 
@@ -186,6 +190,7 @@ class AgentPool:
                 if gpu.controllability not in fine
             },
             clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz) for gpu in answer.gpus},
+            gpus={gpu.uuid: gpu_of(gpu, answer.driver_version) for gpu in answer.gpus},
             schedules={(r.pod_uid, r.pid): _schedule(r.schedule) for r in answer.ranks if r.HasField("schedule")},
         )
 
@@ -470,5 +475,6 @@ def _event(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
             energy_iterations=report.instruction_energy_iterations,
             quiet_us=report.quiet_us,
             quiet_mj=report.quiet_energy_mj,
+            evidence=evidence_of(report),
         )
     return None

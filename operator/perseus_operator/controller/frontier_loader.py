@@ -40,7 +40,7 @@ class FrontierLoader:
         """Restore or solve the frontier of these inputs, and note the outcome.
 
         Args:
-            digest: of the inputs, see ``planner.inputs_digest``.
+            digest: of the inputs, see ``frontier_inputs.inputs_digest``.
             request: the inputs.
         """
         state, metrics = self._state, self._services.metrics

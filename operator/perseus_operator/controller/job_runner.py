@@ -27,7 +27,8 @@ from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.planner import Action, Calibrate, Now, ReadInputs, Solve, decide
+from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
+from perseus_operator.planning.planner import Action, Now, decide
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
 from perseus_operator.planning.restore import restore_from_status
@@ -180,6 +181,7 @@ class JobRunner:
         with services.metrics.reconcile_seconds.time():
             decision = decide(self.state, now, services.limits)
             self.state.guard_updated(decision.guard)
+            self.state.hardware_adopted(decision.hardware)
             for action in decision.actions:
                 self._start(action)
             baseline = self.state.baseline_measured()

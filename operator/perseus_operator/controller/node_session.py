@@ -176,6 +176,7 @@ class NodeSession:
         node.gpus_described(
             {gpu: clocks for gpu, clocks in info.clocks_mhz.items() if gpu in gpus},
             {gpu: why for gpu, why in info.uncontrollable.items() if gpu in gpus},
+            {uuid: gpu for uuid, gpu in info.gpus.items() if uuid in gpus},
         )
 
     def _forget(self, node: Node) -> None:
@@ -221,8 +222,8 @@ class NodeSession:
         elif isinstance(event, RankJoined):
             if event.rank.pod_uid in {pod.uid for pod in node.pods}:
                 self._state.rank_joined(node, event.rank)
-                if needs_schedule_from_ranks(self._state):
-                    node.renewal_requested()
+                if event.rank.gpu_uuid not in node.gpus or needs_schedule_from_ranks(self._state):
+                    node.renewal_requested()  # a renewal also describes GPUs and schedules
         elif isinstance(event, RankLeft):
             self._state.rank_left(node, event.rank)
         elif isinstance(event, GpuSlowdown):

@@ -9,7 +9,7 @@ complete in order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -152,6 +152,7 @@ class ProfileAggregator:
             },
             quiet_us=sum(one.quiet_us for one in pipelines),
             quiet_mj=sum(one.quiet_mj for one in pipelines),
+            reached_mhz=_median_known(one.reached_mhz for one in pipelines),
         )
 
     def _stage_of_pipeline(self, stage: int, dp: int) -> StageReading:
@@ -174,4 +175,14 @@ class ProfileAggregator:
             means=means,
             quiet_us=sum(one.report.quiet_us for ranks in iterations for one in ranks),
             quiet_mj=sum(one.report.quiet_mj for ranks in iterations for one in ranks),
+            reached_mhz=_median_known(
+                min((one.report.evidence.clock_mhz or 0) if one.report.evidence else 0 for one in ranks)
+                for ranks in iterations
+            ),
         )
+
+
+def _median_known(clocks_mhz: Iterable[int | None]) -> int | None:
+    """Return the median clock; None: some clock is not known."""
+    known = list(clocks_mhz)
+    return round(median(clock for clock in known if clock)) if known and all(known) else None

@@ -1,7 +1,8 @@
 """Profiles in ConfigMaps: read and checked for one job, or made from a sweep for this job and later ones.
 
-Beside the CSV an operator stores the blocking power that was measured with it, and the shape of the pipeline on which
-it was measured: without the shape, a profile of other stages would be used without notice.
+Beside the CSV an operator stores the blocking power that was measured with it, how long clock changes took on its GPUs,
+and the shape of the pipeline on which it was measured: without the shape, a profile of other stages would be used
+without notice.
 """
 
 from __future__ import annotations
@@ -15,20 +16,28 @@ from perseus_operator.clients.kube import Kube
 from perseus_operator.controller.config_map_ref import resolve
 from perseus_operator.errors import InvalidProfile
 from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.gpu import StoredLatency, latency_from_json, latency_to_json
 from perseus_operator.planning.profiling.sweep import Sweep, blocking_power, csv_of
 from perseus_proto.units import mw_from_w
 
 _POWER: Final = "blockingPowerMilliwatts"
 _SHAPE: Final = "measuredOn"
+_LATENCY: Final = "clockLatency"
 
 
 @dataclass(frozen=True)
 class StoredProfile:
-    """A profile as it is stored. ``power_mw``: blocking power; None: none is stored with it."""
+    """A profile as it is stored.
+
+    Attributes:
+        power_mw: blocking power; None: none is stored with it.
+        latency: of clock changes on the GPUs that were measured; None: none is stored, or none that can be true.
+    """
 
     config_map: ConfigMap
     csv: bytes
     power_mw: int | None
+    latency: StoredLatency | None = None
 
 
 async def read_profile(kube: Kube, namespace: str, spec: JobSpec) -> StoredProfile:
@@ -40,7 +49,8 @@ async def read_profile(kube: Kube, namespace: str, spec: JobSpec) -> StoredProfi
     """
     reference = spec.profile.config_map_ref
     found, csv = await resolve(kube, namespace, reference, field="spec.profile.configMapRef", refusal=InvalidProfile)
-    return StoredProfile(found, csv, _check(found, spec))
+    latency = latency_from_json(found.data.get(_LATENCY, ""))
+    return StoredProfile(found, csv, _check(found, spec), latency)
 
 
 def _check(found: ConfigMap, spec: JobSpec) -> int | None:
@@ -61,13 +71,14 @@ def _check(found: ConfigMap, spec: JobSpec) -> int | None:
     return int(text)
 
 
-def profile_from_sweep(sweep: Sweep, spec: JobSpec) -> ConfigMap:
-    """The ConfigMap that stores the profile of a finished sweep."""
+def profile_from_sweep(sweep: Sweep, spec: JobSpec, latency: StoredLatency | None = None) -> ConfigMap:
+    """The ConfigMap that stores the profile of a finished sweep, and what it showed of clock changes."""
     reference = spec.profile.config_map_ref
     power_mw = min(MAX_BLOCKING_POWER_MW, mw_from_w(blocking_power(sweep.readings).watts))
-    return ConfigMap(
-        reference.name, {reference.key: csv_of(sweep), _POWER: str(power_mw), _SHAPE: _shape(spec)}, {}, ours=True
-    )
+    data = {reference.key: csv_of(sweep), _POWER: str(power_mw), _SHAPE: _shape(spec)}
+    if latency is not None:
+        data[_LATENCY] = latency_to_json(latency)
+    return ConfigMap(reference.name, data, {}, ours=True)
 
 
 def _shape(spec: JobSpec) -> str:

@@ -20,6 +20,7 @@ from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggr
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeError, KubeNotFound
 from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.hardware import job_latency
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
@@ -152,7 +153,7 @@ class Profiler:
         sweep = progress.sweep
         assert sweep is not None
         assert spec is not None
-        profile = profile_source.profile_from_sweep(sweep, spec)
+        profile = profile_source.profile_from_sweep(sweep, spec, job_latency(self._state.gpus))
         csv = profile.data[spec.profile.config_map_ref.key].encode()
         try:
             await asyncio.to_thread(check_profile, csv, spec.pipeline.stages)

@@ -10,7 +10,7 @@ from typing import Final
 
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.kube import Kube
-from perseus_operator.planning.planner import Limits
+from perseus_operator.planning.frontier_inputs import Limits
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.solving.cache import SolveCache
 from perseus_operator.solving.pool import SolverPool

@@ -56,6 +56,7 @@ class SolveInputs:
             calibration=self._calibrator.calibration,
             schedule_csv=state.schedule_csv or "",
             switch_loss=spec.switching.max_energy_loss_ratio if spec.switching else None,
+            hardware=state.hardware.in_use.to_json() if state.hardware.in_use else "",
         )
 
     async def read(self) -> None:
@@ -131,5 +132,5 @@ class SolveInputs:
             return Explanation(Reason.PROFILE_UNREADABLE, f"ConfigMap {profile.config_map_ref.name}: {error}")
         if state.spec.profile == profile:
             self._profile_csv, self.profile_map = found.csv, found.config_map
-            state.profile_accepted(digest, found.power_mw)
+            state.profile_accepted(digest, found.power_mw, found.latency)
         return None

@@ -110,6 +110,7 @@ class StatusWriter:
             stragglers=len(decision.slowdowns),
             ready=ready,
             quality=state.calibration.quality,
+            evidence=state.evidence,
         )
         self._services.metrics.set_frontier(self._ref, status.curve(state))
         if new_baseline is not None:

@@ -1,14 +1,16 @@
 """Whether measured iterations keep the objective's bound, and what the job is held at after they did not.
 
-A prediction may be wrong. Then the plan is withdrawn, whatever it would save: the job runs the fastest plan, and
-default clocks if that is not enough. The plan is tried again after a pause that doubles each time. At default clocks
-it shows whether the job itself has become slower, which is not the plan's fault: the bound then counts from there.
+A prediction may be wrong. Then the plan is withdrawn, whatever it would save, and the cause is named. The job runs one
+step after the other until the bound is kept: a plan with one clock for each segment of a stage, one with a clock for
+each stage, the fastest plan, default clocks. Steps that would change nothing are left out. The plan is tried again
+after a pause that doubles each time. At default clocks it shows whether the job itself has become slower, which is not
+the plan's fault: the bound then counts from there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
@@ -20,7 +22,9 @@ from perseus_operator.api.schema import parse
 from perseus_operator.api.status import GuardStatus
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.formatting import stamp
+from perseus_operator.planning.guard_cause import Cause, Finding
 from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.objective import FrontierView, Grain
 
 TOLERANCE: Final = 0.01
 """An iteration counts if it exceeds the bound by this share: iterations differ by some tenths of a per cent anyway."""
@@ -31,11 +35,18 @@ LONGEST_PAUSE_S: Final = 3600.0
 
 
 class Hold(IntEnum):
-    """What the job is held at."""
+    """What the job is held at, from the mildest to the safest."""
 
     NOTHING = 0
-    FASTEST_PLAN = 1
-    DEFAULT_CLOCKS = 2
+    SEGMENTS = 1
+    STAGES = 2
+    FASTEST_PLAN = 3
+    DEFAULT_CLOCKS = 4
+
+    @property
+    def finest(self) -> Grain:
+        """The finest plans that may run."""
+        return {Hold.SEGMENTS: Grain.SEGMENT, Hold.STAGES: Grain.STAGE}.get(self, Grain.INSTRUCTION)
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,7 @@ class Guard:
         trips: how often in a row the plan was withdrawn.
         reference_us: an iteration at default clocks, as measured during the last hold.
         measured_us, bound_us: what was measured when the plan was withdrawn, and what was allowed.
+        finding: why it was too slow; None: the plan was not withdrawn yet.
     """
 
     subject: str = ""
@@ -60,6 +72,7 @@ class Guard:
     reference_us: int | None = None
     measured_us: int = 0
     bound_us: int = 0
+    finding: Finding | None = None
 
     @property
     def pause_s(self) -> float:
@@ -72,11 +85,32 @@ def subject_of(frontier_digest: str, objective: Objective) -> str:
     return hashlib.sha256(f"{frontier_digest}\n{objective!r}".encode()).hexdigest()
 
 
+def next_coarser(frontier: FrontierView, target_us: float, hold: Hold) -> Hold | None:
+    """The mildest hold at coarser plans that changes the plan of a pipeline and keeps its target.
+
+    Args:
+        frontier: of one pipeline.
+        target_us: the iteration time that the objective asks for.
+        hold: what the job is held at now.
+
+    Returns:
+        The hold; None: no coarser plan ends by the target.
+    """
+    running = frontier.grain(frontier.lookup(target_us + 0.5, hold.finest))
+    for coarser in (Hold.SEGMENTS, Hold.STAGES):
+        found = frontier.grain(frontier.lookup(target_us + 0.5, coarser.finest))
+        if coarser > hold and running < coarser.finest <= found:
+            return coarser
+    return None
+
+
 def judge(
     guard: Guard,
     iterations: Iterable[JobIteration],
     *,
     bound_us: float | None,
+    coarser: Hold | None = None,
+    why: Callable[[Sequence[JobIteration]], Finding] | None = None,
     confirm: int,
     furthest: int,
     now_s: float,
@@ -88,6 +122,8 @@ def judge(
         guard: as it was.
         iterations: the latest, oldest first.
         bound_us: what an iteration may take now, with an allowance for stragglers; None: there is no bound.
+        coarser: the hold to try first if the plan has to go, see `next_coarser`; None: there is none.
+        why: finds the cause in the iterations that were too slow; None: it is not looked for.
         confirm: consecutive iterations that must exceed it.
         furthest: the furthest iteration that any rank has begun.
         now_s: monotonic.
@@ -107,14 +143,15 @@ def judge(
         return guard
     if any(i.time_us <= bound_us * (1 + TOLERANCE) for i in last):
         return guard
-    slower = guard.hold is Hold.NOTHING and any(planned)
+    slower = guard.hold < Hold.FASTEST_PLAN and any(planned)
     tripped = replace(
         guard,
-        hold=Hold.FASTEST_PLAN if slower else Hold.DEFAULT_CLOCKS,
+        hold=coarser or (Hold.FASTEST_PLAN if slower else Hold.DEFAULT_CLOCKS),
         since=furthest + 1,
         trips=guard.trips + (guard.hold is Hold.NOTHING),
         measured_us=round(median(i.time_us for i in last)),
         bound_us=round(bound_us),
+        finding=why(last) if why is not None else None,
     )
     return replace(tripped, until_s=now_s + tripped.pause_s, until_wall_s=wall_s + tripped.pause_s)
 
@@ -132,6 +169,8 @@ def guard_to_status(guard: Guard) -> GuardStatus | None:
         measured_time_microseconds=guard.measured_us,
         allowed_time_microseconds=guard.bound_us,
         reference_time_microseconds=guard.reference_us,
+        cause=guard.finding.cause if guard.finding else None,
+        evidence=guard.finding.evidence if guard.finding else None,
     )
 
 
@@ -155,10 +194,17 @@ def guard_from_status(status: Mapping[str, Any], *, now_s: float, wall_s: float)
         reference_us=known.reference_time_microseconds,
         measured_us=known.measured_time_microseconds,
         bound_us=known.allowed_time_microseconds,
+        finding=Finding(Cause(known.cause), known.evidence) if known.cause and known.evidence else None,
     )
     # A hold may be over while its time of observation is not: it then ended less than one pause ago.
     left_s = min(until_wall_s - wall_s, guard.pause_s)
     return replace(guard, until_s=now_s + max(left_s, -guard.pause_s))
 
 
-_HOLD_NAMES: Final = {Hold.NOTHING: "Nothing", Hold.FASTEST_PLAN: "FastestPlan", Hold.DEFAULT_CLOCKS: "DefaultClocks"}
+_HOLD_NAMES: Final = {
+    Hold.NOTHING: "Nothing",
+    Hold.SEGMENTS: "Segments",
+    Hold.STAGES: "Stages",
+    Hold.FASTEST_PLAN: "FastestPlan",
+    Hold.DEFAULT_CLOCKS: "DefaultClocks",
+}

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from perseus_operator.planning.evidence import Evidence, combine
 from perseus_proto.rank import RankId
 
 _OPEN_ITERATIONS = 32
@@ -41,6 +42,8 @@ class Report:
     quiet_us: int = 0
     """Time and energy of waits within which the energy counter moved."""
     quiet_mj: int = 0
+    evidence: Evidence | None = None
+    """How the clocks followed the plan; None: the agent does not say."""
 
     @property
     def rank_id(self) -> RankId:
@@ -56,6 +59,7 @@ class _PipelineIteration:
     point: int | None
     mixed: bool
     stages_us: tuple[Sequence[int], ...]
+    evidence: Evidence | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class JobIteration:
     """Ranks of one pipeline ran different plans: the iteration was a transition and proves nothing."""
     stages_us: Mapping[int, tuple[Sequence[int], ...]] = field(default_factory=dict)
     """Durations of instructions by stage, of the pipelines in which every rank reported them."""
+    evidence: Evidence | None = None
+    """How the clocks of all ranks followed their plans; None: no agent says."""
 
     @property
     def slowest(self) -> int:
@@ -147,6 +153,7 @@ class History:
             points={dp: part.point for dp, part in parts.items()},
             mixed=any(part.mixed for part in parts.values()),
             stages_us={dp: part.stages_us for dp, part in parts.items() if part.stages_us},
+            evidence=combine(part.evidence for part in parts.values()),
         )
         kept = replace(job, stages_us={})  # durations of single instructions would need too much memory
         unplanned = not job.mixed and all(point is None for point in job.points.values())
@@ -184,6 +191,7 @@ def _combine(reports: Iterable[Report]) -> _PipelineIteration:
         point=ranks[0].point,
         mixed=len({rank.point for rank in ranks}) > 1,
         stages_us=_stages(ranks),
+        evidence=combine(rank.evidence for rank in ranks),
     )
 
 

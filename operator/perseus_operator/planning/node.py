@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.objects import Pod
+from perseus_operator.planning.gpu import Gpu
 from perseus_proto.rank import RankId
 
 DeclaredSchedule = tuple[tuple[int, int, int], ...]
@@ -79,6 +80,8 @@ class Node:
     ranks: dict[RankId, Rank] = field(default_factory=dict)
     clocks_mhz: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Supported clocks by GPU UUID."""
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    """Model and switch latency by GPU UUID, of the job's ranks."""
     declared_schedules: dict[RankId, DeclaredSchedule] = field(default_factory=dict)
     """What ranks say that they execute, where the agent was asked for it."""
     uncontrollable: dict[str, str] = field(default_factory=dict)
@@ -205,9 +208,14 @@ class Node:
         if iteration > rank.iteration:
             self.ranks[rank_id] = replace(rank, iteration=iteration)
 
-    def gpus_described(self, clocks_mhz: Mapping[str, tuple[int, ...]], uncontrollable: Mapping[str, str]) -> None:
+    def gpus_described(
+        self,
+        clocks_mhz: Mapping[str, tuple[int, ...]],
+        uncontrollable: Mapping[str, str],
+        gpus: Mapping[str, Gpu] | None = None,
+    ) -> None:
         """The agent described the GPUs of the job's ranks."""
-        self.clocks_mhz, self.uncontrollable = dict(clocks_mhz), dict(uncontrollable)
+        self.clocks_mhz, self.uncontrollable, self.gpus = dict(clocks_mhz), dict(uncontrollable), dict(gpus or {})
 
     def schedules_declared(self, schedules: Mapping[RankId, DeclaredSchedule]) -> None:
         """The ranks said what they execute."""

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from perseus_operator.api.job import Deadline, Objective, ObjectiveType
 from perseus_operator.formatting import seconds
@@ -19,12 +20,24 @@ _GRID = 1.01
 that plans do not change as often."""
 
 
+class Grain(IntEnum):
+    """How finely a plan sets clocks, from the finest to the coarsest: one for each instruction, for each segment of a
+    stage (lead, steady state and tail), for each stage, or none lower than the highest.
+    """
+
+    INSTRUCTION = 0
+    SEGMENT = 1
+    STAGE = 2
+    NONE = 3
+
+
 @dataclass(frozen=True)
 class FrontierView:
     """The frontier of one pipeline, fastest point first; the same for every pipeline of the job."""
 
     digest: str
     times_us: tuple[int, ...]
+    """Of a rehearsed frontier the times that are kept with confidence."""
     energies_mj: tuple[int, ...]
     stages: int
     blocking_power_mw: int
@@ -38,6 +51,25 @@ class FrontierView:
     bound would break it in half of the iterations."""
     clock_changes: tuple[int, ...] = ()
     """Clock changes of each point in one iteration of one pipeline, over all stages."""
+    hardware: str = ""
+    """What the plans were rehearsed under, as ``Hardware.to_json`` gives it; empty: they were not."""
+    grains: tuple[Grain, ...] = ()
+    """Of each point; empty: not rehearsed, so one clock for each instruction."""
+    medians_us: tuple[int, ...] = ()
+    """Expected iteration time of each point; empty: not rehearsed, so ``times_us``."""
+    highest_mj: int | None = None
+    """Energy of an iteration of one pipeline with every instruction at its highest clock."""
+    instruction_us: int | None = None
+    """Median duration of an instruction under the fastest plan."""
+
+    @property
+    def expected_us(self) -> tuple[int, ...]:
+        """Expected iteration time of each point, to compare measured ones with."""
+        return self.medians_us or self.times_us
+
+    def grain(self, point: int) -> Grain:
+        """How finely a point sets clocks."""
+        return self.grains[min(point, len(self.grains) - 1)] if self.grains else Grain.INSTRUCTION
 
     @property
     def t_min_us(self) -> int:
@@ -54,9 +86,10 @@ class FrontierView:
         """The iteration time of least energy. It lies before T*: beyond it a plan saves less than its waiting costs."""
         return self.times_us[min(range(len(self.times_us)), key=self.energies_mj.__getitem__)]
 
-    def lookup(self, time_us: float) -> int:
-        """The slowest point not slower than ``time_us``; the fastest point if all are slower."""
-        return max(0, bisect_right(self.times_us, time_us) - 1)
+    def lookup(self, time_us: float, finest: Grain = Grain.INSTRUCTION) -> int:
+        """The slowest point not slower than ``time_us`` and not finer than ``finest``; without one the fastest."""
+        last = bisect_right(self.times_us, time_us) - 1
+        return next((point for point in range(last, 0, -1) if self.grain(point) >= finest), 0)
 
 
 @dataclass(frozen=True)
@@ -100,7 +133,7 @@ def target_of(
         return _power_cap(objective.power_cap_watts, frontier, gpus_per_stage)
     allowed: Target | Infeasible = Target(frontier.t_min_us)
     if objective.max_slowdown_ratio is not None:
-        bound_us = frontier.t_min_us * (1 + objective.max_slowdown_ratio)
+        bound_us = frontier.expected_us[0] * (1 + objective.max_slowdown_ratio)
         allowed = Target(max(frontier.t_min_us, bound_us / (1 + frontier.allowance)))
     if objective.deadline is not None:
         allowed = _deadline(objective.deadline, frontier, iterations_done, remaining_s)
@@ -166,7 +199,11 @@ def _deadline(
 
 
 def select_points(
-    frontier: FrontierView, target_us: float, pipelines: int, slowdowns: Mapping[int, float]
+    frontier: FrontierView,
+    target_us: float,
+    pipelines: int,
+    slowdowns: Mapping[int, float],
+    finest: Grain = Grain.INSTRUCTION,
 ) -> dict[int, int]:
     """A point for every pipeline.
 
@@ -180,13 +217,14 @@ def select_points(
         target_us: the iteration time that the objective asks for.
         pipelines: how many the job has.
         slowdowns: of the stragglers, by data-parallel rank.
+        finest: points that set clocks more finely are left out.
 
     Returns:
         The point of each pipeline, by data-parallel rank.
     """
     allowed_us = max([target_us, *(slowdown * frontier.t_min_us for slowdown in slowdowns.values())])
     # A microsecond of tolerance: s·T_min / s must not fall below T_min, nor T'/1 below its own point, by rounding.
-    return {p: frontier.lookup(allowed_us / slowdowns.get(p, 1.0) + 0.5) for p in range(pipelines)}
+    return {p: frontier.lookup(allowed_us / slowdowns.get(p, 1.0) + 0.5, finest) for p in range(pipelines)}
 
 
 def predict(
@@ -203,7 +241,7 @@ def predict(
     Returns:
         Time in microseconds and energy in millijoules.
     """
-    times_us = {p: slowdowns.get(p, 1.0) * frontier.times_us[point] for p, point in chosen.items()}
+    times_us = {p: slowdowns.get(p, 1.0) * frontier.expected_us[point] for p, point in chosen.items()}
     last_us = max(times_us.values())
     energy_mj = sum(
         frontier.energies_mj[point] + frontier.stages * frontier.blocking_power_mw * s_from_us(last_us - times_us[p])

@@ -8,7 +8,6 @@ the agents shall hold; what to do next on each node.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +16,10 @@ from datetime import datetime
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
-from perseus_operator.planning.bound_guard import CONFIRM, Guard, Hold, judge, subject_of
+from perseus_operator.planning.bound_guard import CONFIRM, Guard, Hold, judge, next_coarser, subject_of
+from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardware_for, input_actions, inputs_wake_s
+from perseus_operator.planning.guard_cause import why_slow
+from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.node_actions import Intent, NodeAction, is_applied, next_actions
 from perseus_operator.planning.objective import Infeasible, Target, bound_us, select_points, target_of
 from perseus_operator.planning.power_allocation import Share, replicas_of, within_share
@@ -27,6 +29,7 @@ from perseus_operator.planning.readiness import (
     first_node_fault,
     frontier_pending,
     ranks_pending,
+    rehearsal_pending,
     schedule_pending,
 )
 from perseus_operator.planning.state import JobState
@@ -44,39 +47,7 @@ class Now:
     wall_s: float
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the planner must know of the operator's settings."""
-
-    lease_ttl_s: float = 30.0
-    profile_retry_s: float = 5.0
-    """How soon to look again for a profile that is missing or invalid."""
-    profile_refresh_s: float = 60.0
-    """How soon to look whether a valid profile has changed."""
-    calibrate_after: int = 40
-    """Iterations before the first calibration."""
-    calibrate_again: int = 100
-    """Further iterations before the next one."""
-
-
-@dataclass(frozen=True)
-class ReadInputs:
-    """Read the profile, and the schedule if the spec names a ConfigMap for it."""
-
-
-@dataclass(frozen=True)
-class Solve:
-    """Get the frontier of these inputs: restore it from its ConfigMap, or solve."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class Calibrate:
-    """Estimate from the iterations recorded so far how long iterations really take."""
-
-
-Action = ReadInputs | Solve | Calibrate | ProfilingAction | NodeAction
+Action = InputAction | ProfilingAction | NodeAction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +65,7 @@ class Decision:
         advised_point: what the objective asks for, enforced or not; None: no frontier, or no point of it fits.
         profiling: what is being done about a profile that is missing or no longer fits; None: nothing.
         limiting_share: of a PowerBudget, where that and not the objective decides.
+        hardware: what plans are rehearsed under from now on, to be remembered; None: the GPUs are not known yet.
         guard: whether measured iterations keep the objective's bound, to be remembered.
         wake_at_s: when to decide again at the latest (monotonic).
     """
@@ -108,6 +80,7 @@ class Decision:
     advised_point: int | None = None
     profiling: Explanation | None = None
     limiting_share: Share | None = None
+    hardware: Hardware | None = None
     guard: Guard
     wake_at_s: float
 
@@ -126,10 +99,14 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
     if state.spec is None or state.fenced is not None:
         # Nothing is accepted yet, or a newer operator is in command. Leases that this operator holds expire.
         return Decision(
-            waiting=state.fenced or state.spec_fault, guard=state.guard, wake_at_s=now.monotonic_s + _NEVER_S
+            waiting=state.fenced or state.spec_fault,
+            hardware=state.hardware.in_use,
+            guard=state.guard,
+            wake_at_s=now.monotonic_s + _NEVER_S,
         )
     spec = state.spec
-    inputs = _input_actions(state, spec, now, limits)
+    hardware = hardware_for(state, spec)
+    inputs = input_actions(state, spec, hardware, now_s=now.monotonic_s, limits=limits)
     not_ready = schedule_pending(state) or ranks_pending(state, spec) or baseline_pending(state, spec)
     profiling = next_profiling_step(state, spec, not_ready, now_s=now.monotonic_s)
     stragglers = _Stragglers() if profiling else _stragglers(state, spec, now)
@@ -157,90 +134,16 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
         advised_point=state.frontier.lookup(target.time_us) if state.frontier and target else None,
         profiling=profiling.explanation if profiling else None,
         limiting_share=state.share if aim.limited_by_share else None,
+        hardware=hardware,
         guard=aim.guard,
         wake_at_s=min(
-            _inputs_wake_s(state, now, limits),
+            inputs_wake_s(state, now_s=now.monotonic_s, limits=limits),
             profiling.wake_at_s if profiling else math.inf,
             _stragglers_wake_s(state, now),
             aim.wake_at_s,
             *(wake_at_s for _, wake_at_s in nodes),
         ),
     )
-
-
-def inputs_digest(
-    spec: JobSpec,
-    profile_digest: str,
-    calibration_digest: str = "",
-    *,
-    measured_power_mw: int | None = None,
-    schedule_csv: str = "",
-) -> str:
-    """SHA-256 over everything that the frontier depends on; the leading word changes with the solver's format."""
-    given = spec.profile.blocking_power_milliwatts
-    parts = (
-        "perseus.frontier.1",
-        profile_digest,
-        spec.pipeline.schedule.value if spec.pipeline.schedule else "",
-        spec.pipeline.stages,
-        spec.pipeline.microbatches,
-        spec.pipeline.chunks,
-        measured_power_mw if given is None else given,
-        spec.points,
-        calibration_digest,
-        *([schedule_csv] if schedule_csv else ()),
-        *([f"switching {spec.switching.max_energy_loss_ratio}"] if spec.switching else ()),
-    )
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
-
-
-# --------------------------------------------------------------------------------------------- inputs of the frontier
-
-
-def _input_actions(state: JobState, spec: JobSpec, now: Now, limits: Limits) -> list[Action]:
-    actions: list[Action] = []
-    if not state.reading and _read_due_s(state, limits) <= now.monotonic_s:
-        actions.append(ReadInputs())
-    if state.profile_digest is not None and state.schedule_known:
-        digest = inputs_digest(
-            spec,
-            state.profile_digest,
-            state.calibration.digest_in_use,
-            measured_power_mw=state.measured_power_mw,
-            schedule_csv=state.schedule_csv or "",
-        )
-        if _solve_due(state, digest):
-            actions.append(Solve(digest))
-        elif _calibrate_due(state, limits):
-            actions.append(Calibrate())
-    return actions
-
-
-def _inputs_wake_s(state: JobState, now: Now, limits: Limits) -> float:
-    due_s = _read_due_s(state, limits)
-    refresh_s = now.monotonic_s + limits.profile_refresh_s
-    return min(due_s, refresh_s) if not state.reading and due_s > now.monotonic_s else refresh_s
-
-
-def _read_due_s(state: JobState, limits: Limits) -> float:
-    if state.read_at_s is None:
-        return 0.0
-    failed = state.profile_fault or state.schedule_fault
-    return state.read_at_s + (limits.profile_retry_s if failed else limits.profile_refresh_s)
-
-
-def _solve_due(state: JobState, digest: str) -> bool:
-    have = state.frontier is not None and state.frontier.digest == digest
-    failed = state.solve_fault is not None and state.solve_fault[0] == digest
-    return not have and not failed and state.solving is None
-
-
-def _calibrate_due(state: JobState, limits: Limits) -> bool:
-    progress = state.calibration
-    if progress.running or state.solving is not None or state.frontier is None:
-        return False
-    enough = progress.recorded >= limits.calibrate_after
-    return enough and (not progress.started or progress.recorded_since_start >= limits.calibrate_again)
 
 
 # --------------------------------------------------------------------------------------------------------- stragglers
@@ -291,7 +194,7 @@ def _aim(state: JobState, spec: JobSpec, stragglers: _Stragglers, now: Now, *, p
     target, limited = within_share(current_target(state, spec, now), state.share, state.frontier, replicas_of(spec))
     # A job that is slowed because watts are short is slowed on purpose: no bound applies, and no fallback may draw
     # more.
-    guard = state.guard if profiling or limited else _guard(state, spec, stragglers.slowdowns, now)
+    guard = state.guard if profiling or limited else _guard(state, spec, target, stragglers.slowdowns, now)
     hold = Hold.NOTHING if limited else guard.hold
     wake_at_s = math.inf
     if profiling is None and (guard.hold is not Hold.NOTHING or guard.trips):
@@ -315,7 +218,9 @@ def current_target(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasi
     )
 
 
-def _guard(state: JobState, spec: JobSpec, slowdowns: Mapping[int, float], now: Now) -> Guard:
+def _guard(
+    state: JobState, spec: JobSpec, target: Target | Infeasible | None, slowdowns: Mapping[int, float], now: Now
+) -> Guard:
     """Whether measured iterations keep the bound, with an allowance for stragglers."""
     if state.frontier is None or state.history is None:
         return state.guard
@@ -326,10 +231,13 @@ def _guard(state: JobState, spec: JobSpec, slowdowns: Mapping[int, float], now: 
     slowest = max([*slowdowns.values(), *state.detector.slowdowns.values()], default=1.0)
     if bound is not None:
         bound = max(bound, slowest * (fastest_us or state.frontier.t_min_us))
+    coarser = next_coarser(state.frontier, target.time_us, guard.hold) if isinstance(target, Target) else None
     return judge(
         guard,
         [i for i in state.history.recent if i.iteration >= state.plan_since],
         bound_us=bound,
+        coarser=coarser,
+        why=lambda slow: why_slow(slow, state.hardware.in_use),
         confirm=min(max(CONFIRM, spec.straggler.confirm_iterations + 1), state.history.recent.maxlen or CONFIRM),
         furthest=state.furthest_iteration,
         now_s=now.monotonic_s,
@@ -363,7 +271,9 @@ def _intent(
     if aim.hold is Hold.DEFAULT_CLOCKS:
         message = "Measured iterations exceeded the bound: default clocks until the next attempt."
         return Intent(plans, {}, False, Explanation(Reason.BOUND_EXCEEDED, message))
-    wanted = select_points(state.frontier, aim.target.time_us, spec.pipeline.data_parallel, stragglers.slowdowns)
+    wanted = select_points(
+        state.frontier, aim.target.time_us, spec.pipeline.data_parallel, stragglers.slowdowns, aim.hold.finest
+    )
     return Intent(plans, wanted, spec.mode is Mode.ENFORCE, None)
 
 
@@ -376,6 +286,9 @@ def _why_no_plan(state: JobState, spec: JobSpec, aim: _Aim) -> Explanation | Non
         return Explanation(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: no clocks are set.")
     if state.share is not None and state.share.watts is None:
         return Explanation(Reason.APPLYING, f"PowerBudget {state.share.budget} has not allotted a share yet.")
+    rehearsing = rehearsal_pending(state)
+    if rehearsing is not None:
+        return rehearsing
     # A job that a budget limits skips the baseline: at default clocks it would draw more than its share.
     return ranks_pending(state, spec) or (None if aim.limited_by_share else baseline_pending(state, spec))
 

@@ -32,6 +32,16 @@ def frontier_pending(state: JobState) -> Explanation:
     return Explanation(Reason.WAITING_FOR_FRONTIER, "The frontier is being solved.")
 
 
+def rehearsal_pending(state: JobState) -> Explanation | None:
+    """Why the frontier may not be deployed yet: its plans are of clocks that change at once, but the GPUs are known by
+    now; None: it may.
+    """
+    hardware = state.hardware.in_use
+    if state.frontier is None or state.frontier.hardware or hardware is None or state.solve_fault is not None:
+        return None
+    return Explanation(Reason.WAITING_FOR_FRONTIER, f"The plans are being rehearsed for {hardware.model}.")
+
+
 def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     """Why not every rank of the job's shape is taken by exactly one process; None: each is."""
     shape = spec.pipeline

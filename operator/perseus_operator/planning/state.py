@@ -1,8 +1,8 @@
 """Everything that is known about one job. The planner reads it and changes nothing.
 
 Fields are read everywhere and changed only by the named methods below, one for each event; ``Node``,
-``CalibrationProgress`` and ``ProfilingProgress`` do the same for their part. Nothing here does I/O, reads a clock or
-decides what to do next. The events:
+``CalibrationProgress``, ``ProfilingProgress`` and ``HardwareProgress`` do the same for their part. Nothing here does
+I/O, reads a clock or decides what to do next. The events:
 
     the PerseusJob          generation_observed, spec_accepted, spec_rejected, restored,
                             declarations_observed, declarations_rejected
@@ -11,7 +11,7 @@ decides what to do next. The events:
     profile and schedule    read_requested, read_started, read_ended,
                             profile_accepted, schedule_accepted, schedule_rejected
     the frontier            solve_started, solve_succeeded, solve_failed, solve_ended
-    decisions of others     guard_updated, share_granted, fenced_by
+    decisions of others     guard_updated, hardware_adopted, share_granted, fenced_by
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.bound_guard import Guard
 from perseus_operator.planning.calibration_progress import CalibrationProgress
+from perseus_operator.planning.evidence import Evidence
+from perseus_operator.planning.evidence import summarise as summarise_evidence
+from perseus_operator.planning.gpu import Gpu, StoredLatency
+from perseus_operator.planning.hardware import Hardware
+from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import History, JobIteration, Measured, Report, summarise
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.objective import FrontierView
@@ -76,6 +81,7 @@ class JobState:
     detector: StragglerDetector = field(default_factory=StragglerDetector)
     calibration: CalibrationProgress = field(default_factory=CalibrationProgress)
     profiling: ProfilingProgress = field(default_factory=ProfilingProgress)
+    hardware: HardwareProgress = field(default_factory=HardwareProgress)
     measured_power_mw: int | None = None
     """Blocking power stored with the profile; the spec's takes precedence."""
     guard: Guard = field(default_factory=Guard)
@@ -122,10 +128,12 @@ class JobState:
         """The annotation breaks a rule; what it declared before stays in force."""
         self.declaration_fault = fault
 
-    def restored(self, *, baseline: Measured | None, guard: Guard | None) -> None:
+    def restored(self, *, baseline: Measured | None, guard: Guard | None, hardware: Hardware | None = None) -> None:
         """An earlier operator stored these in the status; None: it stored none."""
         self.baseline = baseline or self.baseline
         self.guard = guard or self.guard
+        if hardware is not None:
+            self.hardware.adopted(hardware)
 
     # ------------------------------------------------------------------------------------------------- pods and agents
 
@@ -196,10 +204,12 @@ class JobState:
             return None
         node.rank_advanced(report.rank_id, report.iteration + 1)
         iteration = self.history.add(report)
+        if iteration is not None and self.is_typical(iteration):
+            self.hardware.iteration_observed(iteration)
         if iteration is None or self.frontier is None or self.sweeping:
             return iteration
         # At default clocks a pipeline runs like the fastest plan.
-        times_us = self.frontier.times_us
+        times_us = self.frontier.expected_us
         planned_us = {dp: times_us[min(point or 0, len(times_us) - 1)] for dp, point in iteration.points.items()}
         self.detector.observe(
             iteration,
@@ -244,9 +254,12 @@ class JobState:
         if at_s is not None:
             self.read_at_s, self.profile_fault = at_s, profile_fault
 
-    def profile_accepted(self, digest: str, measured_power_mw: int | None) -> None:
-        """A usable profile was read, and the blocking power that is stored with it."""
+    def profile_accepted(
+        self, digest: str, measured_power_mw: int | None, latency: StoredLatency | None = None
+    ) -> None:
+        """A usable profile was read, and what is stored with it: blocking power, switch latency."""
         self.profile_digest, self.measured_power_mw = digest, measured_power_mw
+        self.hardware.latency_read(latency)
 
     def schedule_accepted(self, schedule_csv: str) -> None:
         """It is known what the pipelines run."""
@@ -280,6 +293,10 @@ class JobState:
         """The planner judged whether measured iterations keep the bound."""
         self.guard = guard
 
+    def hardware_adopted(self, hardware: Hardware | None) -> None:
+        """The planner chose what plans are rehearsed under; None: the GPUs are not known yet."""
+        self.hardware.adopted(hardware)
+
     def share_granted(self, share: Share | None) -> None:
         """A PowerBudget grants the job this share; None: no budget selects it."""
         self.share = share
@@ -291,6 +308,7 @@ class JobState:
     def _restart_history(self, pipelines: int, ranks_per_pipeline: int) -> None:
         self.history = History(pipelines, ranks_per_pipeline)
         self.detector = StragglerDetector()
+        self.hardware.restarted()
         self.guard = replace(self.guard, since=0)
 
     # ------------------------------------------------------------------------------------------- what follows from it
@@ -299,6 +317,21 @@ class JobState:
     def ranks(self) -> list[Rank]:
         """All ranks on all nodes."""
         return [rank for node in self.nodes.values() for rank in node.ranks.values()]
+
+    @property
+    def gpus(self) -> list[Gpu]:
+        """The GPUs of the job's ranks, as far as agents have described them."""
+        return [
+            node.gpus[rank.gpu_uuid]
+            for node in self.nodes.values()
+            for rank in node.ranks.values()
+            if rank.gpu_uuid in node.gpus
+        ]
+
+    @property
+    def evidence(self) -> Evidence:
+        """How clocks followed plans in the latest iterations."""
+        return summarise_evidence(i.evidence for i in self.history.recent) if self.history else Evidence()
 
     @property
     def schedule_known(self) -> bool:

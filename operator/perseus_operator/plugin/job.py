@@ -161,13 +161,15 @@ def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier
         blocking_power_mw=mw_from_w(frontier.blocking_power_w),
         points=spec.points,
     )
+    # What was rehearsed takes longer than the simulator says.
+    ideal_s = frontier.t_min_s if frontier.rehearsed is None else float(frontier.rehearsed.ideal_time_s[0])
     for calibration in ("", _calibration(reader, namespace, name, plain)):
         try:
             simulator = simulator_of(SolveRequest(**{**vars(plain), "calibration": calibration}))
             run = simulator.run(simulator.choice_of(frontier.frequencies_mhz[0]))
         except SolverError:
             continue
-        if us_from_s(float(run.iteration_time_s)) == us_from_s(frontier.t_min_s):
+        if us_from_s(float(run.iteration_time_s)) == us_from_s(ideal_s):
             return simulator
     return f"the profile in ConfigMap {name} is not the one that the frontier was solved from"
 

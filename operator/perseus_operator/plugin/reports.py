@@ -15,7 +15,7 @@ import numpy as np
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import Mode, ObjectiveType
 from perseus_operator.errors import CannotAnswer
-from perseus_operator.formatting import percent, seconds
+from perseus_operator.formatting import milliseconds, percent, seconds
 from perseus_operator.objects import Json
 from perseus_operator.planning.power_allocation import replicas_of
 from perseus_operator.plugin.job import PlannedJob
@@ -46,6 +46,7 @@ def frontier_document(job: PlannedJob) -> Json:
                 **({} if highest is None else {"saved": _saved(figures, highest)}),
                 "gapPartsPerMillion": ppm_from_ratio(max(0.0, point.gap)),
                 "clockChanges": point.clock_changes,
+                **({} if frontier.rehearsed is None else {"grain": frontier.rehearsed.grains[index].capitalize()}),
             }
         )
     return {
@@ -156,11 +157,26 @@ def _why(job: PlannedJob, slowdowns: Mapping[int, float]) -> list[tuple[str, str
     waiting = "" if applied.get("status") == "True" else f"{applied.get('reason')}: {applied.get('message')}"
     return [
         ("objective", _objective(job)),
+        ("GPUs", _hardware(job)),
+        ("clocks", str((job.status.get("plan") or {}).get("reason", ""))),
         ("no plan in force" if job.spec.mode is Mode.ENFORCE else "mode", waiting),
         ("straggler", _stragglers(job, slowdowns)),
         ("guard", str(bound.get("message", "")) if bound.get("reason") != "NoBound" else ""),
         ("in force", str(applied.get("message", "")) if applied.get("status") == "True" else ""),
     ]
+
+
+def _hardware(job: PlannedJob) -> str:
+    found = job.status.get("hardware")
+    if found is None:
+        return ""
+    median_us, worst_us = found["switchLatencyMedianMicroseconds"], found["switchLatencyP99Microseconds"]
+    lead_us = found.get("medianLeadMicroseconds")
+    lead = "" if lead_us is None else f", {milliseconds(lead_us)} before the GPU in the median"
+    return (
+        f"{found['gpu']}; clock changes take {milliseconds(median_us)} (99 %: {milliseconds(worst_us)},"
+        f" {found['source']}); marks: {found['marks'].lower()}{lead}"
+    )
 
 
 def _objective(job: PlannedJob) -> str:

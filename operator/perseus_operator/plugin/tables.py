@@ -53,7 +53,9 @@ def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> st
     lines += ["", "   ".join(legend), ""]
     shown = points if everything else [points[i] for i in _some(len(points), here)]
     saves = highest is not None
+    grains = "grain" in points[0]
     head = ["", "POINT", "TIME", "SLOWDOWN", "ENERGY", *(["SAVES"] if saves else []), "POWER", "GAP", "CHANGES"]
+    head += ["CLOCK FOR EACH"] if grains else []
     rows = [
         [
             "*" if point["point"] == here else "",
@@ -65,6 +67,7 @@ def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> st
             f"{point['powerWatts']} W",
             small_percent(ratio_from_ppm(point["gapPartsPerMillion"])),
             str(point["clockChanges"]),
+            *([point["grain"].lower()] if grains else []),
         ]
         for point in shown
     ]

@@ -7,6 +7,7 @@ Every function turns the job's state and decision into a status, a reason and a 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from perseus_operator.api.conditions import Condition, ConditionType, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
@@ -21,6 +22,13 @@ from perseus_operator.reporting.recommendation import limited, recommendation
 from perseus_operator.reporting.status import in_force
 from perseus_operator.reporting.straggler_cause import cause_of, gpu_events, slowest_stage
 from perseus_proto.units import ratio_from_ppm, s_from_ms
+
+_HELD_AT: Final = {
+    Hold.SEGMENTS: "a plan with one clock for each part of a stage",
+    Hold.STAGES: "a plan with one clock for each stage",
+    Hold.FASTEST_PLAN: "the fastest plan",
+    Hold.DEFAULT_CLOCKS: "default clocks",
+}
 
 
 def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
@@ -196,11 +204,11 @@ def _bound_kept(state: JobState, decision: Decision, spec: JobSpec) -> Condition
         message = f"PowerBudget {decision.limiting_share.budget} limits the job's power: iteration time has no bound."
         return Condition(kind, True, Reason.NO_BOUND, message)
     if guard.hold is not Hold.NOTHING:
-        held_at = "the fastest plan" if guard.hold is Hold.FASTEST_PLAN else "default clocks"
+        cause = f" Cause: {guard.finding.evidence}." if guard.finding else ""
         message = (
             f"Iterations took {seconds(guard.measured_us)}; {spec.objective.type.value} allows"
-            f" {seconds(guard.bound_us)}. The job runs at {held_at}; the plan is tried again after"
-            f" {guard.pause_s:.0f} s."
+            f" {seconds(guard.bound_us)}. The job runs at {_HELD_AT[guard.hold]}; the plan is tried again after"
+            f" {guard.pause_s:.0f} s.{cause}"
         )
         return Condition(kind, False, Reason.BOUND_EXCEEDED, message)
     bound = bound_us(spec.objective, fastest_iteration_us(state, guard))

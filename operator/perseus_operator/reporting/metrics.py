@@ -18,6 +18,7 @@ from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.calibration_progress import CalibrationQuality
+from perseus_operator.planning.evidence import ClockControl, Evidence
 from perseus_operator.planning.iterations import Measured
 from perseus_proto.http_server import HttpServer
 from perseus_proto.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
@@ -44,6 +45,12 @@ _JOB_GAUGES: Final = {
     "calibration_error_ratio": "Mean error of predicted iteration times, on iterations not used for calibration.",
     "straggler_pipelines": "Number of pipelines that are stragglers now, detected or declared.",
     "planned_slowdown_ratio": "Largest iteration time of the plans in force, divided by T_min.",
+    "switch_latency_median_seconds": "Median time of a clock change under which the job's plans were rehearsed.",
+    "switch_latency_p99_seconds": "99th percentile of the time of a clock change under which plans were rehearsed.",
+    "switch_latency_measured": "1 if those times were measured on GPUs of the job's model, 0 if they are assumed.",
+    "mark_lead_seconds": "How far hosts' marks lead the begin on the GPU: median, of the rank with the largest.",
+    "below_plan_ratio": "Share of the latest iterations' computing time with a clock below the planned one.",
+    "above_plan_ratio": "Share of the latest iterations' computing time with a clock above the planned one.",
 }
 
 
@@ -77,6 +84,12 @@ class Metrics:
             "perseus_job_frontier_joules",
             "Energy of all GPUs per iteration of a plan on the frontier.",
             (*_JOB, "point"),
+        )
+        self._control: Gauge = self._new(
+            Gauge,
+            "perseus_job_clock_control",
+            "1 for the way in which agents choose the moments of clock changes: timetable, marks or held.",
+            (*_JOB, "control"),
         )
         self._budgets: dict[str, Gauge] = {
             name: self._new(Gauge, f"perseus_budget_{name}", text, ("budget",)) for name, text in _BUDGET_GAUGES.items()
@@ -121,6 +134,7 @@ class Metrics:
         stragglers: int,
         ready: bool,
         quality: CalibrationQuality | None = None,
+        evidence: Evidence | None = None,
     ) -> None:
         """Set the series of one job. A value that is not known removes its series: absent is not zero.
 
@@ -132,7 +146,9 @@ class Metrics:
             stragglers: number of slow pipelines.
             ready: whether the condition Ready is True.
             quality: of the latest calibration.
+            evidence: how clocks followed plans in the latest iterations.
         """
+        hardware, evidence = figures.hardware, evidence or Evidence()
         labels = (job.namespace, job.name)
         frontier, predicted, baseline = figures.frontier, figures.predicted, figures.baseline
         values = {
@@ -151,9 +167,22 @@ class Metrics:
             "frontier_points": float(frontier.points) if frontier else None,
             "solve_seconds": s_from_ms(frontier.solve_milliseconds) if frontier else None,
             "gap_ratio": ratio_from_ppm(frontier.median_gap_parts_per_million) if frontier else None,
+            "switch_latency_median_seconds": (
+                s_from_us(hardware.switch_latency_median_microseconds) if hardware else None
+            ),
+            "switch_latency_p99_seconds": s_from_us(hardware.switch_latency_p99_microseconds) if hardware else None,
+            "switch_latency_measured": float(hardware.figures == "Measured") if hardware else None,
+            "mark_lead_seconds": None if evidence.lead_us is None else s_from_us(evidence.lead_us),
+            "below_plan_ratio": evidence.below_share,
+            "above_plan_ratio": evidence.above_share,
         }
         for name, value in values.items():
             _set(self._gauges[name], labels, value)
+        self._set_control(labels, evidence.control)
+
+    def _set_control(self, labels: tuple[str, str], control: ClockControl | None) -> None:
+        for one in ClockControl:
+            _set(self._control, (*labels, one.lower()), None if control is None else float(one is control))
 
     def set_frontier(self, job: JobRef, curve: Sequence[tuple[int, int]]) -> None:
         """Set the series of a job's frontier.
@@ -184,6 +213,7 @@ class Metrics:
         self._shown.pop((job.namespace, job.name), None)
         for gauge in self._gauges.values():
             _set(gauge, (job.namespace, job.name), None)
+        self._set_control((job.namespace, job.name), None)
 
     def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
         """Set the series of one PowerBudget; ``kept`` None: whether the budget is kept is not known."""

@@ -15,6 +15,7 @@ from perseus_operator.api.status import (
     CalibrationStatus,
     Figures,
     FrontierStatus,
+    HardwareStatus,
     PlanStatus,
     Savings,
     StatusFigures,
@@ -24,12 +25,14 @@ from perseus_operator.formatting import fine_percent, percent, stamp
 from perseus_operator.objects import Json
 from perseus_operator.planning.bound_guard import guard_to_status
 from perseus_operator.planning.calibration_progress import CalibrationQuality
+from perseus_operator.planning.hardware import hardware_to_status
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.objective import predict
 from perseus_operator.planning.planner import Decision, common_point
 from perseus_operator.planning.power_allocation import replicas_of
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import recommendation
+from perseus_operator.reporting.hardware import expected_savings, grain_name, grain_reason
 from perseus_operator.reporting.straggler_cause import cause_of, slowest_stage
 
 _SHOWN_STRAGGLERS: Final = 32
@@ -48,18 +51,28 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
     """
     view, spec = state.frontier, state.spec
     if view is None or spec is None:
-        return StatusFigures(baseline=_figures(state.baseline), calibration=_calibration(state.calibration.quality))
+        return StatusFigures(
+            baseline=_figures(state.baseline),
+            calibration=_calibration(state.calibration.quality),
+            hardware=_hardware(state, decision),
+        )
     measured = current_measurement(state, decision)
     predicted, plan = None, None
     if decision.applied:
         time_us, energy_mj = predict(view, decision.wanted, decision.slowdowns, spec.pipeline.tensor_parallel)
         predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
         point = common_point(decision.wanted, decision.slowdowns)
+        rehearsed = bool(view.grains)
         plan = PlanStatus(
             point=point,
             from_iteration=state.plan_since,
             planned_slowdown=percent(planned_slowdown(state, decision) - 1),
             clock_changes=view.clock_changes[point] if view.clock_changes else None,
+            grain=grain_name(view.grain(point)) if rehearsed else None,
+            reason=grain_reason(view, point, decision.hardware, decision.guard.hold) or None,
+            expected_savings=expected_savings(view, point),
+            expected_iteration_time_microseconds=view.expected_us[point] if rehearsed else None,
+            kept_iteration_time_microseconds=view.times_us[point] if rehearsed else None,
         )
     slowest = sorted(decision.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
     return StatusFigures(
@@ -79,6 +92,7 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         measured=_figures(measured),
         calibration=_calibration(state.calibration.quality),
         baseline=_figures(state.baseline),
+        hardware=_hardware(state, decision),
         advised=recommendation.advised(state, decision),
         power_budget=recommendation.share_status(state.share),
         guard=guard_to_status(decision.guard),
@@ -142,6 +156,12 @@ def savings(baseline: Measured | None, measured: Measured | None) -> Savings | N
     )
 
 
+def _hardware(state: JobState, decision: Decision) -> HardwareStatus | None:
+    if decision.hardware is None:
+        return None
+    return hardware_to_status(decision.hardware, state.evidence.lead_us)
+
+
 def _calibration(quality: CalibrationQuality | None) -> CalibrationStatus | None:
     if quality is None:
         return None
@@ -198,8 +218,10 @@ def essence(status: Mapping[str, Any]) -> Json:
     figures = {
         key: value for key, value in status.items() if key not in {"measured", "savings", "predicted", "conditions"}
     }
+    hardware = {key: value for key, value in status.get("hardware", {}).items() if key != "medianLeadMicroseconds"}
     return {
         **figures,
+        "hardware": hardware,
         "conditions": {c["type"]: (c["status"], c["reason"]) for c in status.get("conditions", ())},
     }
 

@@ -13,13 +13,15 @@ from typing import Final
 import numpy as np
 
 from perseus_operator.objects import ConfigMap
-from perseus_operator.planning.objective import FrontierView
+from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2
+from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.errors import SolverError
+from perseus_solver.model import result
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import Schedule
 
@@ -28,6 +30,12 @@ MAX_STORED_BYTES: Final = 700_000
 BYTES_KEY: Final = "frontier"
 DIGEST_KEY: Final = "digest"
 _SOLVE_KEY: Final = "solveMilliseconds"
+_GRAINS: Final = {
+    result.Grain.INSTRUCTION: Grain.INSTRUCTION,
+    result.Grain.SEGMENT: Grain.SEGMENT,
+    result.Grain.STAGE: Grain.STAGE,
+    result.Grain.NONE: Grain.NONE,
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
     """
     frontier = Frontier.from_bytes(data)
     gap = np.maximum(frontier.gap, 0.0)
+    simulator, rehearsed = simulator_of(request), frontier.rehearsed
+    fastest_s = simulator.duration_s(simulator.choice_of(frontier.frequencies_mhz[0]))
     view = FrontierView(
         digest=digest,
         times_us=tuple(us_from_s(t) for t in frontier.time_s.tolist()),
@@ -62,8 +72,13 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         restored=restored,
         allowance=open_calibration(request.calibration).quality.allowance if request.calibration else 0.0,
         clock_changes=tuple(frontier.clock_changes.tolist()),
+        hardware=request.hardware if rehearsed else "",
+        grains=tuple(_GRAINS[grain] for grain in rehearsed.grains) if rehearsed else (),
+        medians_us=tuple(us_from_s(t) for t in rehearsed.p50_s.tolist()) if rehearsed else (),
+        highest_mj=mj_from_j(float(simulator.run(all_maximum(simulator.problem)).energy_j)),
+        instruction_us=us_from_s(float(np.median(fastest_s))),
     )
-    planned_times = FrontierTimes(simulator_of(request), frontier)
+    planned_times = FrontierTimes(simulator, frontier)
     return SolvedFrontier(view, request, planned_times.schedule, frontier, planned_times, data)
 
 

@@ -35,6 +35,9 @@ class SolveRequest:
     """A custom schedule; empty: ``schedule`` names one."""
     switch_loss: float | None = None
     """Share of the energy that may be given up for fewer changes of clock; None: least energy."""
+    hardware: str = ""
+    """JSON of the hardware to rehearse plans under, as ``perseus plan --hardware`` reads it; empty: clocks change at
+    once."""
 
 
 def check_profile(csv: bytes, stages: int) -> None:

@@ -25,6 +25,10 @@ def solve_in_process(request: SolveRequest) -> bytes:
     from perseus_solver.switching import reduce_clock_changes
 
     problem = problem_of(request)
+    if request.hardware:
+        from perseus_operator.solving.rehearsed import solve_rehearsed
+
+        return solve_rehearsed(problem, request).to_bytes()
     frontier = solve_frontier(problem, points=request.points)
     if request.switch_loss is not None:
         frontier = reduce_clock_changes(problem, frontier, loss=request.switch_loss)

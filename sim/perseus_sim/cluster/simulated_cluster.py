@@ -182,6 +182,7 @@ class SimulatedCluster:
         *,
         clocks_mhz: Sequence[int] = (),
         switch_latency_us: int = 0,
+        driver: str = "",
         agent_arguments: Sequence[str] = (),
     ) -> SimulatedNode:
         """A node with GPUs of one model, a kubelet and a running agent.
@@ -192,6 +193,7 @@ class SimulatedCluster:
             model: what they are.
             clocks_mhz: their supported clocks, if others than the model's: those of a profile.
             switch_latency_us: virtual time that a clock change takes.
+            driver: a key of ``MODELS`` whose driver is simulated in the machine's time; empty: none.
             agent_arguments: further flags of the agent.
         """
         number = len(self.nodes)
@@ -203,6 +205,7 @@ class SimulatedCluster:
                 supported_clocks_mhz=tuple(sorted(clocks_mhz or model.clocks_mhz)),
                 blocking_power_mw=mw_from_w(model.blocking_power_w),
                 switch_latency_us=switch_latency_us,
+                driver=driver,
             )
             for index in range(gpus)
         ]

@@ -25,31 +25,27 @@ def mean_call_s(driver: DriverModel) -> float:
     return sum(switches.draw(0).call_s for _ in range(_DRAWS)) / _DRAWS
 
 
-def least_work_j(pipeline: Pipeline, calls_per_iteration: float, *, shared: bool) -> float:
+def least_work_j(pipeline: Pipeline, changes: float) -> float:
     """Lower bound of an iteration's energy of computing, if no instruction runs below its planned clock.
 
     Args:
         pipeline: the problem and its plan.
-        calls_per_iteration: changes that fit into an iteration, of all ranks together if ``shared``, else of each.
-        shared: whether the ranks share the driver's lock.
+        changes: of clocks of each rank that fit into an iteration.
 
     Returns:
         Joules at clocks that keep the plan's time; waiting is not included.
     """
-    tables = [_energies(pipeline, rank) for rank in range(pipeline.ranks)]
-    groups = [tables] if shared else [[table] for table in tables]
-    return sum(_best(group, calls_per_iteration) for group in groups)
+    return sum(_best(_energies(pipeline, rank), changes) for rank in range(pipeline.ranks))
 
 
-def _best(tables: list[npt.NDArray[np.float64]], calls: float) -> float:
-    low, high, bound = 0.0, 1_000.0, 0.0
+def _best(table: npt.NDArray[np.float64], changes: float) -> float:
+    low, high, bound = 0.0, 1_000.0, _priced(table, 0.0)[0]
     for _ in range(_HALVINGS):
         price = (low + high) / 2
-        found = [_priced(table, price) for table in tables]
-        changes = sum(count for _, count in found)
-        bound = max(bound, sum(cost for cost, _ in found) - price * calls)
-        low, high = (price, high) if changes > calls else (low, price)
-    return max(bound, sum(_priced(table, 0.0)[0] for table in tables))
+        cost, count = _priced(table, price)
+        bound = max(bound, cost - price * changes)
+        low, high = (price, high) if count > changes else (low, price)
+    return bound
 
 
 def _energies(pipeline: Pipeline, rank: int) -> npt.NDArray[np.float64]:

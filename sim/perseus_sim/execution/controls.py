@@ -1,7 +1,8 @@
-"""Controls to compare the agent's with: none, changes without latency, and marks of the host as clocks were once set."""
+"""Controls to compare the agent's with: none, changes without latency, and changes at marks of the host or the GPU."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 from perseus_sim.execution.executor import Control
@@ -25,12 +26,12 @@ class HostMarks(Control):
     """Sets the next instruction's clock when the host marks the end of one; the newest target counts."""
 
     def start(self) -> None:
-        pipeline = self.executor.pipeline
+        pipeline, gpus = self.executor.pipeline, self.executor.machine.gpus
         self._wanted = [pipeline.default_mhz] * pipeline.ranks
-        self._applied = [pipeline.default_mhz] * pipeline.ranks
-        self._busy = [False] * pipeline.ranks
+        self._applied = [[pipeline.default_mhz] * gpus for _ in range(pipeline.ranks)]
+        self._busy = [[False] * gpus for _ in range(pipeline.ranks)]
         self._following = list(range(1, len(pipeline.plan) + 1))
-        for first, end in zip(pipeline.offsets, pipeline.offsets[1:], strict=False):
+        for first, end in pairwise(pipeline.offsets):
             self._following[end - 1] = first
         for rank in range(pipeline.ranks):
             self._want(rank, pipeline.plan[pipeline.offsets[rank]])
@@ -41,18 +42,23 @@ class HostMarks(Control):
 
     def _want(self, rank: int, mhz: int) -> None:
         self._wanted[rank] = mhz
-        if not self._busy[rank] and mhz != self._applied[rank]:
-            self._busy[rank] = True
-            self._applied[rank] = mhz
-            self.executor.call(rank, mhz, self._returned, rank, self.executor.now_s)
+        for gpu in range(self.executor.machine.gpus):
+            self._send(rank, gpu)
 
-    def _returned(self, rank: int, begun_s: float) -> None:
+    def _send(self, rank: int, gpu: int) -> None:
+        mhz = self._wanted[rank]
+        if not self._busy[rank][gpu] and mhz != self._applied[rank][gpu]:
+            self._busy[rank][gpu] = True
+            self._applied[rank][gpu] = mhz
+            self.executor.call(rank, gpu, mhz, self._returned, rank, gpu, self.executor.now_s)
+
+    def _returned(self, rank: int, gpu: int, begun_s: float) -> None:
         rest_s = begun_s + MIN_SWITCH_INTERVAL_S - self.executor.now_s
         if rest_s > 0 and self.executor.machine.driver is not None:
-            self.executor.at(self.executor.now_s + rest_s, self._returned, rank, begun_s)
+            self.executor.at(self.executor.now_s + rest_s, self._returned, rank, gpu, begun_s)
             return
-        self._busy[rank] = False
-        self._want(rank, self._wanted[rank])
+        self._busy[rank][gpu] = False
+        self._send(rank, gpu)
 
 
 class GpuMarks(HostMarks):

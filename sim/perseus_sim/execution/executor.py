@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -32,14 +32,15 @@ class Machine:
     Attributes:
         driver: the GPUs' driver; None: no change of a clock takes time.
         hosts: None: hosts are never late and never wait.
-        lock_per_node: whether all GPUs share the driver's lock.
+        gpus: of each rank, one tensor-parallel group on a node: they change clocks together, share the driver's lock,
+            and compute as fast as the slowest of them. Energies are the mean of one GPU.
         noise: standard deviation of the logarithm of durations.
         seed: of every draw.
     """
 
     driver: DriverModel | None = None
     hosts: Hosts | None = None
-    lock_per_node: bool = True
+    gpus: int = 1
     noise: float = 0.0
     seed: int = 0
 
@@ -84,15 +85,15 @@ class Outcome:
     Attributes:
         time_s: from the end of the iteration before to its own end, seconds.
         energy_j: of all GPUs, joules.
-        changes: calls to the driver.
-        astray: share of computing time at a clock other than planned.
-        late: share of computing time at a clock below the planned one.
+        changes: calls to the driver, per GPU.
+        astray: share of computing time in which a GPU has a clock other than planned.
+        late: share of computing time in which a GPU has a clock below the planned one.
         lead_s: mean time from the host's begin of an instruction to the GPU's, seconds.
     """
 
     time_s: list[float] = field(default_factory=list)
     energy_j: list[float] = field(default_factory=list)
-    changes: list[int] = field(default_factory=list)
+    changes: list[float] = field(default_factory=list)
     astray: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     lead_s: list[float] = field(default_factory=list)
@@ -102,20 +103,20 @@ class _Rank:
     """State of one GPU and its host."""
 
     __slots__ = (
-        "base", "begun_s", "blocked", "clock", "count", "effective", "factor", "first", "generation", "host_index",
+        "base", "begun_s", "blocked", "clocks", "count", "effective", "factor", "first", "generation", "host_index",
         "host_iteration", "index", "iteration", "launched", "left", "number", "power_w", "running", "since_s", "span_s",
         "wait",
     )  # fmt: skip
 
-    def __init__(self, number: int, first: int, count: int, clock: int) -> None:
-        self.number, self.first, self.count, self.clock = number, first, count, clock
+    def __init__(self, number: int, first: int, count: int, clocks: list[int]) -> None:
+        self.number, self.first, self.count, self.clocks = number, first, count, clocks
         self.running = _IDLE
         self.index = 0  # of the next instruction on the GPU
         self.iteration = 0
         self.left = self.since_s = self.span_s = self.power_w = 0.0
         self.factor = 1.0
         self.generation = 0
-        self.effective = 0  # number of the call whose clock is in effect
+        self.effective = [0] * len(clocks)  # number of the call whose clock is in effect
         self.host_iteration = self.host_index = 0
         self.launched = 0  # kernels, ever
         self.blocked = ""  # what the host waits for: "sync", "step", "queue", "end"
@@ -135,8 +136,8 @@ class Executor:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
         self.ranks = [
-            _Rank(rank, first, end - first, pipeline.default_mhz)
-            for rank, (first, end) in enumerate(zip(pipeline.offsets, pipeline.offsets[1:], strict=False))
+            _Rank(rank, first, end - first, [pipeline.default_mhz] * machine.gpus)
+            for rank, (first, end) in enumerate(pairwise(pipeline.offsets))
         ]
         self.iteration = 0
         self._iterations = 0
@@ -150,12 +151,12 @@ class Executor:
         self._kernels = hosts.kernels(problem) if hosts else []
         self._waits = hosts.waits(problem) if hosts else []
         self._kernels_before = [
-            [0, *accumulate(self._kernels[rank.first : rank.first + rank.count])] if hosts else [] for rank in self.ranks
+            [0, *accumulate(self._kernels[rank.first : rank.first + rank.count])] if hosts else []
+            for rank in self.ranks
         ]
         driver = machine.driver
         self._switches = [Switches(driver, machine.seed * 1_000 + r) for r in range(pipeline.ranks)] if driver else []
-        shared = DriverLock(driver) if driver else None
-        self._locks = [shared if machine.lock_per_node or not driver else DriverLock(driver) for _ in self.ranks]
+        self._locks = [DriverLock(driver) if driver else None for _ in self.ranks]
         self.control = control
         control.executor = self
         own, none = type(control), Control
@@ -170,21 +171,22 @@ class Executor:
         heapq.heappush(self._events, (time_s, self._serial, action, arguments))
 
     def set_clock(self, rank: int, mhz: int) -> None:
-        """Change a clock at once."""
-        self._reclock(self.ranks[rank], mhz)
+        """Change the clock of all GPUs of a rank at once."""
+        for gpu in range(self.machine.gpus):
+            self._reclock(self.ranks[rank], gpu, mhz)
 
-    def call(self, rank: int, mhz: int, returned: Callable[..., None], *arguments: Any) -> None:
+    def call(self, rank: int, gpu: int, mhz: int, returned: Callable[..., None], *arguments: Any) -> None:
         """Call the driver: ``returned`` follows at the end of the call, the clock when it is in effect."""
         self._calls += 1
         lock = self._locks[rank]
         if lock is None:
-            self._effect(rank, mhz, self._calls)
+            self._effect(rank, gpu, mhz, self._calls)
             self.at(self.now_s, returned, *arguments)
             return
         switch = self._switches[rank].draw(mhz)
         begin_s = lock.acquire(self.now_s, switch.call_s)
         self.at(begin_s + switch.call_s, returned, *arguments)
-        self.at(begin_s + switch.latency_s, self._effect, rank, mhz, self._calls)
+        self.at(begin_s + switch.latency_s, self._effect, rank, gpu, mhz, self._calls)
 
     # ----------------------------------------------------------------------------------------------- the run
 
@@ -224,7 +226,7 @@ class Executor:
         waiting_s = self.pipeline.ranks * (now_s - begun_s) - self._busy_s
         outcome.time_s.append(now_s - begun_s)
         outcome.energy_j.append(self._work_j + self.pipeline.problem.blocking_power_w * waiting_s)
-        outcome.changes.append(self._calls - self._counted_calls)
+        outcome.changes.append((self._calls - self._counted_calls) / self.machine.gpus)
         outcome.astray.append(self._astray_s / self._busy_s)
         outcome.late.append(self._late_s / self._busy_s)
         outcome.lead_s.append(self._lead_s / len(self._missing))
@@ -255,7 +257,14 @@ class Executor:
 
     def _pace(self, rank: _Rank) -> None:
         """Continue the running instruction at the clock in effect."""
-        time_s, rank.power_w = self.pipeline.curve_of[rank.running].at(rank.clock)
+        curve, clocks = self.pipeline.curve_of[rank.running], rank.clocks
+        time_s, rank.power_w = curve.at(clocks[0])
+        if len(clocks) > 1 and clocks.count(clocks[0]) < len(clocks):
+            found = [curve.at(mhz) for mhz in clocks]
+            time_s = max(one_s for one_s, _ in found)
+            blocking_w = self.pipeline.problem.blocking_power_w
+            work_j = sum(one_s * power_w + (time_s - one_s) * blocking_w for one_s, power_w in found)
+            rank.power_w = work_j / time_s / len(clocks)
         rank.span_s = time_s * rank.factor
         rank.generation += 1
         self._serial += 1
@@ -271,28 +280,28 @@ class Executor:
         self._busy_s += spent_s
         self._work_j += spent_s * rank.power_w
         planned = self.pipeline.plan[rank.running]
-        if rank.clock != planned:
+        clocks = rank.clocks
+        if clocks.count(planned) < len(clocks):
             self._astray_s += spent_s
-            if rank.clock < planned:
+            if min(clocks) < planned:
                 self._late_s += spent_s
         if rank.span_s:
             rank.left -= spent_s / rank.span_s
 
-    def _effect(self, rank: int, mhz: int, call: int) -> None:
+    def _effect(self, rank: int, gpu: int, mhz: int, call: int) -> None:
         state = self.ranks[rank]
-        if call > state.effective:  # an older call that takes effect later has been replaced
-            state.effective = call
-            self._reclock(state, mhz)
+        if call > state.effective[gpu]:  # an older call that takes effect later has been replaced
+            state.effective[gpu] = call
+            self._reclock(state, gpu, mhz)
 
-    def _reclock(self, rank: _Rank, mhz: int) -> None:
-        if mhz == rank.clock:
+    def _reclock(self, rank: _Rank, gpu: int, mhz: int) -> None:
+        if mhz == rank.clocks[gpu]:
             return
         if rank.running != _IDLE:
             self._spend(rank)
-            rank.clock = mhz
+        rank.clocks[gpu] = mhz
+        if rank.running != _IDLE:
             self._pace(rank)
-        else:
-            rank.clock = mhz
 
     def _end(self, rank: _Rank, generation: int) -> None:
         if generation != rank.generation:
@@ -304,7 +313,7 @@ class Executor:
         missing, rank_of = self._missing, self.pipeline.rank_of
         for after, delay_s in self.pipeline.after[number]:
             if delay_s:
-                self.at(self.now_s + delay_s, self._arrive, after, self.iteration)
+                self.at(self.now_s + delay_s, self._arrive, after)
                 continue
             missing[after] -= 1
             if not missing[after]:
@@ -320,7 +329,7 @@ class Executor:
         else:
             self._try(rank)
 
-    def _arrive(self, number: int, iteration: int) -> None:
+    def _arrive(self, number: int) -> None:
         self._missing[number] -= 1
         if not self._missing[number]:
             self._try(self.ranks[self.pipeline.rank_of[number]])
@@ -410,5 +419,3 @@ class Executor:
                     self._host_step(rank)
             else:
                 self._host_step(rank)
-
-

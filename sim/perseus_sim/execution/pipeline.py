@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 from perseus_solver.kinds import Options
 from perseus_solver.model.problem import Problem
@@ -71,7 +72,7 @@ class Pipeline:
         self.default_mhz = default_mhz
         # An instruction whose time does not depend on the clock wants that of the one before it.
         self.plan = [int(mhz) for mhz in plan]
-        for first, end in zip(self.offsets, self.offsets[1:], strict=False):
+        for first, end in pairwise(self.offsets):
             known = next((mhz for mhz in self.plan[first:end] if mhz), default_mhz)
             for number in range(first, end):
                 known = self.plan[number] = self.plan[number] or known

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Self
 
 _MAGIC: Final = int.from_bytes(b"SIMGPU01", "little")
 _SEQUENCE, _NOW_US, _ENERGY_UJ, _POWER_MW = 4, 5, 6, 7  # the trainer's
-_REQUEST, _REQUEST_NS = 12, 13  # the agent's
+_REQUEST, _REQUEST_NS, _SETTLE_US = 12, 13, 14  # the agent's
 _CAP, _FAULT = 16, 17  # the test's
 _HISTORY, _FIRST = 20, 21  # the agent's
 HISTORY: Final = 512
@@ -35,7 +35,9 @@ class GpuSpec:
     """Ascending; the last is the default clock."""
     blocking_power_mw: int
     switch_latency_us: int = 0
-    """Virtual time from a request to the new clock."""
+    """Virtual time from a request to the new clock, where the driver is not simulated."""
+    driver: str = ""
+    """The GPU model whose driver is simulated: calls take time, and changes draw a latency. Empty: neither."""
     controllability: str = "YES"
     """A name of ``perseus_agent.devices.base.Controllability``."""
 
@@ -130,9 +132,10 @@ class SharedGpu:
 
     # ---------------------------------------------------------------------------------- the agent's
 
-    def request(self, mhz: int) -> None:
-        """Request a clock, MHz; 0: the default clocks."""
+    def request(self, mhz: int, settle_us: int | None = None) -> None:
+        """Request a clock, MHz (0: the default clocks), which is in effect so much later; None: as specified."""
         words = self._words
+        words[_SETTLE_US] = self.spec.switch_latency_us if settle_us is None else settle_us
         changes = words[_HISTORY]
         offset = _FIRST + 2 * (changes % HISTORY)
         words[offset], words[offset + 1] = words[_NOW_US], mhz
@@ -149,6 +152,11 @@ class SharedGpu:
         """When, on the machine's monotonic clock."""
         stamp: int = self._words[_REQUEST_NS]
         return stamp
+
+    def settle_us(self) -> int:
+        """How long after it the clock requested last is in effect."""
+        settle_us: int = self._words[_SETTLE_US]
+        return settle_us
 
     def history(self) -> list[ClockChange]:
         """The clock changes that are remembered, oldest first."""

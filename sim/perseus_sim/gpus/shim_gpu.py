@@ -115,6 +115,9 @@ class ShimGpu:
     def requested_ns(self) -> int:
         return self._shim.get(self._index, "last_write_ns")
 
+    def settle_us(self) -> int:
+        return self.spec.switch_latency_us
+
     def capped(self) -> tuple[int, int]:
         return self._shim.get(self._index, "cap_mhz"), self._shim.get(self._index, "reasons")
 

@@ -1,4 +1,4 @@
-"""What the driver of a simulated GPU takes for a change of its clock: draws of calls and latencies, and who holds its lock.
+"""What a simulated driver takes for a change of a clock: draws of calls and latencies, and who holds its lock.
 
 Both are log-normal around the published medians, with the published tails (``perseus_proto.latency``). A part of the
 spread belongs to the target clock and stays as it is for a GPU model; the rest differs from call to call. Rare outliers

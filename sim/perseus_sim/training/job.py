@@ -14,11 +14,13 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from perseus_proto.rank import RankId
-from perseus_proto.units import us_from_s
+from perseus_proto.units import us_from_ns, us_from_s
+from perseus_sim.execution.hosts import Hosts
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.processes import Child, Processes, StartFailed
 from perseus_sim.training.coordinator import Coordinator, PipelineIteration, RankLost
@@ -42,13 +44,18 @@ class JobSpec:
     problem: Problem
     """Schedule, times and energies, delays and overhead: what the solver plans for is what the trainers execute."""
     ranks: tuple[RankSpec, ...]
+    hosts: Hosts | None = None
+    """Hosts that launch ahead of their GPUs, in the machine's time: ``speed`` is 1 then. None: lockstep, each mark when
+    the GPU gets there."""
+    marks: str = "gpu"
+    """Beside ``hosts``, what the client can do: "gpu", "events" or "host"."""
     speed: float | None = 10.0
     """Virtual over wall seconds; None: as fast as the machine can, without pauses."""
     noise: float = 0.005
     """Relative standard deviation of every duration."""
     seed: int = 1
     spikes: float = 0.0
-    """Share of instructions that take up to ``trainer.SPIKE`` longer, as some do on real GPUs; not in the problem."""
+    """Share of instructions that take up to ``engine.SPIKE`` longer, as some do on real GPUs; not in the problem."""
     delay_us: int = 0
     """Of every message between stages, on top of the problem's delay."""
     synchronisation_us: int = 0
@@ -78,12 +85,14 @@ class TrainingJob:
         self._parents: dict[RankId, socket.socket] = {}
         self._thread = threading.Thread(target=self._coordinate, name="coordinator", daemon=True)
         self._start(folder, processes, name)
+        begin_us = max(SharedGpu(rank.gpu).physics().now_us for rank in spec.ranks)
         self._coordinator = Coordinator(
             self._parents,
             self.samples,
-            begin_us=max(SharedGpu(rank.gpu).physics().now_us for rank in spec.ranks),
+            begin_us=begin_us if spec.hosts is None else max(begin_us, us_from_ns(time.monotonic_ns())),
             between_us=spec.between_iterations_us,
-            speed=spec.speed,
+            speed=spec.speed if spec.hosts is None else 1.0,
+            real_time=spec.hosts is not None,
         )
 
     # --------------------------------------------------------------------------------- control
@@ -128,6 +137,7 @@ class TrainingJob:
     def _start(self, folder: Path, processes: Processes, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tables, steps = steps_of(self._spec.problem)
+        hosts = hosts_of(self._spec.problem, self._spec.hosts, self._spec.marks)
         sockets = _connect(self._spec.ranks, steps)
         for number, rank in enumerate(self._spec.ranks):
             ours, theirs = socket.socketpair()
@@ -149,6 +159,7 @@ class TrainingJob:
                 "peers": peers,
                 "tables": tables,
                 "steps": steps[rank.rank_id.stage],
+                "host": hosts[rank.rank_id.stage],
             }
             label = f"{name}-{rank.rank_id.dp}-{rank.rank_id.stage}"
             path = folder / f"{label}.json"
@@ -216,6 +227,25 @@ def steps_of(problem: Problem) -> tuple[list[dict[str, Any]], dict[int, list[dic
             if target not in steps[source][sender]["sends"]:
                 steps[source][sender]["sends"].append(target)
     return tables, steps
+
+
+def hosts_of(problem: Problem, hosts: Hosts | None, marks: str) -> list[dict[str, Any] | None]:
+    """Fields of ``run_ahead.HostSpec`` for each stage; None: lockstep."""
+    if hosts is None:
+        return [None] * problem.stages
+    kernels, waits = hosts.kernels(problem), hosts.waits(problem)
+    offsets = problem.schedule.stage_offset.tolist()
+    return [
+        {
+            "kernels": kernels[first:end],
+            "waits": waits[first:end],
+            "step_waits": hosts.step_waits,
+            "launch_us": 1e6 * hosts.launch_s,
+            "queue": hosts.queue,
+            "marks": marks,
+        }
+        for first, end in pairwise(offsets)
+    ]
 
 
 def talking_stages(steps: Mapping[int, list[dict[str, Any]]]) -> set[tuple[int, int]]:

@@ -22,7 +22,7 @@ import perseus_client
 from perseus_client.session import Session
 from perseus_proto.units import s_from_us, us_from_ns
 from perseus_sim.gpus.shared_gpu import Physics, SharedGpu
-from perseus_sim.training.trainer import Engine, Table
+from perseus_sim.training.engine import Engine, Table
 
 _LOOK_S: Final = 0.001
 
@@ -34,10 +34,11 @@ class LiveSpec:
     gpu: str
     log: str
     tables: dict[str, dict[str, list[float]]]
-    """Fields of ``trainer.Table`` by kind of instruction."""
+    """Fields of ``engine.Table`` by kind of instruction."""
     await_agent: bool = False
     """Let virtual time stand still until the agent has answered a ring, as the simulated trainer does: exact clocks on
-    a busy machine, at the price of longer waits between instructions."""
+    a busy machine, at the price of longer waits between instructions. Its marks are in this virtual time then, and the
+    agent follows them one by one; else they are in the machine's, and the agent may follow a timetable."""
 
     def write(self, path: Path) -> Path:
         path.write_text(json.dumps(asdict(self)))
@@ -54,8 +55,8 @@ class WallEngine(Engine):
 
     def _sleep_through(self, until_us: float) -> float:
         while (now_us := monotonic_us()) < until_us:
-            if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)) and self._pending:
-                return min(until_us, self._pending[0])
+            if self._gpu.requested() != self._seen and self._notice(max(self._now_us, now_us)):
+                return min(until_us, self._pending[0][0])
             time.sleep(min(_LOOK_S, s_from_us(until_us - now_us)))
         return until_us
 
@@ -151,7 +152,11 @@ def install(spec: LiveSpec) -> None:
     real = perseus_client.connect
 
     def connect(*args: Any, **options: Any) -> Session:
-        options |= {"clock_us": lambda: int(gpu.engine.now_us), "gpu_uuid": gpu.uuid}
+        options |= {"gpu_uuid": gpu.uuid}
+        if spec.await_agent:
+            options |= {"clock_us": lambda: int(gpu.engine.now_us)}
+        else:
+            options |= {"timing": "synchronised"}  # an instruction is over when its call returns
         return LiveSession(real(*args, **options), gpu)
 
     perseus_client.connect = connect

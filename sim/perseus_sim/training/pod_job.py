@@ -29,7 +29,7 @@ from perseus_proto.units import j_from_mj, s_from_us, us_from_ns, us_from_s
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER
 from perseus_sim.training.coordinator import Coordinator, PipelineIteration, RankLost
 from perseus_sim.training.pod_rank import NEIGHBOUR_TIMEOUT_S, listen, receive_message, send_message
-from perseus_sim.training.trainer import JobLost
+from perseus_sim.training.rank import JobLost
 
 _AGAIN_S: Final = 1.0
 _STOP_S: Final = 5.0
@@ -75,6 +75,8 @@ class Plan:
     pipelines: int
     tables: list[dict[str, Any]]
     steps: Mapping[int, list[dict[str, Any]]]
+    hosts: list[dict[str, Any] | None]
+    """By stage: fields of ``run_ahead.HostSpec``; None: lockstep."""
     talking: set[tuple[int, int]]
     between_us: int
     noise: float
@@ -87,7 +89,8 @@ class Plan:
         Raises:
             ValueError, OSError: profile or schedule are refused.
         """
-        from perseus_sim.training.job import steps_of, talking_stages
+        from perseus_sim.execution.hosts import Framework, Hosts
+        from perseus_sim.training.job import hosts_of, steps_of, talking_stages
         from perseus_solver.model.problem import build_problem
         from perseus_solver.model.profile import read_profile
         from perseus_solver.schedules import build_schedule
@@ -98,7 +101,9 @@ class Plan:
         tables, steps = steps_of(problem)
         between_us = us_from_s(problem.overhead_s)
         talking = talking_stages(steps)
-        return cls(settings.stages, settings.pipelines, tables, steps, talking, between_us, settings.noise)
+        framework = settings.framework
+        hosts = hosts_of(problem, Hosts(Framework(framework)) if framework != "lockstep" else None, settings.marks)
+        return cls(settings.stages, settings.pipelines, tables, steps, hosts, talking, between_us, settings.noise)
 
     def specification(self, rank: int, where: Mapping[int, tuple[str, int]], uuid: str) -> dict[str, Any]:
         """For ``pod_rank.join``: the lower of two stages that talk dials the other."""
@@ -117,6 +122,7 @@ class Plan:
             "delay_us": 0,
             "tables": self.tables,
             "steps": self.steps[stage],
+            "host": self.hosts[stage],
             "dial": [(other, where[dp * self.stages + other]) for other in dialled],
             "neighbours": sum(stage in pair for pair in self.talking),
             "now_us": us_from_ns(time.monotonic_ns()),
@@ -251,6 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--pipelines", type=int, default=1, help="data-parallel size (default: 1)")
     parser.add_argument("--blocking-power", type=float, required=True, help="watts of a GPU that waits")
+    parser.add_argument(
+        "--framework",
+        default="pytorch",
+        choices=("pytorch", "megatron", "deepspeed", "lockstep"),
+        help="where hosts wait for their GPUs; lockstep: at every instruction (default: pytorch)",
+    )
+    parser.add_argument(
+        "--marks", default="gpu", choices=("gpu", "events", "host"), help="what the client can do (default: gpu)"
+    )
     parser.add_argument("--noise", type=float, default=0.0, help="of durations, relative (default: 0)")
     parser.add_argument("--report", type=float, default=5.0, help="seconds between reports (default: 5)")
     settings = parser.parse_args(arguments)

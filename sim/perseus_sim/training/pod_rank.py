@@ -1,7 +1,7 @@
 """One rank of a simulated training job whose ranks are spread over pods: ``python -m perseus_sim.training.pod_rank``.
 
 Each GPU of a pod has one. It finds the job's coordinator, connects to its neighbours over the pods' network, and then
-is a ``trainer.Rank`` that follows real time on a GPU behind NVML. It connects to the agent at PERSEUS_SOCKET like any
+is a ``rank.Rank`` that follows real time on a GPU behind NVML. It connects to the agent at PERSEUS_SOCKET like any
 training process. Standard library only, as several start at once.
 """
 
@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from perseus_proto.units import us_from_ns
 from perseus_sim.gpus.shim_gpu import NoGpus, ShimGpu
-from perseus_sim.training.trainer import JobLost, Rank
+from perseus_sim.training.rank import JobLost
+from perseus_sim.training.run_ahead import make_rank
 
 NEIGHBOUR_TIMEOUT_S: Final = 120.0
 """Longest wait for the coordinator and for neighbours, whose pods may still be fetching their image."""
@@ -73,7 +74,7 @@ def receive_message(connection: socket.socket) -> dict[str, Any]:
 
 
 def join(master: tuple[str, int], rank: int, uuid: str) -> dict[str, Any]:
-    """The specification of this rank, as ``trainer.Rank`` takes it, connected to its neighbours.
+    """The specification of this rank, as ``make_rank`` takes it, connected to its neighbours.
 
     Raises:
         JobLost: the job fell apart before it began.
@@ -111,7 +112,7 @@ def main() -> int:
         print(f"perseus_sim.training.pod_rank: {error}", file=sys.stderr)
         return 2
     try:
-        Rank(join((host, int(port)), int(rank), uuid), gpu).run()
+        make_rank(join((host, int(port)), int(rank), uuid), gpu).run()
     except (JobLost, OSError) as error:
         print(f"rank {rank}: {error or 'the job fell apart'}", file=sys.stderr)
         return 3

@@ -6,6 +6,7 @@ OR-Tools is imported on the first call, so that a command that solves nothing st
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -36,25 +37,54 @@ def minimise(*, cost: Floats, rows: Floats, row_low: Floats, row_high: Floats, l
     Raises:
         ProgrammeFailed: no optimal solution was found.
     """
-    from ortools.linear_solver import pywraplp
-
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    variables = [solver.NumVar(a, b, "") for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+    programme = Programme(cost, low, high)
     for row, least, most in zip(rows, row_low.tolist(), row_high.tolist(), strict=True):
-        constraint = solver.Constraint(least, most)
+        programme.add(row, least, most)
+    return programme.solve()
+
+
+class Programme:
+    """A linear programme that grows row by row, and starts each time from the solution before."""
+
+    def __init__(self, cost: Floats, low: Floats, high: Floats) -> None:
+        """Begin with ``cost · x`` to be minimised and ``low ≤ x ≤ high``, float[columns] each."""
+        from ortools.linear_solver import pywraplp
+
+        self._optimal = pywraplp.Solver.OPTIMAL
+        self._solver = pywraplp.Solver.CreateSolver("GLOP")
+        self._low, self._high = low, high
+        self._variables = [self._solver.NumVar(a, b, "") for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+        self._rows: list[Any] = []
+        objective = self._solver.Objective()
+        for j in np.flatnonzero(cost).tolist():
+            objective.SetCoefficient(self._variables[j], float(cost[j]))
+        objective.SetMinimization()
+
+    def add(self, row: Floats, least: float, most: float) -> None:
+        """Add ``least ≤ row · x ≤ most``; ``row`` is float[columns]."""
+        constraint = self._solver.Constraint(least, most)
         for j in np.flatnonzero(row).tolist():
-            constraint.SetCoefficient(variables[j], float(row[j]))
-    objective = solver.Objective()
-    for j in np.flatnonzero(cost).tolist():
-        objective.SetCoefficient(variables[j], float(cost[j]))
-    objective.SetMinimization()
-    status = solver.Solve()
-    if status != pywraplp.Solver.OPTIMAL:
-        raise ProgrammeFailed(
-            f"a linear programme of {len(rows)} rows and {len(cost)} columns ended with status {status}"
-        )
-    x = np.array([variable.solution_value() for variable in variables])
-    if not all(map(math.isfinite, x.tolist())):
-        raise ProgrammeFailed("a linear programme ended with a number that is not finite")
-    inside: Floats = np.clip(x, low, high)
-    return inside
+            constraint.SetCoefficient(self._variables[j], float(row[j]))
+        self._rows.append(constraint)
+
+    def limit(self, row: int, most: float) -> None:
+        """Change the upper limit of a row, numbered from 0 in the order in which they were added."""
+        self._rows[row].SetUb(most)
+
+    def solve(self) -> Floats:
+        """Return the best x.
+
+        Raises:
+            ProgrammeFailed: no optimal solution was found.
+        """
+        status = self._solver.Solve()
+        if status != self._optimal:
+            raise ProgrammeFailed(
+                f"a linear programme of {len(self._rows)} rows and {len(self._variables)} columns "
+                f"ended with status {status}"
+            )
+        x = np.array([variable.solution_value() for variable in self._variables])
+        if not all(map(math.isfinite, x.tolist())):
+            raise ProgrammeFailed("a linear programme ended with a number that is not finite")
+        inside: Floats = np.clip(x, self._low, self._high)
+        return inside

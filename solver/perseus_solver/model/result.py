@@ -7,6 +7,7 @@ import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,22 @@ def status_of(gap: float, allowed: float = DEFAULT_GAP) -> Status:
     return Status.WITHIN_GAP if gap <= allowed else Status.LIMIT_REACHED
 
 
+class Grain(StrEnum):
+    """How finely a plan sets clocks.
+
+    Attributes:
+        INSTRUCTION: every instruction has a clock of its own.
+        SEGMENT: one clock for each part of a stage's iteration: lead, steady state and tail.
+        STAGE: one clock for each stage.
+        NONE: every instruction at its highest clock.
+    """
+
+    INSTRUCTION = "instruction"
+    SEGMENT = "segment"
+    STAGE = "stage"
+    NONE = "none"
+
+
 class InvalidFrontier(SolverError):
     """The bytes are not a frontier, or of a version that this program does not read."""
 
@@ -81,9 +98,37 @@ class Point:
         return self.energy_j / self.energy_lower_bound_j - 1.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rehearsed:
+    """What a frontier's plans are expected to do on real GPUs, see `perseus_solver.rehearsal`.
+
+    The frontier's ``time_s`` is then the iteration time kept with ``confidence``, and its ``energy_j`` the expected
+    energy.
+
+    Attributes:
+        confidence: share of the iterations that take no longer than ``time_s``.
+        grains: one for each point.
+        p50_s: float[points], median iteration time, seconds.
+        ideal_time_s, ideal_energy_j: float[points], what the plan would take if every clock were in effect at once.
+        below_share, above_share: float[points], shares of the computing time below and above the planned clock.
+    """
+
+    confidence: float
+    grains: tuple[Grain, ...]
+    p50_s: Floats
+    ideal_time_s: Floats
+    ideal_energy_j: Floats
+    below_share: Floats
+    above_share: Floats
+
+
 _MAGIC = b"PRSFRNT"
-_VERSION = 1
+_VERSION = 2
+_READ = (1, 2)
+"""Version 1 had no rehearsal; it is read as a frontier without one."""
 _STATUSES = tuple(Status)
+_GRAINS = tuple(Grain)
+_REHEARSED = ("p50_s", "ideal_time_s", "ideal_energy_j", "below_share", "above_share")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +146,8 @@ class Frontier:
         stage_offset: int32[stages + 1]; stage s owns columns ``stage_offset[s] … stage_offset[s + 1] − 1``.
         clock_changes: int[points], see `Point`.
         blocking_power_w: power of one waiting GPU, watts, as in the problem solved.
+        rehearsed: what the plans are expected to do on real GPUs; None: times and energies are those of clocks that
+            change at once.
     """
 
     time_s: Floats
@@ -111,6 +158,7 @@ class Frontier:
     stage_offset: Ints
     clock_changes: Ints
     blocking_power_w: float
+    rehearsed: Rehearsed | None = None
 
     def __len__(self) -> int:
         return len(self.time_s)
@@ -183,7 +231,7 @@ class Frontier:
         """
         clocks, coded = np.unique(self.frequencies_mhz, return_inverse=True)
         steps = np.diff(coded.reshape(self.frequencies_mhz.shape).astype("<u2"), axis=0, prepend=np.uint16(0))
-        header = {
+        header: dict[str, Any] = {
             "points": len(self),
             "instructions": self.frequencies_mhz.shape[1],
             "stage_offset": self.stage_offset.tolist(),
@@ -192,8 +240,13 @@ class Frontier:
             "clock_changes": self.clock_changes.tolist(),
             "blocking_power_w": self.blocking_power_w,
         }
+        rows = [self.time_s, self.energy_j, self.energy_lower_bound_j]
+        if self.rehearsed:
+            header["confidence"] = self.rehearsed.confidence
+            header["grains"] = [_GRAINS.index(grain) for grain in self.rehearsed.grains]
+            rows += [getattr(self.rehearsed, name) for name in _REHEARSED]
         head = json.dumps(header, separators=(",", ":")).encode()
-        numbers = np.stack((self.time_s, self.energy_j, self.energy_lower_bound_j)).astype("<f8").tobytes()
+        numbers = np.stack(rows).astype("<f8").tobytes()
         body = len(head).to_bytes(4, "little") + head + numbers + steps.tobytes()
         return _MAGIC + bytes([_VERSION]) + lzma.compress(body, preset=1)
 
@@ -210,16 +263,17 @@ class Frontier:
         if not data.startswith(_MAGIC) or len(data) <= len(_MAGIC):
             raise InvalidFrontier("frontier: these bytes are not a frontier")
         version = data[len(_MAGIC)]
-        if version != _VERSION:
+        if version not in _READ:
             raise InvalidFrontier(
-                f"frontier: version {version} was written by another release; this one reads {_VERSION}"
+                f"frontier: version {version} was written by another release; this one reads {_READ[0]} to {_READ[-1]}"
             )
         try:
             body = lzma.decompress(data[len(_MAGIC) + 1 :])
             size = int.from_bytes(body[:4], "little")
             header = json.loads(body[4 : 4 + size])
             points, n = int(header["points"]), int(header["instructions"])
-            numbers = np.frombuffer(body, "<f8", 3 * points, 4 + size).reshape(3, points).astype(np.float64)
+            rows = 3 + (len(_REHEARSED) if "confidence" in header else 0)
+            numbers = np.frombuffer(body, "<f8", rows * points, 4 + size).reshape(rows, points).astype(np.float64)
             steps = np.frombuffer(body, "<u2", points * n, 4 + size + numbers.nbytes).reshape(points, n)
             clocks = np.array(header["clocks_mhz"], dtype=np.uint16)
             return cls(
@@ -231,6 +285,16 @@ class Frontier:
                 stage_offset=np.array(header["stage_offset"], dtype=np.int32),
                 clock_changes=np.array(header["clock_changes"], dtype=np.int32),
                 blocking_power_w=float(header["blocking_power_w"]),
+                rehearsed=_rehearsed(header, numbers[3:]) if rows > 3 else None,
             )
         except (lzma.LZMAError, ValueError, KeyError, IndexError, TypeError) as error:
             raise InvalidFrontier(f"frontier: damaged ({error})") from error
+
+
+def _rehearsed(header: dict[str, Any], numbers: Floats) -> Rehearsed:
+    grains = tuple(_GRAINS[grain] for grain in header["grains"])
+    if len(grains) != numbers.shape[1]:
+        raise ValueError("grains")
+    return Rehearsed(
+        confidence=float(header["confidence"]), grains=grains, **dict(zip(_REHEARSED, numbers, strict=True))
+    )

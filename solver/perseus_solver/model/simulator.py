@@ -44,6 +44,14 @@ class Simulator:
     """Runs plans of one problem. Building takes O(n + m), and so does a run, in a few numpy calls for each level.
 
     Runs do not change it, so threads may share it.
+
+    Attributes:
+        problem: the problem whose plans it runs.
+        order: int[n], the instructions by topological level.
+        rank: int[n], the place of each instruction in ``order``.
+        levels: for each level its first place and the one behind its last, the places of the first predecessor of each
+            of its instructions, of the second, and so on, where n stands for none; and the delays after these, float[
+            instructions, 1] each, or None where there is no delay.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -66,22 +74,22 @@ class Simulator:
         if (level < 0).any():
             cycle = name_cycle(problem.schedule, problem.edge_from, problem.edge_to, level < 0)
             raise InvalidSchedule(f"the schedule deadlocks: {cycle}")
-        self._order = np.argsort(level, kind="stable")  # rank in level order → instruction
-        self._rank = np.empty(n, dtype=np.intp)
-        self._rank[self._order] = np.arange(n)
+        self.order = np.argsort(level, kind="stable")  # rank in level order → instruction
+        self.rank = np.empty(n, dtype=np.intp)
+        self.rank[self.order] = np.arange(n)
         bounds = np.concatenate([[0], np.cumsum(np.bincount(level))])
         ends = (problem.edge_from, problem.edge_to)
-        self._forward = self._sweep(*ends, bounds)
+        self.levels = self._sweep(*ends, bounds)
         # Rank of the preceding instruction on the same stage; n stands for none.
         self._previous = np.full(n, n, dtype=np.intp)
         inner = np.setdiff1d(np.arange(n), problem.stage_offset)
-        self._previous[self._rank[inner]] = self._rank[inner - 1]
+        self._previous[self.rank[inner]] = self.rank[inner - 1]
         self._backward = self._sweep(*ends[::-1], bounds)[::-1]
 
     def _sweep(self, before: Ints, after: Ints, bounds: npt.NDArray[np.integer]) -> list[_Level]:
         """Return, for each level, the first neighbour of each instruction, the second, and so on; n stands for none."""
         n = self.problem.instructions
-        rank = self._rank
+        rank = self.rank
         order = np.argsort(rank[after], kind="stable")
         source, target = rank[before[order]], rank[after[order]]
         delay = self.problem.edge_delay_s[order]
@@ -160,9 +168,9 @@ class Simulator:
         """
         n = self.problem.instructions
         one = duration_s.ndim == 1
-        columns = duration_s[self._order, None] if one else duration_s.T[self._order]
-        pause = None if pause_s is None else (self._previous, np.atleast_2d(pause_s).T[self._order])
-        ends = _longest(columns, self._forward, n, pause)[self._rank]
+        columns = duration_s[self.order, None] if one else duration_s.T[self.order]
+        pause = None if pause_s is None else (self._previous, np.atleast_2d(pause_s).T[self.order])
+        ends = _longest(columns, self.levels, n, pause)[self.rank]
         return ends[:, 0] if one else ends.T
 
     def slack_s(self, duration_s: Floats, deadline_s: float | None = None) -> Floats:
@@ -178,8 +186,8 @@ class Simulator:
         n = self.problem.instructions
         end = self.end_s(duration_s)
         one = duration_s.ndim == 1
-        columns = duration_s[self._order, None] if one else duration_s.T[self._order]
-        tail = _longest(columns, self._backward, n)[self._rank]  # from the start of each to the end of all
+        columns = duration_s[self.order, None] if one else duration_s.T[self.order]
+        tail = _longest(columns, self._backward, n)[self.rank]  # from the start of each to the end of all
         tails = tail[:, 0] if one else tail.T
         if deadline_s is None:
             last = end.max(axis=-1, keepdims=True)

@@ -8,8 +8,16 @@ from perseus_solver.switching.reduction import (
     DEFAULT_LOSS,
     Switching,
     clock_changes,
+    proven_effective_j,
     reduce_clock_changes,
     reduce_clock_changes_of_point,
 )
 
-__all__ = ["DEFAULT_LOSS", "Switching", "clock_changes", "reduce_clock_changes", "reduce_clock_changes_of_point"]
+__all__ = [
+    "DEFAULT_LOSS",
+    "Switching",
+    "clock_changes",
+    "proven_effective_j",
+    "reduce_clock_changes",
+    "reduce_clock_changes_of_point",
+]

@@ -129,6 +129,26 @@ def reduce_clock_changes_of_point(
     return _rebuilt(problem, frontier, found, claims, loss)[0]
 
 
+def proven_effective_j(problem: Problem, claims: Frontier, time_s: Floats) -> Floats:
+    """Return a proven lower bound on the effective energy of plans that end by given times.
+
+    What is proven for a time holds for every plan that is no later. For later plans, the bound is the sum of the least
+    effective energies of all instructions.
+
+    Args:
+        problem: the problem.
+        claims: a frontier of it whose bounds are proven, without a rehearsal.
+        time_s: float[times], seconds, overhead included.
+
+    Returns:
+        float[times], joules: energy of an iteration less the blocking power of all stages over the whole of it.
+    """
+    least = np.array([(o.energy_j - problem.blocking_power_w * o.time_s).min() for o in problem.options])
+    blocking_w = problem.blocking_power_w * problem.stages
+    proven = np.append(claims.energy_lower_bound_j - blocking_w * claims.time_s, least[problem.option_of].sum())
+    return proven[claims.time_s.searchsorted(time_s * (1 - TOLERANCE))]
+
+
 class _Search:
     """Plans of one problem, simulated with the cost of their clock changes."""
 
@@ -214,12 +234,7 @@ def _rebuilt(problem: Problem, frontier: Frontier, found: Candidates, claims: Fr
     chosen = order[np.append(True, cheapest[1:] < cheapest[:-1])]
     time_s = found.time_s[chosen]
     energy_j = found.energy_j[chosen] + blocking_w * time_s
-    # What is proven for a time holds for every plan that is no later. For later plans, the bound is the sum of the
-    # least effective energies of all instructions.
-    least = np.array([(o.energy_j - problem.blocking_power_w * o.time_s).min() for o in problem.options])
-    proven = np.append(claims.energy_lower_bound_j - blocking_w * claims.time_s, least[problem.option_of].sum())
-    at = claims.time_s.searchsorted(time_s * (1 - TOLERANCE))
-    bound = np.minimum(proven[at] + blocking_w * time_s, energy_j)
+    bound = np.minimum(proven_effective_j(problem, claims, time_s) + blocking_w * time_s, energy_j)
     frequencies = Clocks(problem).mhz[found.plan[chosen]].astype(np.uint16)
     return replace(
         frontier,

@@ -14,11 +14,12 @@ from perseus_operator.controller.services import Pace, Services
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, inputs_digest
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.objective import FrontierView
-from perseus_operator.planning.planner import Decision, Limits, Now, ReadInputs, decide, inputs_digest
+from perseus_operator.planning.planner import Decision, Now, decide
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
 

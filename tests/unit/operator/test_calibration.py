@@ -17,9 +17,9 @@ from perseus_operator.api.schema import parse
 from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound, KubeUnavailable, SolveFailed
 from perseus_operator.objects import ConfigMap, JobRef
+from perseus_operator.planning.frontier_inputs import Calibrate, Solve, inputs_digest
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.planning.objective import Target, target_of
-from perseus_operator.planning.planner import Calibrate, Solve, inputs_digest
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.status import figures

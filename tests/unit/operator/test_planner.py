@@ -9,8 +9,8 @@ import pytest
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.planning.frontier_inputs import ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
-from perseus_operator.planning.planner import ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_proto.rank import RankId
 

@@ -17,8 +17,8 @@ from perseus_operator.controller.schedule_source import (
 )
 from perseus_operator.errors import InvalidSchedule, KubeNotFound
 from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.frontier_inputs import Solve, inputs_digest
 from perseus_operator.planning.node import Rank
-from perseus_operator.planning.planner import Solve, inputs_digest
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_proto.rank import RankId
 from perseus_solver.kinds import Kind

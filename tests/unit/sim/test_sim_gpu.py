@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from perseus_agent.devices.base import Controllability, Device, EventReason, open_device_set
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
-from perseus_sim.gpus.devices import Fault, open_devices
+from perseus_proto.units import mw_from_w
+from perseus_sim.gpus.devices import Fault, SimulatedDevice, open_devices
+from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shared_gpu import HISTORY, GpuSpec, Physics, SharedGpu
-from perseus_sim.training.trainer import Engine, Table
+from perseus_sim.training.engine import Engine, Table
 
 CLOCKS = (900, 1000, 1100, 1200)
 TABLE = Table(list(CLOCKS), [1333.0, 1200.0, 1100.0, 1000.0], [200_000.0, 240_000.0, 290_000.0, 350_000.0])
@@ -236,3 +239,39 @@ def test_a_new_process_continues_the_gpus_time_and_energy(tmp_path: Path) -> Non
     second.work(TABLE)
     assert second.now_us == pytest.approx(2 * first.now_us)
     assert second.energy_uj == pytest.approx(2 * first.energy_uj, abs=2)
+
+
+def test_a_simulated_driver_takes_its_time_and_shows_the_clock_in_effect(tmp_path: Path) -> None:
+    """A change is in effect later than its call returns, and until then the old clock is read."""
+    model = MODELS["h100"]
+    uuid = "GPU-0"
+    spec = GpuSpec(uuid, model.name, model.clocks_mhz, 139_000, driver="h100")
+    device = SimulatedDevice(SharedGpu.create(tmp_path, spec))
+    default_mhz = device.sm_clock_mhz()
+    before_ns = time.monotonic_ns()
+    device.lock_clocks(1005)
+    called_us = (time.monotonic_ns() - before_ns) / 1000
+    assert called_us > 0
+    settle_us = device.gpu.settle_us()
+    if time.monotonic_ns() < device.gpu.requested_ns() + 900 * settle_us:
+        assert device.sm_clock_mhz() == default_mhz
+    time.sleep(settle_us / 1e6 + 0.01)
+    assert device.sm_clock_mhz() == 1005
+    device.gpu.advance(Physics(1, 0, mw_from_w(model.power_limit_w)))
+    device.reset_clocks()
+    time.sleep(device.gpu.settle_us() / 1e6 + 0.01)
+    assert EventReason.POWER_CAP in device.event_reasons()
+    assert 1005 < device.sm_clock_mhz() < model.max_clock_mhz
+    device.close()
+
+
+def test_a_later_request_does_not_void_a_change_that_is_under_way(tmp_path: Path) -> None:
+    """Of two requests the first is in effect until the second is, unless the second is there earlier."""
+    for settles_us, clocks in (((100, 300), [1000, 1100]), ((300, 100), [1100])):
+        gpu = make(tmp_path / str(settles_us[0]))
+        engine = Engine(gpu, speed=None, noise=0.0, seed=1)
+        for settle_us, mhz in zip(settles_us, (1000, 1100), strict=True):
+            gpu.request(mhz, settle_us)
+            engine.block()
+            engine.wait_until(engine.now_us)
+        assert [mhz for _, mhz in engine._pending] == clocks

@@ -59,6 +59,9 @@ class StageReading:
     quiet_us: int = 0
     """Q of the module's docstring: of all iterations and GPUs together; and its energy."""
     quiet_mj: int = 0
+    reached_mhz: int | None = None
+    """SM clock that was really reached; above the power limit's plateau it is lower than the requested one. None: the
+    agents do not read it."""
 
     @property
     def computing_us(self) -> float:
@@ -206,7 +209,11 @@ def blocking_power(readings: Iterable[Reading]) -> BlockingPower:
 
 
 def csv_of(sweep: Sweep) -> str:
-    """The profile CSV of a finished sweep, with a ``chunk`` column where stages hold several chunks."""
+    """The profile CSV of a finished sweep.
+
+    It has a ``chunk`` column where stages hold several chunks, and a ``reached`` column where every clock that was
+    really reached is known.
+    """
     power_w = blocking_power(sweep.readings).watts
     rows: dict[Key, list[str]] = {}
     for reading in sweep.readings:
@@ -217,9 +224,16 @@ def csv_of(sweep: Sweep) -> str:
                 row = f"{reading.clock_mhz},{s_from_us(mean.time_us):.6f},{j_from_mj(share * mean.energy_mj):.6f}"
                 rows.setdefault((stage, kind, chunk), []).append(row)
     chunked = any(chunk for _, _, chunk in rows)
-    lines = ["stage,instruction,frequency,time,energy" + (",chunk" if chunked else "")]
+    reached = all(own.reached_mhz for reading in sweep.readings for own in reading.stages)
+    lines = [
+        "stage,instruction,frequency,time,energy" + (",chunk" if chunked else "") + (",reached" if reached else "")
+    ]
     for (stage, kind, chunk), own_rows in sorted(rows.items()):
-        lines += [f"{stage},{kind},{row}" + (f",{chunk}" if chunked else "") for row in own_rows]
+        clocks = [reading.stages[stage].reached_mhz for reading in sweep.readings]
+        lines += [
+            f"{stage},{kind},{row}" + (f",{chunk}" if chunked else "") + (f",{clock}" if reached else "")
+            for row, clock in zip(own_rows, clocks, strict=True)
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -235,6 +249,7 @@ def to_json(sweep: Sweep) -> str:
                     "energy_mj": stage.energy_mj,
                     "quiet_us": stage.quiet_us,
                     "quiet_mj": stage.quiet_mj,
+                    "reached_mhz": stage.reached_mhz,
                     "means": [[*key, mean.count, mean.time_us, mean.energy_mj] for key, mean in stage.means.items()],
                 }
                 for stage in reading.stages
@@ -263,6 +278,7 @@ def from_json(text: str) -> Sweep | None:
                         {(kind, chunk): Mean(*mean) for kind, chunk, *mean in stage["means"]},
                         stage.get("quiet_us", 0),
                         stage.get("quiet_mj", 0),
+                        stage.get("reached_mhz"),
                     )
                     for stage in reading["stages"]
                 ),

@@ -42,6 +42,8 @@ def job_document(view: JobView) -> Json:
         "spec": None if view.spec is None else dump(view.spec),
         "conditions": list(status.get("conditions", ())),
         "plan": status.get("plan"),
+        "hardware": status.get("hardware"),
+        "guard": status.get("guard"),
         "predicted": status.get("predicted"),
         "measured": status.get("measured"),
         "baseline": status.get("baseline"),

@@ -65,6 +65,13 @@ function showState(job) {
   tile(tiles, "planned slowdown", job.plan?.plannedSlowdown ?? "–");
   tile(tiles, "energy saved, measured", job.savings?.energy ?? "not measured");
   tile(tiles, "slowdown, measured", job.savings?.slowdown ?? "not measured");
+  if (job.plan?.grain) tile(tiles, "a clock for each", job.plan.grain.toLowerCase());
+  if (job.hardware) {
+    const milliseconds = (us) => `${Number((us / 1e3).toPrecision(3))} ms`;
+    const { switchLatencyMedianMicroseconds: median, switchLatencyP99Microseconds: worst } = job.hardware;
+    tile(tiles, `clock changes take, ${job.hardware.figures.toLowerCase()}`, `${milliseconds(median)}, 99 % ${milliseconds(worst)}`);
+  }
+  if (job.plan?.reason) element(state, "p", { class: "note" }, job.plan.reason);
   const stragglers = byId("stragglers");
   stragglers.replaceChildren();
   element(stragglers, "h2", {}, "Stragglers");

@@ -1,0 +1,120 @@
+"""What repeats in iterations: the times of a plan's boundaries, and the line of planned clocks over them.
+
+Both are pure and count microseconds from the begin of the first instruction of an iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+KEPT: Final = 5
+"""Iterations remembered: the median ignores two outliers, and a change of pace is followed soon."""
+TRUSTED: Final = 2
+"""Iterations after which the times are used: so many show by how much they differ."""
+
+
+class Pattern:
+    """The last iterations under one plan. A boundary is the begin (2·k) or the end (2·k + 1) of instruction k."""
+
+    def __init__(self) -> None:
+        self._kept: deque[list[int]] = deque(maxlen=KEPT)
+        self._periods_us: deque[int] = deque(maxlen=KEPT)
+        self.offsets_us: list[int] = []
+        """When each boundary is passed: the median."""
+        self.period_us = 0
+        """From the begin of the iteration to the begin of the next."""
+        self.period_spread_us = 0
+
+    @property
+    def trusted(self) -> bool:
+        """Whether enough is known to predict."""
+        return len(self._kept) >= TRUSTED and len(self._periods_us) > 0
+
+    def add(self, offsets_us: list[int]) -> None:
+        """One more iteration."""
+        self._kept.append(offsets_us)
+        middle = len(self._kept) // 2
+        self.offsets_us = [sorted(times_us)[middle] for times_us in zip(*self._kept, strict=True)]
+
+    def add_period(self, period_us: int) -> None:
+        """One more iteration has been followed by another, so long after its begin."""
+        self._periods_us.append(period_us)
+        self.period_us = sorted(self._periods_us)[len(self._periods_us) // 2]
+        self.period_spread_us = _spread(self._periods_us)
+
+    def place_us(self, boundary: int) -> int:
+        """When a boundary is passed; the one after the last is the first of the next iteration."""
+        return self.offsets_us[boundary] if boundary < len(self.offsets_us) else self.period_us
+
+    def passed_at(self, place_us: float) -> int:
+        """How many boundaries are passed by then."""
+        return bisect_right(self.offsets_us, place_us)
+
+    def spread_us(self, since: int, until: int) -> int:
+        """By how much the time between two boundaries differs between iterations, at most; one below 0 is the first."""
+        first, last = max(since, 0), max(until, 0)
+        if last == len(self.offsets_us):
+            return self.spread_us(0, first) + self.period_spread_us
+        return 0 if first == last else _spread([offsets_us[last] - offsets_us[first] for offsets_us in self._kept])
+
+
+class ClockLine:
+    """The clock that is planned from each place on."""
+
+    def __init__(self) -> None:
+        self._starts_us: list[float] = []
+        self._clocks_mhz: list[int] = []
+
+    def draw(self, pattern: Pattern, clocks_mhz: Sequence[int], origin_us: int, next_mhz: int) -> None:
+        """Add an iteration. In a wait between two instructions the lower of their clocks is planned; after the last
+        one, where gradients are reduced and applied, the higher of its own and of the next iteration's first."""
+        following = (*clocks_mhz[1:], next_mhz)
+        for index, (mhz, next_one) in enumerate(zip(clocks_mhz, following, strict=True)):
+            last = index + 1 == len(clocks_mhz)
+            self.add(origin_us + pattern.offsets_us[2 * index], mhz)
+            self.add(origin_us + pattern.offsets_us[2 * index + 1], max(mhz, next_one) if last else min(mhz, next_one))
+
+    def add(self, start_us: float, mhz: int) -> None:
+        """From a place on, not before those added already; where instructions overlap, the higher clock is planned."""
+        starts_us, clocks = self._starts_us, self._clocks_mhz
+        while starts_us and starts_us[-1] >= start_us and clocks[-1] <= mhz:
+            starts_us.pop()
+            clocks.pop()
+        if not starts_us:
+            start_us = -math.inf
+        if not clocks or (clocks[-1] != mhz and starts_us[-1] < start_us):
+            starts_us.append(start_us)
+            clocks.append(mhz)
+
+    def highest_mhz(self, first_us: float, last_us: float) -> int:
+        """The highest clock planned between two places."""
+        first = bisect_right(self._starts_us, first_us) - 1
+        return max(self._clocks_mhz[max(first, 0) : max(bisect_right(self._starts_us, last_us), first + 1, 1)])
+
+    def raise_us(self, after_us: float, mhz: int) -> float:
+        """The first place after this one where more is planned."""
+        after = bisect_right(self._starts_us, after_us)
+        for start_us, planned_mhz in zip(self._starts_us[after:], self._clocks_mhz[after:], strict=True):
+            if planned_mhz > mhz:
+                return start_us
+        return math.inf
+
+    def lower_us(self, after_us: float, mhz: int, width_us: float) -> float:
+        """The first place after this one where less is planned, and nothing else for longer than a width."""
+        since_us = math.inf
+        after = bisect_right(self._starts_us, after_us)
+        for start_us, planned_mhz in zip(self._starts_us[after:], self._clocks_mhz[after:], strict=True):
+            if start_us - since_us > width_us:
+                break
+            since_us = min(since_us, start_us) if planned_mhz < mhz else math.inf
+        return since_us
+
+
+def _spread(values_us: Sequence[int]) -> int:
+    """How far values lie apart, without the lowest and the highest where there are enough."""
+    ordered = sorted(values_us)
+    return ordered[-2] - ordered[1] if len(ordered) >= KEPT else ordered[-1] - ordered[0]

@@ -1,0 +1,350 @@
+"""Predicts when the GPU begins and ends each instruction, and from that the clock to ask for now.
+
+Iterations repeat. ``add`` takes what the last iterations did in GPU time, ``sight`` where the GPU is seen to be, and
+``target`` answers with one rule (design note 0019): the highest planned clock among the instructions that may run when
+a change asked for now is in effect. What is not known makes that span longer. So a clock is raised early and lowered
+late, short runs of a lower clock keep the higher one, and a GPU that is later than predicted keeps its clock until it
+goes on.
+
+All times are microseconds of one clock, which may be a virtual one. Nothing here reads a clock, a device or a channel.
+A *boundary* is the begin or the end of an instruction: 2·k and 2·k + 1 for instruction k. Times within an iteration
+count from the begin of its first instruction, its *base*; the timetable is a span in which the base of one iteration,
+the last one that was seen or predicted, lies.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from operator import is_not
+from typing import Final, NamedTuple, Protocol
+
+from perseus_agent.clocks.iteration_pattern import ClockLine, Pattern
+from perseus_proto.latency import SwitchLatency
+from perseus_proto.units import us_from_s
+
+PLANS_KEPT: Final = 4
+"""Plans whose times are remembered: a job changes to and fro between few, such as around a straggler."""
+AHEAD: Final = 2
+"""Iterations that are looked ahead at. What is beyond them is taken for the highest clock of the last."""
+SIGHT_SHARE: Final = 4
+SIGHT_MIN_US: Final = 200
+"""The GPU is sighted at boundaries while its place is less certain than this, or a quarter of the deviation."""
+LATE_SHARE: Final = 4
+LATE_MIN_US: Final = 500
+LATE_MAX_US: Final = 100_000
+"""A GPU that is later than predicted is sighted again after a quarter of the time by which it is late."""
+LOOK_MAX_US: Final = 1_000_000
+"""And at least so often in any case."""
+_DEFAULT_CLOCKS: Final = 1 << 30
+"""Stands for the default clocks, which are above any that is locked."""
+
+
+class Planned(Protocol):
+    """A plan of one stage."""
+
+    @property
+    def plan_id(self) -> str: ...
+    @property
+    def point(self) -> int: ...
+    @property
+    def clocks_mhz(self) -> tuple[int, ...]: ...
+
+
+class Record(Protocol):
+    """What the GPU did in an iteration, in its own time."""
+
+    @property
+    def iteration(self) -> int: ...
+    @property
+    def begins_us(self) -> Sequence[int]: ...
+    @property
+    def durations_us(self) -> Sequence[int]: ...
+
+
+class Lead(NamedTuple):
+    """How long a change takes from the moment at which it is asked for until it is in effect."""
+
+    median_us: int
+    deviation_us: int
+
+    @classmethod
+    def of(cls, latency: SwitchLatency) -> Lead:
+        """The lead that a switch latency demands."""
+        return cls(us_from_s(latency.p50_s), us_from_s(latency.deviation_s))
+
+
+class Target(NamedTuple):
+    """What to ask for now."""
+
+    mhz: int | None
+    """None: the default clocks."""
+    look_us: int
+    """When to sight the GPU and call ``target`` again."""
+
+
+class Timetable:
+    """The timetable of one rank's GPU."""
+
+    def __init__(self, count: int, plan_of: Callable[[int], Planned | None]) -> None:
+        """Know nothing yet.
+
+        Args:
+            count: instructions of the schedule, at least 1.
+            plan_of: the plan of an iteration; None: default clocks.
+        """
+        self._boundaries = 2 * count
+        self._plan_of = plan_of
+        self._patterns: dict[tuple[str, int], Pattern] = {}
+        self._last: tuple[int, int, Pattern | None] | None = None  # of the last record: iteration, base, pattern
+        self._iteration = -1
+        self._low_us, self._high_us = -math.inf, math.inf  # between which its base lies
+        self._passed: int | None = None  # boundaries that the GPU was seen to have passed; None: it cannot be seen
+        self._seen_us = 0
+        self._late_since_us = 0
+        self._additions = 0
+        self._drawn = _Drawing(-1, 0, (), (None, None), ClockLine(), [])
+
+    # ------------------------------------------------------------------------------------------- what was and is
+
+    def add(self, record: Record) -> None:
+        """Add an iteration that is over.
+
+        Args:
+            record: later than those before; one without times is left out.
+        """
+        if not len(record.begins_us) == len(record.durations_us) == self._boundaries // 2:
+            self._last = None
+            return
+        before, base_us = self._last, record.begins_us[0]
+        if before is not None and before[2] is not None and before[0] + 1 == record.iteration:
+            before[2].add_period(base_us - before[1])
+        plan = self._plan_of(record.iteration)
+        pattern = None if plan is None else self._remember((plan.plan_id, plan.point))
+        self._last = record.iteration, base_us, pattern
+        self._additions += 1
+        if pattern is not None:
+            spans = zip(record.begins_us, record.durations_us, strict=True)
+            pattern.add([time - base_us for begin, span in spans for time in (begin, begin + span)])
+            self._place(record.iteration, base_us)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is known where the GPU is in its iteration, and what follows."""
+        return self._low_us > -math.inf and self._pattern(self._iteration) is not None
+
+    def sight(self, iteration: int, boundaries: int, now_us: int) -> None:
+        """Correct the prediction: the GPU has passed so many boundaries by now, and not one more.
+
+        Args:
+            iteration: that the GPU is in.
+            boundaries: counted as by a GPU's mark: 0 once the step has begun, 2·k + 1 and 2·k + 2 once instruction k
+                has begun and ended, one more once the step has ended.
+            now_us: when it was seen.
+        """
+        passed = min(max(boundaries, 0), self._boundaries)
+        went_on = (iteration, passed) != (self._iteration, self._passed)
+        before_us = -math.inf if self._passed is None else self._seen_us
+        since = self._passed or 0 if iteration == self._iteration else 0
+        self._go_to(iteration)
+        pattern = self._pattern(iteration)
+        if pattern is not None:
+            not_before_us: float = now_us - pattern.place_us(passed) - pattern.spread_us(passed - 1, passed)
+            not_after_us = math.inf
+            if went_on and passed:
+                error_us, place_us = pattern.spread_us(since - 1, passed - 1), pattern.place_us(passed - 1)
+                self._low_us, self._high_us = self._low_us - error_us, self._high_us + error_us
+                not_before_us = max(not_before_us, before_us - place_us)
+                not_after_us = now_us - place_us
+            self._narrow(not_before_us, not_after_us, now_us)
+        self._passed, self._seen_us = passed, now_us
+
+    def bound(self, iteration: int, boundaries: int, now_us: int) -> None:
+        """Correct the prediction by the position of the host, in the terms of ``sight``, where the GPU's is not seen:
+        the GPU is not ahead of it."""
+        self._passed = None
+        while (pattern := self._pattern(self._iteration)) and now_us - self._high_us > pattern.period_us:
+            self._go_to(self._iteration + 1)
+        if pattern is not None and iteration <= self._iteration:
+            passed = min(max(boundaries, 0), self._boundaries) if iteration == self._iteration else 0
+            error_us = pattern.spread_us(0, passed)
+            self._narrow(now_us - pattern.place_us(passed) - error_us, math.inf, now_us)
+
+    # ------------------------------------------------------------------------------------------- what to ask for
+
+    def target(self, now_us: int, lead: Lead, asked_mhz: int | None, worth_us: int = 0) -> Target:
+        """The clock to have asked for now. Call it only if ``ready``.
+
+        Args:
+            now_us: now.
+            lead: of this GPU.
+            asked_mhz: the clock that was asked for last; None: the default clocks.
+            worth_us: a lower clock that lasts shorter is not asked for.
+        """
+        self._draw()
+        line, places_us = self._drawn.line, self._drawn.places_us
+        # Where the GPU is predicted to be at the earliest and at the latest when a change asked for now is in effect.
+        earliest_us = now_us + lead.median_us - lead.deviation_us - self._high_us
+        latest_us = now_us + lead.median_us + lead.deviation_us - self._low_us
+        passed, coming = self._surely_passed(earliest_us), self._surely_to_come(latest_us)
+        here_us = places_us[passed] if passed >= 0 else -math.inf
+        there_us = max(latest_us, places_us[coming - 1] if coming else -math.inf)
+        asked = _DEFAULT_CLOCKS if asked_mhz is None else asked_mhz
+        enough_mhz = line.highest_mhz(here_us, there_us)
+        mhz = min(max(asked, enough_mhz), line.highest_mhz(here_us, there_us + worth_us))
+        width_us = there_us + worth_us - earliest_us + self._error_us(earliest_us)
+        raise_us, lower_us = line.raise_us(there_us, mhz), line.lower_us(here_us, mhz, width_us)
+        sure_us = places_us[coming] - self._error_us(places_us[coming]) if coming < len(places_us) else math.inf
+        raise_wait_us = max(raise_us - self._error_us(raise_us), sure_us) - latest_us
+        lower_wait_us = lower_us + self._error_us(lower_us) - earliest_us
+        wait_us = min(raise_wait_us, lower_wait_us, LOOK_MAX_US)
+        sight_us = self._sight_us(now_us, now_us + lower_wait_us, lead)
+        look_us = max(min(now_us + wait_us, sight_us), now_us + 1)
+        return Target(None if mhz == _DEFAULT_CLOCKS else mhz, math.ceil(look_us))
+
+    def _sight_us(self, now_us: int, lower_us: float, lead: Lead) -> float:
+        """When the GPU should be sighted to know its place better: at the boundary to come while it is uncertain, and
+        at the last one before the clock is lowered, which a GPU that is late must not be."""
+        pattern = self._pattern(self._iteration)
+        if pattern is None or self._passed is None:
+            return math.inf
+        if self._high_us == math.inf:
+            late_us = (now_us - self._late_since_us) // LATE_SHARE
+            return now_us + min(max(late_us, LATE_MIN_US), LATE_MAX_US)
+        coming_us = pattern.place_us(self._passed)
+        if self._high_us - self._low_us > max(lead.deviation_us // SIGHT_SHARE, SIGHT_MIN_US):
+            middle_us = (self._low_us + self._high_us) / 2 + coming_us
+            sight_us = middle_us if middle_us >= now_us else self._high_us + coming_us
+            return max(sight_us, now_us + SIGHT_MIN_US)
+        places_us = self._drawn.places_us
+        before = bisect_left(places_us, lower_us - self._high_us) - 1 if lower_us < math.inf else -1
+        while before >= self._passed:
+            due_us = places_us[before] + self._error_us(places_us[before]) + self._high_us + 1
+            if due_us < lower_us:
+                return max(due_us, now_us + SIGHT_MIN_US)
+            before -= 1
+        return math.inf
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _surely_passed(self, place_us: float) -> int:
+        """The last boundary that the GPU has passed when it is predicted to be at a place, however early or late it
+        passes those until there; −1: none."""
+        places_us, seen = self._drawn.places_us, (self._passed or 0) - 1
+        boundary = bisect_right(places_us, place_us) - 1
+        while boundary > seen and places_us[boundary] + self._error_us(places_us[boundary]) > place_us:
+            boundary -= 1
+        return max(boundary, seen)
+
+    def _surely_to_come(self, place_us: float) -> int:
+        """The first boundary that it has not passed then; the number of those known, if it may have passed all."""
+        places_us = self._drawn.places_us
+        boundary = max(bisect_right(places_us, place_us), self._passed or 0)
+        while boundary < len(places_us) and places_us[boundary] - self._error_us(places_us[boundary]) <= place_us:
+            boundary += 1
+        return boundary
+
+    def _error_us(self, place_us: float) -> float:
+        """By how much the time from the last sight to a place differs between iterations."""
+        pattern, following = self._drawn.patterns[:2]
+        if pattern is None or math.isinf(place_us):
+            return 0
+        since = (self._passed or 0) - 1
+        if place_us < pattern.period_us:
+            return pattern.spread_us(since, pattern.passed_at(place_us) - 1)
+        error_us = pattern.spread_us(since, self._boundaries)
+        if following is not None:
+            error_us += following.spread_us(0, following.passed_at(place_us - pattern.period_us) - 1)
+        return error_us
+
+    def _narrow(self, not_before_us: float, not_after_us: float, now_us: int) -> None:
+        """Restrict the span of the base. What contradicts the prediction replaces it: so after a GPU that does not go
+        on in time nothing is known but that it will, and the span has no upper end."""
+        low_us, high_us = max(self._low_us, not_before_us), min(self._high_us, not_after_us)
+        if low_us > high_us:
+            low_us, high_us = not_before_us, not_after_us
+        if high_us == math.inf > self._high_us:
+            self._late_since_us = now_us
+        self._low_us, self._high_us = low_us, high_us
+
+    def _go_to(self, iteration: int) -> None:
+        """Let the span be that of another iteration's base."""
+        if not 0 <= iteration - self._iteration <= AHEAD:
+            self._low_us, self._high_us = -math.inf, math.inf
+        else:
+            for passing in range(self._iteration, iteration):
+                pattern = self._pattern(passing)
+                error_us = math.inf if pattern is None else pattern.period_spread_us
+                period_us = 0 if pattern is None else pattern.period_us
+                self._low_us += period_us - error_us
+                self._high_us += period_us + error_us
+        self._iteration = iteration
+
+    def _place(self, iteration: int, base_us: int) -> None:
+        """Predict the iteration that the GPU is in from the base of one before."""
+        if self._pattern(iteration) is None:
+            return
+        seen = self._iteration, self._low_us, self._high_us, self._passed
+        self._iteration, self._low_us, self._high_us = iteration, base_us, base_us
+        self._go_to(max(seen[0], iteration + 1))
+        if self._passed is None:
+            return
+        if seen[0] < self._iteration:
+            self._passed = 0
+            return
+        pattern = self._pattern(self._iteration)
+        if pattern is not None:
+            error_us = pattern.spread_us(-1, (self._passed or 0) - 1)
+            self._low_us, self._high_us = self._low_us - error_us, self._high_us + error_us
+        self._narrow(seen[1], seen[2], self._seen_us)
+
+    def _pattern(self, iteration: int) -> Pattern | None:
+        """The times of an iteration's plan, if they are known."""
+        plan = self._plan_of(iteration)
+        pattern = None if plan is None else self._patterns.get((plan.plan_id, plan.point))
+        return pattern if pattern is not None and pattern.trusted else None
+
+    def _remember(self, key: tuple[str, int]) -> Pattern:
+        pattern = self._patterns.pop(key, None) or Pattern()
+        self._patterns[key] = pattern
+        while len(self._patterns) > PLANS_KEPT:
+            del self._patterns[next(iter(self._patterns))]
+        return pattern
+
+    def _draw(self) -> None:
+        """Lay out the planned clocks of this iteration and of those ahead, if something has changed."""
+        plans = [self._plan_of(self._iteration + ahead) for ahead in range(AHEAD + 1)]
+        before = self._drawn
+        new = (before.iteration, before.additions) != (self._iteration, self._additions)
+        if not new and not any(map(is_not, plans, before.plans)):
+            return
+        patterns = [self._pattern(self._iteration + ahead) for ahead in range(AHEAD + 1)]
+        line, places_us, origin_us = ClockLine(), list[int](), 0
+        for plan, pattern, following, known in zip(plans, patterns, plans[1:], patterns[1:], strict=False):
+            if plan is None or pattern is None:
+                break
+            next_mhz = _highest(following) if following is None or known is None else following.clocks_mhz[0]
+            line.draw(pattern, plan.clocks_mhz, origin_us, next_mhz)
+            places_us += [origin_us + offset_us for offset_us in pattern.offsets_us]
+            origin_us += pattern.period_us
+        else:
+            plan = plans[AHEAD]
+        line.add(origin_us, _highest(plan))
+        places_us.append(origin_us)
+        self._drawn = _Drawing(self._iteration, self._additions, plans, patterns, line, places_us)
+
+
+class _Drawing(NamedTuple):
+    """The line and the boundaries of an iteration and of those ahead, and what they were drawn for."""
+
+    iteration: int
+    additions: int
+    plans: Sequence[Planned | None]
+    patterns: Sequence[Pattern | None]
+    line: ClockLine
+    places_us: list[int]
+
+
+def _highest(plan: Planned | None) -> int:
+    return _DEFAULT_CLOCKS if plan is None else max(plan.clocks_mhz)

@@ -1,0 +1,71 @@
+"""Converts what agents say about their hardware: GPUs and their switch latency, and how clocks followed a plan.
+
+An older agent leaves the fields away, which protobuf makes zero. Here that becomes None: unknown is not zero.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Final
+
+from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.planning.gpu import ClockLatency, Gpu, Transition, is_possible
+from perseus_proto.v1alpha1 import agent_pb2
+
+_MARKS: Final = {
+    agent_pb2.MARK_SOURCE_HOST: MarkSource.HOST,
+    agent_pb2.MARK_SOURCE_SYNCHRONISED: MarkSource.SYNCHRONISED,
+    agent_pb2.MARK_SOURCE_EVENTS: MarkSource.EVENTS,
+    agent_pb2.MARK_SOURCE_GPU: MarkSource.GPU,
+}
+_CONTROLS: Final = {
+    agent_pb2.CLOCK_CONTROL_TIMETABLE: ClockControl.TIMETABLE,
+    agent_pb2.CLOCK_CONTROL_MARKS: ClockControl.MARKS,
+    agent_pb2.CLOCK_CONTROL_HELD: ClockControl.HELD,
+}
+_MAX_TRANSITIONS: Final = 64
+_MAX_NAME: Final = 256
+"""Characters of a model or driver: the name becomes part of a status."""
+
+
+def gpu_of(message: agent_pb2.Gpu, driver: str) -> Gpu:
+    """Return a GPU's model, driver and switch latency; a latency that cannot be true is none."""
+    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], _latency(message))
+
+
+def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
+    """Return how the clocks followed the plan; None: the agent says nothing of it."""
+    marks, control = _MARKS.get(report.marks), _CONTROLS.get(report.control)
+    if marks is None and control is None and not report.median_clock_mhz:
+        return None
+    computing_us = min(sum(report.durations_us), report.compute_span_us)
+    clock_mhz = report.median_clock_mhz or None
+    return Evidence(
+        marks=marks,
+        control=control,
+        lead_us=round(median(report.leads_us)) if report.leads_us else None,
+        # Without control there was no planned clock to be below.
+        below_us=None if control is None else min(report.below_plan_us, computing_us),
+        above_us=None if control is None else min(report.above_plan_us, computing_us),
+        computing_us=computing_us,
+        clock_mhz=clock_mhz,
+        limited_mhz=clock_mhz if report.power_limited else None,
+    )
+
+
+def _latency(message: agent_pb2.Gpu) -> ClockLatency | None:
+    if not message.HasField("clock_latency"):
+        return None
+    given = message.clock_latency
+    found = ClockLatency(
+        p50_us=given.p50_us,
+        p99_us=given.p99_us,
+        call_us=given.call_p50_us,
+        changes=given.changes,
+        shared_lock=given.shared_lock,
+        transitions=tuple(
+            Transition(one.from_mhz, one.to_mhz, one.changes, one.p50_us, one.p99_us)
+            for one in given.transitions[:_MAX_TRANSITIONS]
+        ),
+    )
+    return found if is_possible(found) else None

@@ -1,0 +1,129 @@
+"""How clocks followed the plan in an iteration: whose time marks are in, how far they lead the GPU, how long GPUs ran
+below and above the planned clock, and what the power limit left of it.
+
+Agents report it with every iteration. None always means that it is not known, for example because the agent is older:
+unknown is not zero.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+
+class MarkSource(StrEnum):
+    """Whose time the marks of a rank are in, from the best to the worst (design note 0019)."""
+
+    GPU = "Gpu"
+    SYNCHRONISED = "Synchronised"
+    EVENTS = "Events"
+    HOST = "Host"
+
+
+class ClockControl(StrEnum):
+    """How an agent chose the moments of clock changes, from the best to the worst."""
+
+    TIMETABLE = "Timetable"
+    MARKS = "Marks"
+    HELD = "Held"
+
+
+_MARKS: Final = tuple(MarkSource)
+_CONTROLS: Final = tuple(ClockControl)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one rank's iteration, or of all ranks together.
+
+    Attributes:
+        marks, control: of several ranks the worst.
+        lead_us: when the GPU began an instruction minus when the host marked it, median; of several ranks the largest.
+        below_us, above_us: computing time with a clock below, and above, the planned one; of several ranks the sum.
+        computing_us: time spent in instructions; of several ranks the sum.
+        clock_mhz: median SM clock during instructions; of several ranks the lowest.
+        limited_mhz: the same of GPUs whose clock the power limit held below the requested one; None: of none.
+    """
+
+    marks: MarkSource | None = None
+    control: ClockControl | None = None
+    lead_us: int | None = None
+    below_us: int | None = None
+    above_us: int | None = None
+    computing_us: int = 0
+    clock_mhz: int | None = None
+    limited_mhz: int | None = None
+
+    @property
+    def below_share(self) -> float | None:
+        """Share of the computing time below the planned clock."""
+        return _share(self.below_us, self.computing_us)
+
+    @property
+    def above_share(self) -> float | None:
+        """Share of the computing time above the planned clock."""
+        return _share(self.above_us, self.computing_us)
+
+
+def combine(ranks: Iterable[Evidence | None]) -> Evidence | None:
+    """Combine what ranks reported of the same iteration; None: none reported anything."""
+    known = [rank for rank in ranks if rank is not None]
+    if not known:
+        return None
+    return Evidence(
+        marks=_worst(_MARKS, (rank.marks for rank in known)),
+        control=_worst(_CONTROLS, (rank.control for rank in known)),
+        lead_us=_of(max, (rank.lead_us for rank in known)),
+        below_us=_of(sum, (rank.below_us for rank in known)),
+        above_us=_of(sum, (rank.above_us for rank in known)),
+        computing_us=sum(rank.computing_us for rank in known),
+        clock_mhz=_of(min, (rank.clock_mhz for rank in known)),
+        limited_mhz=_of(min, (rank.limited_mhz for rank in known)),
+    )
+
+
+def summarise(iterations: Iterable[Evidence | None]) -> Evidence:
+    """Summarise several iterations: what most of them say, median leads, sums of times.
+
+    A power limit counts if it held clocks in more than half of them.
+    """
+    known = [iteration for iteration in iterations if iteration is not None]
+    limited = [iteration.limited_mhz for iteration in known if iteration.limited_mhz is not None]
+    return Evidence(
+        marks=_most([iteration.marks for iteration in known if iteration.marks is not None]),
+        control=_most([iteration.control for iteration in known if iteration.control is not None]),
+        lead_us=_of(_median, (iteration.lead_us for iteration in known)),
+        below_us=_of(sum, (iteration.below_us for iteration in known)),
+        above_us=_of(sum, (iteration.above_us for iteration in known)),
+        computing_us=sum(iteration.computing_us for iteration in known),
+        clock_mhz=_of(_median, (iteration.clock_mhz for iteration in known)),
+        limited_mhz=_median(limited) if 2 * len(limited) > len(known) else None,
+    )
+
+
+def _share(part_us: int | None, whole_us: int) -> float | None:
+    return None if part_us is None or whole_us <= 0 else part_us / whole_us
+
+
+def _worst(order: Sequence[T], found: Iterable[T | None]) -> T | None:
+    places = [order.index(one) for one in found if one is not None]
+    return order[max(places)] if places else None
+
+
+def _most(found: list[T]) -> T | None:
+    return Counter(found).most_common(1)[0][0] if found else None
+
+
+def _of(function: Callable[[list[int]], int], figures: Iterable[int | None]) -> int | None:
+    known = [figure for figure in figures if figure is not None]
+    return function(known) if known else None
+
+
+def _median(figures: list[int]) -> int:
+    return round(median(figures))

@@ -1,0 +1,149 @@
+"""The inputs of a frontier: which to read, and whether they need a solve or a calibration.
+
+Profile, schedule, calibration and hardware are inputs alike: with other ones the frontier is solved again, while the
+plans in force stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from perseus_operator.api.job import JobSpec
+from perseus_operator.planning.hardware import Hardware, hardware_of, next_hardware
+from perseus_operator.planning.state import JobState
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the planner must know of the operator's settings."""
+
+    lease_ttl_s: float = 30.0
+    profile_retry_s: float = 5.0
+    """How soon to look again for a profile that is missing or invalid."""
+    profile_refresh_s: float = 60.0
+    """How soon to look whether a valid profile has changed."""
+    calibrate_after: int = 40
+    """Iterations before the first calibration."""
+    calibrate_again: int = 100
+    """Further iterations before the next one."""
+
+
+@dataclass(frozen=True)
+class ReadInputs:
+    """Read the profile, and the schedule if the spec names a ConfigMap for it."""
+
+
+@dataclass(frozen=True)
+class Solve:
+    """Get the frontier of these inputs: restore it from its ConfigMap, or solve."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Estimate from the iterations recorded so far how long iterations really take."""
+
+
+InputAction = ReadInputs | Solve | Calibrate
+
+
+def hardware_for(state: JobState, spec: JobSpec) -> Hardware | None:
+    """What plans are to be rehearsed under; None: the GPUs are not known yet."""
+    shape, progress = spec.pipeline, state.hardware
+    found = hardware_of(
+        state.nodes.values(),
+        ranks=shape.data_parallel * shape.stages * shape.tensor_parallel,
+        stored=progress.stored,
+        marks=state.evidence.marks,
+        noise=progress.noise,
+    )
+    return next_hardware(progress.in_use, found)
+
+
+def inputs_digest(
+    spec: JobSpec,
+    profile_digest: str,
+    calibration_digest: str = "",
+    *,
+    measured_power_mw: int | None = None,
+    schedule_csv: str = "",
+    hardware: str = "",
+) -> str:
+    """SHA-256 over everything that the frontier depends on; the leading word changes with the solver's format."""
+    given = spec.profile.blocking_power_milliwatts
+    parts = (
+        "perseus.frontier.1",
+        profile_digest,
+        spec.pipeline.schedule.value if spec.pipeline.schedule else "",
+        spec.pipeline.stages,
+        spec.pipeline.microbatches,
+        spec.pipeline.chunks,
+        measured_power_mw if given is None else given,
+        spec.points,
+        calibration_digest,
+        *([schedule_csv] if schedule_csv else ()),
+        *([hardware] if hardware else ()),
+        *([f"switching {spec.switching.max_energy_loss_ratio}"] if spec.switching else ()),
+    )
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def input_actions(
+    state: JobState, spec: JobSpec, hardware: Hardware | None, *, now_s: float, limits: Limits
+) -> list[InputAction]:
+    """What to read, solve or calibrate now.
+
+    Args:
+        state: of the job.
+        spec: of the job.
+        hardware: to rehearse plans under, see `hardware_for`.
+        now_s: monotonic.
+        limits: the operator's settings that matter here.
+    """
+    actions: list[InputAction] = []
+    if not state.reading and _read_due_s(state, limits) <= now_s:
+        actions.append(ReadInputs())
+    if state.profile_digest is not None and state.schedule_known:
+        digest = inputs_digest(
+            spec,
+            state.profile_digest,
+            state.calibration.digest_in_use,
+            measured_power_mw=state.measured_power_mw,
+            schedule_csv=state.schedule_csv or "",
+            hardware=hardware.to_json() if hardware else "",
+        )
+        if _solve_due(state, digest):
+            actions.append(Solve(digest))
+        elif _calibrate_due(state, limits):
+            actions.append(Calibrate())
+    return actions
+
+
+def inputs_wake_s(state: JobState, *, now_s: float, limits: Limits) -> float:
+    """When to look again at the latest (monotonic)."""
+    due_s = _read_due_s(state, limits)
+    refresh_s = now_s + limits.profile_refresh_s
+    return min(due_s, refresh_s) if not state.reading and due_s > now_s else refresh_s
+
+
+def _read_due_s(state: JobState, limits: Limits) -> float:
+    if state.read_at_s is None:
+        return 0.0
+    failed = state.profile_fault or state.schedule_fault
+    return state.read_at_s + (limits.profile_retry_s if failed else limits.profile_refresh_s)
+
+
+def _solve_due(state: JobState, digest: str) -> bool:
+    have = state.frontier is not None and state.frontier.digest == digest
+    failed = state.solve_fault is not None and state.solve_fault[0] == digest
+    return not have and not failed and state.solving is None
+
+
+def _calibrate_due(state: JobState, limits: Limits) -> bool:
+    progress = state.calibration
+    if progress.running or state.solving is not None or state.frontier is None:
+        return False
+    enough = progress.recorded >= limits.calibrate_after
+    return enough and (not progress.started or progress.recorded_since_start >= limits.calibrate_again)

@@ -1,0 +1,101 @@
+"""One GPU as its agent describes it: its model, and how long its clock changes take.
+
+Latencies that were measured are stored with a profile as JSON, so that later jobs on the same model start from them.
+Nothing of that format is taken on trust: what cannot be true is as if it were absent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+MAX_LATENCY_US: Final = 60_000_000
+"""Longest clock change: a minute."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """Changes from one clock to another; 0 MHz: the default clocks."""
+
+    from_mhz: int
+    to_mhz: int
+    changes: int
+    p50_us: int
+    p99_us: int
+
+
+@dataclass(frozen=True)
+class ClockLatency:
+    """How long changes of clock take: from the begin of the driver's call to the new clock in effect.
+
+    Attributes:
+        call_us: median duration of the driver's call alone.
+        changes: how many were measured.
+        shared_lock: whether calls of the node's GPUs wait for each other.
+        transitions: by pair of clocks, the most frequent first.
+    """
+
+    p50_us: int
+    p99_us: int
+    call_us: int
+    changes: int
+    shared_lock: bool
+    transitions: tuple[Transition, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as its agent describes it. ``latency`` None: nothing is measured, or the agent is older."""
+
+    model: str
+    driver: str = ""
+    latency: ClockLatency | None = None
+
+
+@dataclass(frozen=True)
+class StoredLatency:
+    """What an earlier job measured on its GPUs; it is stored with the profile."""
+
+    model: str
+    driver: str
+    latency: ClockLatency
+
+
+def latency_to_json(stored: StoredLatency) -> str:
+    """A stored latency as JSON: model, driver and figures in microseconds."""
+    latency = stored.latency
+    document = {
+        "model": stored.model,
+        "driver": stored.driver,
+        "p50Microseconds": latency.p50_us,
+        "p99Microseconds": latency.p99_us,
+        "callMicroseconds": latency.call_us,
+        "changes": latency.changes,
+        "sharedLock": latency.shared_lock,
+        "transitions": [[one.from_mhz, one.to_mhz, one.changes, one.p50_us, one.p99_us] for one in latency.transitions],
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def latency_from_json(text: str) -> StoredLatency | None:
+    """What ``latency_to_json`` wrote; None: it is damaged or out of range, and the published figures hold."""
+    try:
+        raw: Any = json.loads(text)
+        latency = ClockLatency(
+            p50_us=int(raw["p50Microseconds"]),
+            p99_us=int(raw["p99Microseconds"]),
+            call_us=int(raw["callMicroseconds"]),
+            changes=int(raw["changes"]),
+            shared_lock=bool(raw["sharedLock"]),
+            transitions=tuple(Transition(*map(int, one)) for one in raw["transitions"]),
+        )
+        found = StoredLatency(str(raw["model"]), str(raw["driver"]), latency)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+    return found if is_possible(latency) else None
+
+
+def is_possible(latency: ClockLatency) -> bool:
+    """Whether a GPU's clock changes can take so long."""
+    return 0 < latency.p50_us <= latency.p99_us <= MAX_LATENCY_US and 0 <= latency.call_us <= MAX_LATENCY_US

@@ -1,0 +1,283 @@
+"""What a job's GPUs do to a plan: how long clock changes take, who marks instructions, how durations scatter.
+
+Plans are rehearsed under this description before they are deployed (design note 0019). It is assumed first: the figures
+stored with the profile, or the published worst of the GPU model. It is learned then, from the agents. Small changes
+of figures do not make other plans: figures are rounded, and only a change that matters replaces them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import median
+from typing import Final
+
+from perseus_operator.api.schema import parse
+from perseus_operator.api.status import HardwareStatus
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.planning.evidence import MarkSource
+from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
+from perseus_operator.planning.node import Node
+from perseus_proto.latency import published_latency
+from perseus_proto.units import s_from_us, us_from_s
+
+ENOUGH_CHANGES: Final = 50
+"""Measured on a GPU before its figures count: with fewer, the 99th percentile is one outlier."""
+WORST_SHARE: Final = 0.9
+"""An iteration waits for the slowest GPU, so of up to ten the slowest counts; of more, this quantile: a single broken
+one must not decide the plans of a thousand."""
+CHANGE: Final = 1.4
+"""Figures that differ by less are not worth another solve."""
+_STEP: Final = 1.25
+"""Measured figures are rounded to powers of this, so that jobs on like GPUs share a frontier."""
+DEFAULT_NOISE: Final = 0.002
+"""Scatter of durations until it is measured, and the least that counts: recorded A100 runs have about as much."""
+_MAX_NOISE: Final = 0.2
+_MAX_GPUS: Final = 1024
+_MARKS: Final = {
+    MarkSource.GPU: "gpu",
+    MarkSource.SYNCHRONISED: "synchronised",
+    MarkSource.EVENTS: "events",
+    MarkSource.HOST: "run-ahead",
+}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What plans are rehearsed under.
+
+    Attributes:
+        model: name of the GPU model, as the driver gives it.
+        p50_us, p99_us: of a clock change, from the begin of the call to the new clock in effect.
+        call_us: median duration of the driver's call alone.
+        gpus_per_lock: GPUs of one stage on a node whose calls wait for each other.
+        marks: who marks instructions; None: not known yet, and assumed to be the GPUs.
+        noise_ppm: relative standard deviation of an instruction's duration, parts per million.
+        measured: whether the latency was measured on GPUs of this model.
+        source: where the latency comes from.
+    """
+
+    model: str
+    p50_us: int
+    p99_us: int
+    call_us: int
+    gpus_per_lock: int = 1
+    marks: MarkSource | None = None
+    noise_ppm: int = round(1e6 * DEFAULT_NOISE)
+    measured: bool = False
+    source: str = ""
+
+    def to_json(self) -> str:
+        """The description in the format of ``perseus plan --hardware``; what plans depend on and nothing else."""
+        document = {
+            "model": self.model,
+            "switch_latency_s": {"p50": s_from_us(self.p50_us), "p99": s_from_us(self.p99_us)},
+            "call_s": s_from_us(self.call_us),
+            "marks": _MARKS[self.marks or MarkSource.GPU],
+            "gpus_per_lock": self.gpus_per_lock,
+            "noise": self.noise_ppm / 1e6,
+        }
+        return json.dumps(document, sort_keys=True)
+
+
+def hardware_of(
+    nodes: Iterable[Node],
+    *,
+    ranks: int,
+    stored: StoredLatency | None,
+    marks: MarkSource | None,
+    noise: float | None,
+) -> Hardware | None:
+    """Describe the GPUs of a job by what is known now.
+
+    Args:
+        nodes: of the job, with their ranks and GPUs.
+        ranks: how many the job has.
+        stored: latency stored with the profile; None: none is.
+        marks: whose time the marks are in; None: not known.
+        noise: relative standard deviation of an instruction's duration; None: not known.
+
+    Returns:
+        Figures as they are, not rounded; None: not every rank's GPU is described yet.
+    """
+    known = list(nodes)
+    gpus = [node.gpus[rank.gpu_uuid] for node in known for rank in node.ranks.values() if rank.gpu_uuid in node.gpus]
+    if not gpus or len(gpus) != ranks or not all(gpu.model for gpu in gpus):
+        return None
+    # Of different models the one that is slowest by what is published: the others wait for it.
+    model = max(sorted({gpu.model for gpu in gpus}), key=lambda name: published_latency(name).p99_s)
+    latency, source = _latency(model, gpus, stored)
+    return Hardware(
+        model=model,
+        p50_us=latency.p50_us,
+        p99_us=latency.p99_us,
+        call_us=latency.call_us,
+        gpus_per_lock=min(_largest_group(known), _MAX_GPUS) if latency.shared_lock else 1,
+        marks=marks,
+        noise_ppm=round(1e6 * min(max(noise or 0.0, DEFAULT_NOISE), _MAX_NOISE)),
+        measured=latency.changes > 0,
+        source=source,
+    )
+
+
+def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware | None:
+    """What to rehearse under from now on: what is in use, unless what was found differs materially.
+
+    Args:
+        in_use: that the present plans were rehearsed under.
+        found: as `hardware_of` describes it now.
+    """
+    if found is None:
+        return in_use
+    if in_use is not None and found.marks is None:  # a restarted operator has had no reports yet
+        found = replace(found, marks=in_use.marks)
+    if in_use is None or _differs(in_use, found):
+        return _rounded(found)
+    return replace(in_use, marks=found.marks, measured=found.measured, source=found.source)
+
+
+def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatus:
+    """What users and a later operator must know of the hardware.
+
+    Args:
+        hardware: that plans are rehearsed under.
+        lead_us: median lead of marks in the latest iterations; None: not known.
+    """
+    return HardwareStatus(
+        gpu=hardware.model,
+        switch_latency_median_microseconds=hardware.p50_us,
+        switch_latency_p99_microseconds=hardware.p99_us,
+        call_microseconds=hardware.call_us,
+        gpus_per_lock=hardware.gpus_per_lock,
+        figures="Measured" if hardware.measured else "Assumed",
+        source=hardware.source,
+        marks=hardware.marks.value if hardware.marks else "Unknown",
+        noise_parts_per_million=hardware.noise_ppm,
+        median_lead_microseconds=lead_us,
+    )
+
+
+def hardware_from_status(status: object) -> Hardware | None:
+    """The hardware that an earlier operator planned with; None: it stored none, or none that can be read."""
+    try:
+        known = parse(HardwareStatus, status, "status.hardware")
+    except InvalidSpec:
+        return None
+    return Hardware(
+        model=known.gpu,
+        p50_us=known.switch_latency_median_microseconds,
+        p99_us=known.switch_latency_p99_microseconds,
+        call_us=known.call_microseconds,
+        gpus_per_lock=known.gpus_per_lock,
+        marks=next((marks for marks in MarkSource if marks == known.marks), None),
+        noise_ppm=known.noise_parts_per_million,
+        measured=known.figures == "Measured",
+        source=known.source,
+    )
+
+
+def job_latency(gpus: Iterable[Gpu]) -> StoredLatency | None:
+    """What was measured on a job's GPUs, for later jobs on the same model; None: too little.
+
+    Args:
+        gpus: of the job. Those of its most frequent model and driver count.
+    """
+    measured = [(gpu, gpu.latency) for gpu in gpus if gpu.latency and gpu.latency.changes >= ENOUGH_CHANGES]
+    if not measured:
+        return None
+    (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in measured).most_common(1)[0]
+    own = [latency for gpu, latency in measured if (gpu.model, gpu.driver) == (model, driver)]
+    return StoredLatency(model, driver, _worst(own))
+
+
+def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> float | None:
+    """Estimate the relative standard deviation of durations from two iterations of a pipeline under the same plan.
+
+    Args:
+        before, now: durations of instructions by stage, microseconds.
+
+    Returns:
+        1.48 × the median of |difference| / √2, relative: a normal distribution's deviation, and robust against single
+        slow instructions. None: there is nothing to compare.
+    """
+    pairs = zip(chain.from_iterable(now), chain.from_iterable(before), strict=False)
+    shares = [abs(later - earlier) / earlier for later, earlier in pairs if earlier > 0]
+    return 1.4826 * median(shares) / math.sqrt(2) if shares else None
+
+
+def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, str]:
+    own = [gpu for gpu in gpus if gpu.model == model]
+    measured = [gpu.latency for gpu in own if gpu.latency and gpu.latency.changes >= ENOUGH_CHANGES]
+    if 2 * len(measured) >= len(own):
+        return _worst(measured), f"measured on {len(measured)} of {len(own)} GPUs of the job"
+    if stored is not None and stored.model == model:
+        driver = f" with driver {stored.driver}" if stored.driver else ""
+        return stored.latency, f"measured before on this model{driver}, stored with the profile"
+    assumed = published_latency(model)
+    latency = ClockLatency(
+        p50_us=us_from_s(assumed.p50_s),
+        p99_us=us_from_s(assumed.p99_s),
+        call_us=us_from_s(assumed.call_s),
+        changes=0,
+        shared_lock=assumed.shared_lock,
+    )
+    return latency, assumed.source
+
+
+def _worst(latencies: list[ClockLatency]) -> ClockLatency:
+    """Each figure's upper quantile over the GPUs; transitions of the GPU that has measured most."""
+    most = max(latencies, key=lambda latency: latency.changes)
+    p50_us = _upper([latency.p50_us for latency in latencies])
+    return ClockLatency(
+        p50_us=p50_us,
+        p99_us=max(p50_us, _upper([latency.p99_us for latency in latencies])),
+        call_us=_upper([latency.call_us for latency in latencies]),
+        changes=sum(latency.changes for latency in latencies),
+        shared_lock=any(latency.shared_lock for latency in latencies),
+        transitions=most.transitions,
+    )
+
+
+def _upper(figures: list[int]) -> int:
+    return sorted(figures)[max(0, math.ceil(WORST_SHARE * len(figures)) - 1)]
+
+
+def _largest_group(nodes: Iterable[Node]) -> int:
+    """The most GPUs of one stage on one node: they change clocks at the same moments."""
+    return max(max(Counter(rank.stage for rank in node.ranks.values()).values(), default=1) for node in nodes)
+
+
+def _differs(a: Hardware, b: Hardware) -> bool:
+    best = MarkSource.GPU
+    if (a.model, a.gpus_per_lock, a.marks or best) != (b.model, b.gpus_per_lock, b.marks or best):
+        return True
+    pairs = [(a.p50_us, b.p50_us), (a.p99_us, b.p99_us), (a.noise_ppm, b.noise_ppm)]
+    if a.gpus_per_lock > 1:
+        pairs.append((a.call_us, b.call_us))
+    return any(max(one, other) > CHANGE * max(1, min(one, other)) for one, other in pairs)
+
+
+def _rounded(found: Hardware) -> Hardware:
+    if not found.measured:
+        return replace(found, noise_ppm=_step(found.noise_ppm))
+    p50_us = _step(found.p50_us)
+    return replace(
+        found,
+        p50_us=p50_us,
+        p99_us=max(p50_us, _step(found.p99_us)),
+        call_us=_step(found.call_us),
+        noise_ppm=_step(found.noise_ppm),
+    )
+
+
+def _step(figure: int) -> int:
+    """The nearest power of 1.25, to two digits."""
+    if figure <= 0:
+        return 0
+    power = _STEP ** round(math.log(figure, _STEP))
+    digits = 1 - math.floor(math.log10(power))
+    return max(1, round(round(power, digits)))

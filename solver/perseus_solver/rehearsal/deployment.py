@@ -1,0 +1,211 @@
+"""The plans that a job should run: of all grains, rehearsed, and none dominated by another.
+
+Plans of every grain come into question. All are rehearsed with few samples, those that are far from the best are
+dropped, and the rest is rehearsed with many. The result is a frontier as any other, but of times that are kept with a
+confidence and of expected energies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perseus_solver.errors import InvalidProblem
+from perseus_solver.frontier import solve_frontier
+from perseus_solver.kinds import Index
+from perseus_solver.model.problem import Problem
+from perseus_solver.model.result import Frequencies, Frontier, Grain, Rehearsed, status_of
+from perseus_solver.rehearsal.execution import Executor
+from perseus_solver.rehearsal.grains import group_of, grouped_plans
+from perseus_solver.rehearsal.hardware import Hardware, Marks
+from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, rehearse
+from perseus_solver.switching import clock_changes, proven_effective_j, reduce_clock_changes
+
+DEFAULT_CONFIDENCE = 0.95
+"""Share of the iterations that keep a plan's time."""
+_TIMES = 12
+"""Times between T_min and T* for which plans of each coarser grain are made; they lie closer at the fast end."""
+_SOLVED = 32
+"""Plans with a clock for every instruction that are rehearsed."""
+_LOSSES = (0.002, 0.01)
+"""Shares of the energy for which clock changes are saved: with little latency the first is worth it, with more both."""
+_PARTS = (1, 3)
+"""Into how many segments the lead and the tail of a stage are cut. At T_min of GPT-3 with 8 microbatches, one segment
+keeps a quarter of the savings and three keep nine tenths.
+"""
+_SCREENED = 8
+"""Samples in the first rehearsal."""
+_NEAR = 0.003
+"""Share of the energy by which a plan may seem worse than another in the first rehearsal and stay: with so few samples
+energies are within about half of that.
+"""
+_FINALISTS = 48
+"""Plans that are rehearsed with many samples."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidates:
+    """Plans and their grains."""
+
+    frequencies_mhz: Frequencies
+    grains: tuple[Grain, ...]
+
+    def __len__(self) -> int:
+        return len(self.grains)
+
+    def select(self, rows: Index) -> _Candidates:
+        return _Candidates(self.frequencies_mhz[rows], tuple(self.grains[row] for row in rows.tolist()))
+
+
+def deployable_frontier(
+    problem: Problem,
+    hardware: Hardware,
+    *,
+    points: int = 100,
+    confidence: float = DEFAULT_CONFIDENCE,
+    frontier: Frontier | None = None,
+    times_s: Iterable[float] = (),
+    seed: int = 0,
+) -> Frontier:
+    """Return the plans worth deploying on this hardware, with what each is expected to do there.
+
+    Args:
+        problem: the problem.
+        hardware: what plans meet.
+        points: the largest number of plans to return.
+        confidence: share of the iterations that keep a plan's ``time_s``.
+        frontier: the solution of the problem, if it is known; otherwise it is solved first.
+        times_s: iteration times for which plans are wanted in particular, seconds.
+        seed: of the random numbers.
+
+    Returns:
+        A frontier whose ``rehearsed`` holds grains and figures. Its gaps are those of the expected energy to the bound
+        that the solution proves.
+
+    Raises:
+        InvalidProblem: ``confidence`` is not between 0 and 1, or ``points`` is not positive.
+    """
+    if not 0 < confidence < 1:
+        raise InvalidProblem(f"confidence must be between 0 and 1, not {confidence}")
+    solved = solve_frontier(problem, points=100) if frontier is None else frontier
+    if points < 1:
+        raise InvalidProblem(f"points must be 1 or more, not {points}")
+    executor = Executor(problem)
+    candidates = _candidates(executor, hardware, solved, sorted(times_s))
+    screened = rehearse(executor, candidates.frequencies_mhz, hardware, samples=_SCREENED, steady=False, seed=seed)
+    candidates = candidates.select(_promising(problem, screened, points))
+    found = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
+    return _frontier_of(executor, solved, candidates, found, confidence=confidence, points=points)
+
+
+def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_s: list[float]) -> _Candidates:
+    """Return plans of all grains, from the fastest to the cheapest."""
+    problem, simulator = executor.problem, executor.simulator
+    plans, grains = [_clocks(problem, np.zeros((1, problem.instructions), dtype=np.intp))], [Grain.NONE]
+    along = np.linspace(0.0, 1.0, _TIMES) ** 1.5
+    wanted_s = np.unique(np.append(solved.t_min_s + along * (solved.t_star_s - solved.t_min_s), times_s))
+    groups = [(Grain.STAGE, 1)]
+    if hardware.marks is not Marks.RUN_AHEAD:  # otherwise each stage keeps one clock, whatever is planned
+        groups += [(Grain.SEGMENT, parts) for parts in _PARTS]
+        some = _some(solved, times_s)
+        fewer = [reduce_clock_changes(problem, some, loss=loss) for loss in _LOSSES]
+        for instruction in (some, *fewer):
+            plans.append(instruction.frequencies_mhz)
+            grains += [Grain.INSTRUCTION] * len(instruction)
+    for grain, parts in groups:
+        group = group_of(problem, grain, parts)
+        plans.append(_clocks(problem, grouped_plans(problem, simulator, group, wanted_s)))
+        grains += [grain] * len(wanted_s)
+    all_plans = np.concatenate(plans)
+    _, first = np.unique(all_plans, axis=0, return_index=True)
+    return _Candidates(all_plans, tuple(grains)).select(np.sort(first))
+
+
+def _some(solved: Frontier, times_s: list[float]) -> Frontier:
+    """Return a few points of a frontier, evenly spread, and those just before the times that are wanted."""
+    rows = np.linspace(0, len(solved) - 1, min(_SOLVED, len(solved))).astype(np.intp)
+    rows = np.union1d(rows, [solved.lookup(time_s) for time_s in times_s]).astype(np.intp)
+    return replace(
+        solved,
+        time_s=solved.time_s[rows],
+        energy_j=solved.energy_j[rows],
+        energy_lower_bound_j=solved.energy_lower_bound_j[rows],
+        statuses=tuple(solved.statuses[row] for row in rows.tolist()),
+        frequencies_mhz=solved.frequencies_mhz[rows],
+        clock_changes=solved.clock_changes[rows],
+    )
+
+
+def _clocks(problem: Problem, choices: Index) -> Frequencies:
+    """Return the clocks of plans that are positions in the options, uint16[plans, n]."""
+    longest = max(len(options.frequency_mhz) for options in problem.options)
+    padded = np.stack([np.resize(options.frequency_mhz, longest) for options in problem.options]).astype(np.uint16)
+    clocks: Frequencies = padded[problem.option_of, choices]
+    return clocks
+
+
+def _promising(problem: Problem, screened: Rehearsal, points: int) -> Index:
+    """Return the plans that may turn out to be the best for some time, spread over all times."""
+    time_s, energy_j = screened.time_s.mean(axis=1), screened.mean_energy_j
+    effective_j = energy_j - problem.blocking_power_w * problem.stages * time_s
+    order = np.lexsort((effective_j, time_s))
+    excess_j = effective_j[order] - np.minimum.accumulate(effective_j[order])
+    near = excess_j <= _NEAR * energy_j[order]
+    order, excess_j = order[near], excess_j[near]
+    most = min(points, _FINALISTS)
+    # The best of each of several spans of time, and of what is left the best of all.
+    span = np.linspace(0, max(most // 2, 1), len(order), endpoint=False).astype(np.intp)
+    ranked = np.lexsort((excess_j, span))
+    first = np.append(True, np.diff(span[ranked]) > 0)
+    chosen = np.append(ranked[first], ranked[~first][np.argsort(excess_j[ranked[~first]], kind="stable")])[:most]
+    return np.sort(order[chosen])
+
+
+def _frontier_of(
+    executor: Executor,
+    solved: Frontier,
+    candidates: _Candidates,
+    found: Rehearsal,
+    *,
+    confidence: float,
+    points: int,
+) -> Frontier:
+    """Return the plans that no other dominates, as a frontier."""
+    problem, simulator = executor.problem, executor.simulator
+    blocking_w = problem.blocking_power_w * problem.stages
+    kept_s, energy_j = found.time_kept_s(confidence), found.mean_energy_j
+    effective_j = energy_j - blocking_w * kept_s
+    order = np.lexsort((effective_j, kept_s))
+    best_j = np.minimum.accumulate(effective_j[order])
+    rows = order[np.append(True, best_j[1:] < best_j[:-1])]
+    rows = rows[np.append(np.diff(kept_s[rows]) > 0, True)]
+    if len(rows) > points:
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, points).astype(np.intp))]
+    plans = candidates.frequencies_mhz[rows]
+    ideal_s, ideal_j = simulator.totals(simulator.choice_of(plans))
+    # The execution mixes clocks within instructions, for which the bound holds as well: it is one of the relaxation.
+    # It is convex and falls with time, so for the mean of all samples it is at least that at a later time.
+    mean_s = found.time_s.mean(axis=1)[rows]
+    bound_j = proven_effective_j(problem, solved, np.maximum(kept_s[rows], mean_s)) + blocking_w * mean_s
+    bound_j = np.minimum(bound_j, energy_j[rows])
+    return Frontier(
+        time_s=kept_s[rows],
+        energy_j=energy_j[rows],
+        energy_lower_bound_j=bound_j,
+        statuses=tuple(status_of(gap) for gap in (energy_j[rows] / bound_j - 1.0).tolist()),
+        frequencies_mhz=plans,
+        stage_offset=problem.stage_offset,
+        clock_changes=clock_changes(plans, problem.stage_offset),
+        blocking_power_w=problem.blocking_power_w,
+        rehearsed=Rehearsed(
+            confidence=confidence,
+            grains=tuple(candidates.grains[row] for row in rows.tolist()),
+            p50_s=found.time_kept_s(0.5)[rows],
+            ideal_time_s=ideal_s,
+            ideal_energy_j=ideal_j,
+            below_share=found.below_share[rows],
+            above_share=found.above_share[rows],
+        ),
+    )

@@ -1,0 +1,215 @@
+"""What a plan meets on real GPUs: how long clock changes take, who marks instructions, and how much durations scatter.
+
+The JSON format is that of ``perseus plan --hardware``. It comes from users, so it is checked here once, by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from perseus_proto.latency import SwitchLatency, published_latency
+from perseus_solver.errors import SolverError
+from perseus_solver.kinds import Kind
+
+MAX_BYTES: Final = 1 << 16
+"""Of a description as JSON: it has ten numbers."""
+DEFAULT_NOISE: Final = 0.002
+"""Recorded A100 runs of BERT scatter by 0.14 % in the median instruction, and by less than 0.3 % in three of four."""
+DEFAULT_LAUNCH_S: Final = 1e-5
+"""Of one kernel from Python: public traces say 5 to 10 µs."""
+DEFAULT_LAUNCH_QUEUE: Final = 1024
+"""Kernels that CUDA takes before a launch waits, as measured by several users; NVIDIA documents no number."""
+DEFAULT_KERNELS: Final = MappingProxyType(
+    {
+        Kind.FORWARD: 300,
+        Kind.BACKWARD: 600,
+        Kind.INPUT_GRADIENT: 300,
+        Kind.WEIGHT_GRADIENT: 300,
+        Kind.CONSTANT: 1,
+    }
+)
+"""Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""
+_MAX_S, _MAX_KERNELS, _MAX_GPUS, _MAX_NOISE, _MAX_NAME = 60.0, 1_000_000, 1024, 0.5, 256
+
+
+class InvalidHardware(SolverError):
+    """The description of the hardware cannot be used."""
+
+
+class Marks(StrEnum):
+    """Who says where a GPU is in its schedule, and when that is known.
+
+    Attributes:
+        GPU: the GPU itself, by memory writes in its stream.
+        SYNCHRONISED: the host, which waits for the GPU before each mark.
+        EVENTS: the GPU's events, which are read an iteration later.
+        RUN_AHEAD: the host when it launches work, ahead of the GPU.
+    """
+
+    GPU = "gpu"
+    SYNCHRONISED = "synchronised"
+    EVENTS = "events"
+    RUN_AHEAD = "run-ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Everything about GPUs, node and framework that decides what becomes of a plan.
+
+    Attributes:
+        model: name of the GPU model.
+        latency: distribution of the time that a clock change takes, and the duration of a call.
+        marks: who marks instructions.
+        launch_s: time in which the host launches one kernel, seconds.
+        launch_queue: kernels that the host may be ahead of the GPU.
+        kernels: kernels of one instruction of each kind.
+        gpus_per_lock: GPUs of one stage whose calls follow each other, because they share a driver's lock. They change
+            clocks together, and compute as fast as the slowest of them.
+        noise: relative standard deviation of the time that an instruction takes.
+    """
+
+    model: str
+    latency: SwitchLatency
+    marks: Marks = Marks.GPU
+    launch_s: float = DEFAULT_LAUNCH_S
+    launch_queue: int = DEFAULT_LAUNCH_QUEUE
+    kernels: Mapping[Kind, int] = field(default_factory=lambda: DEFAULT_KERNELS)
+    gpus_per_lock: int = 1
+    noise: float = DEFAULT_NOISE
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.model) <= _MAX_NAME:
+            raise InvalidHardware(f"hardware: model must have 1 to {_MAX_NAME} characters, not {len(self.model)}")
+        p50, p99 = self.latency.p50_s, self.latency.p99_s
+        _number("switch_latency_s.p50", p50, 0.0, _MAX_S)
+        _number("switch_latency_s.p99", p99, 0.0, _MAX_S)
+        if p99 < p50:
+            raise InvalidHardware(f"hardware: switch_latency_s.p99 must be at least p50, {p50:g}, not {p99:g}")
+        if p50 == 0 < p99:
+            raise InvalidHardware(f"hardware: switch_latency_s.p50 must be greater than zero where p99 is, {p99:g}")
+        _number("call_s", self.latency.call_s, 0.0, _MAX_S)
+        _number("launch_s", self.launch_s, 0.0, 1.0)
+        _number("noise", self.noise, 0.0, _MAX_NOISE)
+        _whole("launch_queue", self.launch_queue, 1, _MAX_KERNELS)
+        _whole("gpus_per_lock", self.gpus_per_lock, 1, _MAX_GPUS)
+        for kind, count in self.kernels.items():
+            _whole(f"kernels.{kind.label}", count, 1, _MAX_KERNELS)
+
+    @property
+    def asked_ahead_s(self) -> float:
+        """How much before an instruction an agent asks for its clock, seconds: the median latency, waits included."""
+        return self.latency.p50_s + (self.gpus_per_lock - 1) * self.latency.call_s / 2
+
+    @property
+    def deviation_s(self) -> float:
+        """How much earlier an agent raises, and later it lowers, seconds: the scatter of latency and waits."""
+        return self.latency.deviation_s + (self.gpus_per_lock - 1) * self.latency.call_s / 2
+
+    @classmethod
+    def published(cls, model: str, *, marks: Marks = Marks.GPU, gpus_per_lock: int = 1) -> Hardware:
+        """Return what to assume of a GPU model on which nothing was measured.
+
+        Args:
+            model: the GPU's name as NVML gives it.
+            marks: who marks instructions.
+            gpus_per_lock: GPUs of one stage on a node. They count only where the model's driver has one lock for all.
+
+        Raises:
+            InvalidHardware: the name is empty or too long, or ``gpus_per_lock`` is out of range.
+        """
+        latency = published_latency(model)
+        return cls(model=model, latency=latency, marks=marks, gpus_per_lock=gpus_per_lock if latency.shared_lock else 1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Hardware:
+        """Read a description, as ``perseus plan --hardware`` does.
+
+        Args:
+            text: ``{"model": "…", "switch_latency_s": {"p50": 0.02, "p99": 0.1}, "call_s": 0.002, "marks": "gpu"}``,
+                and optionally ``launch_s``, ``launch_queue``, ``kernels`` (by instruction), ``gpus_per_lock`` and
+                ``noise``.
+
+        Raises:
+            InvalidHardware: the message names the field and the rule.
+        """
+        if len(text) > MAX_BYTES:
+            raise InvalidHardware(f"hardware: too large: at most {MAX_BYTES:,} bytes")
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidHardware(f"hardware: not JSON: {error}") from None
+        fields = _fields("hardware", document, _REQUIRED, _OPTIONAL)
+        latency = _fields("switch_latency_s", fields["switch_latency_s"], ("p50", "p99"), ())
+        if not isinstance(fields["model"], str):
+            raise InvalidHardware("hardware: model must be a text")
+        if fields["marks"] not in list(Marks):
+            raise InvalidHardware(f"hardware: marks must be one of {', '.join(Marks)}, not {_short(fields['marks'])}")
+        gpus_per_lock = _whole("gpus_per_lock", fields.get("gpus_per_lock", 1), 1, _MAX_GPUS)
+        return cls(
+            model=fields["model"],
+            latency=SwitchLatency(
+                p50_s=_number("switch_latency_s.p50", latency["p50"], 0.0, _MAX_S),
+                p99_s=_number("switch_latency_s.p99", latency["p99"], 0.0, _MAX_S),
+                call_s=_number("call_s", fields["call_s"], 0.0, _MAX_S),
+                shared_lock=gpus_per_lock > 1,
+                source="given",
+            ),
+            marks=Marks(fields["marks"]),
+            launch_s=_number("launch_s", fields.get("launch_s", DEFAULT_LAUNCH_S), 0.0, 1.0),
+            launch_queue=_whole("launch_queue", fields.get("launch_queue", DEFAULT_LAUNCH_QUEUE), 1, _MAX_KERNELS),
+            kernels=_kernels(fields.get("kernels", {})),
+            gpus_per_lock=gpus_per_lock,
+            noise=_number("noise", fields.get("noise", DEFAULT_NOISE), 0.0, _MAX_NOISE),
+        )
+
+
+_REQUIRED: Final = ("model", "switch_latency_s", "call_s", "marks")
+_OPTIONAL: Final = ("launch_s", "launch_queue", "kernels", "gpus_per_lock", "noise")
+
+
+def _fields(name: str, value: Any, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, Any]:
+    """Check that a value is an object with these fields and no others."""
+    if not isinstance(value, dict):
+        raise InvalidHardware(f"hardware: {name} must be an object, not {_short(value)}")
+    missing = [key for key in required if key not in value]
+    if missing:
+        raise InvalidHardware(f"hardware: {name} has no field {missing[0]!r}; needed are {', '.join(required)}")
+    unknown = [key for key in value if key not in (*required, *optional)]
+    if unknown:
+        known = ", ".join((*required, *optional))
+        raise InvalidHardware(f"hardware: {name} has the unknown field {_short(unknown[0])}; known are {known}")
+    return value
+
+
+def _kernels(value: Any) -> Mapping[Kind, int]:
+    given = _fields("kernels", value, (), tuple(kind.label for kind in Kind))
+    counts = {
+        kind: _whole(f"kernels.{kind.label}", given[kind.label], 1, _MAX_KERNELS)
+        for kind in Kind
+        if kind.label in given
+    }
+    return MappingProxyType({**DEFAULT_KERNELS, **counts})
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidHardware(f"hardware: {name} must be a number, not {_short(value)}")
+    if not low <= value <= high:  # which NaN is not
+        raise InvalidHardware(f"hardware: {name} must be between {low:g} and {high:g}, not {_short(value)}")
+    return float(value)
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidHardware(f"hardware: {name} must be a whole number between {low} and {high}, not {_short(value)}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,227 @@
+"""Rehearse plans: execute each a few dozen times as the agents of a job would, and say what comes of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+import numpy as np
+
+from perseus_solver.kinds import Floats
+from perseus_solver.model.problem import Problem
+from perseus_solver.model.simulator import Choice
+from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Timetable, timetable
+from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration
+from perseus_solver.rehearsal.hardware import Hardware, Marks
+from perseus_solver.rehearsal.host import HostEnds
+
+SAMPLES = 64
+"""Runs of each plan: enough for a 95th percentile between the third and the fourth largest of them."""
+_COUNTED = 2
+"""Iterations that count: half of the samples each. One before them shows the agents what to expect."""
+_COLUMNS = 4096
+"""Plans × samples at once. More would leave the processor's caches."""
+
+
+class Rule(StrEnum):
+    """When agents ask for clocks.
+
+    Attributes:
+        TIMETABLE: before an instruction begins, by a timetable in GPU time (design note 0019).
+        HOST_ENDS: when the host marks the end of the instruction before. It is what the timetable replaced.
+    """
+
+    TIMETABLE = "timetable"
+    HOST_ENDS = "host-ends"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rehearsal:
+    """What became of plans; arrays are float[plans, samples].
+
+    Attributes:
+        time_s: iteration times, overhead included.
+        energy_j: energies of an iteration, waiting included.
+        computing_s: GPU time spent computing, over all stages.
+        below_s, above_s: the parts of it below and above the planned clock.
+        calls: calls to the driver in an iteration.
+        begin_s, end_s: float[n, plans], when each instruction began and ended in the mean of the last iteration.
+    """
+
+    time_s: Floats
+    energy_j: Floats
+    computing_s: Floats
+    below_s: Floats
+    above_s: Floats
+    calls: Floats
+    begin_s: Floats
+    end_s: Floats
+
+    def time_kept_s(self, confidence: float) -> Floats:
+        """Return the iteration time that each plan keeps with a probability, float[plans] in seconds.
+
+        Args:
+            confidence: a share, such as 0.95.
+        """
+        kept: Floats = np.quantile(self.time_s, confidence, axis=1)
+        return kept
+
+    @property
+    def mean_energy_j(self) -> Floats:
+        """float[plans], the expected energy of an iteration, joules."""
+        mean: Floats = self.energy_j.mean(axis=1)
+        return mean
+
+    @property
+    def below_share(self) -> Floats:
+        """float[plans], share of the computing time below the planned clock."""
+        share: Floats = self.below_s.sum(axis=1) / self.computing_s.sum(axis=1)
+        return share
+
+    @property
+    def above_share(self) -> Floats:
+        """float[plans], share of the computing time above the planned clock."""
+        share: Floats = self.above_s.sum(axis=1) / self.computing_s.sum(axis=1)
+        return share
+
+
+def rehearse(
+    problem: Problem | Executor,
+    frequencies_mhz: np.ndarray,
+    hardware: Hardware,
+    *,
+    rule: Rule = Rule.TIMETABLE,
+    samples: int = SAMPLES,
+    steady: bool = True,
+    seed: int = 0,
+) -> Rehearsal:
+    """Execute plans in steady iterations under a description of the hardware.
+
+    All plans meet the same random numbers, so that their difference is their own.
+
+    Args:
+        problem: the problem that the plans solve, or its executor, which saves preparing it again.
+        frequencies_mhz: uint16[plans, n], clocks of instructions, stage by stage; 0 for constant-time ones.
+        hardware: what the plans meet.
+        rule: when agents ask for clocks.
+        samples: runs of each plan.
+        steady: let agents learn from an iteration before those that count; otherwise they expect what the plan says.
+        seed: of the random numbers.
+
+    Returns:
+        Times, energies and what went wrong, for each plan and sample.
+
+    Raises:
+        InvalidProblem: a plan has a clock at which an instruction was not measured.
+    """
+    executor = problem if isinstance(problem, Executor) else Executor(problem)
+    choices = executor.simulator.choice_of(frequencies_mhz)
+    size = max(_COLUMNS // samples, 1)
+    parts = []
+    for begin in range(0, len(frequencies_mhz), size):
+        part = slice(begin, begin + size)
+        run = _Run(executor, frequencies_mhz[part], choices[part], hardware, rule)
+        parts.append(run.result(samples, np.random.default_rng(seed), steady=steady))
+    return _joined(parts)
+
+
+def _joined(parts: list[Rehearsal]) -> Rehearsal:
+    """Join the plans of several rehearsals."""
+
+    def joined(name: str) -> Floats:
+        return np.concatenate([getattr(part, name) for part in parts], axis=1 if name in _BY_INSTRUCTION else 0)
+
+    return Rehearsal(**{field.name: joined(field.name) for field in fields(Rehearsal)})
+
+
+_BY_INSTRUCTION = ("begin_s", "end_s")
+
+
+class _Run:
+    """A few plans in consecutive iterations."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        frequencies_mhz: np.ndarray,
+        choices: Choice,
+        hardware: Hardware,
+        rule: Rule,
+    ) -> None:
+        problem, tables = executor.problem, executor.tables
+        self._executor, self._hardware, self._rule = executor, hardware, rule
+        sets = tables.sets_clock[problem.option_of][:, None]
+        self._planned = np.where(sets, tables.positions(frequencies_mhz.T), NO_CLOCK)
+        self._offset = problem.stage_offset.tolist()
+        end_s = executor.simulator.end_s(executor.simulator.duration_s(choices)).T
+        self._expected = self._expectation(executor.begin_s(end_s), end_s, end_s.max(axis=0) + problem.overhead_s, None)
+
+    def result(self, samples: int, random: np.random.Generator, *, steady: bool) -> Rehearsal:
+        """Execute all iterations, and return what became of those that count."""
+        warm_up = 1 if steady else 0
+        counted = list(self._iterations(math.ceil(samples / _COUNTED), random, warm_up + _COUNTED))[warm_up:]
+        outcome = {
+            field.name: np.concatenate([getattr(iteration, field.name) for iteration in counted], axis=1)[:, :samples]
+            for field in fields(Rehearsal)
+            if field.name not in _BY_INSTRUCTION
+        }
+        return Rehearsal(**outcome, begin_s=self._expected.begin_s, end_s=self._expected.end_s)
+
+    def _iterations(self, samples: int, random: np.random.Generator, iterations: int) -> Iterator[Iteration]:
+        """Yield consecutive iterations; each corrects what the agents expect of the next."""
+        hardware, rank = self._hardware, self._executor.simulator.rank
+        course: Course | None = None
+        for _ in range(iterations):
+            control = self._control()
+            if course is None:
+                start = control.start if isinstance(control, HostEnds) else self._expected.start()
+                course = Course.begin(start, samples, hardware.latency.call_s * hardware.gpus_per_lock)
+            draws = self._draws(int(control.slots.max(initial=0)), samples, random)
+            iteration = self._executor.iterate(self._planned, control, course, draws)
+            scatter_s = iteration.begin_s.std(axis=2)[rank] if hardware.marks is Marks.EVENTS else None
+            begin_s, end_s = (values.mean(axis=2)[rank] for values in (iteration.begin_s, iteration.end_s))
+            self._expected = self._expectation(begin_s, end_s, iteration.time_s.mean(axis=1), scatter_s)
+            yield iteration
+
+    def _control(self) -> Timetable | HostEnds:
+        if self._rule is Rule.HOST_ENDS:
+            return HostEnds(self._executor.problem, self._hardware, self._planned)
+        return timetable(self._expected, corrected=self._hardware.marks is not Marks.EVENTS)
+
+    def _expectation(self, begin_s: Floats, end_s: Floats, period_s: Floats, scatter_s: Floats | None) -> Expected:
+        hardware, planned = self._hardware, self._planned
+        if hardware.marks is Marks.RUN_AHEAD:  # each stage keeps its highest clock
+            planned = planned.copy()
+            for low, high in itertools.pairwise(self._offset):
+                own = planned[low:high]
+                own[:] = np.where(own >= 0, own.max(axis=0), own)
+        # The next mark corrects all that scatters before it; without marks it adds up from the iteration's begin.
+        error_s = hardware.noise * hardware.asked_ahead_s if scatter_s is None else scatter_s
+        return Expected(
+            begin_s=begin_s,
+            end_s=end_s,
+            period_s=period_s,
+            clock=planned,
+            stage_offset=self._offset,
+            ahead_s=hardware.asked_ahead_s,
+            margin_s=np.broadcast_to(hardware.deviation_s + error_s, begin_s.shape),
+        )
+
+    def _draws(self, slots: int, samples: int, random: np.random.Generator) -> Draws:
+        """Return random numbers of one iteration; plans that need fewer slots than others see the same in theirs."""
+        hardware, n, gpus = self._hardware, self._executor.problem.instructions, self._hardware.gpus_per_lock
+        work, latency = random.spawn(2)
+        spread = hardware.noise
+        # Log-normal, and 1 in the mean: a plan's expected energy does not depend on the scatter.
+        share = np.exp(spread * work.standard_normal((n, samples)) - spread**2 / 2) if spread else np.ones((n, samples))
+        raise_s, lower_s = np.empty((slots, n, samples)), np.empty((slots, n, samples))
+        wait_s = np.arange(gpus) * hardware.latency.call_s
+        for slot in range(slots):
+            normal = latency.standard_normal((n, samples, gpus))
+            each_s = hardware.latency.p50_s * np.exp(hardware.latency.sigma * normal) + wait_s
+            # The GPUs of a stage compute as fast as the slowest: a rise counts from the last, a fall from the first.
+            raise_s[slot], lower_s[slot] = each_s.max(axis=2), each_s.min(axis=2)
+        return Draws(share, raise_s, lower_s)

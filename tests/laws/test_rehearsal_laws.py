@@ -1,0 +1,146 @@
+"""Laws of rehearsals: what clocks that change late do to plans, over random measurements, schedules and hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perseus_proto.latency import SwitchLatency
+from perseus_solver.model.problem import Problem, build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.model.simulator import Simulator
+from perseus_solver.rehearsal import Hardware, Marks, Rule, rehearse
+from perseus_solver.schedules import build_schedule, with_constants
+
+LAW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+SPLIT = {"zb-h1": ("forward", "input_gradient", "weight_gradient")}
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """Random tables, noise included, some with constant-time instructions, delays and overhead."""
+    name = draw(st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"]))
+    stages = draw(st.integers(2, 3))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows = ["stage,instruction,frequency,time,energy"]
+    if draw(st.booleans()):
+        rows.append("0,constant,0,0.1,9.0")
+    for stage in range(stages):
+        for kind in SPLIT.get(name, ("forward", "backward")):
+            work = random.uniform(0.5, 2.0)
+            for clock in range(1400, 800, -60):
+                seconds = work * 1400 / clock * random.uniform(0.99, 1.01)
+                watts = (90 + 300 * (clock / 1400) ** 2.5) * random.uniform(0.97, 1.03)
+                rows.append(f"{stage},{kind},{clock},{seconds},{seconds * watts}")
+    profile = read_profile("\n".join(rows) + "\n")
+    schedule = build_schedule(name, stages=stages, microbatches=6, chunks=2 if name == "interleaved-1f1b" else None)
+    return build_problem(
+        profile,
+        with_constants(schedule, profile.constant_stages),
+        blocking_power_w=float(draw(st.sampled_from([0.0, 60.0]))),
+        delay_s=float(draw(st.sampled_from([0.0, 0.1]))),
+        overhead_s=float(draw(st.sampled_from([0.0, 1.0]))),
+    )
+
+
+def plans_of(problem: Problem) -> np.ndarray:
+    """A plan of random clocks, one that alternates between far ones, and one that changes seldom."""
+    random = np.random.default_rng(0)
+    options = [problem.options[k] for k in problem.option_of.tolist()]
+    last = np.array([len(own.frequency_mhz) - 1 for own in options])
+    wild = np.rint(random.random(len(last)) * last).astype(np.intp)
+    turns = np.where(np.arange(len(last)) % 2, last, 0)
+    seldom = np.where(np.arange(len(last)) % 9 < 5, last // 2, 0)
+    plans = [[own.frequency_mhz[c] for own, c in zip(options, plan, strict=True)] for plan in (wild, turns, seldom)]
+    return np.array(plans, dtype=np.uint16)
+
+
+def hardware(
+    p50_s: float = 0.0, p99_s: float = 0.0, *, call_s: float = 0.0, marks: Marks = Marks.GPU, noise: float = 0.0
+) -> Hardware:
+    return Hardware("made up", SwitchLatency(p50_s, p99_s, call_s, False, "a test"), marks, noise=noise)
+
+
+@LAW
+@given(problems(), st.sampled_from([Rule.TIMETABLE, Rule.HOST_ENDS]))
+def test_clocks_that_change_at_once_are_what_the_simulator_assumes(problem: Problem, rule: Rule) -> None:
+    plans = plans_of(problem)
+    simulator = Simulator(problem)
+    exact = simulator.run(simulator.choice_of(plans))
+    found = rehearse(problem, plans, hardware(), rule=rule, samples=2)
+    assert found.time_s == pytest.approx(np.repeat(exact.iteration_time_s[:, None], 2, axis=1), rel=1e-12)
+    assert found.energy_j == pytest.approx(np.repeat(exact.energy_j[:, None], 2, axis=1), rel=1e-9)
+    assert (found.below_s + found.above_s).max() <= 1e-9 * found.time_s.max()
+
+
+@LAW
+@given(problems(), st.floats(0.0, 2.0), st.floats(1.0, 4.0), st.sampled_from(list(Marks)))
+def test_work_is_conserved_and_energy_lies_between_its_least_and_its_most(
+    problem: Problem, p50_s: float, tail: float, marks: Marks
+) -> None:
+    """No instruction is faster than at its fastest clock, nor slower than at its slowest; powers likewise."""
+    plans = plans_of(problem)
+    found = rehearse(problem, plans, hardware(p50_s, p50_s * tail, call_s=p50_s / 3, marks=marks), samples=4)
+    times = [options.time_s for options in problem.options]
+    powers = [options.energy_j / options.time_s for options in problem.options]
+    fastest, slowest = (np.array([pick(t) for t in times])[problem.option_of] for pick in (np.min, np.max))
+    takes_s = (found.end_s - found.begin_s).T
+    assert (takes_s >= fastest * (1 - 1e-9)).all()
+    assert (takes_s <= slowest * (1 + 1e-9)).all()
+    assert (found.computing_s >= fastest.sum() * (1 - 1e-9)).all()
+    assert (found.computing_s <= slowest.sum() * (1 + 1e-9)).all()
+    waiting_j = problem.blocking_power_w * (problem.stages * found.time_s - found.computing_s)
+    computing_j = found.energy_j - waiting_j
+    assert (computing_j >= found.computing_s * min(p.min() for p in powers) * (1 - 1e-9)).all()
+    assert (computing_j <= found.computing_s * max(p.max() for p in powers) * (1 + 1e-9)).all()
+
+
+@LAW
+@given(problems(), st.floats(0.0, 3.0), st.sampled_from(list(Marks)))
+def test_plans_of_one_clock_for_each_stage_never_notice_latency(problem: Problem, p50_s: float, marks: Marks) -> None:
+    simulator = Simulator(problem)
+    per_stage = np.arange(problem.stages)[problem.schedule.stage]
+    choice = np.array(
+        [min(int(s), len(problem.options[k].time_s) - 1) for s, k in zip(per_stage, problem.option_of, strict=True)]
+    )
+    clocks = np.array([problem.options[k].frequency_mhz[c] for k, c in zip(problem.option_of, choice, strict=True)])
+    exact = simulator.run(choice)
+    found = rehearse(problem, clocks[None].astype(np.uint16), hardware(p50_s, 2 * p50_s, marks=marks), samples=3)
+    assert found.time_s == pytest.approx(float(exact.iteration_time_s), rel=1e-12)
+    assert found.energy_j == pytest.approx(float(exact.energy_j), rel=1e-9)
+    assert (found.calls == 0).all()
+
+
+@LAW
+@given(problems(), st.floats(0.01, 3.0))
+def test_a_latency_that_is_known_exactly_costs_nothing(problem: Problem, latency_s: float) -> None:
+    plans = plans_of(problem)
+    exact = Simulator(problem).run(Simulator(problem).choice_of(plans))
+    found = rehearse(problem, plans, hardware(latency_s, latency_s), samples=2)
+    assert found.time_s.max(axis=1) == pytest.approx(exact.iteration_time_s, rel=1e-9)
+    assert found.energy_j.max(axis=1) == pytest.approx(exact.energy_j, rel=1e-9)
+
+
+@LAW
+@given(problems(), st.floats(0.0, 3.0))
+def test_without_marks_of_the_gpu_no_instruction_is_below_its_clock(problem: Problem, p50_s: float) -> None:
+    found = rehearse(problem, plans_of(problem), hardware(p50_s, 2 * p50_s, marks=Marks.RUN_AHEAD), samples=2)
+    assert found.below_s.max() == 0
+    assert found.calls.max() == 0
+
+
+@LAW
+@given(problems(), st.floats(0.01, 0.3))
+def test_plans_are_compared_under_equal_luck(problem: Problem, p50_s: float) -> None:
+    """A plan's figures do not depend on the plans beside it, nor do runs with the same seed differ."""
+    plans = plans_of(problem)
+    noisy = replace(hardware(p50_s, 3 * p50_s), noise=0.01)
+    together = rehearse(problem, plans, noisy, samples=5)
+    for k in range(len(plans)):
+        alone = rehearse(problem, plans[k : k + 1], noisy, samples=5)
+        assert alone.time_s[0] == pytest.approx(together.time_s[k], rel=1e-12)
+        assert alone.energy_j[0] == pytest.approx(together.energy_j[k], rel=1e-9)
