@@ -1,13 +1,13 @@
 """Start and stop of the agent: open everything, serve, and on SIGTERM restore all clocks before the process ends.
 
-The order matters: first the journal's lock (one agent per node), then devices, then the resets that the journal lists,
-then the sockets. Stopping is the reverse, and takes at most ``--drain-timeout-s``, whatever hangs. Apart from the gRPC
-service this is the only module that imports grpc for serving.
+The order matters: first the journal, then devices, then the resets that the journal lists, then the sockets. Stopping
+is the reverse, and takes at most ``--drain-timeout-s``, whatever hangs. The keeper, which has started this process,
+holds the lock that makes it the only agent of the node. Apart from the gRPC service this is the only module that
+imports grpc for serving.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -21,10 +21,11 @@ import grpc
 
 from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
-from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.journal import Journal, boot_id
 from perseus_agent.clocks.telemetry import MAX_WATCHERS, TelemetryHub
-from perseus_agent.devices.base import DeviceSet, open_device_set
+from perseus_agent.devices.base import Controllability, Device, DeviceSet, open_device_set
 from perseus_agent.errors import DeviceError, DriverMismatch, DriverUnavailable, SettingsError
+from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import PodResources
 from perseus_agent.preflight import preflight
@@ -43,14 +44,15 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
 DRIVER_CHECK_S: Final = 0.5
-PREDECESSOR_WAIT_S: Final = 30.0
-"""How long to wait for an agent that is still stopping on this node."""
+SILENT_S: Final = 0.75
+"""How long the thread that ends leases may be silent before the keeper ends the agent, if it has locked GPUs."""
+DRAIN_GRACE_S: Final = 5.0
 
 
 class Server:
     """One running agent."""
 
-    def __init__(self, settings: Settings, devices: DeviceSet, journal: Journal) -> None:
+    def __init__(self, settings: Settings, devices: DeviceSet, journal: Journal, ledger: Ledger) -> None:
         limits = WorkerLimits(
             governor=GovernorLimits(s_from_us(settings.min_switch_interval_us), s_from_ms(settings.settle_ms)),
             sample_interval_s=s_from_ms(settings.sample_interval_ms),
@@ -59,11 +61,12 @@ class Server:
         )
         self._settings = settings
         self._devices = devices
+        self._ledger = ledger
         gpus = [device.identity for device in devices.devices]
         names = {f"gpu-{gpu.minor_number}": gpu.uuid for gpu in gpus if gpu.minor_number is not None}
         self._kubelet = PodResources(settings.pod_resources_socket, dra_uuids=names)
         self._hub = TelemetryHub(settings.telemetry_events)
-        self.node = Node(devices, journal, self._kubelet, self._hub, limits)
+        self.node = Node(devices, journal, self._kubelet, self._hub, limits, kept=lambda: ledger.alive_for(SILENT_S))
         self._serving = False
         self._local = LocalServer(settings.socket, self.node, Path(settings.proc_root))
         self._grpc, self.grpc_port = _grpc_server(settings, self.node)
@@ -101,6 +104,8 @@ class Server:
     def stop(self) -> bool:
         """Reset every GPU and stop. False: some GPU could not be reset in time; the journal lists it."""
         self._serving = False
+        # The thread that says so ends with the drain; the keeper gives back what is not given back by then.
+        self._ledger.alive_for(self._settings.drain_timeout_s + DRAIN_GRACE_S)
         owed = self.node.drain(self._settings.drain_timeout_s)
         for uuid in owed:
             log.error("clocks not restored in time; the journal remembers", extra={"gpu": uuid})
@@ -115,7 +120,7 @@ class Server:
         return not owed
 
 
-def run(settings: Settings, stop: threading.Event) -> int:
+def run(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
     """Serve until ``stop`` is set; the exit code.
 
     Raises:
@@ -127,53 +132,28 @@ def run(settings: Settings, stop: threading.Event) -> int:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, "preflight: %s", finding.message)
     if any(finding.fatal for finding in findings):
         return 2
-    journal_path = Path(settings.journal)
-    with _only_agent(journal_path, stop) as alone:
-        if not alone:
-            return 0
-        journal, damage = Journal.open(journal_path, _boot_id(Path(settings.proc_root)))
-        if damage:
-            log.error("%s: put aside; which GPUs an earlier agent had locked is not known", damage)
-        devices = _open_devices(settings.devices, stop)
-        if devices is None:
-            return 0
-        server = Server(settings, devices, journal)
-        server.start()
-        while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
-            pass
-        given_back = server.stop()
-        if server.node.driver_replaced:
-            raise DriverMismatch("the GPU driver was replaced since the agent started; start the agent again")
-        return 0 if given_back else 1
+    journal, damage = Journal.open(Path(settings.journal), boot_id(Path(settings.proc_root)), ledger)
+    devices = _open_devices(settings.devices, stop)
+    if devices is None:
+        return 0
+    if damage:
+        log.error("%s: which GPUs an earlier agent had locked is not known: resetting all that may be driven", damage)
+        journal.presume_locked(device.identity.uuid for device in devices.devices if _drivable(device))
+    server = Server(settings, devices, journal, ledger)
+    server.start()
+    while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
+        pass
+    given_back = server.stop()
+    if server.node.driver_replaced:
+        raise DriverMismatch("the GPU driver was replaced since the agent started; start the agent again")
+    return 0 if given_back else 1
 
 
-class _only_agent:  # noqa: N801  # reads as a statement
-    """One agent per node: a lock beside the journal, which the kernel releases when its holder dies."""
-
-    def __init__(self, journal: Path, stop: threading.Event) -> None:
-        self._path = journal.with_suffix(journal.suffix + ".lock")
-        self._stop = stop
-        self._descriptor = -1
-
-    def __enter__(self) -> bool:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise SettingsError(f"--journal: cannot make {self._path}: {error}") from error
-        for attempt in range(int(PREDECESSOR_WAIT_S / 0.1)):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except OSError:
-                if attempt == 0:
-                    log.warning("another agent holds %s: waiting for it to go", self._path)
-                if self._stop.wait(0.1):
-                    return False
-        raise SettingsError(f"--journal: another agent holds {self._path}; only one may write the clocks of a node")
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+def _drivable(device: Device) -> bool:
+    try:
+        return device.controllability()[0] is Controllability.YES
+    except DeviceError:
+        return True  # not known: the reset is tried until the GPU answers
 
 
 def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:
@@ -218,11 +198,3 @@ def _grpc_server(settings: Settings, node: Node) -> tuple[grpc.Server, int]:
 
 def _bound(address: str, port: int) -> str:
     return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"
-
-
-def _boot_id(proc_root: Path) -> str:
-    """The identity of this boot of the node; empty where /proc does not have it."""
-    try:
-        return (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
