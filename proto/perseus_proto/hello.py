@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 
 from perseus_proto.rank import RankId
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""Also of what the descriptors of a welcome hold: ``channel_layout.LAYOUT_VERSION`` changes with it."""
 MAX_INSTRUCTIONS: Final = 65_536
 MAX_DP: Final = 65_535
 MAX_STAGE: Final = 4_095
