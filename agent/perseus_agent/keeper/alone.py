@@ -1,0 +1,61 @@
+"""One agent per node: a lock beside the journal.
+
+The keeper takes it before it starts the agent, which inherits it. So the lock is free only when both are gone: a
+successor never meets a GPU that its predecessor's keeper is about to give back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from perseus_agent.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+PREDECESSOR_WAIT_S: Final = 30.0
+"""How long to wait for an agent that is still stopping on this node."""
+_RETRY_S: Final = 0.1
+
+
+@contextmanager
+def only_agent(journal: Path, stopped_within: Callable[[float], bool]) -> Iterator[int | None]:
+    """Hold the lock; yields its descriptor.
+
+    Args:
+        journal: the agent's journal.
+        stopped_within: waits for so many seconds, or until the agent shall stop; whether it shall.
+
+    Yields:
+        The descriptor that holds the lock; None: the agent was told to stop while it waited.
+
+    Raises:
+        SettingsError: another agent does not go away, or the lock cannot be made.
+    """
+    path = journal.with_suffix(journal.suffix + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SettingsError(f"--journal: cannot make {path}: {error}") from error
+    try:
+        for attempt in range(int(PREDECESSOR_WAIT_S / _RETRY_S)):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if attempt == 0:
+                    log.warning("another agent holds %s: waiting for it to go", path)
+                if stopped_within(_RETRY_S):
+                    yield None
+                    return
+            else:
+                yield descriptor
+                return
+        raise SettingsError(f"--journal: another agent holds {path}; only one may write the clocks of a node")
+    finally:
+        os.close(descriptor)
