@@ -10,6 +10,7 @@ SolverError (ValueError)
 ├── InvalidHardware    (rehearsal.hardware) the description of the hardware cannot be used; names the field and the rule
 ├── InvalidCertificate (certify) a flow that is none, or a claim that does not follow from it
 ├── PeerFailed         (comparison.lowtime_peer) lowtime is not installed or cannot solve the problem
+├── InvalidPlan        (cli.documents) the file is no plan, or is one of another schedule
 ├── Unwritable         (cli.files) an output file cannot be written
 └── Infeasible         no plan is this fast; carries the fastest time, T_min
 

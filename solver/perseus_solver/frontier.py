@@ -13,7 +13,7 @@ import numpy as np
 
 from perseus_solver.certify import Certificate
 from perseus_solver.errors import Infeasible, InvalidProblem
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, latest_s
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 from perseus_solver.model.simulator import Simulator
@@ -83,20 +83,28 @@ def solve_certified(
     return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in pool.proofs)
 
 
-def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | None = None) -> Point:
-    """Compute the cheapest plan found that ends by a deadline; beyond T* that is the plan of T*.
+def solve_deadline(
+    problem: Problem, deadline_s: float, *, known: Frontier | None = None, progress: Progress | None = None
+) -> Point:
+    """Compute the plan of least energy found that ends by a deadline; more time never gives a dearer plan.
+
+    Energy is that of the iteration alone: what waiting until the deadline would take is not counted. From the time of
+    least energy on, a later deadline changes nothing.
 
     Args:
         problem: the problem to plan.
-        deadline_s: longest iteration time allowed, seconds, overhead included.
+        deadline_s: longest iteration time allowed, seconds, overhead included. A plan that takes the same time up to
+            `perseus_solver.kinds.SAME_TIME` is in time.
+        known: plans of the same problem that are known already; the result is not dearer than any of them in time.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
-        A plan with its exact time and energy and the proven bound at its time.
+        A plan with its exact time and energy, and the proven bound on all plans that end by the deadline.
 
     Raises:
         Infeasible: the deadline is shorter than T_min.
-        InvalidProblem: the deadline is not a positive finite number, or the precedence has a cycle.
+        InvalidProblem: the deadline is not a positive finite number, the precedence has a cycle, or ``known`` is of
+            another problem.
     """
     if not (math.isfinite(deadline_s) and deadline_s > 0):
         raise InvalidProblem(f"deadline_s must be a positive finite number, not {deadline_s}")
@@ -104,26 +112,27 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     report(0, _DONE)
     engine = Engine(problem)
     t_min_s = _fastest_s(engine)
-    if deadline_s < t_min_s:
+    if latest_s(deadline_s) < t_min_s:
         raise Infeasible(deadline_s, t_min_s)
-    # Rounded up to ticks, T_min may exceed the deadline by a tick: then only the fastest plan remains.
-    makespan_ticks = math.floor((deadline_s - problem.overhead_s) / engine.tables.tick_s)
-    makespan_ticks = min(max(makespan_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
-    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=makespan_ticks)
+    # Rounded up to ticks, T_min may exceed the deadline by a few: then only the fastest plan remains.
+    most_ticks = math.floor((latest_s(deadline_s) - problem.overhead_s) / engine.tables.tick_s)
+    most_ticks = min(max(most_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
+    end_ticks = min(float(most_ticks), math.ceil(engine.least_energy_ticks()))
+    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=end_ticks)
     pool = Pool(engine, samples, exact=True)
-    shorter_ticks = np.floor(makespan_ticks - (makespan_ticks - engine.fastest_ticks) * _SHORTER)
-    # Durations are rounded up to ticks, so a plan may be in time although it seems late: by less than a tick for each
-    # instruction and delay on a path. Plans for that much more count where the exact simulation confirms them.
-    longer_ticks = makespan_ticks + 2.0 * len(engine.graph.levels)
-    pool.add_single_clocks(makespan_ticks)
-    deadline_ticks = np.unique(np.append(shorter_ticks, longer_ticks))
+    room_ticks = (end_ticks - engine.fastest_ticks) * _SHORTER
+    # Around least energy, a later plan may take as little as one that ends there.
+    deadline_ticks = np.unique(
+        np.floor(np.append(end_ticks - room_ticks, np.minimum(end_ticks + room_ticks, most_ticks)))
+    )
+    if known is not None:
+        pool.add_known(known)
+    pool.add_single_clocks(end_ticks)
     pool.add(deadline_ticks, lambda _share: None)
-    pool.search(deadline_ticks)
-    pool.exchange(deadline_s)
-    pool.move_exactly(deadline_s)
-    frontier = pool.frontier()
+    pool.search(end_ticks)
+    pool.move_exactly(end_ticks)
     report(_DONE, _DONE)
-    return frontier[frontier.lookup(deadline_s)]
+    return pool.best_by(deadline_s)
 
 
 def _silent(_done: int, _total: int) -> None:

@@ -22,6 +22,7 @@ MODULES = (
     "tests.bench.switches",
     "tests.bench.calibration",
     "tests.bench.stragglers",
+    "tests.bench.control",
     "tests.bench.client",
     "tests.bench.agent",
     "tests.bench.operator",

@@ -118,7 +118,7 @@ def train(arguments: dict[str, Any]) -> None:
 def perseus(pattern: Sequence[int]) -> tuple[list[float], float]:
     """Return the delays in µs and the agent's CPU in percent of a core, under a plan with these clocks."""
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), GPUS) as node:
-        agent = node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
+        node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
         pod = node.add_pod(0, range(GPUS))
         command = [sys.executable, "-m", "tests.bench.agent", json.dumps({"socket": node.socket})]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
@@ -141,9 +141,9 @@ def perseus(pattern: Sequence[int]) -> tuple[list[float], float]:
             trainer.stdin.write("train\n")
             trainer.stdin.flush()
             time.sleep(WARM_UP_S)
-            cpu_before_s, before_s = cpu_s(agent.pid), time.monotonic()
+            cpu_before_s, before_s = cpu_s(node.agent_pid), time.monotonic()
             time.sleep(SECONDS - WARM_UP_S - 0.5)
-            percent = 100 * (cpu_s(agent.pid) - cpu_before_s) / (time.monotonic() - before_s)
+            percent = 100 * (cpu_s(node.agent_pid) - cpu_before_s) / (time.monotonic() - before_s)
             marks = json.loads(trainer.stdout.readline())
             trainer.kill()
         calls = [recording_gpu.read_mapped(Path(folder) / "gpu", gpu_uuid(gpu)) for gpu in range(GPUS)]

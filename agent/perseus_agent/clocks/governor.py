@@ -5,7 +5,7 @@ other threads may read. The latest request wins, writes without effect are skipp
 journal lists a GPU before the GPU is locked, and a clock that another program has set is left alone. Which clock is
 wanted comes from the rank's follower; the node decides which rank may want any.
 
-    want(mhz | None) ── pump() ──► lock_clocks / reset_clocks       None: the default clocks
+    want(mhz | None) ── pump() ── turn of the node's queue ──► lock_clocks / reset_clocks    None: the default clocks
     observe(clock, reasons) ◄── the worker's read-back              drift, foreign writes
     release() ── default clocks for good, at the end of a lease
 """
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from perseus_agent.clocks.call_queue import CallTurns, gain_mhz
 from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.devices.base import Controllability, Device, EventReason
 from perseus_agent.errors import (
     DeviceBusy,
@@ -31,6 +33,8 @@ from perseus_agent.errors import (
     NoPermission,
     NotSupported,
 )
+from perseus_proto.latency import published_latency
+from perseus_proto.units import us_from_s
 
 BUSY_RETRY_S: Final = 0.01
 BUSY_RETRIES: Final = 5
@@ -91,7 +95,10 @@ class Governor:
         limits: GovernorLimits,
         notify: Callable[[GpuNotice], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        turns: CallTurns | None = None,
     ) -> None:
+        """``turns``: of the node's driver calls; None: this GPU's wait for no others."""
         self._device = device
         self._uuid = device.identity.uuid
         self._supported = frozenset(device.identity.supported_clocks_mhz)
@@ -99,6 +106,8 @@ class Governor:
         self._limits = limits
         self._notify = notify
         self._clock = clock
+        self._turns = turns
+        self._wanted_since_s: float | None = None
         self._wanted: int | None = None
         self._releasing: str | None = None
         self._held = False  # the journal lists the GPU: a reset is due
@@ -111,6 +120,10 @@ class Governor:
         self._strikes = 0
         self._striking_mhz = 0
         self._history: deque[tuple[float, int | None]] = deque([(clock(), None)], maxlen=HISTORY)
+        self.latency = LatencyMeter(published_latency(device.identity.model), us_from_s(clock()))
+        """How long changes take."""
+        self.queued = False
+        """Whether a change waits for its turn."""
         self.applied: int | None = None
         """The clock that this agent has locked; None: the default clocks; UNKNOWN: locked by an earlier process."""
         self.probed = False
@@ -159,17 +172,36 @@ class Governor:
             self._wanted = None
         wanted = self._wanted
         if self.foreign or (wanted == self.applied and not self._unsure):
+            self._wanted_since_s = None
+            if self.queued:
+                self._end_turn()
             self._finish_release()
             return None
         now_s = self._clock()
+        if self._wanted_since_s is None:
+            self._wanted_since_s = now_s
         if now_s < self._next_write_s:
             return self._next_write_s
+        if self._turns is not None and wanted is not None:  # resets wait for nothing
+            again_s = self._turns.ask(self._uuid, gain_mhz(self.applied, wanted))
+            self.queued = again_s is not None
+            if again_s is not None:
+                return again_s
+        try:
+            return self._write(wanted)
+        finally:
+            self._end_turn()
+
+    def _write(self, wanted: int | None) -> float | None:
+        """Call the driver. Returns when to ``pump`` again, if ever."""
+        began_s = self._clock()
         try:
             if wanted is None:
                 self._device.reset_clocks()
             else:
                 if not self._held:
                     self._hold()
+                    began_s = self._clock()
                 self._device.lock_clocks(wanted)
         except JournalError as error:
             # No clock is locked on a GPU that the journal does not list.
@@ -177,8 +209,13 @@ class Governor:
             return self._fall_back_to_default()
         except DeviceError as error:
             return self._fail(error)
-        self._wrote(wanted, now_s)
+        self._wrote(wanted, began_s)
         return None
+
+    def _end_turn(self) -> None:
+        self.queued = False
+        if self._turns is not None:
+            self._turns.leave(self._uuid)
 
     def release(self, reason: str) -> float | None:
         """Return the GPU to its default clocks; a foreign setting stays. Returns when to ``pump`` again, if ever."""
@@ -204,7 +241,7 @@ class Governor:
         """Compare the clock read back with the requested one."""
         if self.applied is None or self.lost:
             return
-        horizon = self._clock() - self._limits.settle_s
+        horizon = self._clock() - max(self._limits.settle_s, self.latency.switch.p99_s)
         while len(self._history) > 1 and self._history[1][0] <= horizon:
             self._history.popleft()
         expected = {mhz for _, mhz in self._history}
@@ -271,6 +308,15 @@ class Governor:
             self.controllability_message = str(error)
 
     def _wrote(self, mhz: int | None, now_s: float) -> None:
+        self.latency.wrote(
+            self.applied,
+            mhz,
+            wanted_us=us_from_s(now_s if self._wanted_since_s is None else self._wanted_since_s),
+            began_us=us_from_s(now_s),
+            ended_us=us_from_s(self._clock()),
+            tolerance_mhz=0 if mhz is None else self._tolerance(mhz),
+        )
+        self._wanted_since_s = None
         self.applied = mhz
         self.writes += 1
         self._next_write_s = now_s + self._limits.min_switch_interval_s

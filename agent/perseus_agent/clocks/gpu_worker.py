@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import threading
@@ -20,32 +21,32 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final, TypeVar
 
+from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.governor import Governor, GovernorLimits, GpuNotice, GpuNoticeKind
+from perseus_agent.clocks.iteration_reports import IterationReports
 from perseus_agent.clocks.journal import Journal
-from perseus_agent.clocks.rank_follower import Finished, RankFollower
-from perseus_agent.clocks.telemetry import Event, IterationSummary
+from perseus_agent.clocks.rank_follower import RankFollower
+from perseus_agent.clocks.reckoning import ClockReading
+from perseus_agent.clocks.telemetry import Event
 from perseus_agent.devices.base import Controllability, Device, EventReason
-from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
 from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
-from perseus_proto.units import s_from_us, us_from_ns
+from perseus_proto.units import s_from_us, us_from_ns, us_from_s
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_UNFINISHED: Final = 16
-UNFINISHED_S: Final = 3.0
-"""Iterations that wait for their energy, and how long: longer than any counter's tick."""
 READING_SHARE: Final = 0.01
 """Of the thread's time, at most, for the energy counter: some take 17 ms to answer, and a clock may be due then."""
 READINGS: Final = 8
 """Remembered: one may have waited for a processor, not for the GPU."""
 READING_LATE_S: Final = 1.0
 """How long one is put off at most."""
+READ_ROOM_S: Final = 0.001
+"""A change that is due sooner is not kept waiting: on an H100 such a reading takes 1 to 16 µs, and 77 µs at worst."""
 FD_SETSIZE: Final = 1024
-"""``select`` takes no descriptor beyond; the agent opens these before it has any peer."""
+"""``select``, which waits to the microsecond, takes no descriptor beyond; the agent opens these before any peer's."""
 DEBOUNCE_ON: Final = 2
 DEBOUNCE_OFF: Final = 4
 """Read-backs in a row before a reason begins or ends: hardware slowdown blinks during clock changes."""
@@ -72,20 +73,25 @@ class GpuWorker:
     """The thread of one GPU."""
 
     def __init__(
-        self, device: Device, journal: Journal, limits: WorkerLimits, publish: Callable[[str, Event], None]
+        self,
+        device: Device,
+        journal: Journal,
+        limits: WorkerLimits,
+        publish: Callable[[str, Event], None],
+        turns: CallTurns | None = None,
     ) -> None:
+        """``turns``: of the node's driver calls; None: this GPU's wait for no others."""
         self.device = device
         self.uuid = device.identity.uuid
-        self.governor = Governor(device, journal, limits.governor, self._notify)
-        self.meter = EnergyMeter()
+        self.governor = Governor(device, journal, limits.governor, self._notify, turns=turns)
+        self._reports = IterationReports(publish)
+        self.meter = self._reports.meter
         self.clock_mhz: int | None = None
         self.power_mw: int | None = None
         self.follower: RankFollower | None = None
         self._publish = publish
         self._limits = limits
         self._job_uid = ""
-        self._energies = InstructionEnergies()
-        self._unfinished: deque[tuple[float, Finished, RankFollower]] = deque()
         self._levels = dict.fromkeys(_NOTICES, 0)
         self._active = dict.fromkeys(_NOTICES, False)
         self._pump_s: float | None = None
@@ -100,7 +106,7 @@ class GpuWorker:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._predicts = self._epoll.fileno() < FD_SETSIZE
+        self._precise = self._epoll.fileno() < FD_SETSIZE
         self._thread = threading.Thread(target=self._run, name=f"gpu-{self.uuid[-12:]}", daemon=True)
 
     # ------------------------------------------------------------------------------------------- from other threads
@@ -117,7 +123,7 @@ class GpuWorker:
             self._job_uid = follower.rank.job_uid
             self.governor.engage()
             self.follower = follower
-            self._energies = InstructionEnergies()
+            self._reports.begin()
             self._epoll.register(follower.channel.event_fd, select.EPOLLIN | select.EPOLLET)
             self._sample_s = time.monotonic()
             self._follow(follower)
@@ -170,6 +176,17 @@ class GpuWorker:
 
         return self._command(command, last=True)
 
+    def wake(self) -> None:
+        """The turn of this GPU's driver call has come."""
+        with self._commands_lock:
+            if not self._stopped:
+                os.eventfd_write(self._bell, 1)
+
+    @property
+    def lead_s(self) -> float | None:
+        """The longest time by which the host was ahead of the GPU in the last iteration; None: not known."""
+        return self._reports.lead_s
+
     def check_hang(self) -> None:
         """Declare the GPU lost if its thread has been inside one turn for too long."""
         awake_s = self._awake_since_s
@@ -208,7 +225,7 @@ class GpuWorker:
         now_s = time.monotonic()
         while not stopping:
             # Edges, not levels: the bell need not be read back, and a rank that does so cannot keep this thread awake.
-            events = self._events_until_look() if self._look_s else self._epoll.poll(max(0.0, self._due_s - now_s))
+            events = self._wait()
             self._awake_since_s = now_s = time.monotonic()
             try:
                 for descriptor, _ in events:
@@ -220,6 +237,8 @@ class GpuWorker:
                     self._follow(self.follower)
                 if now_s >= self._due_s:
                     self._routine(now_s)
+                if 0 < self.governor.latency.read_us <= us_from_s(now_s):
+                    self._read_clock(now_s)
             except Exception:
                 # A defect of the agent must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
@@ -232,11 +251,15 @@ class GpuWorker:
         while self._commands:  # that came after the last one
             _refuse(self._commands.popleft()[1])
 
-    def _events_until_look(self) -> list[tuple[int, int]]:
-        """Wait to the microsecond: the timeout of epoll itself counts milliseconds."""
-        until_s = min(self._due_s, self._look_s)
-        rung, _, _ = select.select([self._epoll], [], [], max(0.0, until_s - time.monotonic()))
-        return self._epoll.poll(0) if rung else []
+    def _wait(self) -> list[tuple[int, int]]:
+        """Wait for a ring or for what is due: to the microsecond where a clock depends on it."""
+        soon_s = min(at for at in (self._look_s, s_from_us(self.governor.latency.read_us), math.inf) if at)
+        timeout_s = max(0.0, min(self._due_s, soon_s) - time.monotonic())
+        if soon_s < self._due_s and self._precise:
+            # The timeout of epoll itself counts milliseconds.
+            rung, _, _ = select.select([self._epoll], [], [], timeout_s)
+            return self._epoll.poll(0) if rung else []
+        return self._epoll.poll(timeout_s)
 
     def _routine(self, now_s: float) -> None:
         """What is due by time: a write that had to wait, a sample, a read-back."""
@@ -263,21 +286,23 @@ class GpuWorker:
         stopping = False
         while self._commands and not stopping:
             stopping = self._commands.popleft()[0]()
+        if self.governor.queued and self.follower is not None:  # its turn may have come
+            self._follow(self.follower)
         self._plan_routine()
         return stopping
 
     def _follow(self, follower: RankFollower) -> None:
         """React to a ring of the rank: first the clock, then whatever can wait."""
         governor = self.governor
-        pump_s = governor.want(follower.look(governor.writes))
+        mhz = follower.look(governor.writes, us_from_ns(time.monotonic_ns()), governor.latency.lead)
+        governor.latency.every = follower.plan is not None and follower.plan.uniform
+        pump_s = governor.want(mhz)
         if pump_s != self._pump_s:
             self._pump_s = pump_s
             self._plan_routine()
-        self._look_s = s_from_us(follower.next_look_us(us_from_ns(time.monotonic_ns()))) if self._predicts else 0.0
+        self._look_s = s_from_us(follower.next_look_us)
         if follower.due:
-            self._finish_later(follower, follower.collect(self.governor.writes))
-        if follower.must_look_again():
-            self._look_s = time.monotonic()
+            self._reports.add(follower, follower.collect(governor.writes))
 
     def _end_follower(self, reason: str) -> None:
         """Restore the clocks first, then report the rank's last iterations."""
@@ -287,9 +312,8 @@ class GpuWorker:
         if follower is None:
             return
         self._epoll.unregister(follower.channel.event_fd)
-        self._finish_later(follower, follower.leave(self.governor.writes))
-        while self._unfinished:
-            self._report(*self._unfinished.popleft()[1:])
+        self._reports.add(follower, follower.leave(self.governor.writes))
+        self._publish_ready(counter=False)
 
     def _sample(self) -> None:
         limits, began_s = self._limits, time.monotonic()
@@ -305,14 +329,34 @@ class GpuWorker:
         self._sample_s = began_s + max(interval_s, min(min(self._readings_s) / READING_SHARE, READING_LATE_S))
         for reading in readings or ():
             self.meter.add(reading)
-        patience_s = time.monotonic() - UNFINISHED_S
-        while self._unfinished and (
-            readings is None
-            or self.meter.covers(self._unfinished[0][1].next_begin_us)
-            or self._unfinished[0][0] < patience_s
-            or len(self._unfinished) > MAX_UNFINISHED
-        ):
-            self._report(*self._unfinished.popleft()[1:])
+        self._sample_clock()
+        self._publish_ready(counter=readings is not None)
+
+    def _sample_clock(self) -> None:
+        if self.follower is None or self.governor.lost:
+            return
+        with contextlib.suppress(DeviceError):  # the read-back reports it
+            limited = EventReason.POWER_CAP in self.device.event_reasons()
+            reading = ClockReading(self.device.now_us(), self.device.sm_clock_mhz(), limited)
+            self._reports.clocks.append(reading)
+
+    def _publish_ready(self, *, counter: bool) -> None:
+        enforced = self.governor.controllability is Controllability.YES
+        self._reports.publish_ready(counter=counter, enforced=enforced, effects=self.governor.latency.effects)
+
+    def _read_clock(self, now_s: float) -> None:
+        """Read the clock to see whether a change is in effect, unless another is due meanwhile."""
+        latency = self.governor.latency
+        if 0 < self._look_s < now_s + READ_ROOM_S:
+            latency.give_up()
+            return
+        began_us = us_from_ns(time.monotonic_ns())
+        try:
+            clock_mhz = self.device.sm_clock_mhz()
+        except DeviceError:
+            latency.give_up()
+            return
+        latency.read(clock_mhz, began_us, us_from_ns(time.monotonic_ns()))
 
     def _watch(self) -> None:
         """Read back clock, power and event reasons."""
@@ -337,67 +381,6 @@ class GpuWorker:
             if level >= DEBOUNCE_ON if not active else level <= -DEBOUNCE_OFF:
                 self._active[kind] = not active
                 self._notify(GpuNotice(kind, self.uuid, not active, f"event reasons: {reasons.name or 'none'}"))
-
-    def _finish_later(self, follower: RankFollower, finished: list[Finished]) -> None:
-        if finished:
-            now_s = time.monotonic()
-            self._unfinished.extend((now_s, one, follower) for one in finished)
-
-    def _report(self, one: Finished, follower: RankFollower) -> None:
-        record, plan = one.record, one.plan
-        if self.governor.controllability is not Controllability.YES:
-            plan = None  # it was not enforced
-        key = (plan.plan_id, plan.point) if plan else None
-        energy_mj = self._account(one, key)
-        means_mj = self._energies.means_mj(key) if energy_mj is not None else ()
-        quiet_us, quiet_mj = self._quiet(one) if energy_mj is not None else (0, 0)
-        self._publish(
-            follower.rank.job_uid,
-            IterationSummary(
-                rank=follower.rank,
-                iteration=record.iteration,
-                iteration_time_us=one.next_begin_us - record.begin_us,
-                compute_span_us=record.end_us - record.begin_us,
-                energy_mj=energy_mj,
-                plan_id=plan.plan_id if plan else "",
-                point=plan.point if plan else 0,
-                durations_us=record.durations_us,
-                clock_changes=one.clock_changes,
-                instruction_energy_mj=means_mj,
-                instruction_energy_iterations=self._energies.iterations if means_mj else 0,
-                quiet_us=quiet_us,
-                quiet_energy_mj=quiet_mj,
-            ),
-        )
-
-    def _account(self, one: Finished, key: object) -> int | None:
-        """Energy of an iteration, and of each of its instructions into the means."""
-        record = one.record
-        moments = [record.begin_us]
-        for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
-            moments += (begin_us, begin_us + duration_us)
-        moments.append(one.next_begin_us)
-        if any(later < earlier for earlier, later in pairwise(moments)):
-            # the energy of instructions that overlap cannot be separated
-            moments = [record.begin_us, one.next_begin_us]
-        levels = self.meter.at(moments)
-        if levels is None:
-            return None
-        if len(moments) > 2:
-            spent = [levels[place + 1] - levels[place] for place in range(1, len(levels) - 1, 2)]
-            self._energies.add(key, spent)
-        return round(levels[-1] - levels[0])
-
-    def _quiet(self, one: Finished) -> tuple[int, int]:
-        """Waits for a neighbour, as far as the counter shows them by themselves. Not what follows the last instruction:
-        gradients are reduced and applied there."""
-        record, idle_us, waits = one.record, one.record.begin_us, []
-        for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
-            if begin_us > idle_us + SETTLE_US:
-                waits.append((idle_us, begin_us))
-            idle_us = max(idle_us, begin_us + duration_us)
-        span_us, energy_mj = self.meter.quiet(waits, record.begin_us, one.next_begin_us)
-        return round(span_us), energy_mj
 
     def _notify(self, notice: GpuNotice) -> None:
         restored = notice.kind is GpuNoticeKind.CLOCKS_RESTORED

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from perseus_agent.errors import InvalidRequest, UnknownPlan
@@ -33,6 +34,16 @@ class StagePlan:
     clocks_mhz: tuple[int, ...]
     wake: bytes
     """One byte per instruction: 1 where its clock differs from that of the instruction before (the first: the last)."""
+
+    @cached_property
+    def highest_mhz(self) -> int:
+        """The highest clock of the plan."""
+        return max(self.clocks_mhz)
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether all instructions have one clock."""
+        return not any(self.wake)
 
 
 class Selection(NamedTuple):

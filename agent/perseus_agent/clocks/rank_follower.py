@@ -1,5 +1,11 @@
-"""Follows one rank through its schedule: from the position in shared memory to the clock it wants, and to finished
+"""Follows one rank through its schedule: from the marks in shared memory to the clock it wants, and to finished
 iterations.
+
+Whose time the marks are in decides how (design note 0019). Where the GPU's time is known, a timetable says which clock
+to ask for, and the follower looks by itself (``next_look_us``) instead of being rung. Until the timetable knows the
+plan, a rank that waits for its GPU is followed from mark to mark, and others keep one clock for the iteration, the
+plan's highest; so do ranks whose marks say nothing about the GPU. Marks of another clock than the machine's, a
+simulator's, are followed as they come.
 
 Only the thread of the rank's GPU calls it (``iteration`` may be read by others). The memory is trusted for nothing but
 the rank's own clocks: a rank that skips, repeats or reorders instructions, or whose schedule is not the plan's, runs
@@ -12,12 +18,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from perseus_agent.clocks.plans import JobPlans, StagePlan
-from perseus_agent.clocks.telemetry import RankProcess
-from perseus_agent.clocks.wake_prediction import WakePredictor
-from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, Phase
+from perseus_agent.clocks.telemetry import ClockControl, RankProcess
+from perseus_agent.clocks.timetable import Lead, Timetable
+from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, MarkSource, Phase, Position
 from perseus_proto.hello import Instruction
 
 _MARKS_KEPT: Final = 2 * SLOTS
+_AT_ONCE: Final = Lead(0, 0)
+AGAIN_US: Final = 50
+"""After rings are wanted again, a look follows: store buffers have drained by then (see ``perseus_proto.channel``)."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class Finished:
     next_begin_us: int
     plan: StagePlan | None
     clock_changes: int
+    control: ClockControl = ClockControl.UNSPECIFIED
 
 
 @dataclass
@@ -36,6 +46,7 @@ class _Mark:
 
     plan: StagePlan | None
     writes: int
+    control: ClockControl = ClockControl.UNSPECIFIED
 
 
 class RankFollower:
@@ -47,11 +58,14 @@ class RankFollower:
         schedule: tuple[Instruction, ...],
         channel: ChannelReader,
         plans: JobPlans,
-        predictor: WakePredictor | None = None,
+        *,
+        machine_clock: bool = False,
     ) -> None:
-        """``predictor``: for a rank whose clock is the machine's; without it every mark of the wake map rings."""
+        """``machine_clock``: times of the rank are of the machine's clock; otherwise every mark of the wake map rings,
+        and means that the GPU is there."""
         self.rank = rank
         self.channel = channel
+        self.machine_clock = machine_clock
         self.iteration: int | None = None
         """The furthest iteration that the rank has begun."""
         self.misfit = False
@@ -60,12 +74,16 @@ class RankFollower:
         """Whether a step has begun or ended since the look before: ``collect`` then."""
         self.deviations = 0
         """Iterations that did not follow the schedule."""
+        self.next_look_us = 0
+        """When to look next without a ring, in microseconds of the machine's clock; 0: not at all."""
         self._plans = plans
-        self._predictor = predictor
         self._kinds = tuple(int(instruction.kind) for instruction in schedule)
         self._microbatches = tuple(instruction.microbatch for instruction in schedule)
         self._chunks = tuple(instruction.chunk for instruction in schedule)
         self._count = len(schedule)
+        self._timetable = Timetable(self._count, self._plan_in)
+        self._silent = False
+        self._asked_mhz: int | None = None
         self._plan: StagePlan | None = None
         self._wake = bytes(self._count)
         self._planned_iteration = -1
@@ -79,24 +97,68 @@ class RankFollower:
             self.iteration = self._planned_iteration = position.iteration
             self._deviant = True
 
-    def look(self, writes: int) -> int | None:
-        """The clock that the running or the next instruction wants; None: the default clocks.
+    @property
+    def plan(self) -> StagePlan | None:
+        """What is followed now; None: default clocks."""
+        return None if self._deviant else self._plan
+
+    # ------------------------------------------------------------------------------------------- the clock to ask for
+
+    def look(self, writes: int, now_us: int = 0, lead: Lead = _AT_ONCE) -> int | None:
+        """The clock to ask for now; None: the default clocks. ``next_look_us`` says when to look again.
 
         Args:
             writes: the device's clock changes so far, to tell them apart by iteration.
+            now_us: now, by the machine's clock.
+            lead: how long a change takes.
         """
         # Nearly every ring: the next instruction of the iteration that is followed already.
         ended = self.channel.ended(self._planned_iteration)
         if self._index <= ended + 1 < self._count and ended >= 0 and self.iteration == self._planned_iteration:
             self.due = False
             self._index = ended + 1
-            return None if self._deviant or self._plan is None else self._plan.clocks_mhz[ended + 1]
-        return self._look(writes)
+        else:
+            self._move(writes)
+        plan, was_silent, self.next_look_us = self.plan, self._silent, 0
+        control, mhz = (ClockControl.UNSPECIFIED, None) if plan is None else self._choose(plan, now_us, lead)
+        self._asked_mhz = mhz
+        mark = self._marks.get(self.iteration or 0)
+        if mark is not None and plan is not None:
+            mark.control = control
+        silent = self.next_look_us > 0
+        if silent != was_silent:
+            self._silent = silent
+            self.channel.skip_rings_from(1 if silent else 0)
+            if not silent:  # a mark may not have rung, because of what the channel held when it was made
+                self.next_look_us = now_us + AGAIN_US
+        return mhz
 
-    def _look(self, writes: int) -> int | None:
+    def _choose(self, plan: StagePlan, now_us: int, lead: Lead) -> tuple[ClockControl, int | None]:
+        """How to find the clock of a plan, and the clock."""
+        following, marked = plan.clocks_mhz[max(self._index, 0)], ClockControl.MARKS
+        if not self.machine_clock:
+            return marked, following
+        source, timetable = self.channel.mark_source(), self._timetable
+        if source is not MarkSource.SYNCHRONISED:
+            marked, following = ClockControl.HELD, plan.highest_mhz
+        if source is MarkSource.HOST or (plan.uniform and self._plan_of(self._planned_iteration + 1) is plan):
+            return marked, following
+        position = self.channel.gpu_position()
+        if position is not None:
+            timetable.sight(*position, now_us)
+        elif source is MarkSource.EVENTS:
+            timetable.bound(*_boundaries(self.channel.position(), self._count), now_us)
+        if not timetable.ready:
+            return marked, following
+        target = timetable.target(now_us, lead, self._asked_mhz)
+        self.next_look_us = target.look_us
+        return ClockControl.TIMETABLE, target.mhz
+
+    def _move(self, writes: int) -> None:
+        """Take over where the rank is, and what is planned there."""
         position = self.channel.position()
         if position.phase is Phase.NONE:
-            return None
+            return
         # By the iteration too: a fast rank is inside the next one before its ring is handled.
         self.due = position.phase in (Phase.STEP_BEGUN, Phase.STEP_ENDED) or position.iteration != self.iteration
         iteration, index = position.upcoming(self._count)
@@ -119,28 +181,13 @@ class RankFollower:
         if index < self._index or (iteration == position.iteration and self.channel.deviates(iteration)):
             self._deviate()
         self._index = index
-        plan = None if self._deviant else self._plan
-        return None if plan is None else plan.clocks_mhz[index]
 
     def selection_changed(self) -> None:
         """React to a selection. Call ``look`` afterwards: marks that the rank has passed since do not ring again."""
         if self.iteration is not None:
             self._publish(self._planned_iteration)
 
-    def next_look_us(self, now_us: int) -> int:
-        """When to look next without a ring, in microseconds of the machine's clock; 0: not at all. Call it after each
-        ``look``, then ``must_look_again``."""
-        predictor, iteration = self._predictor, self.iteration
-        if predictor is None or iteration is None:
-            return 0
-        ended = self._index if iteration == self._planned_iteration else self._count
-        if self._plan is None or self._deviant:
-            return predictor.rest(iteration, ended)
-        return predictor.look(iteration, ended, now_us)
-
-    def must_look_again(self) -> bool:
-        """Whether to look again at once: the rank may have left out a ring because of the look predicted before."""
-        return self._predictor is not None and self._predictor.must_look_again()
+    # ------------------------------------------------------------------------------------------- what is over
 
     def collect(self, writes: int) -> list[Finished]:
         """Collect the iterations that are over, oldest first. Call it when a step begins or ends."""
@@ -148,11 +195,14 @@ class RankFollower:
         while (record := self.channel.drain_iteration()) is not None:
             if not record.complete:
                 self.deviations += 1
+            if self.machine_clock and record.source is not MarkSource.HOST:
+                self._timetable.add(record)
             if self._open is not None:
                 following = record.begin_us if record.iteration == self._open.iteration + 1 else self._open.end_us
                 finished.append(self._finish(self._open, following, writes))
             self._open = record
-        if self._open is not None:
+        # On the GPU the next one begins when its own record says so, not when the host launches it.
+        if self._open is not None and not _late(self._open):
             begin_us = self.channel.step_begin_us()
             position = self.channel.position()
             if position.iteration == self._open.iteration + 1 and self.channel.step_begin_us() == begin_us:
@@ -170,23 +220,27 @@ class RankFollower:
             self._open = None
         return finished
 
+    # ------------------------------------------------------------------------------------------- inside
+
     def _take_plan(self, iteration: int) -> bool:
         """Follow what is planned for an iteration; True if the wake map changed."""
-        plan = self._plan_of(iteration)
-        if plan is not self._plan:
-            self._plan = plan
-            if self._predictor is not None:
-                self._predictor.follow(bytes(self._count) if plan is None else plan.wake)
+        self._plan = self._plan_of(iteration)
         return self._publish(iteration)
 
     def _plan_of(self, iteration: int) -> StagePlan | None:
         plan = self._plans.follow(self.rank.rank_id.dp, self.rank.rank_id.stage, iteration)
         return plan if plan is self._plan or (plan is not None and self._fits(plan)) else None
 
+    def _plan_in(self, iteration: int) -> StagePlan | None:
+        """The plan that an iteration began with, or will begin with."""
+        mark = self._marks.get(iteration)
+        return self._plan_of(iteration) if mark is None else mark.plan
+
     def _publish(self, iteration: int) -> bool:
-        """Publish the wake map of an iteration's plan, with a ring at its last instruction if another plan is next: so
-        the clock changes before the next iteration begins. True if the wake map changed."""
-        wake = bytes(self._count) if self._plan is None else self._plan.wake
+        """Publish the wake map of an iteration's plan, if its marks are of use, with a ring at its last instruction if
+        another plan is next: so the clock changes before the next iteration begins. True if the wake map changed."""
+        rings = not self.machine_clock or self.channel.mark_source() is MarkSource.SYNCHRONISED
+        wake = bytes(self._count) if self._plan is None or not rings else self._plan.wake
         if self._plan_of(iteration + 1) is not self._plan:
             wake = b"\x01" + wake[1:]
         if wake == self._wake:
@@ -208,10 +262,12 @@ class RankFollower:
         self._deviant = True
         mark = self._marks.get(self._planned_iteration)
         if mark is not None:
-            mark.plan = None
+            mark.plan, mark.control = None, ClockControl.UNSPECIFIED
 
     def _finish(self, record: IterationRecord, next_begin_us: int, writes: int) -> Finished:
-        consistent = record.end_us <= next_begin_us <= record.begin_us + MAX_DURATION_US
+        # A GPU may begin an iteration before it has ended the one before: no time is in two of them.
+        earliest_us = record.begin_us if _late(record) else record.end_us
+        consistent = earliest_us <= next_begin_us <= record.begin_us + MAX_DURATION_US
         mark = self._marks.pop(record.iteration, None)
         following = self._marks.get(record.iteration + 1)
         return Finished(
@@ -219,4 +275,17 @@ class RankFollower:
             next_begin_us=next_begin_us if consistent else record.end_us,
             plan=None if mark is None else mark.plan,
             clock_changes=0 if mark is None else (writes if following is None else following.writes) - mark.writes,
+            control=ClockControl.UNSPECIFIED if mark is None else mark.control,
         )
+
+
+def _late(record: IterationRecord) -> bool:
+    """Whether its times are the GPU's and came later than the host's marks."""
+    return record.source in (MarkSource.EVENTS, MarkSource.GPU)
+
+
+def _boundaries(position: Position, count: int) -> tuple[int, int]:
+    """The host's position in the terms of a GPU mark."""
+    begun = 2 * position.index + 1
+    boundary = {Phase.STEP_BEGUN: 0, Phase.BEGUN: begun, Phase.ENDED: begun + 1}.get(position.phase, 2 * count + 1)
+    return position.iteration, boundary

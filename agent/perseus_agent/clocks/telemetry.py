@@ -9,14 +9,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 from perseus_agent.clocks.governor import GpuNotice
 from perseus_agent.errors import TooMuch
+from perseus_proto.channel import MarkSource
 from perseus_proto.rank import RankId
 
 MAX_WATCHERS: Final = 16
 BATCH_EVENTS: Final = 256
+
+
+class ClockControl(IntEnum):
+    """How the agent chose the moments of clock changes; numbers as in ``perseus.v1alpha1.ClockControl``."""
+
+    UNSPECIFIED = 0
+    """No plan was followed."""
+    TIMETABLE = 1
+    MARKS = 2
+    HELD = 3
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,14 @@ class IterationSummary:
     quiet_us: int = 0
     """Within waits, from one move of the counter to a later one."""
     quiet_energy_mj: int = 0
+    marks: MarkSource | None = None
+    """None: of another clock than the machine's."""
+    control: ClockControl = ClockControl.UNSPECIFIED
+    leads_us: tuple[int, ...] = ()
+    below_plan_us: int = 0
+    above_plan_us: int = 0
+    median_clock_mhz: int = 0
+    power_limited: bool = False
 
 
 Event = RankChange | IterationSummary | GpuNotice

@@ -36,7 +36,7 @@ LATE_MIN_US: Final = 500
 LATE_MAX_US: Final = 100_000
 """A GPU that is later than predicted is sighted again after a quarter of the time by which it is late."""
 LOOK_MAX_US: Final = 1_000_000
-"""And at least so often in any case."""
+"""Between looks at most, and at least one in each iteration."""
 _DEFAULT_CLOCKS: Final = 1 << 30
 """Stands for the default clocks, which are above any that is locked."""
 
@@ -68,11 +68,13 @@ class Lead(NamedTuple):
 
     median_us: int
     deviation_us: int
+    worth_us: int = 0
+    """A lower clock that lasts shorter is not worth the calls."""
 
     @classmethod
     def of(cls, latency: SwitchLatency) -> Lead:
         """The lead that a switch latency demands."""
-        return cls(us_from_s(latency.p50_s), us_from_s(latency.deviation_s))
+        return cls(us_from_s(latency.p50_s), us_from_s(latency.deviation_s), us_from_s(2 * latency.call_s))
 
 
 class Target(NamedTuple):
@@ -173,14 +175,13 @@ class Timetable:
 
     # ------------------------------------------------------------------------------------------- what to ask for
 
-    def target(self, now_us: int, lead: Lead, asked_mhz: int | None, worth_us: int = 0) -> Target:
+    def target(self, now_us: int, lead: Lead, asked_mhz: int | None) -> Target:
         """The clock to have asked for now. Call it only if ``ready``.
 
         Args:
             now_us: now.
             lead: of this GPU.
             asked_mhz: the clock that was asked for last; None: the default clocks.
-            worth_us: a lower clock that lasts shorter is not asked for.
         """
         self._draw()
         line, places_us = self._drawn.line, self._drawn.places_us
@@ -192,13 +193,15 @@ class Timetable:
         there_us = max(latest_us, places_us[coming - 1] if coming else -math.inf)
         asked = _DEFAULT_CLOCKS if asked_mhz is None else asked_mhz
         enough_mhz = line.highest_mhz(here_us, there_us)
-        mhz = min(max(asked, enough_mhz), line.highest_mhz(here_us, there_us + worth_us))
-        width_us = there_us + worth_us - earliest_us + self._error_us(earliest_us)
+        mhz = min(max(asked, enough_mhz), line.highest_mhz(here_us, there_us + lead.worth_us))
+        width_us = there_us + lead.worth_us - earliest_us + self._error_us(earliest_us)
         raise_us, lower_us = line.raise_us(there_us, mhz), line.lower_us(here_us, mhz, width_us)
         sure_us = places_us[coming] - self._error_us(places_us[coming]) if coming < len(places_us) else math.inf
         raise_wait_us = max(raise_us - self._error_us(raise_us), sure_us) - latest_us
         lower_wait_us = lower_us + self._error_us(lower_us) - earliest_us
-        wait_us = min(raise_wait_us, lower_wait_us, LOOK_MAX_US)
+        next_us = places_us[-1] if self._drawn.patterns[0] is None else self._drawn.patterns[0].period_us
+        next_wait_us = self._high_us + next_us + 1 - now_us
+        wait_us = min(raise_wait_us, lower_wait_us, LOOK_MAX_US, next_wait_us if next_wait_us > 0 else LOOK_MAX_US)
         sight_us = self._sight_us(now_us, now_us + lower_wait_us, lead)
         look_us = max(min(now_us + wait_us, sight_us), now_us + 1)
         return Target(None if mhz == _DEFAULT_CLOCKS else mhz, math.ceil(look_us))

@@ -11,16 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub, Watcher
-from perseus_agent.clocks.wake_prediction import WakePredictor
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown, TooMuch
 from perseus_agent.node.leases import JobLease, LeaseTable, PodName
@@ -63,14 +63,24 @@ class Node:
     """All state of the agent that outlives one call."""
 
     def __init__(
-        self, devices: DeviceSet, journal: Journal, kubelet: Kubelet, hub: TelemetryHub, limits: WorkerLimits
+        self,
+        devices: DeviceSet,
+        journal: Journal,
+        kubelet: Kubelet,
+        hub: TelemetryHub,
+        limits: WorkerLimits,
+        *,
+        kept: Callable[[], None] = lambda: None,
     ) -> None:
+        """``kept`` is called each time the leases have been looked through: about every ``KEEPER_INTERVAL_S``."""
         self.driver_version = devices.driver_version
+        turns = CallTurns(lambda uuid: self.workers[uuid].wake())
         self.workers = {
-            device.identity.uuid: GpuWorker(device, journal, limits, hub.publish) for device in devices.devices
+            device.identity.uuid: GpuWorker(device, journal, limits, hub.publish, turns) for device in devices.devices
         }
         self.leases = LeaseTable(journal, time.monotonic)
         self._journal = journal
+        self._kept = kept
         self._kubelet = kubelet
         self._hub = hub
         self._lock = threading.RLock()
@@ -139,6 +149,10 @@ class Node:
         with self._lock:
             self._check_serving()
             self._expire()
+            self.leases.check(job_uid, job_name, epoch, ttl_s, pods)
+        self._journal.record_epoch(job_uid, epoch)  # without the lock: a slow disk must not keep leases from expiring
+        with self._lock:
+            self._check_serving()
             lease = self.leases.acquire(job_uid, job_name, epoch, ttl_s, pods)
             for session in self._bound(job_uid):
                 if session.pod_uid not in lease.pods:
@@ -356,8 +370,10 @@ class Node:
                 rank_id=hello.rank,
                 pid=session.peer.pid,
             )
-            predictor = None if hello.timing is Timing.FOREIGN else WakePredictor(session.channel)
-            session.follower = RankFollower(rank, hello.schedule, session.channel, lease.plans, predictor)
+            machine_clock = hello.timing is not Timing.FOREIGN
+            session.follower = RankFollower(
+                rank, hello.schedule, session.channel, lease.plans, machine_clock=machine_clock
+            )
             session.worker = worker
             worker.attach(session.follower)
             self._hub.publish(lease.job_uid, RankChange(rank, True, session.follower.iteration or 0))
@@ -389,6 +405,7 @@ class Node:
                     self._expire()
                 for worker in self.workers.values():
                     worker.check_hang()
+                self._kept()
             except Exception:
                 log.exception("keeper failed")
             self._kept_s = time.monotonic()

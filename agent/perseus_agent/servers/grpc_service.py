@@ -15,6 +15,7 @@ import grpc
 from perseus_agent import __version__
 from perseus_agent.clocks.governor import GpuNotice
 from perseus_agent.clocks.gpu_worker import GpuWorker
+from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankProcess
 from perseus_agent.errors import (
     AgentError,
@@ -36,7 +37,7 @@ from perseus_agent.node.leases import PodName
 from perseus_agent.node.node import LeaseView, Node
 from perseus_proto.hello import Instruction
 from perseus_proto.planset import InvalidPlanSet, decode_plan_set
-from perseus_proto.units import ms_from_s, s_from_ms
+from perseus_proto.units import ms_from_s, s_from_ms, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 
@@ -208,6 +209,30 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
         controllability_message=governor.controllability_message,
         energy_mj=energy_mj or 0,
         has_energy_counter=energy_mj is not None,
+        clock_latency=_latency(governor.latency),
+    )
+
+
+def _latency(meter: LatencyMeter) -> messages.ClockLatency:
+    switch, calls = meter.switch, meter.calls
+    return messages.ClockLatency(
+        p50_us=us_from_s(switch.p50_s),
+        p99_us=us_from_s(switch.p99_s),
+        call_p50_us=calls.p50_us,
+        call_p99_us=calls.p99_us,
+        changes=meter.measured if meter.enough else 0,
+        source=switch.source,
+        shared_lock=switch.shared_lock,
+        transitions=[
+            messages.ClockTransition(
+                from_mhz=before_mhz,
+                to_mhz=mhz,
+                changes=quantiles.values,
+                p50_us=quantiles.p50_us,
+                p99_us=quantiles.p99_us,
+            )
+            for (before_mhz, mhz), quantiles in meter.transitions().items()
+        ],
     )
 
 
@@ -267,4 +292,11 @@ def _iteration(summary: IterationSummary) -> messages.IterationReport:
         instruction_energy_iterations=summary.instruction_energy_iterations,
         quiet_us=summary.quiet_us,
         quiet_energy_mj=summary.quiet_energy_mj,
+        marks=0 if summary.marks is None else int(summary.marks),  # type: ignore[arg-type]  # numbers of the same enum
+        control=int(summary.control),  # type: ignore[arg-type]
+        leads_us=summary.leads_us,
+        below_plan_us=summary.below_plan_us,
+        above_plan_us=summary.above_plan_us,
+        median_clock_mhz=summary.median_clock_mhz,
+        power_limited=summary.power_limited,
     )

@@ -23,7 +23,7 @@ from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.node.node import Node
 from perseus_proto.http_server import HttpServer
-from perseus_proto.units import hz_from_mhz, j_from_mj, w_from_mw
+from perseus_proto.units import hz_from_mhz, j_from_mj, s_from_us, w_from_mw
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,20 @@ SERIES: Final = (
     Series("perseus_agent_clock_switches_total", "counter", "Clock writes to the GPU.", _GPU),
     Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
     Series("perseus_agent_clock_restores_total", "counter", "Times the GPU was returned to its default clocks.", _GPU),
+    Series(
+        "perseus_agent_clock_latency_seconds",
+        "gauge",
+        "From the driver's call to the new clock in effect, p50 and p99: published for the model until measured.",
+        (*_GPU, "quantile"),
+    ),
+    Series("perseus_agent_clock_call_seconds", "gauge", "Duration of the driver's call.", (*_GPU, "quantile")),
+    Series("perseus_agent_clock_latency_measured_total", "counter", "Clock changes whose latency was measured.", _GPU),
+    Series(
+        "perseus_agent_mark_lead_seconds",
+        "gauge",
+        "Longest time by which the host was ahead of the GPU in the last iteration; absent: not known.",
+        _GPU,
+    ),
     Series("perseus_agent_lease_remaining_seconds", "gauge", "Until the lease runs out.", _JOB),
     Series("perseus_agent_plan_age_seconds", "gauge", "Since a plan was last selected; absent: none is.", _JOB),
     Series("perseus_agent_ranks", "gauge", "Processes that drive a GPU.", _JOB),
@@ -116,6 +130,14 @@ class NodeCollector(Collector):
             yield "perseus_agent_clock_switches_total", gpu, governor.writes
             yield "perseus_agent_clock_requests_skipped_total", gpu, governor.skipped
             yield "perseus_agent_clock_restores_total", gpu, governor.restores
+            latency, calls = governor.latency.switch, governor.latency.calls
+            yield "perseus_agent_clock_latency_seconds", (uuid, "0.5"), latency.p50_s
+            yield "perseus_agent_clock_latency_seconds", (uuid, "0.99"), latency.p99_s
+            yield "perseus_agent_clock_call_seconds", (uuid, "0.5"), s_from_us(calls.p50_us)
+            yield "perseus_agent_clock_call_seconds", (uuid, "0.99"), s_from_us(calls.p99_us)
+            yield "perseus_agent_clock_latency_measured_total", gpu, governor.latency.measured
+            if worker.lead_s is not None:
+                yield "perseus_agent_mark_lead_seconds", gpu, worker.lead_s
 
     def _jobs(self) -> Iterator[Sample]:
         names: dict[str, tuple[str, str]] = {}

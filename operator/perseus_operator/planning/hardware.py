@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import chain
 from statistics import median
 from typing import Final
@@ -46,6 +47,17 @@ _MARKS: Final = {
 }
 
 
+class Basis(IntEnum):
+    """Where a latency comes from; a later one counts more."""
+
+    ASSUMED = 0
+    """Published for the model, or the worst of what is."""
+    STORED = 1
+    """Measured by an earlier job on the same model."""
+    MEASURED = 2
+    """Measured on GPUs of the job."""
+
+
 @dataclass(frozen=True)
 class Hardware:
     """What plans are rehearsed under.
@@ -57,8 +69,7 @@ class Hardware:
         gpus_per_lock: GPUs of one stage on a node whose calls wait for each other.
         marks: who marks instructions; None: not known yet, and assumed to be the GPUs.
         noise_ppm: relative standard deviation of an instruction's duration, parts per million.
-        measured: whether the latency was measured on GPUs of this model.
-        source: where the latency comes from.
+        basis, source: where the latency comes from, as a word and as a clause.
     """
 
     model: str
@@ -68,8 +79,13 @@ class Hardware:
     gpus_per_lock: int = 1
     marks: MarkSource | None = None
     noise_ppm: int = round(1e6 * DEFAULT_NOISE)
-    measured: bool = False
+    basis: Basis = Basis.ASSUMED
     source: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether the latency was measured on GPUs of this model."""
+        return self.basis > Basis.ASSUMED
 
     def to_json(self) -> str:
         """The description in the format of ``perseus plan --hardware``; what plans depend on and nothing else."""
@@ -110,7 +126,7 @@ def hardware_of(
         return None
     # Of different models the one that is slowest by what is published: the others wait for it.
     model = max(sorted({gpu.model for gpu in gpus}), key=lambda name: published_latency(name).p99_s)
-    latency, source = _latency(model, gpus, stored)
+    latency, basis, source = _latency(model, gpus, stored)
     return Hardware(
         model=model,
         p50_us=latency.p50_us,
@@ -119,7 +135,7 @@ def hardware_of(
         gpus_per_lock=min(_largest_group(known), _MAX_GPUS) if latency.shared_lock else 1,
         marks=marks,
         noise_ppm=round(1e6 * min(max(noise or 0.0, DEFAULT_NOISE), _MAX_NOISE)),
-        measured=latency.changes > 0,
+        basis=basis,
         source=source,
     )
 
@@ -135,9 +151,12 @@ def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware |
         return in_use
     if in_use is not None and found.marks is None:  # a restarted operator has had no reports yet
         found = replace(found, marks=in_use.marks)
+    if in_use is not None and found.model == in_use.model and found.basis < in_use.basis:
+        # An agent that has just started has measured nothing yet. What was measured before is better than a guess.
+        found = replace(in_use, marks=found.marks, noise_ppm=found.noise_ppm)
     if in_use is None or _differs(in_use, found):
         return _rounded(found)
-    return replace(in_use, marks=found.marks, measured=found.measured, source=found.source)
+    return replace(in_use, marks=found.marks, basis=found.basis, source=found.source)
 
 
 def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatus:
@@ -153,7 +172,7 @@ def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatu
         switch_latency_p99_microseconds=hardware.p99_us,
         call_microseconds=hardware.call_us,
         gpus_per_lock=hardware.gpus_per_lock,
-        figures="Measured" if hardware.measured else "Assumed",
+        figures=hardware.basis.name.capitalize(),
         source=hardware.source,
         marks=hardware.marks.value if hardware.marks else "Unknown",
         noise_parts_per_million=hardware.noise_ppm,
@@ -175,7 +194,7 @@ def hardware_from_status(status: object) -> Hardware | None:
         gpus_per_lock=known.gpus_per_lock,
         marks=next((marks for marks in MarkSource if marks == known.marks), None),
         noise_ppm=known.noise_parts_per_million,
-        measured=known.figures == "Measured",
+        basis=Basis[known.figures.upper()],
         source=known.source,
     )
 
@@ -209,14 +228,14 @@ def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> fl
     return 1.4826 * median(shares) / math.sqrt(2) if shares else None
 
 
-def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, str]:
+def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:
     own = [gpu for gpu in gpus if gpu.model == model]
     measured = [gpu.latency for gpu in own if gpu.latency and gpu.latency.changes >= ENOUGH_CHANGES]
     if 2 * len(measured) >= len(own):
-        return _worst(measured), f"measured on {len(measured)} of {len(own)} GPUs of the job"
+        return _worst(measured), Basis.MEASURED, f"measured on {len(measured)} of {len(own)} GPUs of the job"
     if stored is not None and stored.model == model:
         driver = f" with driver {stored.driver}" if stored.driver else ""
-        return stored.latency, f"measured before on this model{driver}, stored with the profile"
+        return stored.latency, Basis.STORED, f"measured before on this model{driver}, stored with the profile"
     assumed = published_latency(model)
     latency = ClockLatency(
         p50_us=us_from_s(assumed.p50_s),
@@ -225,7 +244,7 @@ def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple
         changes=0,
         shared_lock=assumed.shared_lock,
     )
-    return latency, assumed.source
+    return latency, Basis.ASSUMED, assumed.source
 
 
 def _worst(latencies: list[ClockLatency]) -> ClockLatency:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from perseus_proto.units import ratio_from_percent
 
+DEFAULT_CONFIDENCE = 0.95
+"""Share of the iterations that keep a rehearsed plan's time."""
 MAX_POINTS = 10_000
 """Of a frontier: on 8 stages with 96 microbatches each point is about 100 kB of JSON."""
 
@@ -123,6 +125,28 @@ def add_switching(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_hardware(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the description of the hardware on which plans are rehearsed."""
+    group = parser.add_argument_group(
+        "rehearsal", "Plans are executed many times on the hardware described, on which clocks change late."
+    )
+    group.add_argument(
+        "--hardware",
+        required=required,
+        type=Path,
+        metavar="H.json",
+        help="GPU model, switch latency, marks and launch queue, as JSON; with it, plans change clocks as often as pays "
+        "on such GPUs, and keep their times with a confidence",
+    )
+    group.add_argument(
+        "--confidence",
+        type=confidence,
+        default=DEFAULT_CONFIDENCE,
+        metavar="C%",
+        help="share of the iterations that keep the time (default: 95%%)",
+    )
+
+
 def add_files(parser: argparse.ArgumentParser, *, output: bool) -> None:
     """Add the files to write; ``output``: the JSON is required and the pipeline can be drawn."""
     group = parser.add_argument_group("files")
@@ -176,6 +200,17 @@ def percent(text: str) -> float:
         return ratio_from_percent(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def confidence(text: str) -> float:
+    """Read a percentage between 50% and 99.9% as a ratio.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not 0.5 <= (value := percent(text)) <= 0.999:
+        raise argparse.ArgumentTypeError(f"must be between 50% and 99.9%, not {text}")
+    return value
 
 
 def points(text: str) -> int:

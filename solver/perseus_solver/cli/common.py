@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perseus_solver.errors import InvalidCalibration, SolverError
@@ -19,10 +20,56 @@ if TYPE_CHECKING:
     from perseus_solver.model.problem import Problem
     from perseus_solver.model.result import Point
     from perseus_solver.model.simulator import Simulator
+    from perseus_solver.rehearsal import Hardware, Rehearsal
     from perseus_solver.schedules import Schedule
     from perseus_solver.switching import Switching
 
 _NAMED = ("schedule", "stages", "microbatches")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setup:
+    """What commands that plan begin with: reserved files, the problem, and an iteration at maximum clocks.
+
+    Attributes:
+        write: writes the JSON.
+        plot, gantt: write pictures; None where none is wanted.
+        simulator: of the problem.
+        baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
+    """
+
+    write: Writer
+    plot: Writer | None
+    gantt: Writer | None
+    simulator: Simulator
+    baseline_time_s: float
+    baseline_energy_j: float
+
+    @property
+    def problem(self) -> Problem:
+        """The planning problem."""
+        return self.simulator.problem
+
+
+def set_up(options: argparse.Namespace, outputs: Outputs) -> Setup:
+    """Reserve the files and read the problem.
+
+    Args:
+        options: the parsed arguments of ``add_pipeline`` and ``add_files``.
+        outputs: where files are reserved.
+
+    Raises:
+        SolverError: the input cannot be used, or a file cannot be written.
+    """
+    write = outputs.open("--output", options.output)
+    plot, gantt = (reserve_picture(options, outputs, name) for name in ("plot", "gantt"))
+    problem = read_problem(options)
+    from perseus_solver.comparison.baselines import all_maximum
+    from perseus_solver.model.simulator import Simulator
+
+    simulator = Simulator(problem)
+    baseline = simulator.run(all_maximum(problem))
+    return Setup(write, plot, gantt, simulator, float(baseline.iteration_time_s), float(baseline.energy_j))
 
 
 def read_problem(options: argparse.Namespace) -> Problem:
@@ -88,6 +135,23 @@ def _read_calibration(path: Path) -> Calibration:
         raise InvalidCalibration(f"calibration {path} cannot be read: {error.strerror or error}") from error
     except InvalidCalibration as error:
         raise InvalidCalibration(f"calibration {path}: {error}") from None
+
+
+def read_hardware(path: Path) -> Hardware:
+    """Read the description of the hardware that ``--hardware`` names.
+
+    Raises:
+        InvalidHardware: the file cannot be read or used.
+    """
+    from perseus_solver.rehearsal.hardware import MAX_BYTES, Hardware, InvalidHardware
+
+    try:
+        with path.open("rb") as file:
+            return Hardware.from_json(file.read(MAX_BYTES + 1))
+    except OSError as error:
+        raise InvalidHardware(f"hardware {path} cannot be read: {error.strerror or error}") from error
+    except InvalidHardware as error:
+        raise InvalidHardware(f"{path}: {error}") from None
 
 
 def deadline_s(options: argparse.Namespace, baseline_time_s: float) -> float:
@@ -159,6 +223,18 @@ def describe(point: Point, baseline_time_s: float, baseline_energy_j: float) -> 
         f"{point.energy_j:.1f} J ({100 * (point.energy_j / baseline_energy_j - 1):+.2f} %) "
         "against all clocks at maximum; "
         f"gap {100 * point.gap:.3f} %, {point.status.replace('_', ' ')}; {point.clock_changes} clock changes"
+    )
+
+
+def describe_rehearsal(rehearsal: Rehearsal, baseline_time_s: float, baseline_energy_j: float) -> str:
+    """Describe in one line what came of the one plan that was rehearsed, against all clocks at their maximum."""
+    p50_s, p95_s = (float(rehearsal.time_kept_s(share)[0]) for share in (0.5, 0.95))
+    energy_j = float(rehearsal.mean_energy_j[0])
+    return (
+        f"rehearsed: {p50_s:.4f} s ({100 * (p50_s / baseline_time_s - 1):+.2f} %) in the median, {p95_s:.4f} s "
+        f"({100 * (p95_s / baseline_time_s - 1):+.2f} %) at the 95th percentile, {energy_j:.1f} J "
+        f"({100 * (energy_j / baseline_energy_j - 1):+.2f} %); {100 * float(rehearsal.below_share[0]):.1f} % of the "
+        f"computing time below the planned clock, {100 * float(rehearsal.above_share[0]):.1f} % above"
     )
 
 

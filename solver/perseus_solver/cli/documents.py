@@ -7,12 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perseus_solver.errors import SolverError
 from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import Frequencies, Frontier, Point
+from perseus_solver.model.result import Frequencies, Frontier, Grain, Point
+
+if TYPE_CHECKING:
+    from perseus_solver.rehearsal import Rehearsal
+
+MAX_PLAN_BYTES = 256 << 20
+"""Of a plan that is read: a million instructions take about 80 MiB."""
+_MAX_MHZ = 65_535
+
+
+class InvalidPlan(SolverError):
+    """The file is not a plan, or not one of this schedule."""
 
 
 class PlanWriter:
@@ -38,9 +52,9 @@ class PlanWriter:
         rows = (",".join(cells[a:b]) for a, b in zip(self._offset[:-1], self._offset[1:], strict=True))
         return "[" + ",".join(f"[{row}]" for row in rows) + "]"
 
-    def point(self, point: Point) -> str:
-        """Return one plan with its figures."""
-        figures = {
+    def point(self, point: Point, grain: Grain | None = None, rehearsal: Rehearsal | None = None) -> str:
+        """Return one plan with its figures, and what came of it when it was rehearsed, alone."""
+        figures: dict[str, Any] = {
             "iteration_time_s": point.iteration_time_s,
             "energy_j": point.energy_j,
             "energy_lower_bound_j": point.energy_lower_bound_j,
@@ -48,12 +62,59 @@ class PlanWriter:
             "status": str(point.status),
             "clock_changes": point.clock_changes,
         }
+        if grain is not None and rehearsal is not None:
+            figures |= {"grain": str(grain), "expected": expected(rehearsal)}
         return f'{json.dumps(figures)[:-1]}, "stages": {self.stages(point.frequencies_mhz)}}}'
 
 
-def plan_document(problem: Problem, point: Point) -> Iterator[bytes]:
+def expected(rehearsal: Rehearsal) -> dict[str, Any]:
+    """Return what is expected of the one plan that was rehearsed."""
+    times = {name: float(rehearsal.time_kept_s(share)[0]) for name, share in (("p50", 0.5), ("p95", 0.95))}
+    return {"iteration_time_s": times, "energy_j": {"mean": float(rehearsal.mean_energy_j[0])}}
+
+
+def plan_document(
+    problem: Problem, point: Point, grain: Grain | None = None, rehearsal: Rehearsal | None = None
+) -> Iterator[bytes]:
     """Yield what ``perseus plan`` writes."""
-    yield PlanWriter(problem).point(point).encode() + b"\n"
+    yield PlanWriter(problem).point(point, grain, rehearsal).encode() + b"\n"
+
+
+def read_plan(path: Path, problem: Problem) -> Frequencies:
+    """Read the clocks of a plan that ``perseus plan`` has written.
+
+    Args:
+        path: the file.
+        problem: the problem, whose schedule must be the plan's.
+
+    Returns:
+        uint16[n], MHz.
+
+    Raises:
+        InvalidPlan: the file cannot be read, is no plan, or is one of another schedule.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_PLAN_BYTES + 1)
+    except OSError as error:
+        raise InvalidPlan(f"plan {path} cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_PLAN_BYTES:
+        raise InvalidPlan(f"plan {path} is too large: at most {MAX_PLAN_BYTES >> 20} MiB")
+    try:
+        stages = json.loads(data)["stages"]
+        steps = [
+            [(step["instruction"], step["microbatch"], step["chunk"], step["frequency_mhz"]) for step in stage]
+            for stage in stages
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidPlan(f"plan {path} is not what perseus plan writes: {error!r}") from None
+    wanted = [problem.schedule.of_stage(stage) for stage in range(problem.stages)]
+    if [[step[:3] for step in stage] for stage in steps] != wanted:
+        raise InvalidPlan(f"plan {path} is of another schedule than {problem.schedule.name} as given")
+    clocks = [step[3] for stage in steps for step in stage]
+    if not all(type(clock) is int and 0 <= clock <= _MAX_MHZ for clock in clocks):
+        raise InvalidPlan(f"plan {path}: frequency_mhz must be a whole number between 0 and {_MAX_MHZ}")
+    return np.array(clocks, dtype=np.uint16)
 
 
 def frontier_document(

@@ -38,19 +38,12 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     Raises:
         SolverError: the input cannot be used, or a file cannot be written.
     """
-    write = outputs.open("--output", options.output)
-    plot = common.reserve_picture(options, outputs, "plot")
-    gantt = common.reserve_picture(options, outputs, "gantt")
-    problem = common.read_problem(options)
+    setup = common.set_up(options, outputs)
+    problem, base_s, base_j = setup.problem, setup.baseline_time_s, setup.baseline_energy_j
     from perseus_solver.cli.documents import frontier_document
     from perseus_solver.cli.progress import ProgressBar
-    from perseus_solver.comparison.baselines import all_maximum
     from perseus_solver.frontier import solve_frontier
-    from perseus_solver.model.simulator import Simulator
 
-    simulator = Simulator(problem)
-    baseline = simulator.run(all_maximum(problem))
-    base_s, base_j = float(baseline.iteration_time_s), float(baseline.energy_j)
     with ProgressBar("solving") as progress:
         begin = time.perf_counter()
         frontier = solve_frontier(problem, points=options.points, progress=progress)
@@ -61,18 +54,18 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
                 problem, frontier, common.switching(options), loss=common.switch_loss(options)
             )
         solve_seconds = time.perf_counter() - begin
-    write(
+    setup.write(
         frontier_document(
             problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j, solve_seconds=solve_seconds
         )
     )
     without_slowdown = frontier[frontier.lookup(base_s)]
-    if plot:
+    if setup.plot:
         from perseus_solver.plots import frontier_png
 
-        plot([frontier_png(problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j)])
-    if gantt:
-        gantt([common.before_and_after_png(simulator, without_slowdown)])
+        setup.plot([frontier_png(problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j)])
+    if setup.gantt:
+        setup.gantt([common.before_and_after_png(setup.simulator, without_slowdown)])
     gap = 100 * frontier.gap
     common.print_summary(
         options,

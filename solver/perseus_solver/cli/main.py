@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from perseus_solver.cli import calibrate, compare, frontier, plan
+from perseus_solver.cli import calibrate, compare, frontier, plan, rehearse
 from perseus_solver.errors import SolverError
 
 BAD_INPUT = 2
@@ -24,12 +24,15 @@ examples:
       --blocking-power 83.64 --output frontier.json --plot frontier.png
   perseus plan --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 96 \\
       --blocking-power 83.64 --max-slowdown 3% --output plan.json --gantt pipeline.png
+  perseus rehearse --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 96 \\
+      --blocking-power 83.64 --plan plan.json --hardware h100.json
   perseus compare --profile gpt3.csv --schedule 1f1b --stages 8 --microbatches 12 --blocking-power 83.64
   perseus calibrate --instructions run.instructions.csv.gz --iterations run.iterations.csv \\
       --schedule 1f1b --output cal.json --plot cal.png
 
 The profile is a CSV with the columns stage,instruction,frequency,time,energy (MHz, s, J) and
-optionally chunk. Instructions are forward, backward, input_gradient, weight_gradient, and
+optionally chunk, and reached (MHz): the clock that was really reached where the power limit held
+it below the one set. Instructions are forward, backward, input_gradient, weight_gradient, and
 constant. The time of a constant instruction does not depend on the clock; its frequency is 0.
 Without a chunk column the rows describe a whole stage, and each of its chunks takes an equal
 part of their time and energy.
@@ -37,6 +40,7 @@ part of their time and energy.
 _COMMANDS = {
     "frontier": (frontier, "all Pareto-optimal plans, from the fastest to the one of least energy"),
     "plan": (plan, "one plan: the least energy by a deadline, or without slowdown if no deadline is given"),
+    "rehearse": (rehearse, "what a plan would do on given hardware, where clocks change late"),
     "compare": (compare, "this solver's plans beside those of other methods on the same profile, as a table"),
     "calibrate": (calibrate, "estimate overhead, delays and noise from measured iterations, for --calibration"),
 }

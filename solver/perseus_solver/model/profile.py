@@ -1,8 +1,13 @@
-"""Measurements: the CSV ``stage,instruction,frequency,time,energy[,chunk]`` (MHz, s, J), checked, as tables of options.
+"""Measurements: the CSV ``stage,instruction,frequency,time,energy[,chunk][,reached]`` (MHz, s, J), checked, as tables
+of options.
 
 Every profile is checked here once, and numbers are not checked again later. Each refusal is one line with the line of
 the file, the column and the rule. Measurements are neither smoothed nor fitted; how repeated samples become one option
 is in `perseus_solver.model.sampling`.
+
+At its power limit a GPU runs slower than the clock that was set. All clocks above are then one, and what their
+measurements differ by is noise. The column ``reached`` (MHz) says which clock was really reached; without it, each
+clock counts as reached.
 """
 
 from __future__ import annotations
@@ -15,12 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProfile
-from perseus_solver.kinds import Kind, Options
+from perseus_solver.kinds import Floats, Kind, Options
 from perseus_solver.model.sampling import Sampling, condense
 
 COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
+_OPTIONAL = ("chunk", "reached")
 MAX_ROWS = 250_000
 """64 stages × 4 kinds × 2 chunks × 100 clocks × 4 samples fit; reading takes about two seconds."""
 MAX_BYTES = 64 << 20
@@ -28,6 +35,8 @@ _MAX_STAGE = 1_023
 _MAX_CHUNK = 63
 _MAX_MHZ = 65_535  # plans store clocks in 16 bits
 _SMALLEST, _LARGEST = 1e-9, 1e9  # seconds and joules; outside, the solver's integer time would lose its precision
+_SAME_MHZ = 7.5
+"""Clocks of NVIDIA GPUs are 15 MHz apart, so a mean of readings that is less than half of that higher is the same."""
 _KINDS = {kind.label: kind for kind in Kind}
 
 Key = tuple[int, Kind, int]
@@ -67,6 +76,7 @@ class _Row:
     frequency_mhz: int
     time_s: float
     energy_j: float
+    reached_mhz: float
 
 
 def read_profile(source: str | bytes | Path, *, stages: int | None = None, sampling: Sampling | None = None) -> Profile:
@@ -137,12 +147,13 @@ def _read_rows(text: str) -> tuple[list[_Row], bool]:
         if column not in names:
             hint = "" if "\n" in text.strip() else " (this is one line of text; to read a file pass its path as a Path)"
             raise InvalidProfile(f"profile has no column {column!r}; needed are {','.join(COLUMNS)}{hint}")
-    for column in (*COLUMNS, "chunk"):
+    for column in (*COLUMNS, *_OPTIONAL):
         if names.count(column) > 1:
             raise InvalidProfile(f"profile has the column {column!r} twice")
     has_chunks = "chunk" in names
     where = [names.index(column) for column in COLUMNS]
     chunk_at = names.index("chunk") if has_chunks else None
+    reached_at = names.index("reached") if "reached" in names else None
     samples = []
     for line, row in numbered:
         if len(row) != len(names):
@@ -154,15 +165,17 @@ def _read_rows(text: str) -> tuple[list[_Row], bool]:
                 f"profile line {line}, column 'instruction': {_short(instruction)} is unknown; "
                 f"known are {', '.join(_KINDS)}"
             )
+        clock = _frequency(line, kind, frequency)
         samples.append(
             _Row(
                 line=line,
                 stage=_integer(line, "stage", stage, 0, _MAX_STAGE),
                 kind=kind,
                 chunk=0 if chunk_at is None else _integer(line, "chunk", row[chunk_at], 0, _MAX_CHUNK),
-                frequency_mhz=_frequency(line, kind, frequency),
+                frequency_mhz=clock,
                 time_s=_quantity(line, "time", time, "s"),
                 energy_j=_quantity(line, "energy", energy, "J"),
+                reached_mhz=clock if reached_at is None else _reached(line, clock, row[reached_at]),
             )
         )
     if not samples:
@@ -229,6 +242,25 @@ def _frequency(line: int, kind: Kind, text: str) -> int:
     return _integer(line, "frequency", text, 1, _MAX_MHZ)
 
 
+def _reached(line: int, clock_mhz: int, text: str) -> float:
+    """Return the clock that was reached; where it was not measured, and for constant instructions, the one set."""
+    if not text.strip() or not clock_mhz:
+        return clock_mhz
+    value = _number(line, "reached", text)
+    if not 0 < value <= _MAX_MHZ:
+        raise InvalidProfile(
+            f"profile line {line}, column 'reached': {_short(text)} must be greater than zero and at most {_MAX_MHZ}"
+        )
+    return value
+
+
+def _distinct(reached_mhz: Floats) -> npt.NDArray[np.bool_]:
+    """Return which clocks, by descending frequency, reach more than every lower one: of a plateau only the lowest."""
+    lower = np.maximum.accumulate(np.append(reached_mhz[1:], -np.inf)[::-1])[::-1]
+    distinct: npt.NDArray[np.bool_] = reached_mhz >= lower + _SAME_MHZ
+    return distinct
+
+
 def _short(text: str) -> str:
     stripped = text.strip()
     return repr(stripped if len(stripped) <= 40 else stripped[:37] + "...")
@@ -249,6 +281,7 @@ def _tables(samples: list[_Row], sampling: Sampling | None, notes: list[str]) ->
     tables = {}
     for (stage, kind, chunk), clocks in sorted(groups.items()):
         frequencies = sorted(clocks, reverse=True)
+        where = f"stage {stage}, {kind.label}{f', chunk {chunk}' if chunk else ''}"
         if sampling is None:
             time = np.array([clocks[f][0].time_s for f in frequencies])
             energy = np.array([clocks[f][0].energy_j for f in frequencies])
@@ -256,14 +289,20 @@ def _tables(samples: list[_Row], sampling: Sampling | None, notes: list[str]) ->
             time_s = [np.array([s.time_s for s in clocks[f]]) for f in frequencies]
             energy_j = [np.array([s.energy_j for s in clocks[f]]) for f in frequencies]
             time, energy, note = condense(time_s, energy_j, sampling)
-            notes.extend(f"stage {stage}, {kind.label}{f', chunk {chunk}' if chunk else ''}: {line}" for line in note)
+            notes.extend(f"{where}: {line}" for line in note)
+        distinct = _distinct(np.array([float(np.median([s.reached_mhz for s in clocks[f]])) for f in frequencies]))
+        if not distinct.all():
+            notes.append(
+                f"{where}: {int((~distinct).sum())} of {len(distinct)} clocks reach no more than a lower one "
+                "and are left out"
+            )
         tables[stage, kind, chunk] = Options(
             stage=stage,
             kind=kind,
             chunk=chunk,
-            frequency_mhz=np.array(frequencies, dtype=np.int32),
-            time_s=time,
-            energy_j=energy,
+            frequency_mhz=np.array(frequencies, dtype=np.int32)[distinct],
+            time_s=time[distinct],
+            energy_j=energy[distinct],
         )
     return tables
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import SolverError
-from perseus_solver.kinds import Floats, Ints
+from perseus_solver.kinds import Floats, Ints, latest_s
 
 Frequencies = npt.NDArray[np.uint16]
 
@@ -71,18 +71,43 @@ class InvalidFrontier(SolverError):
     """The bytes are not a frontier, or of a version that this program does not read."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Point:
-    """One plan, with its exact figures and its proven bound.
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What one plan is expected to do on real GPUs.
 
     Attributes:
-        iteration_time_s: seconds, re-simulated from the profile.
+        grain: how finely it sets clocks.
+        confidence: share of the iterations that take no longer than the point's ``iteration_time_s``.
+        p50_s: median iteration time, seconds.
+        ideal_time_s, ideal_energy_j: what the plan would take if every clock were in effect at once.
+        below_share, above_share: shares of the computing time below and above the planned clock.
+    """
+
+    grain: Grain
+    confidence: float
+    p50_s: float
+    ideal_time_s: float
+    ideal_energy_j: float
+    below_share: float
+    above_share: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """One plan, with its figures and its proven bound.
+
+    Times and energies are exact where clocks change at once. A plan that was rehearsed has times that are kept with a
+    confidence and expected energies instead, and an `Expectation`.
+
+    Attributes:
+        iteration_time_s: seconds, simulated from the profile.
         energy_j: joules of an iteration: Σ e + blocking power × waiting time of all stages.
         energy_lower_bound_j: no plan that ends by ``iteration_time_s`` takes less; proven by a dual flow.
         status: how good the plan is proven to be.
         frequencies_mhz: uint16[n], stage by stage in execution order; 0 for constant-time instructions.
         clock_changes: clock changes in one iteration of a steady run, over all stages. The change from the last
             instruction to the first of the next iteration counts.
+        expectation: what is expected of the plan on real GPUs; None: it was not rehearsed.
     """
 
     iteration_time_s: float
@@ -91,6 +116,7 @@ class Point:
     status: Status
     frequencies_mhz: Frequencies
     clock_changes: int
+    expectation: Expectation | None = None
 
     @property
     def gap(self) -> float:
@@ -120,6 +146,10 @@ class Rehearsed:
     ideal_energy_j: Floats
     below_share: Floats
     above_share: Floats
+
+    def __getitem__(self, index: int) -> Expectation:
+        figures = {name: float(getattr(self, name)[index]) for name in _REHEARSED}
+        return Expectation(grain=self.grains[index], confidence=self.confidence, **figures)
 
 
 _MAGIC = b"PRSFRNT"
@@ -171,6 +201,7 @@ class Frontier:
             status=self.statuses[index],
             frequencies_mhz=self.frequencies_mhz[index],
             clock_changes=int(self.clock_changes[index]),
+            expectation=self.rehearsed[index] if self.rehearsed else None,
         )
 
     def __iter__(self) -> Iterator[Point]:
@@ -222,7 +253,7 @@ class Frontier:
         Args:
             time_s: seconds.
         """
-        return max(int(self.time_s.searchsorted(time_s, side="right")) - 1, 0)
+        return max(int(self.time_s.searchsorted(latest_s(time_s), side="right")) - 1, 0)
 
     def to_bytes(self) -> bytes:
         """Return the frontier as versioned, compressed bytes.

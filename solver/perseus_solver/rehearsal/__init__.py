@@ -5,7 +5,23 @@ far a real job is from that. `rehearse` executes plans under it, many at a time.
 """
 
 from perseus_solver.model.result import Grain
+from perseus_solver.rehearsal.deployment import DEFAULT_CONFIDENCE, deployable_frontier, ideal_point
 from perseus_solver.rehearsal.hardware import Hardware, InvalidHardware, Marks
+from perseus_solver.rehearsal.losses import Loss, LossCause, explain_losses
 from perseus_solver.rehearsal.outcome import Rehearsal, Rule, rehearse
 
-__all__ = ["Grain", "Hardware", "InvalidHardware", "Marks", "Rehearsal", "Rule", "rehearse"]
+__all__ = [
+    "DEFAULT_CONFIDENCE",
+    "Grain",
+    "Hardware",
+    "InvalidHardware",
+    "Loss",
+    "LossCause",
+    "Marks",
+    "Rehearsal",
+    "Rule",
+    "deployable_frontier",
+    "explain_losses",
+    "ideal_point",
+    "rehearse",
+]

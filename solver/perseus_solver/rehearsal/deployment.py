@@ -14,9 +14,9 @@ import numpy as np
 
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.kinds import Index
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
-from perseus_solver.model.result import Frequencies, Frontier, Grain, Rehearsed, status_of
+from perseus_solver.model.result import Frequencies, Frontier, Grain, Point, Rehearsed, status_of
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
 from perseus_solver.rehearsal.hardware import Hardware, Marks
@@ -27,6 +27,10 @@ DEFAULT_CONFIDENCE = 0.95
 """Share of the iterations that keep a plan's time."""
 _TIMES = 12
 """Times between T_min and T* for which plans of each coarser grain are made; they lie closer at the fast end."""
+_SHORTER = np.array([0.0, 0.0005, 0.001, 0.002, 0.005, 0.01])
+"""Shares by which plans are made for shorter times than those that are wanted in particular: rehearsed, they take
+longer.
+"""
 _SOLVED = 32
 """Plans with a clock for every instruction that are rehearsed."""
 _LOSSES = (0.002, 0.01)
@@ -93,14 +97,39 @@ def deployable_frontier(
     if points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
     executor = Executor(problem)
-    candidates = _candidates(executor, hardware, solved, sorted(times_s))
+    candidates = _candidates(executor, hardware, solved, np.outer(list(times_s), 1 - _SHORTER).ravel())
     screened = rehearse(executor, candidates.frequencies_mhz, hardware, samples=_SCREENED, steady=False, seed=seed)
     candidates = candidates.select(_promising(problem, screened, points))
     found = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
     return _frontier_of(executor, solved, candidates, found, confidence=confidence, points=points)
 
 
-def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_s: list[float]) -> _Candidates:
+def ideal_point(problem: Problem, solved: Frontier, point: Point) -> Point:
+    """Return what a rehearsed plan takes where clocks change at once, with its gap there.
+
+    Args:
+        problem: the problem.
+        solved: its solution, which proves the bound.
+        point: a point of a deployable frontier.
+
+    Raises:
+        InvalidProblem: the point was not rehearsed.
+    """
+    if point.expectation is None:
+        raise InvalidProblem("point must be one that was rehearsed")
+    time_s, energy_j = point.expectation.ideal_time_s, point.expectation.ideal_energy_j
+    proven_j = float(proven_effective_j(problem, solved, np.array([time_s]))[0])
+    bound_j = min(proven_j + problem.blocking_power_w * problem.stages * time_s, energy_j)
+    return replace(
+        point,
+        iteration_time_s=time_s,
+        energy_j=energy_j,
+        energy_lower_bound_j=bound_j,
+        status=status_of(energy_j / bound_j - 1.0),
+    )
+
+
+def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_s: Floats) -> _Candidates:
     """Return plans of all grains, from the fastest to the cheapest."""
     problem, simulator = executor.problem, executor.simulator
     plans, grains = [_clocks(problem, np.zeros((1, problem.instructions), dtype=np.intp))], [Grain.NONE]
@@ -123,10 +152,10 @@ def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_
     return _Candidates(all_plans, tuple(grains)).select(np.sort(first))
 
 
-def _some(solved: Frontier, times_s: list[float]) -> Frontier:
+def _some(solved: Frontier, times_s: Floats) -> Frontier:
     """Return a few points of a frontier, evenly spread, and those just before the times that are wanted."""
     rows = np.linspace(0, len(solved) - 1, min(_SOLVED, len(solved))).astype(np.intp)
-    rows = np.union1d(rows, [solved.lookup(time_s) for time_s in times_s]).astype(np.intp)
+    rows = np.union1d(rows, [solved.lookup(time_s) for time_s in times_s.tolist()]).astype(np.intp)
     return replace(
         solved,
         time_s=solved.time_s[rows],

@@ -276,5 +276,5 @@ class _Work:
         if len(at) == len(self._planned):
             whole: Floats = values.reshape(self._shape).sum(axis=0)
             return whole
-        part: Floats = np.bincount(at % self._samples, weights=values, minlength=self._samples)
+        part = np.bincount(at % self._samples, weights=values, minlength=self._samples).astype(np.float64)
         return part.reshape(self._shape[1:])

@@ -55,16 +55,15 @@ class Loss:
 
     def __str__(self) -> str:
         """Return the cause in words, such as ``clock changes take 60 ms``."""
-        if self.seconds is not None:
-            time = f"{1e3 * self.seconds:.3g} ms"
-            return {
-                LossCause.MARKS_LEAD: f"marks lead by {time}",
-                LossCause.SLOW_CHANGES: f"clock changes take {time}",
-            }.get(self.cause, f"clock changes wait {time} for the node's driver lock")
+        time = f"{1e3 * (self.seconds or 0.0):.3g} ms"
         share = f"{100 * (self.share or 0.0):.2g} %"
-        if self.cause is LossCause.POWER_LIMIT:
-            return f"power limit: {share} of the computing time is below the clock that was asked for"
-        return f"instructions scatter by {share}"
+        return {
+            LossCause.MARKS_LEAD: f"marks lead by {time}",
+            LossCause.SLOW_CHANGES: f"clock changes take {time}",
+            LossCause.DRIVER_LOCK: f"clock changes wait {time} for the node's driver lock",
+            LossCause.POWER_LIMIT: f"power limit: {share} of the computing time is below the clock that was asked for",
+            LossCause.SCATTER: f"instructions scatter by {share}",
+        }[self.cause]
 
 
 def explain_losses(

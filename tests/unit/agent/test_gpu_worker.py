@@ -14,12 +14,14 @@ from tests.doubles.recording_gpu import RecordingGpu
 from tests.doubles.recording_node import plan_set_of, wait_for
 from tests.doubles.recording_trainer import schedule_of
 
+from perseus_agent.clocks.call_queue import CallQueue, CallTurns
 from perseus_agent.clocks.governor import GovernorLimits, GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.gpu_worker import READING_LATE_S, READING_SHARE, READINGS, GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
+from perseus_agent.clocks.timetable import Lead
 from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
 from perseus_agent.errors import DeviceBusy, DeviceLost
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
@@ -28,6 +30,8 @@ from perseus_proto.planset import decode_plan_set
 from perseus_proto.rank import RankId
 
 CLOCKS = [1200, 900, 1200, 900]
+HELD_US = 600_000_000
+"""A turn that does not end within the test."""
 PLANS = decode_plan_set(plan_set_of([[CLOCKS]]))
 RANK = RankProcess("job", "pod", "GPU-0", RankId(0, 0), 1)
 LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), sample_interval_s=0.005, watch_interval_s=0.01, hang_timeout_s=0.2)
@@ -36,12 +40,12 @@ LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), sample_interval_s=0.005, watch_
 class Rig:
     """A GPU, its worker, and a rank that runs in the test's thread and, for its GPU, in the test's time."""
 
-    def __init__(self, folder: Path, *, start: bool = True) -> None:
+    def __init__(self, folder: Path, *, start: bool = True, turns: CallTurns | None = None) -> None:
         self.now_us = 1_000_000
         self.gpu = RecordingGpu("GPU-0", clock_us=lambda: self.now_us)
         self.journal, _ = Journal.open(folder / "journal", "boot")
         self.events: list[Event] = []
-        self.worker = GpuWorker(self.gpu, self.journal, LIMITS, lambda _, event: self.events.append(event))
+        self.worker = GpuWorker(self.gpu, self.journal, LIMITS, lambda _, event: self.events.append(event), turns)
         self.plans = JobPlans()
         self.plans.push(PLANS)
         self.plans.select(PLANS.plan_id, {0: 0}, 0, {})
@@ -117,38 +121,64 @@ def test_nothing_of_ours_holds_a_clock_back_for_a_millisecond(rig: Rig) -> None:
     assert min(delays_ns) < 1_000_000
 
 
-def test_a_predicted_look_finds_the_mark_that_did_not_ring(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig.rank.step_begin(0, rig.now_us)
-    wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[0], "the first clock")
-    monkeypatch.setattr(rig.follower, "next_look_us", lambda now_us: now_us + 1_500)
-    rig.channel.skip_rings_from(1)
-    rig.rank.deviate(Faults.NONE)  # one more ring, so that the worker asks what is foreseen
-    rings = rig.rank.rings
-    for index, clock in enumerate(CLOCKS[1:]):
-        rig.rank.begin(index, rig.now_us)
-        rig.rank.end(index, rig.now_us)
-        wait_for(lambda clock=clock: rig.gpu.locked_mhz == clock, f"the clock after instruction {index}")
-    assert rig.rank.rings == rings
+def test_the_worker_looks_when_the_follower_wants_it_without_a_ring(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = iter((900, 1200, 900, 1200))
+
+    def look(writes: int, now_us: int, lead: Lead) -> int | None:
+        assert (lead.median_us, lead.deviation_us) > (0, 0)
+        clock = next(wanted, None)
+        rig.follower.next_look_us = 0 if clock is None else now_us + 1_500
+        return clock
+
+    monkeypatch.setattr(rig.follower, "look", look)
+    rig.rank.deviate(Faults.NONE)  # one ring, no more
+    wait_for(lambda: rig.written[-5:] == [900, 1200, 900, 1200, None], "all looks")
     monkeypatch.undo()
     rig.worker.detach(rig.follower, "gone").result(60)
     assert rig.worker._look_s == 0
 
 
-def test_a_mark_that_overtook_the_worker_is_looked_at_at_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_whose_turn_comes_sends_its_newest_target(tmp_path: Path) -> None:
+    rigs: list[Rig] = []
+    turns = CallTurns(lambda _: rigs[0].worker.wake(), CallQueue(HELD_US))
+    assert turns.ask("other", 0) is None
+    rigs.append(rig := Rig(tmp_path, turns=turns))
     rig.rank.step_begin(0, rig.now_us)
-    wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[0], "the first clock")
-    rig.channel.skip_rings_from(1)
+    wait_for(lambda: rig.worker.governor.queued, "a change that waits")
+    rig.rank.begin(0, rig.now_us)
+    rig.rank.end(0, rig.now_us)
+    wait_for(lambda: rig.follower._index == 1, "the next instruction is followed")
+    assert rig.written == []
+    turns.leave("other")
+    wait_for(lambda: rig.written, "a clock")
+    assert rig.written == [CLOCKS[1]]
+    rig.worker.stop("over").result(60)
+    rig.channel.close()
 
-    def must_look_again() -> bool:
-        """The rank passes an instruction just after the worker has looked, and does not ring."""
-        monkeypatch.undo()
-        rig.rank.begin(0, rig.now_us)
-        rig.rank.end(0, rig.now_us)
-        return True
 
-    monkeypatch.setattr(rig.follower, "must_look_again", must_look_again)
-    rig.rank.deviate(Faults.NONE)
-    wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[1], "the clock after it")
+def test_a_deviating_rank_leaves_the_queue(tmp_path: Path) -> None:
+    turns = CallTurns(lambda _: None, CallQueue(HELD_US))
+    assert turns.ask("other", 0) is None
+    rig = Rig(tmp_path, turns=turns)
+    rig.rank.step_begin(0, rig.now_us)
+    wait_for(lambda: rig.worker.governor.queued, "a change that waits")
+    rig.rank.deviate(Faults.OUT_OF_ORDER)
+    wait_for(lambda: not rig.worker.governor.queued, "the default clocks, which are there already")
+    assert rig.written == []
+    rig.worker.stop("over").result(60)
+    rig.channel.close()
+
+
+def test_a_release_does_not_wait_for_a_turn(tmp_path: Path) -> None:
+    turns = CallTurns(lambda _: None, CallQueue(HELD_US))
+    rig = Rig(tmp_path, turns=turns)
+    rig.iterate(0)
+    assert turns.ask("other", 0) is None
+    rig.rank.step_begin(1, rig.now_us)
+    assert rig.worker.detach(rig.follower, "gone").result(60) is True
+    assert rig.written[-1] is None
+    rig.worker.stop("over").result(60)
+    rig.channel.close()
 
 
 def test_instructions_and_waiting_add_up_to_the_gpu_s_counter(rig: Rig) -> None:
@@ -344,7 +374,7 @@ def test_a_fault_of_our_own_ends_in_default_clocks_and_a_living_thread(
 ) -> None:
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
-    monkeypatch.setattr(rig.follower, "look", lambda writes: 1 / 0)
+    monkeypatch.setattr(rig.follower, "look", lambda *_: 1 / 0)
     rig.rank.step_begin(1, rig.now_us)
     wait_for(lambda: rig.written[-1] is None and not rig.journal.locked, "default clocks")
     monkeypatch.undo()

@@ -168,7 +168,7 @@ def test_a_lower_clock_that_lasts_too_short_to_be_worth_a_call_is_not_asked_for(
         timetable.add(run)
     for worth_us, wanted in ((15_000, 900), (17_000, 1200)):
         now_us = runs[3].begins_us[1] - LEAD.median_us + LEAD.deviation_us
-        assert timetable.target(now_us, LEAD, 1200, worth_us).mhz == wanted
+        assert timetable.target(now_us, LEAD._replace(worth_us=worth_us), 1200).mhz == wanted
 
 
 @given(st.data())
@@ -262,3 +262,4 @@ def test_the_lead_of_a_latency_is_its_median_and_the_deviation_to_its_tail() -> 
     lead = Lead.of(SwitchLatency(0.03, 0.1, 0.004, True, "assumed"))
     assert lead.median_us == 30_000
     assert 0 < lead.deviation_us < 70_000
+    assert lead.worth_us == 8_000

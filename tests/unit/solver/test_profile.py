@@ -208,3 +208,34 @@ def test_reads_the_published_measurements(sosp24: Path) -> None:
         assert profile.stages == 8
         assert all(table.frequency_mhz.size <= clocks for table in profile.tables.values())
         assert sum(table.frequency_mhz.size for table in profile.tables.values()) > 600
+
+
+def reached(*clocks: tuple[int, str]) -> str:
+    rows = [
+        f"0,{kind},{mhz},{1400 / mhz},{mhz / 10},{text}" for kind in ("forward", "backward") for mhz, text in clocks
+    ]
+    return "stage,instruction,frequency,time,energy,reached\n" + "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("clocks", "left"),
+    [
+        ([(1980, "1335"), (1965, "1336.5"), (1350, "1335"), (1335, "1335"), (1320, "1320")], [1335, 1320]),
+        ([(1980, "1335"), (1335, "1320"), (1320, "1320")], [1980, 1320]),  # the lower clock reaches less
+        ([(1400, "1400"), (1385, "1385")], [1400, 1385]),
+        ([(1400, ""), (1385, "")], [1400, 1385]),  # not measured: as set
+        ([(1400, "1200"), (1300, "1290"), (1200, "1200")], [1300, 1200]),  # hot at the highest clock
+    ],
+)
+def test_clocks_above_a_plateau_are_one_clock_the_lowest(clocks: list[tuple[int, str]], left: list[int]) -> None:
+    profile = read_profile(reached(*clocks))
+    for table in profile.tables.values():
+        assert table.frequency_mhz.tolist() == left
+        assert len(table.time_s) == len(table.energy_j) == len(left)
+    assert bool(profile.notes) == (len(left) < len(clocks))
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "nan", "70000", "fast"])
+def test_a_reached_clock_is_checked_by_line_and_column(text: str) -> None:
+    with pytest.raises(InvalidProfile, match="line 3, column 'reached'"):
+        read_profile(reached((1400, "1400"), (1385, text)))

@@ -1,0 +1,131 @@
+"""Reports of finished iterations of one GPU: they wait for their energy, and are published.
+
+They belong to the thread of their GPU, which adds readings and finished iterations and asks for what is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+from perseus_agent.clocks.latency import Effect
+from perseus_agent.clocks.rank_follower import Finished, RankFollower
+from perseus_agent.clocks.reckoning import ClockReading, beside_plan_us, clock_during
+from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary
+from perseus_agent.devices.energy import SETTLE_US, EnergyMeter, InstructionEnergies
+from perseus_proto.units import s_from_us
+
+MAX_UNFINISHED: Final = 16
+UNFINISHED_S: Final = 3.0
+"""Iterations that wait for their energy, and how long: longer than any counter's tick."""
+CLOCKS_KEPT: Final = 1_024
+"""Readings of the SM clock: of nearly a minute, at the default interval."""
+
+
+class IterationReports:
+    """The iterations of one GPU that are over but not yet reported."""
+
+    def __init__(self, publish: Callable[[str, Event], None]) -> None:
+        self.meter = EnergyMeter()
+        self.clocks: deque[ClockReading] = deque(maxlen=CLOCKS_KEPT)
+        """What was read of the SM clock."""
+        self.lead_s: float | None = None
+        """The longest time by which the host was ahead of the GPU in the last iteration; None: not known."""
+        self._publish = publish
+        self._energies = InstructionEnergies()
+        self._waiting: deque[tuple[float, Finished, RankFollower]] = deque()
+
+    def begin(self) -> None:
+        """Another rank drives the GPU: means of energy begin anew."""
+        self._energies, self.lead_s = InstructionEnergies(), None
+
+    def add(self, follower: RankFollower, finished: Iterable[Finished]) -> None:
+        """Iterations of a rank are over."""
+        self._waiting.extend((time.monotonic(), one, follower) for one in finished)
+
+    def publish_ready(self, *, counter: bool, enforced: bool, effects: Sequence[Effect]) -> None:
+        """Publish what need not wait any longer.
+
+        Args:
+            counter: the GPU has an energy counter to wait for.
+            enforced: plans could be followed.
+            effects: of the last writes.
+        """
+        patience_s = time.monotonic() - UNFINISHED_S
+        while self._waiting and (
+            not counter
+            or self.meter.covers(self._waiting[0][1].next_begin_us)
+            or self._waiting[0][0] < patience_s
+            or len(self._waiting) > MAX_UNFINISHED
+        ):
+            self._report(*self._waiting.popleft()[1:], enforced, effects)
+
+    def _report(self, one: Finished, follower: RankFollower, enforced: bool, effects: Sequence[Effect]) -> None:
+        record, plan = one.record, one.plan if enforced else None
+        key = (plan.plan_id, plan.point) if plan else None
+        energy_mj = self._account(one, key)
+        means_mj = self._energies.means_mj(key) if energy_mj is not None else ()
+        quiet_us, quiet_mj = self._quiet(one) if energy_mj is not None else (0, 0)
+        below_us, above_us = (
+            beside_plan_us(record, plan.clocks_mhz, effects) if plan and follower.machine_clock else (0, 0)
+        )
+        clock_mhz, limited = clock_during(record, one.next_begin_us, self.clocks)
+        leads_us = record.leads_us if follower.machine_clock else ()
+        self.lead_s = s_from_us(max(leads_us)) if leads_us else None
+        self._publish(
+            follower.rank.job_uid,
+            IterationSummary(
+                rank=follower.rank,
+                iteration=record.iteration,
+                iteration_time_us=one.next_begin_us - record.begin_us,
+                compute_span_us=min(record.end_us, one.next_begin_us) - record.begin_us,
+                energy_mj=energy_mj,
+                plan_id=plan.plan_id if plan else "",
+                point=plan.point if plan else 0,
+                durations_us=record.durations_us,
+                clock_changes=one.clock_changes,
+                instruction_energy_mj=means_mj,
+                instruction_energy_iterations=self._energies.iterations if means_mj else 0,
+                quiet_us=quiet_us,
+                quiet_energy_mj=quiet_mj,
+                marks=record.source if follower.machine_clock else None,
+                control=one.control if plan else ClockControl.UNSPECIFIED,
+                leads_us=leads_us,
+                below_plan_us=below_us,
+                above_plan_us=above_us,
+                median_clock_mhz=clock_mhz,
+                power_limited=limited,
+            ),
+        )
+
+    def _account(self, one: Finished, key: object) -> int | None:
+        """Energy of an iteration, and of each of its instructions into the means."""
+        record = one.record
+        moments = [record.begin_us]
+        for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
+            moments += (begin_us, begin_us + duration_us)
+        moments.append(one.next_begin_us)
+        if any(later < earlier for earlier, later in pairwise(moments)):
+            # the energy of instructions that overlap cannot be separated
+            moments = [record.begin_us, one.next_begin_us]
+        levels = self.meter.at(moments)
+        if levels is None:
+            return None
+        if len(moments) > 2:
+            spent = [levels[place + 1] - levels[place] for place in range(1, len(levels) - 1, 2)]
+            self._energies.add(key, spent)
+        return round(levels[-1] - levels[0])
+
+    def _quiet(self, one: Finished) -> tuple[int, int]:
+        """Waits for a neighbour, as far as the counter shows them by themselves. Not what follows the last instruction:
+        gradients are reduced and applied there."""
+        record, idle_us, waits = one.record, one.record.begin_us, []
+        for begin_us, duration_us in zip(record.begins_us, record.durations_us, strict=True):
+            if begin_us > idle_us + SETTLE_US:
+                waits.append((idle_us, begin_us))
+            idle_us = max(idle_us, begin_us + duration_us)
+        span_us, energy_mj = self.meter.quiet(waits, record.begin_us, one.next_begin_us)
+        return round(span_us), energy_mj

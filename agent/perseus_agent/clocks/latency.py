@@ -1,0 +1,196 @@
+"""How long one GPU takes to change its clock: measured by reading the clock after writes, assumed until enough are.
+
+Every write tells how long it waited for its turn and how long the driver's call took. Of some writes (all of them while
+a plan has one clock, as in a profiling sweep) the SM clock is read until it is the one that was asked for. ``read_us``
+says when to read; a reading that is not taken in time ends that measurement and nothing else. The meter belongs to the
+thread of its GPU; ``switch``, ``lead`` and ``transitions`` return plain values that other threads may use. Times are
+microseconds of one clock; nothing here reads a clock or a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from perseus_agent.clocks.timetable import Lead
+from perseus_proto.latency import SwitchLatency
+from perseus_proto.units import s_from_us, us_from_s
+
+KEPT: Final = 256
+"""Changes remembered: enough for a 99th percentile that two outliers do not make."""
+ENOUGH: Final = 32
+"""Changes after which the measured latency is used in place of the published one."""
+TRANSITIONS_KEPT: Final = 64
+KEPT_OF_TRANSITION: Final = 32
+READ_SHARE: Final = 0.005
+"""Of time, at most, that is spent on reading clocks for this, beyond sweeps."""
+READ_MIN_US: Final = 100
+READ_STEPS: Final = 16
+"""The clock is read again after a sixteenth of the time since the call began: so precise is a measurement."""
+GIVE_UP: Final = 2.0
+"""Times the 99th percentile: a clock that is not reached by then is held back by something else, such as power."""
+EFFECTS_KEPT: Final = 4_096
+
+
+class Effect(NamedTuple):
+    """From when on a clock was in effect, by measurement or by the median latency."""
+
+    time_us: int
+    mhz: int | None
+
+
+class Quantiles(NamedTuple):
+    """Median and 99th percentile, µs, and how many values they are of."""
+
+    p50_us: int
+    p99_us: int
+    values: int
+
+
+@dataclass
+class _Open:
+    """A change whose effect is being waited for."""
+
+    began_us: int
+    before_mhz: int | None
+    mhz: int
+    tolerance_mhz: int
+    effect: int  # number of its entry, ever
+    read: bool = False
+
+
+class LatencyMeter:
+    """The changes of one GPU's clock."""
+
+    def __init__(self, published: SwitchLatency, since_us: int) -> None:
+        """Nothing is measured yet: ``published`` holds."""
+        self._published = published
+        self._since_us = since_us
+        self._spent_us = 0
+        self._waits_us: deque[int] = deque(maxlen=KEPT)
+        self._calls_us: deque[int] = deque(maxlen=KEPT)
+        self._changes_us: deque[int] = deque(maxlen=KEPT)
+        self._of_transition: dict[tuple[int, int], deque[int]] = {}
+        self._counts: dict[tuple[int, int], int] = {}
+        self._open: _Open | None = None
+        self._effects = 0
+        self.effects: deque[Effect] = deque(maxlen=EFFECTS_KEPT)
+        """The clocks of the last writes, oldest first."""
+        self.measured = 0
+        """Changes measured, ever."""
+        self.every = False
+        """Measure every change, as while a plan has one clock."""
+        self.read_us = 0
+        """When to read the clock and call ``read``; 0: not at all."""
+        self.switch = published
+        """From the begin of a call to the clock in effect."""
+        self.lead = Lead.of(published)
+        """From the moment at which a clock is wanted: with the wait for the GPU's turn."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether ``switch`` is measured."""
+        return self.measured >= ENOUGH
+
+    @property
+    def calls(self) -> Quantiles:
+        """Of the driver's calls alone; the published median where there was none."""
+        return _quantiles(self._calls_us) or Quantiles(*2 * (us_from_s(self._published.call_s),), 0)
+
+    def transitions(self) -> dict[tuple[int, int], Quantiles]:
+        """Per clock before (0: the default clocks) and after, MHz: the most frequent first."""
+        ordered = sorted(self._of_transition.items(), key=lambda item: -self._counts[item[0]])
+        return {
+            key: Quantiles(*quantiles[:2], self._counts[key]) for key, of in ordered if (quantiles := _quantiles(of))
+        }
+
+    def wrote(
+        self,
+        before_mhz: int | None,
+        mhz: int | None,
+        *,
+        wanted_us: int,
+        began_us: int,
+        ended_us: int,
+        tolerance_mhz: int,
+    ) -> None:
+        """A call has changed the clock.
+
+        Args:
+            before_mhz, mhz: the clocks asked for before and now; None: the default clocks.
+            wanted_us: when the change was first wanted.
+            began_us, ended_us: of the call.
+            tolerance_mhz: by how much the clock read back may differ.
+        """
+        self._waits_us.append(max(began_us - wanted_us, 0))
+        self._calls_us.append(max(ended_us - began_us, 0))
+        self.effects.append(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
+        self._effects += 1
+        self._open, self.read_us = None, 0
+        self._estimate()
+        apart = mhz is not None and (before_mhz is None or abs(mhz - before_mhz) > tolerance_mhz)
+        affordable = self._spent_us <= READ_SHARE * (began_us - self._since_us)
+        if mhz is not None and apart and (self.every or affordable):
+            self._open = _Open(began_us, before_mhz, mhz, tolerance_mhz, self._effects)
+            self.read_us = ended_us
+
+    def read(self, clock_mhz: int, began_us: int, ended_us: int) -> None:
+        """The clock was read, between two moments, as ``read_us`` asked."""
+        change, self.read_us = self._open, 0
+        self._spent_us += ended_us - began_us
+        if change is None:
+            return
+        since_us = ended_us - change.began_us
+        if abs(clock_mhz - change.mhz) > change.tolerance_mhz:
+            change.read = True
+            if since_us < us_from_s(GIVE_UP * self.switch.p99_s):
+                self.read_us = ended_us + max(since_us // READ_STEPS, READ_MIN_US)
+        elif change.read or change.before_mhz is not None:  # else the default clocks may have been the same
+            self._measured(change, since_us)
+
+    def give_up(self) -> None:
+        """The clock cannot be read now."""
+        self._open, self.read_us = None, 0
+
+    def _measured(self, change: _Open, latency_us: int) -> None:
+        self._open = None
+        self.measured += 1
+        self._changes_us.append(latency_us)
+        key = change.before_mhz or 0, change.mhz
+        if key not in self._of_transition and len(self._of_transition) >= TRANSITIONS_KEPT:
+            rarest = min(self._counts, key=self._counts.__getitem__)
+            del self._of_transition[rarest], self._counts[rarest]
+        self._of_transition.setdefault(key, deque(maxlen=KEPT_OF_TRANSITION)).append(latency_us)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if change.effect == self._effects:
+            self.effects[-1] = Effect(change.began_us + latency_us, change.mhz)
+        self._estimate()
+
+    def _estimate(self) -> None:
+        changes, calls = _quantiles(self._changes_us), self.calls
+        if changes is not None and self.enough:
+            # A clock that reads as changed before the call returns is a setting, not yet a speed.
+            p50_us = max(changes.p50_us, calls.p50_us, 1)
+            self.switch = SwitchLatency(
+                p50_s=s_from_us(p50_us),
+                p99_s=s_from_us(max(changes.p99_us, calls.p99_us, p50_us)),
+                call_s=s_from_us(calls.p50_us),
+                shared_lock=self._published.shared_lock,
+                source=f"measured on this GPU: {self.measured} changes",
+            )
+        lead, waits = Lead.of(self.switch), sorted(self._waits_us)
+        wait_us = waits[len(waits) // 2] if waits else 0
+        late_us = waits[len(waits) * 5 // 6] - wait_us if waits else 0  # one standard deviation above the median
+        deviation_us = round(math.hypot(lead.deviation_us, late_us))
+        self.lead = Lead(lead.median_us + wait_us, deviation_us, 2 * calls.p50_us)
+
+
+def _quantiles(values_us: Sequence[int]) -> Quantiles | None:
+    if not values_us:
+        return None
+    ordered = sorted(values_us)
+    count = len(ordered)
+    return Quantiles(ordered[count // 2], ordered[min(count - 1, count * 99 // 100)], count)

@@ -1,0 +1,143 @@
+"""The meter of clock changes, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perseus_agent.clocks.latency import ENOUGH, KEPT, READ_STEPS, TRANSITIONS_KEPT, LatencyMeter
+from perseus_proto.latency import SwitchLatency
+
+PUBLISHED = SwitchLatency(0.030, 0.100, 0.0045, True, "assumed")
+CALL_US = 1_000
+
+
+class Clock:
+    """A GPU that takes its time to change its clock, and a program that measures it."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_000_000
+        self.meter = LatencyMeter(PUBLISHED, 0)
+        self.meter.every = True
+        self.mhz: int | None = None
+        self.reads = 0
+
+    def change(self, mhz: int | None, latency_us: int, wait_us: int = 0) -> None:
+        """Write a clock, and read as often as the meter wants."""
+        before, self.mhz = self.mhz, mhz
+        wanted_us, began_us = self.now_us, self.now_us + wait_us
+        self.now_us = began_us + CALL_US
+        self.meter.wrote(before, mhz, wanted_us=wanted_us, began_us=began_us, ended_us=self.now_us, tolerance_mhz=15)
+        while self.meter.read_us:
+            assert self.meter.read_us >= self.now_us
+            self.now_us = self.meter.read_us
+            read = mhz if self.now_us >= began_us + latency_us else before
+            self.meter.read(read or 1980, self.now_us, self.now_us + 10)
+            self.now_us += 10
+            self.reads += 1
+        self.now_us = max(self.now_us, began_us + latency_us) + 10_000
+
+
+def test_until_enough_is_measured_the_published_latency_holds() -> None:
+    clock = Clock()
+    clock.change(1200, 5_000)
+    for number in range(ENOUGH - 2):
+        clock.change((900, 1200)[number % 2], 5_000)
+    assert clock.meter.switch is PUBLISHED
+    assert not clock.meter.enough
+    clock.change(600, 5_000)
+    clock.change(900, 5_000)
+    assert clock.meter.enough
+    assert clock.meter.switch.source.startswith("measured on this GPU")
+    assert clock.meter.switch.shared_lock
+
+
+@given(st.integers(CALL_US + 100, 150_000))
+def test_the_measured_latency_is_the_real_one_to_a_step_of_reading(latency_us: int) -> None:
+    clock = Clock()
+    for number in range(ENOUGH + 2):
+        clock.change((900, 1200)[number % 2], latency_us)
+    assert latency_us <= 1e6 * clock.meter.switch.p50_s <= latency_us * (1 + 2 / READ_STEPS) + 250
+    assert clock.meter.switch.p50_s <= clock.meter.switch.p99_s
+    assert clock.reads / clock.meter.measured < 150
+
+
+@given(st.lists(st.tuples(st.integers(0, 300_000), st.integers(0, 100_000)), min_size=1, max_size=60))
+def test_whatever_is_measured_the_figures_make_sense(changes: list[tuple[int, int]]) -> None:
+    clock = Clock()
+    for number, (latency_us, wait_us) in enumerate(changes):
+        clock.change((900, 1200, None)[number % 3], latency_us, wait_us)
+    meter = clock.meter
+    assert 0 < meter.switch.p50_s <= meter.switch.p99_s
+    assert meter.switch.call_s <= meter.switch.p50_s
+    assert meter.lead.median_us > 0 <= meter.lead.deviation_us
+    assert meter.calls.p50_us <= meter.calls.p99_us
+
+
+def test_the_wait_for_a_turn_is_a_part_of_the_lead() -> None:
+    alone, queued = Clock(), Clock()
+    for number in range(KEPT):
+        alone.change((900, 1200)[number % 2], 5_000)
+        queued.change((900, 1200)[number % 2], 5_000, wait_us=20_000 + 10_000 * (number % 3))
+    assert queued.meter.switch.p50_s == alone.meter.switch.p50_s
+    assert queued.meter.lead.median_us == alone.meter.lead.median_us + 30_000
+    assert queued.meter.lead.deviation_us > alone.meter.lead.deviation_us
+
+
+def test_a_clock_that_is_never_reached_is_not_measured_and_the_reading_ends() -> None:
+    clock = Clock()
+    clock.change(1200, 5_000)
+    before = clock.meter.measured
+    clock.change(1980, 10_000_000)
+    assert clock.meter.measured == before
+    assert clock.meter.read_us == 0
+
+
+@pytest.mark.parametrize("mhz", [None, 1215])
+def test_a_change_that_cannot_be_seen_is_not_read(mhz: int | None) -> None:
+    clock = Clock()
+    clock.change(1200, 5_000)
+    reads = clock.reads
+    clock.change(mhz, 5_000)
+    assert clock.reads == reads
+
+
+def test_another_write_ends_the_measurement_of_the_one_before() -> None:
+    meter = LatencyMeter(PUBLISHED, 0)
+    meter.every = True
+    meter.wrote(900, 1200, wanted_us=0, began_us=0, ended_us=10, tolerance_mhz=0)
+    meter.read(900, 20, 30)
+    meter.wrote(1200, 600, wanted_us=40, began_us=40, ended_us=50, tolerance_mhz=0)
+    meter.read(1200, 60, 70)
+    meter.read(600, 80, 90)
+    assert list(meter.transitions()) == [(1200, 600)]
+    assert meter.effects[-1].time_us == 90
+
+
+def test_beyond_sweeps_little_time_is_spent_on_reading() -> None:
+    meter = LatencyMeter(PUBLISHED, 0)
+    now_us, spent_us = 0, 0
+    for number in range(1_000):
+        now_us += 20_000
+        mhz = (900, 1200)[number % 2]
+        meter.wrote(2100 - mhz, mhz, wanted_us=now_us, began_us=now_us, ended_us=now_us + 100, tolerance_mhz=0)
+        while meter.read_us:
+            now_us = meter.read_us
+            meter.read(mhz if number % 5 else 0, now_us, now_us + 1_000)
+            now_us, spent_us = now_us + 1_000, spent_us + 1_000
+    assert meter.measured
+    assert spent_us < 0.02 * now_us
+
+
+def test_transitions_are_bounded_and_the_most_frequent_stay() -> None:
+    meter = LatencyMeter(PUBLISHED, 0)
+    meter.every = True
+    for number in range(3 * TRANSITIONS_KEPT):
+        for before, after in ((900, 1200), (1200, 1300 + number)):
+            meter.wrote(before, after, wanted_us=0, began_us=0, ended_us=10, tolerance_mhz=0)
+            meter.read(after, 20, 30)
+    transitions = meter.transitions()
+    assert len(transitions) <= TRANSITIONS_KEPT
+    assert next(iter(transitions)) == (900, 1200)
+    assert transitions[900, 1200].values == 3 * TRANSITIONS_KEPT
