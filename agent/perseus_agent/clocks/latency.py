@@ -27,6 +27,8 @@ TRANSITIONS_KEPT: Final = 64
 KEPT_OF_TRANSITION: Final = 32
 READ_SHARE: Final = 0.005
 """Of time, at most, that is spent on reading clocks for this, beyond sweeps."""
+WAKE_US: Final = 100
+"""What one more reading costs in any case: the thread is woken for it."""
 READ_MIN_US: Final = 100
 READ_STEPS: Final = 16
 """The clock is read again after a sixteenth of the time since the call began: so precise is a measurement."""
@@ -140,7 +142,7 @@ class LatencyMeter:
     def read(self, clock_mhz: int, began_us: int, ended_us: int) -> None:
         """The clock was read, between two moments, as ``read_us`` asked."""
         change, self.read_us = self._open, 0
-        self._spent_us += ended_us - began_us
+        self._spent_us += max(ended_us - began_us, WAKE_US)
         if change is None:
             return
         since_us = ended_us - change.began_us
