@@ -44,6 +44,8 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
 DRIVER_CHECK_S: Final = 0.5
+PREDECESSOR_WAIT_S: Final = 30.0
+"""How long to wait for an agent that is still stopping on this node."""
 SILENT_S: Final = 0.75
 """How long the thread that ends leases may be silent before the keeper ends the agent, if it has locked GPUs."""
 DRAIN_GRACE_S: Final = 5.0

@@ -232,11 +232,3 @@ def _digest(body: Any) -> str:
     ):
         raise JournalError("journal: a field is missing or of another type")
     return hashlib.sha256(json.dumps(body, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
-
-
-def boot_id(proc_root: Path) -> str:
-    """The identity of this boot of the node; empty where /proc does not have it."""
-    try:
-        return (proc_root / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

@@ -158,7 +158,7 @@ class AgentControl(Control):
             host = worker.reader.position()
             timetable.bound(host.iteration, 2 * host.index + 1, now_us)
         if timetable.ready:
-            worker.wanted, look_us = timetable.target(now_us, self._lead, worker.wanted, 0)
+            worker.wanted, look_us = timetable.target(now_us, self._lead, worker.wanted)
             worker.looks += 1
             self.executor.at(max(s_from_us(look_us), self.executor.now_s), self._timer, rank, worker.looks)
         else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import solve_frontier
-from perseus_solver.kinds import Index
+from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies, Frontier, Grain, Point, Rehearsed, status_of
 from perseus_solver.rehearsal.execution import Executor
