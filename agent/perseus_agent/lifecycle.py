@@ -21,7 +21,7 @@ import grpc
 
 from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
-from perseus_agent.clocks.journal import Journal, JournalLock, boot_id
+from perseus_agent.clocks.journal import Journal, boot_id
 from perseus_agent.clocks.telemetry import MAX_WATCHERS, TelemetryHub
 from perseus_agent.devices.base import Controllability, Device, DeviceSet, open_device_set
 from perseus_agent.errors import DeviceError, DriverMismatch, DriverUnavailable, SettingsError
@@ -44,8 +44,6 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
 DRIVER_CHECK_S: Final = 0.5
-PREDECESSOR_WAIT_S: Final = 30.0
-"""How long to wait for an agent that is still stopping on this node."""
 SILENT_S: Final = 0.75
 """How long the thread that ends leases may be silent before the keeper ends the agent, if it has locked GPUs."""
 DRAIN_GRACE_S: Final = 5.0
@@ -134,16 +132,7 @@ def run(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, "preflight: %s", finding.message)
     if any(finding.fatal for finding in findings):
         return 2
-    journal_path = Path(settings.journal)
-    lock = JournalLock(journal_path)
-    try:
-        return _serve(settings, journal_path, stop, ledger) if _wait_for_lock(lock, stop) else 0
-    finally:
-        lock.release()
-
-
-def _serve(settings: Settings, journal_path: Path, stop: threading.Event, ledger: Ledger) -> int:
-    journal, damage = Journal.open(journal_path, boot_id(Path(settings.proc_root)), ledger)
+    journal, damage = Journal.open(Path(settings.journal), boot_id(Path(settings.proc_root)), ledger)
     devices = _open_devices(settings.devices, stop)
     if devices is None:
         return 0
@@ -158,22 +147,6 @@ def _serve(settings: Settings, journal_path: Path, stop: threading.Event, ledger
     if server.node.driver_replaced:
         raise DriverMismatch("the GPU driver was replaced since the agent started; start the agent again")
     return 0 if given_back else 1
-
-
-def _wait_for_lock(lock: JournalLock, stop: threading.Event) -> bool:
-    """Take the node's lock, however long the agent before takes to stop; False: this agent was stopped before.
-
-    Raises:
-        SettingsError: another agent keeps it.
-    """
-    for attempt in range(int(PREDECESSOR_WAIT_S / 0.1)):
-        if lock.take():
-            return True
-        if attempt == 0:
-            log.warning("another agent holds %s: waiting for it to go", lock.path)
-        if stop.wait(0.1):
-            return False
-    raise SettingsError(f"--journal: another agent holds {lock.path}; only one may write the clocks of a node")
 
 
 def _drivable(device: Device) -> bool:

@@ -18,6 +18,7 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.relaxation.curve import Engine, trace_curve
+from perseus_solver.search.placement import distance
 from perseus_solver.search.pool import Pool
 
 Progress = Callable[[int, int], None]
@@ -25,20 +26,25 @@ Progress = Callable[[int, int], None]
 _TRACED, _DONE = 60, 100  # progress, percent
 _ROUNDED_PER_POINT = 1.15
 """Deadlines for which plans are made, for each point wanted: some plans turn out to be dominated by others."""
+_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 7e-4, 100, 400, 40_000_000
+"""By default, neighbouring points differ by this share of energy, so that a step adds less to the deployed gap than the
+search leaves; but no fewer and no more points than these, and no more instructions in all of them.
+"""
 _SHORTER = np.array([0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04])
 """Shares of the way from the deadline to T_min for which plans are made as well: a plan for a slightly shorter deadline
 is sometimes cheaper.
 """
 
 
-def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | None = None) -> Frontier:
+def solve_frontier(problem: Problem, points: int | None = None, *, progress: Progress | None = None) -> Frontier:
     """Compute plans on the time-energy frontier, from T_min to T*, each with a certified gap.
 
     The frontier is that of Perseus (SOSP 2024, section 4).
 
     Args:
         problem: the problem to plan.
-        points: the largest number of plans to return. More are computed, and dominated ones are dropped.
+        points: the largest number of plans to return, placed so that the worst deployed gap is least (see
+            `perseus_solver.model.deployed`); None: so many that the steps between them add little to the gaps.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
@@ -51,13 +57,13 @@ def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | 
 
 
 def solve_certified(
-    problem: Problem, points: int = 100, *, progress: Progress | None = None
+    problem: Problem, points: int | None = None, *, progress: Progress | None = None
 ) -> tuple[Frontier, tuple[Certificate, ...]]:
     """Compute the frontier together with the dual flows that prove its bounds.
 
     Args:
         problem: the problem to plan.
-        points: the largest number of plans to return.
+        points: the largest number of plans to return; None: as in `solve_frontier`.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
@@ -66,19 +72,19 @@ def solve_certified(
     Raises:
         InvalidProblem: ``points`` is not positive, or the precedence has a cycle.
     """
-    if points < 1:
+    if points is not None and points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
     report = progress or _silent
     report(0, _DONE)
     engine = Engine(problem)
     samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE))
     pool = Pool(engine, samples)
-    deadline_ticks = _deadlines(pool, engine, math.ceil(points * _ROUNDED_PER_POINT))
+    deadline_ticks, most = _deadlines(pool, engine, points)
     pool.add_single_clocks(0.0)
     pool.add(deadline_ticks, lambda share: report(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
     pool.search(deadline_ticks)
     pool.move(deadline_ticks)
-    frontier = pool.frontier(points)
+    frontier = pool.frontier(most)
     report(_DONE, _DONE)
     return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in pool.proofs)
 
@@ -145,15 +151,15 @@ def _fastest_s(engine: Engine) -> float:
     return float(np.asarray(Simulator(engine.problem).run(choice).iteration_time_s))
 
 
-def _deadlines(pool: Pool, engine: Engine, points: int) -> Floats:
-    """Return deadlines in ticks, T_min first, spread evenly along the curve with time and energy weighted alike."""
+def _deadlines(pool: Pool, engine: Engine, points: int | None) -> tuple[Floats, int]:
+    """Return deadlines in ticks, T_min first, between which a job would lose the same; and how many points to keep."""
     time_ticks = np.unique(np.append(pool.curve.makespan_ticks, engine.fastest_ticks))
     seconds = time_ticks * engine.tables.tick_s + engine.problem.overhead_s
-    blocking_w = engine.problem.blocking_power_w * engine.problem.stages
-    energy = pool.bound_j(seconds) - blocking_w * seconds
-    width, height = time_ticks[-1] - time_ticks[0], energy[0] - energy[-1]
-    if width <= 0 or points == 1:
-        return time_ticks[:1]
-    along = (time_ticks - time_ticks[0]) / width + (energy[0] - energy) / max(height, 1e-300)
-    even: Floats = np.interp(np.linspace(0.0, along[-1], points), along, time_ticks)
-    return np.floor(even)
+    waiting_w = engine.problem.blocking_power_w * engine.problem.stages
+    along = distance(seconds, pool.bound_j(seconds), waiting_w)
+    if points is None:
+        points = min(max(math.ceil(along[-1] / _STEP), _LEAST_POINTS), _MOST_POINTS, max(_ROWS // engine.graph.n, 1))
+    if along[-1] <= 0 or points == 1:
+        return time_ticks[:1], points
+    even: Floats = np.interp(np.linspace(0.0, along[-1], math.ceil(points * _ROUNDED_PER_POINT)), along, time_ticks)
+    return np.unique(np.floor(even)), points

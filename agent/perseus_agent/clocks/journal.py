@@ -62,7 +62,7 @@ def decode_journal(data: bytes) -> JournalState:
 
 
 class OwedGpus(Protocol):
-    """What is told of a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
+    """What learns of a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
 
     def owe(self, gpu_uuid: str) -> None: ...
 
@@ -183,7 +183,8 @@ class JournalLock:
     def __init__(self, journal: Path) -> None:
         """Of this journal; it is not taken yet."""
         self.path = journal.with_suffix(journal.suffix + ".lock")
-        self._descriptor: int | None = None
+        self.descriptor: int | None = None
+        """Whoever inherits it holds the lock as well."""
 
     def take(self) -> bool:
         """Take the lock if nobody holds it. Returns whether this process holds it now.
@@ -191,7 +192,7 @@ class JournalLock:
         Raises:
             SettingsError: its file cannot be made.
         """
-        if self._descriptor is not None:
+        if self.descriptor is not None:
             return True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,12 +204,12 @@ class JournalLock:
         except OSError:
             os.close(descriptor)
             return False
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         return True
 
     def release(self) -> None:
         """Release it; no error if it is not held."""
-        descriptor, self._descriptor = self._descriptor, None
+        descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 

@@ -127,7 +127,7 @@ class LatencyMeter:
         """
         self._waits_us.append(max(began_us - wanted_us, 0))
         self._calls_us.append(max(ended_us - began_us, 0))
-        self.effects.append(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
+        self._in_effect(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
         self._effects += 1
         self._open, self.read_us = None, 0
         self._estimate()
@@ -166,8 +166,15 @@ class LatencyMeter:
         self._of_transition.setdefault(key, deque(maxlen=KEPT_OF_TRANSITION)).append(latency_us)
         self._counts[key] = self._counts.get(key, 0) + 1
         if change.effect == self._effects:
-            self.effects[-1] = Effect(change.began_us + latency_us, change.mhz)
+            self.effects.pop()
+            self._in_effect(Effect(change.began_us + latency_us, change.mhz))
         self._estimate()
+
+    def _in_effect(self, effect: Effect) -> None:
+        """One that would come later by estimate, though it was asked for earlier, was never seen."""
+        while self.effects and self.effects[-1].time_us >= effect.time_us:
+            self.effects.pop()
+        self.effects.append(effect)
 
     def _estimate(self) -> None:
         changes, calls = _quantiles(self._changes_us), self.calls

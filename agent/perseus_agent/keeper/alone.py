@@ -6,14 +6,13 @@ successor never meets a GPU that its predecessor's keeper is about to give back.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from perseus_agent.clocks.journal import JournalLock
 from perseus_agent.errors import SettingsError
 
 log = logging.getLogger(__name__)
@@ -32,30 +31,22 @@ def only_agent(journal: Path, stopped_within: Callable[[float], bool]) -> Iterat
         stopped_within: waits for so many seconds, or until the agent shall stop; whether it shall.
 
     Yields:
-        The descriptor that holds the lock; None: the agent was told to stop while it waited.
+        The descriptor that holds the lock; None: the agent shall stop.
 
     Raises:
         SettingsError: another agent does not go away, or the lock cannot be made.
     """
-    path = journal.with_suffix(journal.suffix + ".lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise SettingsError(f"--journal: cannot make {path}: {error}") from error
+    lock = JournalLock(journal)
     try:
         for attempt in range(int(PREDECESSOR_WAIT_S / _RETRY_S)):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if attempt == 0:
-                    log.warning("another agent holds %s: waiting for it to go", path)
-                if stopped_within(_RETRY_S):
-                    yield None
-                    return
-            else:
-                yield descriptor
+            if lock.take():
+                yield lock.descriptor
                 return
-        raise SettingsError(f"--journal: another agent holds {path}; only one may write the clocks of a node")
+            if attempt == 0:
+                log.warning("another agent holds %s: waiting for it to go", lock.path)
+            if stopped_within(_RETRY_S):
+                yield None
+                return
+        raise SettingsError(f"--journal: another agent holds {lock.path}; only one may write the clocks of a node")
     finally:
-        os.close(descriptor)
+        lock.release()

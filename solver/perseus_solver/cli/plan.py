@@ -104,7 +104,7 @@ def _rehearsed(
     problem, confidence = setup.problem, options.confidence
     hardware = common.read_hardware(options.hardware)
     fastest = np.array([[problem.options[k].frequency_mhz[0] for k in problem.option_of.tolist()]], dtype=np.uint16)
-    # A slowdown is against all clocks at their maximum on the same hardware, whose instructions scatter as well.
+    # A slowdown is against all clocks at their maximum on the same hardware, where instructions scatter as well.
     kept_s = float(rehearse(problem, fastest, hardware).time_kept_s(confidence)[0])
     deadline_s = common.deadline_s(options, kept_s)
     solved = solve_frontier(problem, progress=progress)

@@ -20,6 +20,7 @@ from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
 from perseus_solver.relaxation.tables import lower_hull, undominated
 from perseus_solver.search.cuts import Cuts
+from perseus_solver.search.placement import chosen
 from perseus_solver.search.recreate import Recreate
 from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans
 from perseus_solver.switching import clock_changes
@@ -258,9 +259,9 @@ class Pool:
         if not len(deadline_ticks):
             return
         ends: list[float] = deadline_ticks.tolist()
-        chosen = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
-        target_ticks = np.repeat(deadline_ticks, [len(start) for start in chosen])
-        columns, through = self._select(np.concatenate(chosen)), self.curve.through_at(target_ticks)
+        starting = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
+        target_ticks = np.repeat(deadline_ticks, [len(start) for start in starting])
+        columns, through = self._select(np.concatenate(starting)), self.curve.through_at(target_ticks)
         graph, problem = self._engine.graph, self._engine.problem
         stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
         search = Recreate(self._rounder, stage[graph.order])
@@ -297,29 +298,31 @@ class Pool:
         return row
 
     def _gap(self, deadline_ticks: Floats) -> Floats:
-        """Return the gap of the best plan for each deadline, at its own time, or at the deadline (``exact``)."""
+        """Return the gap of the best plan for each deadline, at the deadline, waiting until then included."""
         problem = self._engine.problem
         ends: list[float] = deadline_ticks.tolist()
         best = np.array([self._cheapest(self._makespan_ticks <= end_ticks, 1)[0] for end_ticks in ends], dtype=np.intp)
         time_s, energy_j = self._time_s[best], self._energy_j[best]
-        if self._exact:
-            end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
-            energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
-            time_s = end_s
-        gap: Floats = energy_j / self.bound_j(time_s) - 1.0
+        end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
+        energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
+        gap: Floats = energy_j / self.bound_j(end_s) - 1.0
         return gap
 
     def frontier(self, points: int | None = None) -> Frontier:
         """Return the plans that no other dominates, at most ``points`` of them."""
         problem = self._engine.problem
         time_s, energy_j = self._time_s, self._energy_j
-        effective = energy_j - problem.blocking_power_w * problem.stages * time_s
-        kept = undominated(time_s, effective)
+        # Up to least energy no plan is dearer than an earlier one; beyond, only pipelines that wait anyway go on.
+        kept = undominated(time_s, energy_j)
+        effective_j = energy_j - problem.blocking_power_w * problem.stages * time_s
+        later = np.flatnonzero((time_s > time_s[kept[-1]]) & (effective_j < effective_j[kept[-1]]))
+        later = later[undominated(time_s[later], effective_j[later])]
+        kept = np.append(kept, later[time_s[later] > latest_s(float(time_s[kept[-1]]))])
         bound = np.minimum(self.bound_j(time_s[kept]), energy_j[kept])
-        gap = energy_j[kept] / bound - 1.0
-        if points is not None and len(kept) > points:
-            chosen = _spread(time_s[kept], effective[kept], gap, points)
-            kept, bound = kept[chosen], bound[chosen]
+        if points is not None:
+            waiting_w = problem.blocking_power_w * problem.stages
+            stay = chosen(time_s[kept], energy_j[kept], bound, waiting_w, points)
+            kept, bound = kept[stay], bound[stay]
         return self._as_frontier(kept, bound)
 
     def _as_frontier(self, kept: Index, bound_j: Floats) -> Frontier:
@@ -340,21 +343,3 @@ class Pool:
             clock_changes=clock_changes(frequency, problem.stage_offset),
             blocking_power_w=problem.blocking_power_w,
         )
-
-
-def _spread(time_s: Floats, effective_j: Floats, gap: Floats, points: int) -> Index:
-    """Return which ``points`` plans to keep.
-
-    The frontier is divided into as many equal parts, with time and energy weighted alike, and of each part the plan of
-    smallest gap is kept; besides, both ends, and the best of the rest where parts are empty.
-    """
-    along = (time_s - time_s[0]) / (time_s[-1] - time_s[0])
-    along += (effective_j[0] - effective_j) / (effective_j[0] - effective_j[-1])
-    part = np.minimum((along / along[-1] * points).astype(np.intp), points - 1)
-    rank = gap.copy()
-    rank[[0, -1]] = -1.0
-    order = np.lexsort((rank, part))
-    first = np.append(True, np.diff(part[order]) > 0)
-    rest = order[~first]
-    rest = rest[np.argsort(rank[rest], kind="stable")][: points - int(first.sum())]
-    return np.sort(np.concatenate((order[first], rest)))
