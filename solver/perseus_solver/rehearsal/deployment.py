@@ -104,7 +104,9 @@ def deployable_frontier(
     executor = Executor(problem)
     candidates = _candidates(executor, hardware, solved, np.outer(list(times_s), 1 - _SHORTER).ravel())
     screened = rehearse(executor, candidates.frequencies_mhz, hardware, samples=_SCREENED, steady=False, seed=seed)
-    candidates = candidates.select(_promising(problem, screened, points))
+    # All clocks at their maximum are always among the plans: nothing is safer.
+    chosen = np.union1d(_promising(problem, screened, points), [candidates.grains.index(Grain.NONE)])
+    candidates = candidates.select(chosen)
     found = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
     return _frontier_of(executor, solved, candidates, found, confidence=confidence, points=points)
 
@@ -231,7 +233,6 @@ def _frontier_of(
     order = np.lexsort((effective_j, kept_s))
     best_j = np.minimum.accumulate(effective_j[order])
     rows = order[np.append(True, best_j[1:] < best_j[:-1])]
-    rows = rows[np.append(np.diff(kept_s[rows]) > 0, True)]
     if len(rows) > points:
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, points).astype(np.intp))]
     plans = candidates.frequencies_mhz[rows]

@@ -226,6 +226,14 @@ def test_where_the_host_runs_ahead_each_stage_keeps_one_clock(problem: Problem, 
     assert len(found) > 3
 
 
+def test_all_clocks_at_their_maximum_are_kept_for_the_shortest_deadline(problem: Problem, solved: Frontier) -> None:
+    fastest = np.array([[problem.options[k].frequency_mhz[0] for k in problem.option_of]], dtype=np.uint16)
+    for hardware in (slow(0.03, 0.1), replace(slow(0.03, 0.1), gpus_per_lock=8, noise=0.002)):
+        kept_s = float(rehearse(problem, fastest, hardware).time_kept_s(0.95)[0])
+        found = deployable_frontier(problem, hardware, frontier=solved, times_s=[kept_s])
+        assert found.t_min_s <= kept_s
+
+
 def test_times_that_are_wanted_are_nearly_used_up(problem: Problem, solved: Frontier) -> None:
     wanted_s = 1.0371 * solved.t_min_s
     found = deployable_frontier(problem, slow(0.005, 0.013), frontier=solved, times_s=[wanted_s])
