@@ -110,7 +110,6 @@ async def test_the_guard_names_what_the_agents_report(world: World) -> None:
         agent.followed = {
             "marks": pb.MARK_SOURCE_GPU,
             "control": pb.CLOCK_CONTROL_TIMETABLE,
-            "below_plan_us": 100_000,
             "power_limited": True,
             "median_clock_mhz": 1335,
         }
