@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
-from perseus_agent.keeper.keeper import keep, kept
-from perseus_agent.settings import parse_settings
+from perseus_agent.keeper.keeper import Kept, keep, kept
+from perseus_agent.settings import Settings, parse_settings
 from perseus_proto.logs import JsonFormatter
 
 SWITCH_INTERVAL_S: Final = 0.000_3
@@ -79,27 +79,25 @@ def main(arguments: list[str] | None = None) -> int:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
     log = logging.getLogger("perseus_agent")
-    if keeper is None:
-        try:
-            return keep(settings, arguments)
-        except AgentError as error:
-            log.error("%s", error)
-            return 2
-    stop = threading.Event()
-    stop_on_signals(stop)
-    use_batch_scheduling()
-    shorten_timer_slack()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        from perseus_agent.lifecycle import run
-
-        return run(settings, stop, keeper.ledger)
+        return keep(settings, arguments) if keeper is None else _serve(settings, keeper)
     except DriverMismatch as error:
         log.error("driver replaced: %s", error)
         return 3
     except AgentError as error:
         log.error("%s", error)
         return 2
+
+
+def _serve(settings: Settings, keeper: Kept) -> int:
+    stop = threading.Event()
+    stop_on_signals(stop)
+    use_batch_scheduling()
+    shorten_timer_slack()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    from perseus_agent.lifecycle import run
+
+    return run(settings, stop, keeper.ledger)
 
 
 def _accept(arguments: list[str]) -> int:
