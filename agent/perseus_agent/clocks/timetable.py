@@ -28,10 +28,11 @@ PLANS_KEPT: Final = 4
 AHEAD: Final = 2
 """Iterations that are looked ahead at. What is beyond them is taken for the highest clock of the last."""
 SIGHT_SHARE: Final = 4
-SIGHT_MIN_US: Final = 200
-"""The GPU is sighted at boundaries while its place is less certain than this, or a quarter of the deviation."""
+SIGHT_MIN_US: Final = 1_000
+"""The GPU is sighted at boundaries, so far apart at least, while its place is less certain than this, or a quarter of
+the latency's deviation: the shortest latency known is five times as long."""
 LATE_SHARE: Final = 4
-LATE_MIN_US: Final = 500
+LATE_MIN_US: Final = 1_000
 LATE_MAX_US: Final = 100_000
 """A GPU that is later than predicted is sighted again after a quarter of the time by which it is late."""
 LOOK_MAX_US: Final = 1_000_000
