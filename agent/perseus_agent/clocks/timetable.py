@@ -219,10 +219,12 @@ class Timetable:
         if self._high_us == math.inf:
             late_us = (now_us - self._late_since_us) // LATE_SHARE
             return now_us + min(max(late_us, LATE_MIN_US), LATE_MAX_US)
-        coming_us = pattern.place_us(self._passed)
         if self._high_us - self._low_us > max(lead.deviation_us // SIGHT_SHARE, SIGHT_MIN_US):
-            middle_us = (self._low_us + self._high_us) / 2 + coming_us
-            sight_us = middle_us if middle_us >= now_us else self._high_us + coming_us
+            # One look for each instruction: if it came too early, the next is at the next instruction.
+            middle_us = (self._low_us + self._high_us) / 2
+            sight_us = middle_us + pattern.place_us(self._passed)
+            if sight_us < now_us:
+                sight_us = middle_us + pattern.place_us(self._passed + 2)
             return max(sight_us, now_us + SIGHT_MIN_US)
         places_us = self._drawn.places_us
         before = bisect_left(places_us, lower_us - self._high_us) - 1 if lower_us < math.inf else -1
