@@ -1,10 +1,13 @@
-"""``perseus-agent``: reads settings, sets up logs and signals, runs the agent and turns the outcome into an exit code.
+"""``perseus-agent``: reads settings, sets up logs and signals, and runs the keeper, which runs the agent.
+
+The first process is the keeper (``perseus_agent.keeper``). It starts this program once more as the agent, and passes
+its exit code on.
 
 ``perseus-agent accept`` measures one GPU instead (``perseus_agent.acceptance.command``, which has its exit codes).
 
 Exit codes of the agent: 0: stopped on request, all GPUs are back at their default clocks. 1: stopped, but some GPU
 could not be reset; the journal lists it for the next start. 2: a setting or the environment is wrong. 3: the driver
-was replaced while the agent ran; start the agent again.
+was replaced while the agent ran; start the agent again. Others: 128 and the number of the signal that ended the agent.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
-from perseus_agent.settings import parse_settings
+from perseus_agent.keeper.keeper import Kept, keep, kept
+from perseus_agent.settings import Settings, parse_settings
 from perseus_proto.logs import JsonFormatter
 
 SWITCH_INTERVAL_S: Final = 0.000_3
@@ -62,33 +66,38 @@ def stop_on_signals(stop: threading.Event) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the agent until SIGTERM or SIGINT, or a subcommand."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["accept"]:
-        return _accept(given[1:])
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["accept"]:
+        return _accept(arguments[1:])
+    keeper = kept()
     try:
-        settings = parse_settings(given, os.environ)
+        settings = parse_settings(arguments, os.environ)
     except SettingsError as error:
         print(f"perseus-agent: {error}", file=sys.stderr)  # noqa: T201  # before logging is set up
         return 2
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
-    stop = threading.Event()
-    stop_on_signals(stop)
     log = logging.getLogger("perseus_agent")
-    use_batch_scheduling()
-    shorten_timer_slack()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
-        from perseus_agent.lifecycle import run
-
-        return run(settings, stop)
+        return keep(settings, arguments) if keeper is None else _serve(settings, keeper)
     except DriverMismatch as error:
         log.error("driver replaced: %s", error)
         return 3
     except AgentError as error:
         log.error("%s", error)
         return 2
+
+
+def _serve(settings: Settings, keeper: Kept) -> int:
+    stop = threading.Event()
+    stop_on_signals(stop)
+    use_batch_scheduling()
+    shorten_timer_slack()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    from perseus_agent.lifecycle import run
+
+    return run(settings, stop, keeper.ledger)
 
 
 def _accept(arguments: list[str]) -> int:

@@ -1,8 +1,9 @@
 """Start and stop of the agent: open everything, serve, and on SIGTERM restore all clocks before the process ends.
 
-The order matters: first the journal's lock (one agent per node), then devices, then the resets that the journal lists,
-then the sockets. Stopping is the reverse, and takes at most ``--drain-timeout-s``, whatever hangs. Apart from the gRPC
-service this is the only module that imports grpc for serving.
+The order matters: first the journal, then devices, then the resets that the journal lists, then the sockets. Stopping
+is the reverse, and takes at most ``--drain-timeout-s``, whatever hangs. The keeper, which has started this process,
+holds the lock that makes it the only agent of the node. Apart from the gRPC service this is the only module that
+imports grpc for serving.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import grpc
 
 from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
-from perseus_agent.clocks.journal import Journal, JournalLock, boot_id
+from perseus_agent.clocks.journal import Journal, boot_id
 from perseus_agent.clocks.telemetry import MAX_WATCHERS, TelemetryHub
-from perseus_agent.devices.base import DeviceSet, open_device_set
+from perseus_agent.devices.base import Controllability, Device, DeviceSet, open_device_set
 from perseus_agent.errors import DeviceError, DriverMismatch, DriverUnavailable, SettingsError
+from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import PodResources
 from perseus_agent.preflight import preflight
@@ -42,14 +44,15 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 COMMAND_THREADS: Final = 8
 DRIVER_RETRY_S: Final = 5.0
 DRIVER_CHECK_S: Final = 0.5
-PREDECESSOR_WAIT_S: Final = 30.0
-"""How long to wait for an agent that is still stopping on this node."""
+SILENT_S: Final = 0.75
+"""How long the thread that ends leases may be silent before the keeper ends the agent, if it has locked GPUs."""
+DRAIN_GRACE_S: Final = 5.0
 
 
 class Server:
     """One running agent."""
 
-    def __init__(self, settings: Settings, devices: DeviceSet, journal: Journal) -> None:
+    def __init__(self, settings: Settings, devices: DeviceSet, journal: Journal, ledger: Ledger) -> None:
         limits = WorkerLimits(
             governor=GovernorLimits(s_from_us(settings.min_switch_interval_us), s_from_ms(settings.settle_ms)),
             sample_interval_s=s_from_ms(settings.sample_interval_ms),
@@ -58,11 +61,12 @@ class Server:
         )
         self._settings = settings
         self._devices = devices
+        self._ledger = ledger
         gpus = [device.identity for device in devices.devices]
         names = {f"gpu-{gpu.minor_number}": gpu.uuid for gpu in gpus if gpu.minor_number is not None}
         self._kubelet = PodResources(settings.pod_resources_socket, dra_uuids=names)
         self._hub = TelemetryHub(settings.telemetry_events)
-        self.node = Node(devices, journal, self._kubelet, self._hub, limits)
+        self.node = Node(devices, journal, self._kubelet, self._hub, limits, kept=lambda: ledger.alive_for(SILENT_S))
         self._serving = False
         self._local = LocalServer(settings.socket, self.node, Path(settings.proc_root))
         self._grpc, self.grpc_port = _grpc_server(settings, self.node)
@@ -100,6 +104,8 @@ class Server:
     def stop(self) -> bool:
         """Reset every GPU and stop. False: some GPU could not be reset in time; the journal lists it."""
         self._serving = False
+        # The thread that says so ends with the drain; the keeper gives back what is not given back by then.
+        self._ledger.alive_for(self._settings.drain_timeout_s + DRAIN_GRACE_S)
         owed = self.node.drain(self._settings.drain_timeout_s)
         for uuid in owed:
             log.error("clocks not restored in time; the journal remembers", extra={"gpu": uuid})
@@ -114,7 +120,7 @@ class Server:
         return not owed
 
 
-def run(settings: Settings, stop: threading.Event) -> int:
+def run(settings: Settings, stop: threading.Event, ledger: Ledger) -> int:
     """Serve until ``stop`` is set; the exit code.
 
     Raises:
@@ -126,22 +132,14 @@ def run(settings: Settings, stop: threading.Event) -> int:
         log.log(logging.ERROR if finding.fatal else logging.WARNING, "preflight: %s", finding.message)
     if any(finding.fatal for finding in findings):
         return 2
-    journal_path = Path(settings.journal)
-    lock = JournalLock(journal_path)
-    try:
-        return _serve(settings, journal_path, stop) if _wait_for_lock(lock, stop) else 0
-    finally:
-        lock.release()
-
-
-def _serve(settings: Settings, journal_path: Path, stop: threading.Event) -> int:
-    journal, damage = Journal.open(journal_path, boot_id(Path(settings.proc_root)))
-    if damage:
-        log.error("%s: put aside; which GPUs an earlier agent had locked is not known", damage)
+    journal, damage = Journal.open(Path(settings.journal), boot_id(Path(settings.proc_root)), ledger)
     devices = _open_devices(settings.devices, stop)
     if devices is None:
         return 0
-    server = Server(settings, devices, journal)
+    if damage:
+        log.error("%s: which GPUs an earlier agent had locked is not known: resetting all that may be driven", damage)
+        journal.presume_locked(device.identity.uuid for device in devices.devices if _drivable(device))
+    server = Server(settings, devices, journal, ledger)
     server.start()
     while not stop.wait(DRIVER_CHECK_S) and not server.node.driver_replaced:
         pass
@@ -151,20 +149,11 @@ def _serve(settings: Settings, journal_path: Path, stop: threading.Event) -> int
     return 0 if given_back else 1
 
 
-def _wait_for_lock(lock: JournalLock, stop: threading.Event) -> bool:
-    """Take the node's lock, however long the agent before takes to stop; False: this agent was stopped before.
-
-    Raises:
-        SettingsError: another agent keeps it.
-    """
-    for attempt in range(int(PREDECESSOR_WAIT_S / 0.1)):
-        if lock.take():
-            return True
-        if attempt == 0:
-            log.warning("another agent holds %s: waiting for it to go", lock.path)
-        if stop.wait(0.1):
-            return False
-    raise SettingsError(f"--journal: another agent holds {lock.path}; only one may write the clocks of a node")
+def _drivable(device: Device) -> bool:
+    try:
+        return device.controllability()[0] is Controllability.YES
+    except DeviceError:
+        return True  # not known: the reset is tried until the GPU answers
 
 
 def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:

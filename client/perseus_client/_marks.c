@@ -1,6 +1,6 @@
 /* The marks of perseus_client.marks, compiled: the same methods, the same stores, a fifth of the time in training, where
  * every object that a mark touches has left the caches. Optional: without a compiler at installation, or on another
- * Python, marks.py is used. The layout is perseus_proto.channel's; a test compares the memory that both leave behind.
+ * Python, marks.py is used. The layout is perseus_proto.channel_layout's; a test compares the memory that both leave behind.
  *
  * A mark stores its time, then its position, and then loads the word `silent from` and the wake map. Here, unlike in
  * Python, the store of the position is sequentially consistent, so that it cannot stay in a store buffer.

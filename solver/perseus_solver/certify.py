@@ -130,6 +130,29 @@ def iteration_bound(problem: Problem, bounds: Iterable[Bound], iteration_time_s:
     return best + problem.blocking_power_w * problem.stages * np.asarray(iteration_time_s)
 
 
+def deadline_bound(problem: Problem, bounds: Iterable[Bound], deadline_s: Floats) -> Floats:
+    """Return the best proven bound on the iteration energy of every plan that ends by a deadline, waiting after it not
+    counted.
+
+    Energy may be least well before the deadline. A line that rises with time is least at its beginning, where nothing
+    has been computed yet; one that falls, at the deadline.
+
+    Args:
+        problem: the problem that the bounds are about.
+        bounds: lines from `prove`.
+        deadline_s: float[deadlines], seconds, overhead included.
+
+    Returns:
+        float[deadlines], joules.
+    """
+    waiting_w = problem.blocking_power_w * problem.stages
+    makespan_s = np.asarray(deadline_s) - problem.overhead_s
+    best = np.full(np.shape(makespan_s), -np.inf)
+    for bound in bounds:
+        np.maximum(best, bound.constant_j + min(waiting_w - bound.price_w, 0.0) * makespan_s, out=best)
+    return best + waiting_w * problem.overhead_s
+
+
 def check_frontier(problem: Problem, frontier: Frontier, certificates: Iterable[Certificate]) -> None:
     """Check every claim of a frontier: plans, times, energies, order and bounds.
 

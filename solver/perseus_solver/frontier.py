@@ -13,11 +13,12 @@ import numpy as np
 
 from perseus_solver.certify import Certificate
 from perseus_solver.errors import Infeasible, InvalidProblem
-from perseus_solver.kinds import Floats
+from perseus_solver.kinds import Floats, latest_s
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.relaxation.curve import Engine, trace_curve
+from perseus_solver.search.placement import distance
 from perseus_solver.search.pool import Pool
 
 Progress = Callable[[int, int], None]
@@ -25,20 +26,25 @@ Progress = Callable[[int, int], None]
 _TRACED, _DONE = 60, 100  # progress, percent
 _ROUNDED_PER_POINT = 1.15
 """Deadlines for which plans are made, for each point wanted: some plans turn out to be dominated by others."""
+_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 7e-4, 100, 400, 40_000_000
+"""By default, neighbouring points differ by this share of energy, so that a step adds less to the deployed gap than the
+search leaves; but no fewer and no more points than these, and no more instructions in all of them.
+"""
 _SHORTER = np.array([0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04])
 """Shares of the way from the deadline to T_min for which plans are made as well: a plan for a slightly shorter deadline
 is sometimes cheaper.
 """
 
 
-def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | None = None) -> Frontier:
+def solve_frontier(problem: Problem, points: int | None = None, *, progress: Progress | None = None) -> Frontier:
     """Compute plans on the time-energy frontier, from T_min to T*, each with a certified gap.
 
     The frontier is that of Perseus (SOSP 2024, section 4).
 
     Args:
         problem: the problem to plan.
-        points: the largest number of plans to return. More are computed, and dominated ones are dropped.
+        points: the largest number of plans to return, placed so that the worst deployed gap is least (see
+            `perseus_solver.model.deployed`); None: so many that the steps between them add little to the gaps.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
@@ -51,13 +57,13 @@ def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | 
 
 
 def solve_certified(
-    problem: Problem, points: int = 100, *, progress: Progress | None = None
+    problem: Problem, points: int | None = None, *, progress: Progress | None = None
 ) -> tuple[Frontier, tuple[Certificate, ...]]:
     """Compute the frontier together with the dual flows that prove its bounds.
 
     Args:
         problem: the problem to plan.
-        points: the largest number of plans to return.
+        points: the largest number of plans to return; None: as in `solve_frontier`.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
@@ -66,37 +72,45 @@ def solve_certified(
     Raises:
         InvalidProblem: ``points`` is not positive, or the precedence has a cycle.
     """
-    if points < 1:
+    if points is not None and points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
     report = progress or _silent
     report(0, _DONE)
     engine = Engine(problem)
     samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE))
     pool = Pool(engine, samples)
-    deadline_ticks = _deadlines(pool, engine, math.ceil(points * _ROUNDED_PER_POINT))
+    deadline_ticks, most = _deadlines(pool, engine, points)
     pool.add_single_clocks(0.0)
     pool.add(deadline_ticks, lambda share: report(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
     pool.search(deadline_ticks)
     pool.move(deadline_ticks)
-    frontier = pool.frontier(points)
+    frontier = pool.frontier(most)
     report(_DONE, _DONE)
     return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in pool.proofs)
 
 
-def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | None = None) -> Point:
-    """Compute the cheapest plan found that ends by a deadline; beyond T* that is the plan of T*.
+def solve_deadline(
+    problem: Problem, deadline_s: float, *, known: Frontier | None = None, progress: Progress | None = None
+) -> Point:
+    """Compute the plan of least energy found that ends by a deadline; more time never gives a dearer plan.
+
+    Energy is that of the iteration alone: what waiting until the deadline would take is not counted. From the time of
+    least energy on, a later deadline changes nothing.
 
     Args:
         problem: the problem to plan.
-        deadline_s: longest iteration time allowed, seconds, overhead included.
+        deadline_s: longest iteration time allowed, seconds, overhead included. A plan that takes the same time up to
+            `perseus_solver.kinds.SAME_TIME` is in time.
+        known: plans of the same problem that are known already; the result is not dearer than any of them in time.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
-        A plan with its exact time and energy and the proven bound at its time.
+        A plan with its exact time and energy, and the proven bound on all plans that end by the deadline.
 
     Raises:
         Infeasible: the deadline is shorter than T_min.
-        InvalidProblem: the deadline is not a positive finite number, or the precedence has a cycle.
+        InvalidProblem: the deadline is not a positive finite number, the precedence has a cycle, or ``known`` is of
+            another problem.
     """
     if not (math.isfinite(deadline_s) and deadline_s > 0):
         raise InvalidProblem(f"deadline_s must be a positive finite number, not {deadline_s}")
@@ -104,26 +118,27 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
     report(0, _DONE)
     engine = Engine(problem)
     t_min_s = _fastest_s(engine)
-    if deadline_s < t_min_s:
+    if latest_s(deadline_s) < t_min_s:
         raise Infeasible(deadline_s, t_min_s)
-    # Rounded up to ticks, T_min may exceed the deadline by a tick: then only the fastest plan remains.
-    makespan_ticks = math.floor((deadline_s - problem.overhead_s) / engine.tables.tick_s)
-    makespan_ticks = min(max(makespan_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
-    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=makespan_ticks)
+    # Rounded up to ticks, T_min may exceed the deadline by a few: then only the fastest plan remains.
+    most_ticks = math.floor((latest_s(deadline_s) - problem.overhead_s) / engine.tables.tick_s)
+    most_ticks = min(max(most_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
+    end_ticks = min(float(most_ticks), math.ceil(engine.least_energy_ticks()))
+    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=end_ticks)
     pool = Pool(engine, samples, exact=True)
-    shorter_ticks = np.floor(makespan_ticks - (makespan_ticks - engine.fastest_ticks) * _SHORTER)
-    # Durations are rounded up to ticks, so a plan may be in time although it seems late: by less than a tick for each
-    # instruction and delay on a path. Plans for that much more count where the exact simulation confirms them.
-    longer_ticks = makespan_ticks + 2.0 * len(engine.graph.levels)
-    pool.add_single_clocks(makespan_ticks)
-    deadline_ticks = np.unique(np.append(shorter_ticks, longer_ticks))
+    room_ticks = (end_ticks - engine.fastest_ticks) * _SHORTER
+    # Around least energy, a later plan may take as little as one that ends there.
+    deadline_ticks = np.unique(
+        np.floor(np.append(end_ticks - room_ticks, np.minimum(end_ticks + room_ticks, most_ticks)))
+    )
+    if known is not None:
+        pool.add_known(known)
+    pool.add_single_clocks(end_ticks)
     pool.add(deadline_ticks, lambda _share: None)
-    pool.search(deadline_ticks)
-    pool.exchange(deadline_s)
-    pool.move_exactly(deadline_s)
-    frontier = pool.frontier()
+    pool.search(end_ticks)
+    pool.move_exactly(end_ticks)
     report(_DONE, _DONE)
-    return frontier[frontier.lookup(deadline_s)]
+    return pool.best_by(deadline_s)
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -136,15 +151,15 @@ def _fastest_s(engine: Engine) -> float:
     return float(np.asarray(Simulator(engine.problem).run(choice).iteration_time_s))
 
 
-def _deadlines(pool: Pool, engine: Engine, points: int) -> Floats:
-    """Return deadlines in ticks, T_min first, spread evenly along the curve with time and energy weighted alike."""
+def _deadlines(pool: Pool, engine: Engine, points: int | None) -> tuple[Floats, int]:
+    """Return deadlines in ticks, T_min first, between which a job would lose the same; and how many points to keep."""
     time_ticks = np.unique(np.append(pool.curve.makespan_ticks, engine.fastest_ticks))
     seconds = time_ticks * engine.tables.tick_s + engine.problem.overhead_s
-    blocking_w = engine.problem.blocking_power_w * engine.problem.stages
-    energy = pool.bound_j(seconds) - blocking_w * seconds
-    width, height = time_ticks[-1] - time_ticks[0], energy[0] - energy[-1]
-    if width <= 0 or points == 1:
-        return time_ticks[:1]
-    along = (time_ticks - time_ticks[0]) / width + (energy[0] - energy) / max(height, 1e-300)
-    even: Floats = np.interp(np.linspace(0.0, along[-1], points), along, time_ticks)
-    return np.floor(even)
+    waiting_w = engine.problem.blocking_power_w * engine.problem.stages
+    along = distance(seconds, pool.bound_j(seconds), waiting_w)
+    if points is None:
+        points = min(max(math.ceil(along[-1] / _STEP), _LEAST_POINTS), _MOST_POINTS, max(_ROWS // engine.graph.n, 1))
+    if along[-1] <= 0 or points == 1:
+        return time_ticks[:1], points
+    even: Floats = np.interp(np.linspace(0.0, along[-1], math.ceil(points * _ROUNDED_PER_POINT)), along, time_ticks)
+    return np.unique(np.floor(even)), points

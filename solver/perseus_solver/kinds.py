@@ -17,6 +17,22 @@ Int64s = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 """Positions in another array."""
 
+SAME_TIME = 1e-9
+"""Relative difference below which two times are the same. Sums of float64 differ by 10⁻¹³ with their order, and no
+clock of a host resolves a billionth of an iteration. `latest_s` judges deadlines, T_min, domination and duplicates.
+"""
+
+
+def latest_s(deadline_s: float, share: float = 1.0) -> float:
+    """Return the longest time in seconds that meets a deadline: what is the same time meets it.
+
+    Args:
+        deadline_s: seconds.
+        share: how much of the tolerance may be used.
+    """
+    return deadline_s * (1.0 + share * SAME_TIME)
+
+
 SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation, 1 / Φ⁻¹(3/4)."""
 

@@ -139,7 +139,7 @@ def followed_session(clocks_mhz: list[int]) -> Iterator[Session]:
             )
             plan_set = plan_set_of([[clocks_mhz]], schedule=SCHEDULE)
             stub.PushPlanSet(messages.PushPlanSetRequest(job_uid=JOB, epoch=1, plan_set=plan_set))
-            session = perseus_client.connect(0, 0, schedule=SCHEDULE, socket_path=node.socket)
+            session = perseus_client.connect(0, 0, schedule=SCHEDULE, socket_path=node.socket, timing="synchronised")
             try:
                 wait_for(lambda: any(rank.gpu_uuid for rank in describe(stub).ranks), "the rank has joined")
                 chosen = [messages.Selection(data_parallel_rank=0, point=0)]

@@ -208,8 +208,10 @@ class LightAgent(stubs.AgentServicer):
         def act() -> Any:
             self.expire()
             pods = [PodName(pod.uid, pod.namespace, pod.name) for pod in request.pods]
-            ttl_s = request.ttl_ms / 1000
-            return self._lease(self.leases.acquire(request.job_uid, request.job_name, request.epoch, ttl_s, pods))
+            wanted = request.job_uid, request.job_name, request.epoch, request.ttl_ms / 1000, pods
+            self.leases.check(*wanted)
+            self._journal.record_epoch(request.job_uid, request.epoch)
+            return self._lease(self.leases.acquire(*wanted))
 
         return await self._answer(context, act)
 

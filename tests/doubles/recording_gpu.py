@@ -187,7 +187,7 @@ def open_mapped(argument: str) -> RecordingSet:
     folder = Path(argument)
     gpus = []
     for uuid in (folder / "gpus").read_text().split():
-        with (folder / f"{uuid}.calls").open("wb") as file:
+        with (folder / f"{uuid}.calls").open("ab") as file:  # the agent's keeper opens it too
             file.truncate(8 * (1 + 2 * MAPPED_CALLS))
         gpus.append(MappedGpu(uuid, folder / f"{uuid}.calls"))
     return RecordingSet(gpus)

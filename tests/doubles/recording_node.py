@@ -7,6 +7,9 @@ GPUs (``recording_gpu``), the kubelet and /proc.
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -67,7 +70,7 @@ class RecordingNode:
     gpus: int
     kubelet: KubeletDouble
     agent: subprocess.Popen[bytes] | None = None
-    addresses: dict[str, str] = field(default_factory=dict)
+    addresses: dict[str, Any] = field(default_factory=dict)
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @classmethod
@@ -131,6 +134,28 @@ class RecordingNode:
                 raise AssertionError(self.log())
             self.addresses = json.loads(ready.read_text())
         return self.agent
+
+    @property
+    def agent_pid(self) -> int:
+        """The agent that serves; ``agent`` is its keeper."""
+        return int(self.addresses["pid"])
+
+    def kill_agent(self) -> None:
+        """With SIGKILL; its keeper lives on until it has given back what was locked."""
+        assert self.agent
+        os.kill(self.agent_pid, signal.SIGKILL)
+        self.agent.wait(PATIENCE_S)
+
+    def kill_agent_and_keeper(self) -> None:
+        """As when the node kills the whole container: nobody is left to give anything back."""
+        assert self.agent
+        agent = os.pidfd_open(self.agent_pid)
+        signal.pidfd_send_signal(agent, signal.SIGSTOP)  # so that it does not see its keeper's end
+        self.agent.kill()
+        self.agent.wait(PATIENCE_S)
+        signal.pidfd_send_signal(agent, signal.SIGKILL)
+        select.select([agent], [], [], PATIENCE_S)
+        os.close(agent)
 
     @property
     def socket(self) -> str:

@@ -28,6 +28,7 @@ def main() -> None:
         schedule=schedule,
         socket_path=arguments["socket"],
         gpu_uuid=arguments["gpu"] or None,
+        timing="synchronised",  # an instruction is over when its call returns
     )
     session.wait_connected(60)
     for _ in range(arguments["iterations"]):

@@ -17,6 +17,7 @@ from perseus_agent.acceptance.report import SCHEMA
 from perseus_agent.clocks.journal import JournalLock, decode_journal
 from perseus_agent.devices.nvml import may_write
 from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
+from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 
 ACCEPT = [sys.executable, "-m", "perseus_agent", "accept"]
 WORKLOAD = "--workload=perseus_sim.gpus.clocked_workload:open_workload"
@@ -137,6 +138,28 @@ def test_a_gpu_that_is_not_free_is_refused(
     shim.set(0, **dict.fromkeys(state, 0))
     shim.set(1, **state)
     assert sentence in refusal(accept("--other-gpus=1"), shim)
+
+
+@pytest.mark.parametrize(
+    ("controllability", "sentence"),
+    [
+        ("YES", "its time stands still"),
+        ("NO_PERMISSION", "its clocks cannot be set"),
+        ("LOST", "its clocks cannot be set"),
+    ],
+)
+def test_a_simulated_gpu_in_a_trainer_s_time_is_refused(
+    controllability: str, sentence: str, journal: Path, tmp_path: Path
+) -> None:
+    spec = GpuSpec("GPU-0", "simulated", (900, 1200), 80_000, controllability=controllability)
+    gpu = SharedGpu.create(tmp_path / "gpus", spec)
+    devices = f"--devices=perseus_sim.gpus.devices:open_devices:{tmp_path / 'gpus'}"
+    refused = subprocess.run(
+        [*ACCEPT, devices, f"--journal={journal}", "--workload=none"], capture_output=True, text=True, check=False
+    )
+    assert (refused.returncode, gpu.history()) == (4, [])
+    assert sentence in refused.stderr
+    gpu.close()
 
 
 def test_a_node_with_an_agent_is_refused(

@@ -8,16 +8,18 @@ were never written.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
+from perseus_agent.lifecycle import SILENT_S
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 
 STEPS = ("acquire", "join", "push", "select", "run")
@@ -95,7 +97,7 @@ def assert_all_given_back(node: RecordingNode) -> None:
     assert {call.gpu for call in node.calls()} <= set(ours)
 
 
-@pytest.mark.parametrize("victim", ["agent", "trainers", "operator", "agent and trainers"])
+@pytest.mark.parametrize("victim", ["agent", "agent and keeper", "trainers", "operator", "agent and trainers"])
 def test_nothing_stays_locked_when_any_process_dies_at_any_step(node: RecordingNode, victim: str) -> None:
     node.start_agent()
     node.start_trainer(node.add_pod(BYSTANDER, [BYSTANDER]), instruction_s=0.002)
@@ -106,11 +108,14 @@ def test_nothing_stays_locked_when_any_process_dies_at_any_step(node: RecordingN
             for trainer in job.trainers:
                 trainer.kill()
         if "agent" in victim:
-            assert node.agent
-            node.agent.kill()
-            node.agent.wait()
-            assert job.running() or step != "run"  # a killed agent can give nothing back
-            node.start_agent()
+            if victim == "agent and keeper":
+                node.kill_agent_and_keeper()
+                assert job.running() or step != "run"  # nobody was left to give anything back
+                node.start_agent()
+            else:
+                node.kill_agent()
+                assert_all_given_back(node)  # by the keeper, and nobody else runs
+                node.start_agent()
         assert_all_given_back(node)
         job.end()
         assert_all_given_back(node)
@@ -162,15 +167,84 @@ def test_a_drain_that_cannot_finish_ends_in_time_and_the_next_agent_gives_back_w
 
 
 def test_a_trainer_that_outlives_the_agent_is_followed_by_the_next_one(node: RecordingNode) -> None:
-    agent = node.start_agent()
+    node.start_agent()
     job = Job(node)
     job.advance("run")
-    agent.kill()
-    agent.wait()
+    node.kill_agent()
     node.start_agent()
     assert_all_given_back(node)
     job.advance("run")  # with the same processes
     assert all(trainer.poll() is None for trainer in job.trainers)
+
+
+KILLS = 12
+
+
+def test_each_of_many_kills_in_a_row_gives_back_what_was_locked(node: RecordingNode) -> None:
+    job = Job(node)
+    for kill in range(KILLS):
+        node.start_agent()
+        job.uid = f"job-{kill}"
+        job.advance("run")
+        node.kill_agent()
+        assert_all_given_back(node)
+
+
+def test_an_agent_that_is_silent_is_ended_and_its_gpus_are_given_back(node: RecordingNode) -> None:
+    agent = node.start_agent()
+    Job(node).advance("run")
+    os.kill(node.agent_pid, signal.SIGSTOP)  # as a process that gets no processor, or hangs
+    assert agent.wait(60) == 128 + signal.SIGKILL
+    assert_all_given_back(node)
+
+
+def test_a_silent_agent_that_owes_nothing_is_left_alone(node: RecordingNode) -> None:
+    agent = node.start_agent()
+    os.kill(node.agent_pid, signal.SIGSTOP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        agent.wait(2 * SILENT_S)
+    os.kill(node.agent_pid, signal.SIGCONT)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(60) == 0
+
+
+def test_an_agent_whose_keeper_was_killed_gives_everything_back(node: RecordingNode) -> None:
+    keeper = node.start_agent()
+    Job(node).advance("run")
+    keeper.kill()
+    keeper.wait()
+    assert_all_given_back(node)
+
+
+def test_a_full_disk_keeps_no_gpu_locked_and_no_agent_from_starting(node: RecordingNode) -> None:
+    node.start_agent()
+    job = Job(node)
+    job.advance("run")
+    block = node.folder / "journal.json.new"
+    block.mkdir()  # every write of the journal fails from now on
+    node.kill_agent_and_keeper()
+    node.start_agent()
+    wait_for(node_is_free(node), "the GPUs are given back although nothing can be written")
+    block.rmdir()
+    job.uid = "after"
+    job.advance("run")  # and locked again once there is room
+    node.kill_agent()
+    assert_all_given_back(node)
+
+
+def node_is_free(node: RecordingNode) -> Callable[[], bool]:
+    return lambda: not any(node.locked()[gpu_uuid(gpu)] for gpu in range(2))
+
+
+def test_a_damaged_journal_gives_back_every_gpu_that_may_be_driven(node: RecordingNode) -> None:
+    node.start_agent()
+    Job(node).advance("run")
+    node.kill_agent_and_keeper()
+    journal = node.folder / "journal.json"
+    journal.write_bytes(journal.read_bytes()[:-9])
+    node.start_agent()
+    wait_for(node.all_default, "every GPU is at its default clocks")
+    assert "resetting all that may be driven" in node.log()
 
 
 def test_only_one_agent_runs_on_a_node(node: RecordingNode) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,13 +81,20 @@ def test_a_plan_becomes_clocks_and_measured_energy_and_ends_with_the_trainer(nod
 def test_a_killed_agent_s_locks_are_given_back_by_its_successor(node: RecordingNode, shim: Shim) -> None:
     trainer = run_job(node, node.add_pod(0, [0]))
     wait_for(lambda: shim.get(0, "locked_mhz"), "the GPU is locked")
-    assert node.agent is not None
-    os.kill(node.agent.pid, signal.SIGKILL)
-    node.agent.wait()
+    node.kill_agent_and_keeper()
     trainer.kill()
     assert shim.get(0, "locked_mhz")  # NVML keeps a lock whose owner has died
     node.start_agent("--devices=nvml")
     wait_for(lambda: shim.get(0, "locked_mhz") == 0, "the successor has given it back")
+    assert shim.get(1, "reset_calls") == 0
+
+
+def test_a_killed_agent_s_locks_are_given_back_by_its_keeper(node: RecordingNode, shim: Shim) -> None:
+    trainer = run_job(node, node.add_pod(0, [0]))
+    wait_for(lambda: shim.get(0, "locked_mhz"), "the GPU is locked")
+    node.kill_agent()
+    trainer.kill()
+    assert shim.get(0, "locked_mhz") == 0
     assert shim.get(1, "reset_calls") == 0
 
 

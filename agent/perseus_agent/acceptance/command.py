@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,10 @@ def _check_free(device: Device) -> None:
         raise Refused(f"{device.identity.uuid}: its clocks cannot be set: {why or state.value}")
     if len(device.identity.supported_clocks_mhz) < 2:
         raise Refused(f"{device.identity.uuid}: it has fewer than two clocks")
+    before_us = device.now_us()
+    time.sleep(0.01)
+    if device.now_us() == before_us:
+        raise Refused(f"{device.identity.uuid}: its time stands still: a simulated GPU that only a trainer moves")
     users = device.compute_processes() if isinstance(device, ListsProcesses) else None
     if users:
         raise Refused(f"{device.identity.uuid}: in use by {users} process{'es' if users > 1 else ''}; it must be free")

@@ -21,6 +21,8 @@ SLOW: Final = 0.75
 LATENCIES: Final = 6
 """An instruction lasts so many latencies at least: only then can a clock of its own be worth it."""
 SHORTEST_S: Final = 0.1
+AROUND_S: Final = 0.3
+"""Work before the first and after the last instruction: steps of the energy counter then lie within constant power."""
 LOOK_S: Final = 0.000_5
 """Between two looks at the workload's progress."""
 PATIENCE: Final = 3.0
@@ -53,7 +55,8 @@ def run_pipeline(bench: Bench, scan: ClockScan, switches: SwitchTimes, seconds: 
     pairs = max(2, round(seconds / (2 * spans_s)))
     plan = [fast, slow] * pairs
     counts = [max(1, round(spans_s / _time_s(point))) for point in plan]
-    firsts = [0, *accumulate(counts)]
+    before, after = (max(1, round(AROUND_S / _time_s(point))) for point in (plan[0], plan[-1]))
+    firsts = list(accumulate(counts, initial=before))
     ahead_s = {
         point.requested_mhz: _latency_s(switches, other.requested_mhz, point.requested_mhz)
         for point, other in ((fast, slow), (slow, fast))
@@ -62,18 +65,17 @@ def run_pipeline(bench: Bench, scan: ClockScan, switches: SwitchTimes, seconds: 
     bench.lock(plan[0].requested_mhz)
     bench.wait(max(0.2, 2 * latency.p99_s))
     energy = bench.energy_meter()
-    energy.read()
-    bench.wait(0.25)  # so that the counter has an edge before the first instruction
-    energy.read()
-    give_up_s = bench.now_s + PATIENCE * predicted_s + 1
-    with bench.working(firsts[-1]) as items:
+    give_up_s = bench.now_s + PATIENCE * (predicted_s + 2 * AROUND_S) + 1
+    with bench.working(firsts[-1] + after) as everything:
+        energy.read()
         for number in range(1, len(plan)):
-            before, point = plan[number - 1], plan[number]
-            start = firsts[number] - ahead_s[point.requested_mhz] / _time_s(before)
+            old, new = plan[number - 1], plan[number]
+            start = firsts[number] - ahead_s[new.requested_mhz] / _time_s(old)
             _until_completed(bench, bench.workload, start, give_up_s)
-            bench.lock(point.requested_mhz)
+            bench.lock(new.requested_mhz)
             energy.read()
-        _until_completed(bench, bench.workload, firsts[-1], give_up_s)
+        _until_completed(bench, bench.workload, firsts[-1] + after, give_up_s)
+    items = everything[before : firsts[-1]]
     begin_s, end_s = s_from_us(items[0].begin_us), s_from_us(items[-1].begin_us + items[-1].duration_us)
     own = [item.duration_us for item in items]
     middle_s = (_time_s(fast) * _time_s(slow)) ** 0.5

@@ -203,15 +203,17 @@ def report_json(report: Report) -> dict[str, Any]:
 def hardware_json(report: Report) -> dict[str, Any] | None:
     """What ``perseus plan --hardware`` reads; None: no latency was measured.
 
-    Marks, launches and kernels are the training program's, not the GPU's: they are not in it, so that the planner takes
-    what it takes without them.
+    Who marks instructions is a property of the training program, not of the GPU: ``marks`` is what the project's client
+    makes on CUDA. Launches and kernels are left to the planner's defaults. GPUs that were seen to wait for each other
+    are taken for one stage's, which is the worst case.
     """
     latency = report.latency()
-    if latency is None:
+    if latency is None or report.calls is None:
         return None
     return {
         "model": report.gpu_model,
         "switch_latency_s": {"p50": latency.p50_s, "p99": latency.p99_s},
         "call_s": latency.call_s,
-        "shared_lock": latency.shared_lock,
+        "marks": "gpu",
+        "gpus_per_lock": 1 + report.calls.other_gpus if report.calls.shared_lock else 1,
     }

@@ -2,20 +2,23 @@
 
 A GPU is written here, on disk, before its first lock and removed after its reset; at start every GPU that is still
 listed is reset. The file is replaced whole and carries its own digest, so it is either a state that existed or it is
-refused: a damaged journal never leads to a write on a GPU. After a reboot the driver has forgotten all locks, so
-entries of another boot are dropped. Any thread may call it.
+refused. A damaged one no longer says which GPUs are locked, so every GPU that the agent may drive is presumed to be
+until it has been reset. Opening writes nothing: on a full disk the resets come first, and only new locks are refused.
+After a reboot the driver has forgotten all locks, so entries of another boot are dropped. Any thread may call it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from perseus_agent.errors import JournalError, SettingsError
 
@@ -58,40 +61,52 @@ def decode_journal(data: bytes) -> JournalState:
         raise JournalError(f"journal: not a journal of this agent: {error}") from None
 
 
+class OwedGpus(Protocol):
+    """What learns of a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
+
+    def owe(self, gpu_uuid: str) -> None: ...
+
+    def settle(self, gpu_uuid: str) -> None: ...
+
+
 class Journal:
     """The file, with the state in memory. Every change is on disk when the method returns."""
 
-    def __init__(self, path: Path, boot_id: str) -> None:
+    def __init__(self, path: Path, boot_id: str, owed: OwedGpus | None = None) -> None:
         """Use ``open``."""
         self._path = path
         self._lock = threading.Lock()
         self._state = JournalState(boot_id)
+        self._owed = owed
 
     @classmethod
-    def open(cls, path: Path, boot_id: str) -> tuple[Journal, JournalError | None]:
-        """Read the journal, or begin a new one; a damaged file is put aside and its error returned.
-
-        Raises:
-            JournalError: the file cannot be read or replaced: without a journal no clock may be written.
+    def open(cls, path: Path, boot_id: str, owed: OwedGpus | None = None) -> tuple[Journal, JournalError | None]:
+        """Read the journal, or begin a new one. The error says why what it held is not known; then call
+        ``presume_locked``. Nothing is written, and a damaged file stays until the next change replaces it.
         """
-        journal, damage = cls(path, boot_id), None
+        journal = cls(path, boot_id, owed)
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
-            state = decode_journal(data) if len(data) <= MAX_BYTES else None
-            if state is None:
+            if len(data) > MAX_BYTES:
                 raise JournalError(f"journal: longer than {MAX_BYTES} bytes")
-            same_boot = state.boot_id == boot_id
-            journal._state = replace(state, boot_id=boot_id, locked=state.locked if same_boot else frozenset())
+            state = decode_journal(data)
         except FileNotFoundError:
-            pass
-        except JournalError as error:
-            damage = error
-            _try_replace(path, path.with_suffix(path.suffix + ".damaged"))
+            return journal, None
         except OSError as error:
-            raise JournalError(f"--journal: cannot read {path}: {error}") from error
-        journal._write(journal._state)
-        return journal, damage
+            return journal, JournalError(f"--journal: cannot read {path}: {error}")
+        except JournalError as error:
+            with contextlib.suppress(OSError):  # a copy for people, where there is room for one
+                path.with_suffix(path.suffix + ".damaged").write_bytes(data)
+            return journal, error
+        same_boot = state.boot_id == boot_id
+        journal._state = replace(state, boot_id=boot_id, locked=state.locked if same_boot else frozenset())
+        return journal, None
+
+    def presume_locked(self, gpu_uuids: Iterable[str]) -> None:
+        """Take these GPUs as locked, since the file no longer says which are; each until its reset is recorded."""
+        with self._lock:
+            self._state = replace(self._state, locked=self._state.locked | set(gpu_uuids))
 
     @property
     def locked(self) -> frozenset[str]:
@@ -108,6 +123,11 @@ class Journal:
         Raises:
             JournalError: it is not on disk; the GPU must not be locked.
         """
+        if self._owed is not None:
+            try:
+                self._owed.owe(gpu_uuid)
+            except ValueError as error:
+                raise JournalError(str(error)) from error
         with self._lock:
             if gpu_uuid not in self._state.locked:
                 self._write(replace(self._state, locked=self._state.locked | {gpu_uuid}))
@@ -115,15 +135,22 @@ class Journal:
     def record_reset(self, gpu_uuid: str) -> None:
         """Remove a GPU; call this after its reset. If it fails, the GPU is reset once more at the next start:
         harmless."""
+        if self._owed is not None:
+            self._owed.settle(gpu_uuid)
         with self._lock:
             if gpu_uuid in self._state.locked:
                 self._write(replace(self._state, locked=self._state.locked - {gpu_uuid}))
 
     def record_epoch(self, job_uid: str, epoch: int) -> None:
-        """Record an epoch; call this before it is accepted."""
+        """Record an epoch unless a higher one is known; call this before it is accepted, and under no other lock: a
+        slow disk takes seconds.
+
+        Raises:
+            JournalError: it is not on disk; the epoch must not be accepted.
+        """
         with self._lock:
             epochs = dict(self._state.epochs)
-            if epochs.pop(job_uid, 0) == epoch:
+            if epochs.pop(job_uid, 0) >= epoch:
                 return
             epochs[job_uid] = epoch
             for forgotten in list(epochs)[:-MAX_EPOCHS]:
@@ -156,7 +183,8 @@ class JournalLock:
     def __init__(self, journal: Path) -> None:
         """Of this journal; it is not taken yet."""
         self.path = journal.with_suffix(journal.suffix + ".lock")
-        self._descriptor: int | None = None
+        self.descriptor: int | None = None
+        """Whoever inherits it holds the lock as well."""
 
     def take(self) -> bool:
         """Take the lock if nobody holds it. Returns whether this process holds it now.
@@ -164,7 +192,7 @@ class JournalLock:
         Raises:
             SettingsError: its file cannot be made.
         """
-        if self._descriptor is not None:
+        if self.descriptor is not None:
             return True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,12 +204,12 @@ class JournalLock:
         except OSError:
             os.close(descriptor)
             return False
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         return True
 
     def release(self) -> None:
         """Release it; no error if it is not held."""
-        descriptor, self._descriptor = self._descriptor, None
+        descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
@@ -205,10 +233,3 @@ def _digest(body: Any) -> str:
     ):
         raise JournalError("journal: a field is missing or of another type")
     return hashlib.sha256(json.dumps(body, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
-
-
-def _try_replace(source: Path, target: Path) -> None:
-    try:
-        source.replace(target)
-    except OSError as error:
-        raise JournalError(f"--journal: cannot put the damaged {source} aside: {error}") from error

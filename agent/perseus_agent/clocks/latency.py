@@ -27,6 +27,8 @@ TRANSITIONS_KEPT: Final = 64
 KEPT_OF_TRANSITION: Final = 32
 READ_SHARE: Final = 0.005
 """Of time, at most, that is spent on reading clocks for this, beyond sweeps."""
+WAKE_US: Final = 100
+"""What one more reading costs in any case: the thread is woken for it."""
 READ_MIN_US: Final = 100
 READ_STEPS: Final = 16
 """The clock is read again after a sixteenth of the time since the call began: so precise is a measurement."""
@@ -127,7 +129,7 @@ class LatencyMeter:
         """
         self._waits_us.append(max(began_us - wanted_us, 0))
         self._calls_us.append(max(ended_us - began_us, 0))
-        self.effects.append(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
+        self._in_effect(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
         self._effects += 1
         self._open, self.read_us = None, 0
         self._estimate()
@@ -140,7 +142,7 @@ class LatencyMeter:
     def read(self, clock_mhz: int, began_us: int, ended_us: int) -> None:
         """The clock was read, between two moments, as ``read_us`` asked."""
         change, self.read_us = self._open, 0
-        self._spent_us += ended_us - began_us
+        self._spent_us += max(ended_us - began_us, WAKE_US)
         if change is None:
             return
         since_us = ended_us - change.began_us
@@ -166,8 +168,15 @@ class LatencyMeter:
         self._of_transition.setdefault(key, deque(maxlen=KEPT_OF_TRANSITION)).append(latency_us)
         self._counts[key] = self._counts.get(key, 0) + 1
         if change.effect == self._effects:
-            self.effects[-1] = Effect(change.began_us + latency_us, change.mhz)
+            self.effects.pop()
+            self._in_effect(Effect(change.began_us + latency_us, change.mhz))
         self._estimate()
+
+    def _in_effect(self, effect: Effect) -> None:
+        """One that would come later by estimate, though it was asked for earlier, was never seen."""
+        while self.effects and self.effects[-1].time_us >= effect.time_us:
+            self.effects.pop()
+        self.effects.append(effect)
 
     def _estimate(self) -> None:
         changes, calls = _quantiles(self._changes_us), self.calls

@@ -62,12 +62,11 @@ class LeaseTable:
         self.expiries = 0
         """Leases that ran out."""
 
-    def acquire(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> JobLease:
-        """Take control of a job, or take it over, or replace its pods. Plans in force stay in force.
+    def check(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> None:
+        """Whether ``acquire`` would accept this now, before its epoch is written to the journal.
 
         Raises:
             RequestError: one of its classes; nothing was changed.
-            JournalError: the epoch cannot be stored; nothing was changed.
         """
         for name, value in (("job_uid", job_uid), ("job_name", job_name)):
             if not 1 <= len(value) <= _MAX_NAME:
@@ -81,10 +80,18 @@ class LeaseTable:
             taken = other.pods.keys() & by_uid.keys()
             if other.job_uid != job_uid and taken:
                 raise PodTaken(f"pods: {min(taken)} belongs to the lease of {other.job_name}")
-        lease = self._jobs.get(job_uid)
-        if lease is None and len(self._jobs) >= MAX_JOBS:
+        if job_uid not in self._jobs and len(self._jobs) >= MAX_JOBS:
             raise TooMuch(f"job_uid: at most {MAX_JOBS} jobs on one node")
-        self._journal.record_epoch(job_uid, epoch)
+
+    def acquire(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> JobLease:
+        """Take control of a job, or take it over, or replace its pods. Plans in force stay in force. The journal must
+        know the epoch already.
+
+        Raises:
+            RequestError: one of its classes; nothing was changed.
+        """
+        self.check(job_uid, job_name, epoch, ttl_s, pods)
+        by_uid, lease = _check_pods(pods), self._jobs.get(job_uid)
         expires_s = self._clock() + ttl_s
         if lease is None:
             lease = self._jobs[job_uid] = JobLease(job_uid, job_name, epoch, expires_s, by_uid)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -63,8 +63,16 @@ class Node:
     """All state of the agent that outlives one call."""
 
     def __init__(
-        self, devices: DeviceSet, journal: Journal, kubelet: Kubelet, hub: TelemetryHub, limits: WorkerLimits
+        self,
+        devices: DeviceSet,
+        journal: Journal,
+        kubelet: Kubelet,
+        hub: TelemetryHub,
+        limits: WorkerLimits,
+        *,
+        kept: Callable[[], None] = lambda: None,
     ) -> None:
+        """``kept`` is called each time the leases have been looked through: about every ``KEEPER_INTERVAL_S``."""
         self.driver_version = devices.driver_version
         turns = CallTurns(lambda uuid: self.workers[uuid].wake())
         self.workers = {
@@ -72,6 +80,7 @@ class Node:
         }
         self.leases = LeaseTable(journal, time.monotonic)
         self._journal = journal
+        self._kept = kept
         self._kubelet = kubelet
         self._hub = hub
         self._lock = threading.RLock()
@@ -140,6 +149,10 @@ class Node:
         with self._lock:
             self._check_serving()
             self._expire()
+            self.leases.check(job_uid, job_name, epoch, ttl_s, pods)
+        self._journal.record_epoch(job_uid, epoch)  # without the lock: a slow disk must not keep leases from expiring
+        with self._lock:
+            self._check_serving()
             lease = self.leases.acquire(job_uid, job_name, epoch, ttl_s, pods)
             for session in self._bound(job_uid):
                 if session.pod_uid not in lease.pods:
@@ -248,6 +261,11 @@ class Node:
             with self._lock:
                 self._sessions.discard(session)
             raise
+
+    def is_leased(self, pod_uid: str) -> bool:
+        """Whether a lease names the pod."""
+        with self._lock:
+            return self.leases.of_pod(pod_uid) is not None
 
     def count_refusal(self) -> None:
         """Count a process that was refused."""
@@ -392,6 +410,7 @@ class Node:
                     self._expire()
                 for worker in self.workers.values():
                     worker.check_hang()
+                self._kept()
             except Exception:
                 log.exception("keeper failed")
             self._kept_s = time.monotonic()

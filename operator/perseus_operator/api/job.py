@@ -296,7 +296,7 @@ class JobSpec:
         default=0,
     )
     switching: Switching | None = nested(
-        "Prefer plans with few clock changes; absent: plans of least energy, which change clocks often.",
+        "Prefer plans with few clock changes; absent: as many changes as pay on the job's GPUs.",
         Switching,
         required=False,
     )

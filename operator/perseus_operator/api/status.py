@@ -110,10 +110,11 @@ class HardwareStatus:
         "GPUs of one stage on a node whose calls to the driver wait for each other.", minimum=1, maximum=1024
     )
     figures: str = text(
-        "Measured or Assumed: where these times come from.",
-        rule="Measured or Assumed",
+        "Where these times come from: Measured (on GPUs of the job), Stored (by an earlier job on the same model, with"
+        " the profile) or Assumed (published for the model, or the worst of what is).",
+        rule="Measured, Stored or Assumed",
         max_length=8,
-        pattern="^(Measured|Assumed)$",
+        pattern="^(Measured|Stored|Assumed)$",
     )
     source: str = text("The same in a clause.", rule="a clause", max_length=512)
     marks: str = text(

@@ -100,7 +100,7 @@ def next_coarser(frontier: FrontierView, target_us: float, hold: Hold) -> Hold |
     for coarser in (Hold.SEGMENTS, Hold.STAGES):
         found = frontier.grain(frontier.lookup(target_us + 0.5, coarser.finest))
         if coarser > hold and running < coarser.finest <= found:
-            return coarser
+            return coarser if found < Grain.STAGE else Hold.STAGES
     return None
 
 

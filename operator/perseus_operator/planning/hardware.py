@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import chain
 from statistics import median
 from typing import Final
@@ -20,13 +21,13 @@ from perseus_operator.api.schema import parse
 from perseus_operator.api.status import HardwareStatus
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.planning.evidence import MarkSource
-from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
+from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency, Transition, is_possible
 from perseus_operator.planning.node import Node
 from perseus_proto.latency import published_latency
 from perseus_proto.units import s_from_us, us_from_s
 
-ENOUGH_CHANGES: Final = 50
-"""Measured on a GPU before its figures count: with fewer, the 99th percentile is one outlier."""
+ENOUGH_CHANGES: Final = 32
+"""Changes before figures count, of one GPU or of all together. Agents hold to the same number."""
 WORST_SHARE: Final = 0.9
 """An iteration waits for the slowest GPU, so of up to ten the slowest counts; of more, this quantile: a single broken
 one must not decide the plans of a thousand."""
@@ -46,6 +47,17 @@ _MARKS: Final = {
 }
 
 
+class Basis(IntEnum):
+    """Where a latency comes from; a later one counts more."""
+
+    ASSUMED = 0
+    """Published for the model, or the worst of what is."""
+    STORED = 1
+    """Measured by an earlier job on the same model."""
+    MEASURED = 2
+    """Measured on GPUs of the job."""
+
+
 @dataclass(frozen=True)
 class Hardware:
     """What plans are rehearsed under.
@@ -57,8 +69,7 @@ class Hardware:
         gpus_per_lock: GPUs of one stage on a node whose calls wait for each other.
         marks: who marks instructions; None: not known yet, and assumed to be the GPUs.
         noise_ppm: relative standard deviation of an instruction's duration, parts per million.
-        measured: whether the latency was measured on GPUs of this model.
-        source: where the latency comes from.
+        basis, source: where the latency comes from, as a word and as a clause.
     """
 
     model: str
@@ -68,8 +79,13 @@ class Hardware:
     gpus_per_lock: int = 1
     marks: MarkSource | None = None
     noise_ppm: int = round(1e6 * DEFAULT_NOISE)
-    measured: bool = False
+    basis: Basis = Basis.ASSUMED
     source: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether the latency was measured on GPUs of this model."""
+        return self.basis > Basis.ASSUMED
 
     def to_json(self) -> str:
         """The description in the format of ``perseus plan --hardware``; what plans depend on and nothing else."""
@@ -110,7 +126,7 @@ def hardware_of(
         return None
     # Of different models the one that is slowest by what is published: the others wait for it.
     model = max(sorted({gpu.model for gpu in gpus}), key=lambda name: published_latency(name).p99_s)
-    latency, source = _latency(model, gpus, stored)
+    latency, basis, source = _latency(model, gpus, stored)
     return Hardware(
         model=model,
         p50_us=latency.p50_us,
@@ -119,7 +135,7 @@ def hardware_of(
         gpus_per_lock=min(_largest_group(known), _MAX_GPUS) if latency.shared_lock else 1,
         marks=marks,
         noise_ppm=round(1e6 * min(max(noise or 0.0, DEFAULT_NOISE), _MAX_NOISE)),
-        measured=latency.changes > 0,
+        basis=basis,
         source=source,
     )
 
@@ -135,9 +151,12 @@ def next_hardware(in_use: Hardware | None, found: Hardware | None) -> Hardware |
         return in_use
     if in_use is not None and found.marks is None:  # a restarted operator has had no reports yet
         found = replace(found, marks=in_use.marks)
+    if in_use is not None and found.model == in_use.model and found.basis < in_use.basis:
+        # An agent that has just started has measured nothing yet. What was measured before is better than a guess.
+        found = replace(in_use, marks=found.marks, noise_ppm=found.noise_ppm)
     if in_use is None or _differs(in_use, found):
         return _rounded(found)
-    return replace(in_use, marks=found.marks, measured=found.measured, source=found.source)
+    return replace(in_use, marks=found.marks, basis=found.basis, source=found.source)
 
 
 def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatus:
@@ -153,7 +172,7 @@ def hardware_to_status(hardware: Hardware, lead_us: int | None) -> HardwareStatu
         switch_latency_p99_microseconds=hardware.p99_us,
         call_microseconds=hardware.call_us,
         gpus_per_lock=hardware.gpus_per_lock,
-        figures="Measured" if hardware.measured else "Assumed",
+        figures=hardware.basis.name.capitalize(),
         source=hardware.source,
         marks=hardware.marks.value if hardware.marks else "Unknown",
         noise_parts_per_million=hardware.noise_ppm,
@@ -175,7 +194,7 @@ def hardware_from_status(status: object) -> Hardware | None:
         gpus_per_lock=known.gpus_per_lock,
         marks=next((marks for marks in MarkSource if marks == known.marks), None),
         noise_ppm=known.noise_parts_per_million,
-        measured=known.figures == "Measured",
+        basis=Basis[known.figures.upper()],
         source=known.source,
     )
 
@@ -186,12 +205,12 @@ def job_latency(gpus: Iterable[Gpu]) -> StoredLatency | None:
     Args:
         gpus: of the job. Those of its most frequent model and driver count.
     """
-    measured = [(gpu, gpu.latency) for gpu in gpus if gpu.latency and gpu.latency.changes >= ENOUGH_CHANGES]
-    if not measured:
+    known = [(gpu, gpu.latency) for gpu in gpus if gpu.latency]
+    if not known:
         return None
-    (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in measured).most_common(1)[0]
-    own = [latency for gpu, latency in measured if (gpu.model, gpu.driver) == (model, driver)]
-    return StoredLatency(model, driver, _worst(own))
+    (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in known).most_common(1)[0]
+    measured = _measured([latency for gpu, latency in known if (gpu.model, gpu.driver) == (model, driver)])
+    return StoredLatency(model, driver, measured) if measured is not None else None
 
 
 def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> float | None:
@@ -209,14 +228,14 @@ def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> fl
     return 1.4826 * median(shares) / math.sqrt(2) if shares else None
 
 
-def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, str]:
-    own = [gpu for gpu in gpus if gpu.model == model]
-    measured = [gpu.latency for gpu in own if gpu.latency and gpu.latency.changes >= ENOUGH_CHANGES]
-    if 2 * len(measured) >= len(own):
-        return _worst(measured), f"measured on {len(measured)} of {len(own)} GPUs of the job"
+def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:
+    own = [gpu.latency for gpu in gpus if gpu.model == model]
+    measured = _measured([latency for latency in own if latency is not None])
+    if measured is not None:
+        return measured, Basis.MEASURED, "measured on GPUs of the job"
     if stored is not None and stored.model == model:
         driver = f" with driver {stored.driver}" if stored.driver else ""
-        return stored.latency, f"measured before on this model{driver}, stored with the profile"
+        return stored.latency, Basis.STORED, f"measured before on this model{driver}, stored with the profile"
     assumed = published_latency(model)
     latency = ClockLatency(
         p50_us=us_from_s(assumed.p50_s),
@@ -225,21 +244,49 @@ def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple
         changes=0,
         shared_lock=assumed.shared_lock,
     )
-    return latency, assumed.source
+    return latency, Basis.ASSUMED, assumed.source
 
 
-def _worst(latencies: list[ClockLatency]) -> ClockLatency:
-    """Each figure's upper quantile over the GPUs; transitions of the GPU that has measured most."""
-    most = max(latencies, key=lambda latency: latency.changes)
-    p50_us = _upper([latency.p50_us for latency in latencies])
+def _measured(latencies: list[ClockLatency]) -> ClockLatency | None:
+    """What GPUs measured: each figure's upper quantile over them, or of their changes together while each has few, as
+    after a sweep; None: still too few.
+    """
+    alone = [latency for latency in latencies if latency.changes >= ENOUGH_CHANGES]
+    if 2 * len(alone) < len(latencies) or not alone:
+        return _pooled(latencies)
+    p50_us = _upper([latency.p50_us for latency in alone])
     return ClockLatency(
         p50_us=p50_us,
-        p99_us=max(p50_us, _upper([latency.p99_us for latency in latencies])),
-        call_us=_upper([latency.call_us for latency in latencies]),
-        changes=sum(latency.changes for latency in latencies),
-        shared_lock=any(latency.shared_lock for latency in latencies),
-        transitions=most.transitions,
+        p99_us=max(p50_us, _upper([latency.p99_us for latency in alone])),
+        call_us=_upper([latency.call_us for latency in alone]),
+        changes=sum(latency.changes for latency in alone),
+        shared_lock=any(latency.shared_lock for latency in alone),
+        transitions=max(alone, key=lambda latency: latency.changes).transitions,
     )
+
+
+def _pooled(latencies: list[ClockLatency]) -> ClockLatency | None:
+    """The changes of all GPUs together, by their transitions: the median one, and the longest tail."""
+    pooled: dict[tuple[int, int], Transition] = {}
+    for one in chain.from_iterable(latency.transitions for latency in latencies):
+        key = one.from_mhz, one.to_mhz
+        before = pooled.get(key, Transition(*key, 0, 0, 0))
+        changes = before.changes + one.changes
+        # Of two medians the larger: the iteration waits for the slower GPU.
+        pooled[key] = Transition(*key, changes, max(before.p50_us, one.p50_us), max(before.p99_us, one.p99_us))
+    changes = sum(one.changes for one in pooled.values())
+    if changes < ENOUGH_CHANGES:
+        return None
+    ordered = sorted(pooled.values(), key=lambda one: -one.changes)[:64]
+    found = ClockLatency(
+        p50_us=round(median(one.p50_us for one in ordered)),
+        p99_us=max(one.p99_us for one in ordered),
+        call_us=_upper([latency.call_us for latency in latencies]),
+        changes=changes,
+        shared_lock=any(latency.shared_lock for latency in latencies),
+        transitions=tuple(ordered),
+    )
+    return found if is_possible(found) else None
 
 
 def _upper(figures: list[int]) -> int:

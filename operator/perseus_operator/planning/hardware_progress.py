@@ -6,7 +6,6 @@ latency is read with the profile, a description is adopted or restored, the trai
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -17,10 +16,7 @@ from perseus_operator.planning.hardware import Hardware, scatter
 from perseus_operator.planning.iterations import JobIteration
 
 _SCATTERS: Final = 32
-"""Estimates of scatter that are kept; their median counts."""
-_ENOUGH_SCATTERS: Final = 8
-_EVERY: Final = 8
-"""Iterations from one estimate to the next: each compares every instruction of a pipeline with the iteration before."""
+"""Estimates of scatter that are made; their median counts."""
 
 
 @dataclass
@@ -31,24 +27,25 @@ class HardwareProgress:
     """What plans are rehearsed under; None: the GPUs are not known yet."""
     stored: StoredLatency | None = None
     """Measured by an earlier job, and read with the profile."""
-    scatters: deque[float] = field(default_factory=lambda: deque(maxlen=_SCATTERS))
+    scatters: list[float] = field(default_factory=list)
     """Estimates of how much durations scatter, relative."""
-    pipeline: tuple[int, int | None, tuple[Sequence[int], ...]] | None = None
-    """Of the last iteration of one pipeline, kept to compare the next with: its number, point and durations."""
+    pipeline: tuple[int, tuple[Sequence[int], ...]] | None = None
+    """Number and durations of the last iteration of one pipeline, kept to compare the next with."""
 
     def iteration_observed(self, iteration: JobIteration) -> None:
-        """A typical iteration was complete. Every few of them, two in a row say how much durations scatter."""
-        if not iteration.stages_us:
-            return
-        dp = min(iteration.stages_us)
-        number, point, stages_us = iteration.iteration, iteration.points.get(dp), iteration.stages_us[dp]
+        """A typical iteration was complete. Two in a row at default clocks say how much durations scatter.
+
+        Under a plan they scatter with its clock changes, too: then plans would change with what they cause themselves.
+        """
         before, self.pipeline = self.pipeline, None
-        if before is not None and before[:2] == (number - 1, point):
-            found = scatter(before[2], stages_us)
-            if found is not None:
-                self.scatters.append(found)
-        elif number % _EVERY == 0:
-            self.pipeline = number, point, stages_us
+        planned = any(point is not None for point in iteration.points.values())
+        if planned or not iteration.stages_us or len(self.scatters) >= _SCATTERS:
+            return
+        number, stages_us = iteration.iteration, iteration.stages_us[min(iteration.stages_us)]
+        found = scatter(before[1], stages_us) if before is not None and before[0] == number - 1 else None
+        if found is not None:
+            self.scatters.append(found)
+        self.pipeline = number, stages_us
 
     def latency_read(self, stored: StoredLatency | None) -> None:
         """The profile was read, with this latency; None: none is stored with it."""
@@ -65,5 +62,7 @@ class HardwareProgress:
 
     @property
     def noise(self) -> float | None:
-        """Relative standard deviation of an instruction's duration; None: not measured yet."""
-        return median(self.scatters) if len(self.scatters) >= _ENOUGH_SCATTERS else None
+        """Relative standard deviation of an instruction's duration; None: not known yet."""
+        if self.scatters:
+            return median(self.scatters)
+        return self.in_use.noise_ppm / 1e6 if self.in_use is not None else None

@@ -171,7 +171,7 @@ class Metrics:
                 s_from_us(hardware.switch_latency_median_microseconds) if hardware else None
             ),
             "switch_latency_p99_seconds": s_from_us(hardware.switch_latency_p99_microseconds) if hardware else None,
-            "switch_latency_measured": float(hardware.figures == "Measured") if hardware else None,
+            "switch_latency_measured": float(hardware.figures != "Assumed") if hardware else None,
             "mark_lead_seconds": None if evidence.lead_us is None else s_from_us(evidence.lead_us),
             "below_plan_ratio": evidence.below_share,
             "above_plan_ratio": evidence.above_share,

@@ -163,17 +163,24 @@ class Engine:
         limit = self._gpu.capped()[0]
         return min(wanted, limit) if limit else wanted
 
-    def _notice(self, time_us: float) -> bool:
-        """Take up a request that came at this moment: the clock changes after the GPU's latency. A request before it
+    def _notice(self, latest_us: float) -> bool:
+        """Take up a request that came until this moment: the clock changes after the GPU's latency. A request before it
         whose clock would be in effect later is void."""
         request = self._gpu.requested()
         if request == self._seen:
             return False
         self._seen = request
         self._unanswered = 0
-        effect_us = time_us + self._gpu.settle_us()
+        effect_us = self._requested_us(latest_us) + self._gpu.settle_us()
         self._pending = [change for change in self._pending if change[0] < effect_us] + [(effect_us, request.mhz)]
         return True
+
+    def _requested_us(self, latest_us: float) -> float:
+        """When the last request came, in virtual time. While that stands still for the agent, it comes at once."""
+        if self._speed is None:
+            return latest_us
+        virtual_us, wall_ns = self._anchor
+        return min(latest_us, virtual_us + (self._gpu.requested_ns() - wall_ns) / 1000 * self._speed)
 
     def _settle(self) -> None:
         while self._pending and self._pending[0][0] <= self._now_us:
@@ -191,11 +198,9 @@ class Engine:
         if self._speed is None:
             return until_us
         until_us = min(until_us, self._now_us + _SLICE_S * 1e6 * self._speed)
-        started_ns = time.monotonic_ns()
         self._sleep(until_us)
-        elapsed_us = max(0, self._gpu.requested_ns() - started_ns) / 1000 * self._speed
-        if self._notice(min(self._now_us + elapsed_us, until_us)):
-            return min(until_us, self._pending[0][0])
+        if self._notice(until_us):
+            return max(self._now_us, min(until_us, self._pending[0][0]))
         return until_us
 
     def _sleep(self, until_us: float | None = None) -> None:

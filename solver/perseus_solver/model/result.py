@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import SolverError
-from perseus_solver.kinds import Floats, Ints
+from perseus_solver.kinds import Floats, Ints, latest_s
 
 Frequencies = npt.NDArray[np.uint16]
 
@@ -253,7 +253,7 @@ class Frontier:
         Args:
             time_s: seconds.
         """
-        return max(int(self.time_s.searchsorted(time_s, side="right")) - 1, 0)
+        return max(int(self.time_s.searchsorted(latest_s(time_s), side="right")) - 1, 0)
 
     def to_bytes(self) -> bytes:
         """Return the frontier as versioned, compressed bytes.

@@ -188,9 +188,14 @@ class Engine:
             np.floor(np.clip(meeting_ticks, self.fastest_ticks, self.slowest_ticks)),
         )
 
+    def least_energy_ticks(self) -> float:
+        """Return about the makespan of the plan of least energy: where a second is worth what waiting takes."""
+        _, makespan_ticks = self.timetables(self.sample([self.tables.waiting_price]))
+        return float(makespan_ticks[0])
+
     def end_prices(self) -> list[int]:
-        """Return the two prices at which every duration is known: all slowest, and all fastest."""
-        return [0, self.steepest()]
+        """Return the prices at which every duration is known, all slowest and all fastest, and that of waiting."""
+        return sorted({0, self.tables.waiting_price, self.steepest()})
 
     def forecast(self, most: int) -> list[int]:
         """Return the prices to begin with.
@@ -204,9 +209,9 @@ class Engine:
         # Above the steepest price everything is at its fastest, so there the line rises with the shortest time.
         fastest_s = (twice.bound.constant_j - top.bound.constant_j) / (twice.bound.price_w - top.bound.price_w)
         found = self.explore(
-            [top, *self._circulation_samples([0])], self._circulation_samples, most, fastest_s=fastest_s
+            [top, *self._circulation_samples([0])], self._circulation_samples, most - 1, fastest_s=fastest_s
         )
-        return [sample.price for sample in found]
+        return sorted({self.tables.waiting_price, *(sample.price for sample in found)})
 
     def _circulation_samples(self, prices: list[int]) -> list[Sample]:
         assert self.steady is not None

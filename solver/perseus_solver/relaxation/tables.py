@@ -7,21 +7,23 @@ seconds. Energies are effective energies, e − P_blk·t, in joules: energy beyo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.kinds import Floats, Index, Options
+from perseus_solver.kinds import Floats, Index, Options, latest_s
 from perseus_solver.model.problem import Problem
 
-TICKS_PER_HORIZON = 2.0**36
-"""Ticks in an upper bound of the longest iteration divided by the stages, so about 2^36 in an iteration. Rounding up
-makes a path of a thousand instructions about 10^-8 longer; with 64 times fewer ticks, plans for T_min on long pipelines
-missed it. Sums along any path stay below 2^53, where a float64 is no longer exact, and costs times nodes, with which
-the flow solver computes, below 2^63.
+TICKS_PER_HORIZON = 2.0**42
+"""Ticks in an upper bound of the longest iteration divided by the stages, so about 2^42 in an iteration. Rounding up
+makes a path of a thousand instructions about 2·10^-10 longer, which is less than `SAME_TIME`. Sums along any path stay
+below 2^53, where a float64 is no longer exact, and costs times nodes, with which the flow solver computes, below 2^63.
 """
 
+_SHARE = 0.5
+"""Of the tolerance of time for options. The other half is for ticks and sums: the fastest plan must meet T_min."""
 PRICE_UNITS = 2.0**24
 """Units in the steepest hull slope (joules per second): prices are resolved to 6e-8 of it, finer than any measured
 watt.
@@ -35,6 +37,8 @@ class Tables:
     Attributes:
         tick_s: seconds in a tick.
         unit_w: watts in a unit of flow.
+        waiting_price: units of what all stages take while they wait. At this price of time, the plan of least energy is
+            the best.
         size: int[tables], options that are Pareto-efficient in (time, effective energy).
         time_ticks: float[tables, width], strictly increasing, padded with infinity.
         energy_j: float[tables, width], strictly decreasing, padded with the last value.
@@ -48,6 +52,7 @@ class Tables:
 
     tick_s: float
     unit_w: float
+    waiting_price: int
     size: Index
     time_ticks: Floats
     energy_j: Floats
@@ -70,10 +75,29 @@ def efficient(options: Options, blocking_power_w: float) -> Index:
         int[efficient options], their positions by increasing time.
     """
     effective_j = options.energy_j - blocking_power_w * options.time_s
-    order = np.lexsort((effective_j, options.time_s))
-    sorted_j = effective_j[order]
-    best_before = np.concatenate(([np.inf], np.minimum.accumulate(sorted_j)[:-1]))
-    return order[sorted_j < best_before]
+    return undominated(options.time_s, effective_j, _SHARE)
+
+
+def undominated(time_s: Floats, energy_j: Floats, share: float = 1.0) -> Index:
+    """Return which of these no other dominates: as fast, up to `SAME_TIME`, for as little energy.
+
+    Args:
+        time_s: float[items], seconds.
+        energy_j: float[items], joules.
+        share: of the tolerance.
+
+    Returns:
+        int[items left], their positions by increasing time; energy falls.
+    """
+    order = np.lexsort((energy_j, time_s))
+    falling = order[np.append(True, energy_j[order][1:] < np.minimum.accumulate(energy_j[order])[:-1])]
+    # Of those that take the same time, the last is the cheapest. A chain of such steps could add up to a longer one, so
+    # each is compared with what is kept.
+    kept: list[int] = []
+    for one in falling[::-1].tolist():
+        if not kept or time_s[kept[-1]] > latest_s(time_s[one], share):
+            kept.append(one)
+    return np.array(kept[::-1], dtype=np.intp)
 
 
 def lower_hull(time: Floats, energy: Floats) -> Index:
@@ -120,7 +144,7 @@ def build_tables(problem: Problem) -> Tables:
         sum(c * o.time_s.max() for c, o in zip(counts, problem.options, strict=True)) + problem.edge_delay_s.sum()
     )
     # The stages of a pipeline work at the same time, so the horizon is divided: finer ticks, still exact
-    # (2^36 · 2^10 < 2^53).
+    # (2^42 · 2^10 < 2^53).
     tick_s = horizon_s / max(1, min(problem.stages, 2**10)) / TICKS_PER_HORIZON if horizon_s > 0 else 1.0
 
     rows, times, time_ticks, energies, hulls = [], [], [], [], []
@@ -140,10 +164,15 @@ def build_tables(problem: Problem) -> Tables:
     slopes = [-np.diff(e[h]) / np.diff(t[h] * tick_s) for e, t, h in zip(energies, time_ticks, hulls, strict=True)]
     steepest = max((float(s.max()) for s in slopes if len(s)), default=1.0)
     unit_w = steepest / PRICE_UNITS
+    # What a second of waiting takes is a whole number of units, so that the least energy of all plans has its own line.
+    waiting_w = problem.blocking_power_w * problem.stages
+    waiting_price = math.ceil(waiting_w / unit_w)
+    unit_w = waiting_w / waiting_price if waiting_price else unit_w
     prices = [np.append(np.rint(s / unit_w), 0.0) for s in slopes]
     return Tables(
         tick_s=tick_s,
         unit_w=unit_w,
+        waiting_price=waiting_price,
         size=np.array([len(r) for r in rows], dtype=np.intp),
         time_ticks=_stack(time_ticks, np.inf),
         energy_j=_stack(energies, None),

@@ -12,14 +12,15 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.certify import iteration_bound
-from perseus_solver.kinds import Floats, Index
-from perseus_solver.model.result import DEFAULT_GAP, Frontier, status_of
+from perseus_solver.certify import deadline_bound, iteration_bound
+from perseus_solver.errors import InvalidProblem
+from perseus_solver.kinds import Floats, Index, latest_s
+from perseus_solver.model.result import DEFAULT_GAP, Frontier, Point, status_of
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
-from perseus_solver.relaxation.tables import lower_hull
+from perseus_solver.relaxation.tables import lower_hull, undominated
 from perseus_solver.search.cuts import Cuts
-from perseus_solver.search.exchange import exchanged
+from perseus_solver.search.placement import chosen
 from perseus_solver.search.recreate import Recreate
 from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans
 from perseus_solver.switching import clock_changes
@@ -42,10 +43,6 @@ may use what the one before found.
 """
 _SMALL, _MIDDLE = 400, 2_000
 """Instructions of the largest graphs that are searched: for all deadlines, and for a single one."""
-_AGAIN, _STEPS = 2, 8.0
-"""How often plans of a single deadline are exchanged along their longest paths, and how near to its optimum they must
-be.
-"""
 _MOVED, _MOVED_ROWS = 4, 3_072
 """Plans for a single deadline of which parts are moved, and their instructions: the second best may lead further than
 the best.
@@ -97,6 +94,15 @@ class Pool:
             (finish_ticks - duration_ticks)[:, order], finish_ticks[:, order], through[:, order], makespan_ticks[order]
         )
 
+    def best_by(self, deadline_s: float) -> Point:
+        """Return the plan of least energy among those in time, with what is proven of all plans in time."""
+        problem = self._engine.problem
+        in_time = np.flatnonzero(self._time_s <= latest_s(deadline_s))
+        best = in_time[np.lexsort((self._time_s[in_time], self._energy_j[in_time]))[:1]]
+        bounds = [s.bound for s in self.proofs]
+        bound_j = deadline_bound(problem, bounds, np.array([max(deadline_s, float(self._time_s[best[0]]))]))
+        return self._as_frontier(best, np.minimum(bound_j, self._energy_j[best]))[0]
+
     def bound_j(self, time_s: Floats) -> Floats:
         """Return the best proven bound on the iteration energy at each iteration time in seconds."""
         return iteration_bound(self._engine.problem, [s.bound for s in self.proofs], time_s)
@@ -132,33 +138,16 @@ class Pool:
             if len(poor):
                 self._round(self._plans(corners=corners), poor, spans, ways=ways)
 
-    def search(self, deadline_ticks: Floats) -> None:
+    def search(self, deadline_ticks: Floats | float) -> None:
         """On small graphs, search from the cheapest plans for these deadlines, or for those whose gap is large."""
         n = self._engine.graph.n
         if n > (_MIDDLE if self._exact else _SMALL):
             return
         one = _SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE
         for worst, starts, tries, rounds in one if self._exact else _SEARCH:
-            # Of a single deadline, the last two are the deadline itself and the one with room for rounding up.
-            poor = deadline_ticks[-2:] if self._exact else deadline_ticks[self._gap(deadline_ticks) > worst]
+            ends_ticks = np.atleast_1d(deadline_ticks)
+            poor = ends_ticks if self._exact else ends_ticks[self._gap(ends_ticks) > worst]
             self._recreate(poor, starts, tries, rounds)
-
-    def exchange(self, deadline_s: float) -> None:
-        """Try other mixtures on the longest path of two plans: the cheapest by a deadline, and the cheapest of all.
-
-        Where one chain determines the time, nothing off it needs to be faster.
-        """
-        deadline_ticks = self._in_ticks(deadline_s)
-        cheapest = self._cheapest(self._time_s <= deadline_s, 1)
-        for start in self._select(np.append(cheapest, self._effective_j.argmin())).T:
-            plan = start
-            for _ in range(_AGAIN):
-                most_j = float(self._effective_j[self._time_s <= deadline_s].min())
-                found = exchanged(self._rounder, plan, deadline_ticks, most_j=most_j, within=_STEPS)
-                if not found.shape[1]:
-                    break
-                self._store(found)
-                plan = found[:, 0]  # if another path is now the longest, it is next
 
     def move(self, deadline_ticks: Floats) -> None:
         """Move whole parts of the timetable, by minimum cuts, where the gaps of the cheapest plans are largest."""
@@ -170,7 +159,7 @@ class Pool:
         for end_ticks in deadline_ticks[worst[gap[worst] > 2 * _GOOD_GAP]].tolist():
             self._improve(cuts, self._cheapest(self._makespan_ticks <= end_ticks, 1), end_ticks)
 
-    def move_exactly(self, deadline_s: float) -> None:
+    def move_exactly(self, deadline_ticks: float) -> None:
         """Move whole parts of the timetable for one deadline.
 
         It starts from the cheapest plans in time, and from those that are slightly late and the cheapest for their
@@ -179,22 +168,18 @@ class Pool:
         engine = self._engine
         if engine.graph.n > _MIDDLE:
             return
-        cuts, deadline_ticks = Cuts(self._rounder), self._in_ticks(deadline_s)
+        cuts = Cuts(self._rounder)
         starts = min(max(_MOVED_ROWS // engine.graph.n, 1), _MOVED)
-        cheapest = self._cheapest(self._time_s <= deadline_s, starts)
-        reach_s = cuts.reach(self._select(cheapest[:1])[:, 0]) * engine.tables.tick_s
-        for makespan_ticks, which in zip(self._makespan_ticks[cheapest].tolist(), cheapest[:, None], strict=True):
-            # Rounded up to ticks, a plan that is in time may seem late.
-            self._improve(cuts, which, max(deadline_ticks, makespan_ticks))
-        late_s = self._time_s - deadline_s
-        near = np.flatnonzero((late_s > 0) & (late_s <= reach_s))
-        _, first = np.unique(self._effective_j[near] + self._price_w(deadline_ticks) * late_s[near], return_index=True)
+        cheapest = self._cheapest(self._makespan_ticks <= deadline_ticks, starts)
+        reach_ticks = cuts.reach(self._select(cheapest[:1])[:, 0])
+        for which in cheapest[:, None]:
+            self._improve(cuts, which, deadline_ticks)
+        late_ticks = self._makespan_ticks - deadline_ticks
+        near = np.flatnonzero((late_ticks > 0) & (late_ticks <= reach_ticks))
+        price_j = self._price_w(deadline_ticks) * engine.tables.tick_s
+        _, first = np.unique(self._effective_j[near] + price_j * late_ticks[near], return_index=True)
         for which in near[first[:starts], None]:
             self._improve(cuts, which, deadline_ticks)
-
-    def _in_ticks(self, deadline_s: float) -> float:
-        """Return the ticks that a deadline leaves for the graph, not rounded."""
-        return (deadline_s - self._engine.problem.overhead_s) / self._engine.tables.tick_s
 
     def _improve(self, cuts: Cuts, which: Index, deadline_ticks: float) -> None:
         """Try moves on one of the plans."""
@@ -209,6 +194,22 @@ class Pool:
         ends_s = self.curve.makespan_ticks[[left[0], right[0]]] * tick_s + problem.overhead_s
         effective_j = self.bound_j(ends_s) - problem.blocking_power_w * problem.stages * ends_s
         return max(0.0, float(effective_j[0] - effective_j[1]) / max(float(ends_s[1] - ends_s[0]), tick_s))
+
+    def add_known(self, known: Frontier) -> None:
+        """Add the plans of a frontier of this problem.
+
+        Raises:
+            InvalidProblem: they are of another problem.
+        """
+        engine, tables = self._engine, self._engine.tables
+        if known.frequencies_mhz.shape[1] != engine.graph.n:
+            raise InvalidProblem(f"known: plans of {known.frequencies_mhz.shape[1]} instructions, not {engine.graph.n}")
+        choice = self._simulator.choice_of(known.frequencies_mhz)[:, engine.graph.order].T
+        position = np.zeros((len(tables.size), max(o.time_s.size for o in engine.problem.options)), dtype=np.intp)
+        for k, options in enumerate(engine.problem.options):
+            efficient_s = tables.time_s[k, : tables.size[k]]
+            position[k, : options.time_s.size] = efficient_s.searchsorted(options.time_s, side="right") - 1
+        self._store(np.maximum(position[engine.table_of[:, None], choice], 0))
 
     def add_single_clocks(self, deadline_ticks: float) -> None:
         """Add every plan with one clock for all, its slack distributed, so that no such plan beats the result."""
@@ -258,9 +259,9 @@ class Pool:
         if not len(deadline_ticks):
             return
         ends: list[float] = deadline_ticks.tolist()
-        chosen = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
-        target_ticks = np.repeat(deadline_ticks, [len(start) for start in chosen])
-        columns, through = self._select(np.concatenate(chosen)), self.curve.through_at(target_ticks)
+        starting = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
+        target_ticks = np.repeat(deadline_ticks, [len(start) for start in starting])
+        columns, through = self._select(np.concatenate(starting)), self.curve.through_at(target_ticks)
         graph, problem = self._engine.graph, self._engine.problem
         stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
         search = Recreate(self._rounder, stage[graph.order])
@@ -297,60 +298,48 @@ class Pool:
         return row
 
     def _gap(self, deadline_ticks: Floats) -> Floats:
-        """Return the gap of the best plan for each deadline, at its own time, or at the deadline (``exact``)."""
+        """Return the gap of the best plan for each deadline, at the deadline, waiting until then included."""
         problem = self._engine.problem
         ends: list[float] = deadline_ticks.tolist()
         best = np.array([self._cheapest(self._makespan_ticks <= end_ticks, 1)[0] for end_ticks in ends], dtype=np.intp)
         time_s, energy_j = self._time_s[best], self._energy_j[best]
-        if self._exact:
-            end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
-            energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
-            time_s = end_s
-        gap: Floats = energy_j / self.bound_j(time_s) - 1.0
+        end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
+        energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
+        gap: Floats = energy_j / self.bound_j(end_s) - 1.0
         return gap
 
     def frontier(self, points: int | None = None) -> Frontier:
         """Return the plans that no other dominates, at most ``points`` of them."""
         problem = self._engine.problem
         time_s, energy_j = self._time_s, self._energy_j
-        effective = energy_j - problem.blocking_power_w * problem.stages * time_s
-        order = np.lexsort((effective, time_s))
-        best = np.minimum.accumulate(effective[order])
-        kept = order[np.append(True, best[1:] < best[:-1])]
+        # Up to least energy no plan is dearer than an earlier one; beyond, only pipelines that wait anyway go on.
+        kept = undominated(time_s, energy_j)
+        effective_j = energy_j - problem.blocking_power_w * problem.stages * time_s
+        later = np.flatnonzero((time_s > time_s[kept[-1]]) & (effective_j < effective_j[kept[-1]]))
+        later = later[undominated(time_s[later], effective_j[later])]
+        kept = np.append(kept, later[time_s[later] > latest_s(float(time_s[kept[-1]]))])
         bound = np.minimum(self.bound_j(time_s[kept]), energy_j[kept])
-        gap = energy_j[kept] / bound - 1.0
-        if points is not None and len(kept) > points:
-            chosen = _spread(time_s[kept], effective[kept], gap, points)
-            kept, bound, gap = kept[chosen], bound[chosen], gap[chosen]
+        if points is not None:
+            waiting_w = problem.blocking_power_w * problem.stages
+            stay = chosen(time_s[kept], energy_j[kept], bound, waiting_w, points)
+            kept, bound = kept[stay], bound[stay]
+        return self._as_frontier(kept, bound)
+
+    def _as_frontier(self, kept: Index, bound_j: Floats) -> Frontier:
+        """Return these plans, by increasing time, with the bounds given."""
+        problem = self._engine.problem
+        time_s, energy_j = self._time_s[kept], self._energy_j[kept]
         clocks = np.zeros((len(problem.options), max(len(o.frequency_mhz) for o in problem.options)), dtype=np.uint16)
         for row, options in zip(clocks, problem.options, strict=True):
             row[: len(options.frequency_mhz)] = options.frequency_mhz
         frequency = clocks[problem.option_of, self._choice(self._select(kept))]
         return Frontier(
-            time_s=time_s[kept],
-            energy_j=energy_j[kept],
-            energy_lower_bound_j=bound,
-            statuses=tuple(status_of(g) for g in gap.tolist()),
+            time_s=time_s,
+            energy_j=energy_j,
+            energy_lower_bound_j=bound_j,
+            statuses=tuple(status_of(g) for g in (energy_j / bound_j - 1.0).tolist()),
             frequencies_mhz=frequency,
             stage_offset=problem.stage_offset,
             clock_changes=clock_changes(frequency, problem.stage_offset),
             blocking_power_w=problem.blocking_power_w,
         )
-
-
-def _spread(time_s: Floats, effective_j: Floats, gap: Floats, points: int) -> Index:
-    """Return which ``points`` plans to keep.
-
-    The frontier is divided into as many equal parts, with time and energy weighted alike, and of each part the plan of
-    smallest gap is kept; besides, both ends, and the best of the rest where parts are empty.
-    """
-    along = (time_s - time_s[0]) / (time_s[-1] - time_s[0])
-    along += (effective_j[0] - effective_j) / (effective_j[0] - effective_j[-1])
-    part = np.minimum((along / along[-1] * points).astype(np.intp), points - 1)
-    rank = gap.copy()
-    rank[[0, -1]] = -1.0
-    order = np.lexsort((rank, part))
-    first = np.append(True, np.diff(part[order]) > 0)
-    rest = order[~first]
-    rest = rest[np.argsort(rank[rest], kind="stable")][: points - int(first.sum())]
-    return np.sort(np.concatenate((order[first], rest)))

@@ -75,6 +75,12 @@ class FakeAgent(stubs.AgentServicer):
             for s in range(STAGES)
         ]
         self.readers: list[asyncio.Queue[pb.TelemetryEvent]] = []
+        self.model = ""
+        """Of its GPUs; empty: the agent does not describe them."""
+        self.latency: pb.ClockLatency | None = None
+        """Of their clock changes; None: the agent is older than that field."""
+        self.followed: dict[str, Any] = {}
+        """How clocks follow plans, as every report says it; empty: the agent is older than those fields."""
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -107,7 +113,9 @@ class FakeAgent(stubs.AgentServicer):
     async def DescribeNode(self, request: Any, context: Any) -> pb.NodeDescription:
         for rank in self.ranks:
             rank.iteration = max(0, self.iteration)
-        return pb.NodeDescription(node_name=self.node, ranks=self.ranks)
+        uuids = [rank.gpu_uuid for rank in self.ranks] if self.model else []
+        gpus = [pb.Gpu(uuid=uuid, model=self.model, clock_latency=self.latency) for uuid in uuids]
+        return pb.NodeDescription(node_name=self.node, ranks=self.ranks, gpus=gpus, driver_version="560.1")
 
     async def AcquireLease(self, request: Any, context: Any) -> pb.Lease:
         self.calls.append("acquire")
@@ -184,6 +192,7 @@ class FakeAgent(stubs.AgentServicer):
                     planned=planned,
                     point=self.point or 0,
                     durations_us=self.durations_us(rank.stage) if self.plan_id else [],
+                    **self.followed,
                 )
             )
             for reader in self.readers:

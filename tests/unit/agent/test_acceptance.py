@@ -24,6 +24,7 @@ from perseus_proto.latency import SwitchLatency
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.switching import DriverLock
 from perseus_sim.gpus.virtual_gpu import ITEM_S, VirtualGpu, VirtualTime
+from perseus_solver.rehearsal.hardware import Hardware
 
 
 def exact(model: GpuModel, latency_s: float, call_s: float) -> GpuModel:
@@ -123,13 +124,14 @@ def test_the_latency_measured_is_the_latency_there_is(
     assert report.switches.speed is not None
     for figure in (report.switches.speed.p50_s, report.switches.speed.p99_s):
         assert figure == pytest.approx(latency_s, abs=ITEM_S / 10)
-    assert latency_s <= report.switches.reported.p50_s < latency_s + 0.001  # read a little later, never before
+    # Read a little later, never before: times are whole microseconds.
+    assert latency_s - 2e-6 <= report.switches.reported.p50_s < latency_s + 0.001
     assert report.calls is not None
     assert report.calls.lock.p50_s == pytest.approx(latency_s * call_share, abs=2e-6)
     assert report.pipeline is not None
     assert abs(report.pipeline.time_deviation_percent) < 0.3
     assert report.pipeline.energy_deviation_percent is not None
-    assert abs(report.pipeline.energy_deviation_percent) < 2
+    assert abs(report.pipeline.energy_deviation_percent) < 0.3
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -183,7 +185,7 @@ def test_an_interruption_at_any_moment_returns_the_clocks(tmp_path_factory: pyte
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 300), st.sampled_from([DeviceBusy("busy"), DeviceLost("gone"), RuntimeError("a defect")]))
+@given(st.integers(0, 110), st.sampled_from([DeviceBusy("busy"), DeviceLost("gone"), RuntimeError("a defect")]))
 def test_a_driver_that_fails_once_at_any_call_leaves_no_clock_locked(
     tmp_path_factory: pytest.TempPathFactory, number: int, fault: Exception
 ) -> None:
@@ -201,7 +203,7 @@ def test_a_driver_that_fails_once_at_any_call_leaves_no_clock_locked(
     with contextlib.suppress(RuntimeError):
         report = run.accept(0.1)
         assert report.clocks_returned
-        assert report.complete is not (isinstance(fault, DeviceLost) and calls > number)
+        assert report.complete or report.notes
     assert run.gpu.locked_mhz == 0
     assert run.journal.locked == frozenset()
 
@@ -274,6 +276,11 @@ def test_the_hardware_file_is_the_measured_latency_and_nothing_assumed(report: R
     assert latency is not None
     assert hardware["switch_latency_s"] == {"p50": latency.p50_s, "p99": latency.p99_s}
     assert hardware["call_s"] == latency.call_s
+    read = Hardware.from_json(json.dumps(hardware))
+    assert (read.latency.p50_s, read.latency.p99_s, read.gpus_per_lock) == (latency.p50_s, latency.p99_s, 1)
+    assert report.calls is not None
+    shared = replace(report, calls=replace(report.calls, other_gpus=3, shared_lock=True))
+    assert Hardware.from_json(json.dumps(hardware_json(shared))).gpus_per_lock == 4
     assert hardware_json(replace(report, switches=None)) is None
 
 

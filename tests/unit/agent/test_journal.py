@@ -101,20 +101,38 @@ def tampered(change: str, value: object) -> bytes:
         tampered("boot_id", None),
     ],
 )
-def test_a_damaged_journal_is_put_aside_and_names_no_gpu(path: Path, content: bytes) -> None:
+def test_a_damaged_journal_stays_until_every_gpu_presumed_locked_is_on_disk(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     journal, damage = Journal.open(path, "boot")
     assert damage is not None
     assert str(damage).startswith("journal: ")
     assert journal.locked == frozenset()
-    assert path.with_suffix(".json.damaged").read_bytes() == content
-    assert reopen(path).locked == frozenset()
+    assert content.startswith(path.with_suffix(".json.damaged").read_bytes())
+    assert path.read_bytes() == content
+    journal.presume_locked(["GPU-a", "GPU-b"])
+    journal.record_epoch("job", 1)  # killed now, the next agent resets both
+    assert reopen(path).locked == {"GPU-a", "GPU-b"}
+    journal.record_reset("GPU-a")
+    assert reopen(path).locked == {"GPU-b"}
 
 
 def test_a_journal_that_cannot_be_written_is_an_error_and_changes_nothing(path: Path) -> None:
     journal = reopen(path)
-    path.with_suffix(".json.new").mkdir()
+    path.with_suffix(".json.new").mkdir(parents=True)
     with pytest.raises(JournalError, match="cannot write"):
         journal.record_lock("GPU-a")
     assert journal.locked == frozenset()
+
+
+def test_opening_writes_nothing_so_that_a_full_disk_stops_no_agent(path: Path) -> None:
+    reopen(path).record_lock("GPU-a")
+    path.with_suffix(".json.new").mkdir()
+    assert reopen(path).locked == {"GPU-a"}
+
+
+def test_an_older_epoch_never_replaces_a_newer_one(path: Path) -> None:
+    journal = reopen(path)
+    journal.record_epoch("job", 7)
+    journal.record_epoch("job", 6)
+    assert reopen(path).epoch("job") == 7

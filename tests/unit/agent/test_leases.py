@@ -22,6 +22,8 @@ class Table:
     def acquire(
         self, job: str = "job", epoch: int = 1, ttl_s: float = 10.0, pods: tuple[PodName, ...] = (POD,)
     ) -> None:
+        self.leases.check(job, f"ns/{job}", epoch, ttl_s, pods)
+        self.journal.record_epoch(job, epoch)
         self.leases.acquire(job, f"ns/{job}", epoch, ttl_s, pods)
 
 

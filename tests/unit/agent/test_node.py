@@ -240,3 +240,26 @@ def test_refused_commands_change_nothing(bench: Bench) -> None:
     with pytest.raises(InvalidRequest):
         bench.node.push("job", 5, decode_plan_set(plan_set_of([[[1201, 900]]])))
     assert [(view.epoch, view.plan_id, view.selections) for view in bench.node.lease_views()] == before
+
+
+def test_a_slow_disk_keeps_no_lease_from_expiring(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, disk = threading.Event(), threading.Event()
+    record = bench.journal.record_epoch
+
+    def slow(job_uid: str, epoch: int) -> None:
+        waiting.set()
+        assert disk.wait(60)
+        record(job_uid, epoch)
+
+    bench.node.acquire("short", "ns/short", 1, 0.5, [PodName("pod-0", "ns", "pod-0")])
+    monkeypatch.setattr(bench.journal, "record_epoch", slow)
+    blocked = threading.Thread(target=bench.lease, args=("other", ("pod-1",)))
+    blocked.start()
+    assert waiting.wait(60)
+    try:
+        wait_for(lambda: not bench.node.lease_views(), "the first lease has run out")
+        assert bench.node.progressing
+    finally:
+        disk.set()
+        blocked.join()
+    assert [view.job_uid for view in bench.node.lease_views()] == ["other"]

@@ -14,7 +14,8 @@ from perseus_operator.controller.services import Pace, Services
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, inputs_digest
+from perseus_operator.planning.evidence import Evidence
+from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
@@ -119,10 +120,10 @@ class Job:
         return made
 
     def settle(self) -> Decision:
-        """Act until there is nothing more to do; what is wanted must be reached in a few steps."""
+        """Act until there is nothing more to do but solves; what is wanted must be reached in a few steps."""
         for _ in range(8):
             made = self.act()
-            if not [a for a in made.actions if not isinstance(a, ReadInputs)]:
+            if not [a for a in made.actions if not isinstance(a, ReadInputs | Solve)]:
                 return made
         raise AssertionError(f"still acting: {made.actions}")
 
@@ -133,7 +134,14 @@ class Job:
         self.connect_ranks()
         return self.settle()
 
-    def train(self, iteration: int, slowdowns: tuple[float, ...] = (1.0, 1.0), *, energy_mj: int | None = 1000) -> None:
+    def train(
+        self,
+        iteration: int,
+        slowdowns: tuple[float, ...] = (1.0, 1.0),
+        *,
+        energy_mj: int | None = 1000,
+        evidence: Evidence | None = None,
+    ) -> None:
         """Every rank reports an iteration under what its node has selected."""
         assert self.state.frontier is not None
         times_us = self.state.frontier.times_us
@@ -142,7 +150,8 @@ class Job:
             for stage in range(self.spec.pipeline.stages):
                 point = node.selected.get(p)
                 self.state.iteration_reported(
-                    node, Report(p, stage, 0, iteration, max(spans), spans[p], energy_mj, point)
+                    node,
+                    Report(p, stage, 0, iteration, max(spans), spans[p], energy_mj, point, evidence=evidence),
                 )
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.operator.conftest import frontier_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.planning.bound_guard import CONFIRM, Hold
-from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.bound_guard import CONFIRM, Hold, next_coarser
+from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.planning.guard_cause import Cause, why_slow
+from perseus_operator.planning.hardware import Basis, Hardware
+from perseus_operator.planning.iterations import JobIteration, Measured
 from perseus_operator.planning.node_actions import Release
+from perseus_operator.planning.objective import Grain
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
@@ -247,3 +255,125 @@ def test_a_new_attempt_of_the_training_counts_its_iterations_from_its_own_start(
     job.connect_ranks(pid=2)
     assert job.state.guard.since == 0
     assert job.state.guard.hold is Hold.FASTEST_PLAN
+
+
+# ------------------------------------------------------------------------------------- the cause, and coarser plans
+
+
+def mixed(job: Any, grains: str) -> None:
+    """The job's frontier is rehearsed: i, s, t, n for a clock for each instruction, segment, stage, or none."""
+    named = {"i": Grain.INSTRUCTION, "s": Grain.SEGMENT, "t": Grain.STAGE, "n": Grain.NONE}
+    job.state.frontier = replace(job.state.frontier, grains=tuple(named[letter] for letter in grains))
+
+
+def test_coarser_plans_are_tried_before_the_fastest_and_default_clocks(make_job: Any) -> None:
+    job = settled(make_job)
+    mixed(job, "itiissitiii")  # 1.0 s, 1.05 s, ...; the objective allows 1.1 s
+    job.settle()
+    assert points(job) == {2}
+    at = train(job, 1, CONFIRM, 1.06)
+    assert (job.state.guard.hold, points(job)) == (Hold.STAGES, {1}), "no plan of segments ends in time"
+    assert "one clock for each stage; the plan is tried again" in said(job)[2]
+    at = train(job, at + 1, CONFIRM + 1, 1.12)
+    assert (job.state.guard.hold, points(job)) == (Hold.FASTEST_PLAN, {0})
+    train(job, at + 1, CONFIRM + 1, 1.2)
+    assert (job.state.guard.hold, points(job)) == (Hold.DEFAULT_CLOCKS, set())
+    assert job.state.guard.trips == 1, "one withdrawal in several steps"
+
+
+def test_each_step_is_coarser_than_the_one_before(make_job: Any) -> None:
+    job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
+    job.state.baseline = Measured(FASTEST_US, 1000, 5)
+    job.run()
+    mixed(job, "istististis")
+    job.settle()
+    assert points(job) == {6}
+    at = train(job, 1, CONFIRM, 1.1)
+    assert (job.state.guard.hold, points(job)) == (Hold.STAGES, {5}), "a plan of one clock for each stage ran the best"
+    job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
+    job.state.baseline = Measured(FASTEST_US, 1000, 5)
+    job.run()
+    mixed(job, "ittissiitii")
+    job.settle()
+    at = train(job, 1, CONFIRM, 1.1)
+    assert (job.state.guard.hold, points(job)) == (Hold.SEGMENTS, {5})
+    train(job, at + 1, CONFIRM + 1, 1.1)
+    assert (job.state.guard.hold, points(job)) == (Hold.STAGES, {2})
+
+
+@given(
+    st.lists(st.sampled_from(tuple(Grain)), min_size=1, max_size=12),
+    st.integers(900_000, 1_700_000),
+    st.sampled_from([Hold.NOTHING, Hold.SEGMENTS, Hold.STAGES, Hold.FASTEST_PLAN]),
+)
+def test_a_coarser_hold_changes_the_plan_to_a_coarser_one_that_ends_in_time(
+    grains: list[Grain], target_us: int, hold: Hold
+) -> None:
+    view = replace(frontier_of(spec_of(), len(grains)), grains=tuple(grains))
+    coarser = next_coarser(view, target_us, hold)
+    before = view.lookup(target_us + 0.5, hold.finest)
+    if coarser is None:
+        return
+    after = view.lookup(target_us + 0.5, coarser.finest)
+    assert coarser > hold
+    assert view.grain(after) > view.grain(before)
+    assert view.times_us[after] <= max(target_us + 0.5, view.t_min_us)
+
+
+def test_a_frontier_that_was_not_rehearsed_has_no_coarser_plans() -> None:
+    assert next_coarser(frontier_of(spec_of()), 1_200_000, Hold.NOTHING) is None
+
+
+GOOD = Evidence(MarkSource.GPU, ClockControl.TIMETABLE, 0, below_us=0, above_us=5_000, computing_us=1_000_000)
+LATE = replace(GOOD, below_us=60_000)
+HELD = replace(GOOD, marks=MarkSource.HOST, control=ClockControl.HELD, lead_us=40_000)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "cause", "says"),
+    [
+        (LATE, Cause.SLOW_CLOCK_CHANGES, "clock changes take 60 ms"),
+        (replace(LATE, marks=MarkSource.EVENTS, lead_us=75_000), Cause.EARLY_MARKS, "marks lead the GPU by 75 ms"),
+        (replace(LATE, limited_mhz=1335), Cause.SLOW_CLOCK_CHANGES, "6 % of the computing time"),
+        (replace(GOOD, limited_mhz=1335), Cause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
+        (replace(HELD, limited_mhz=1335), Cause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
+        (HELD, Cause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
+        (None, Cause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
+        (GOOD, Cause.UNKNOWN, "something else slows the iterations"),
+    ],
+)
+def test_the_cause_is_in_the_evidence_of_the_iterations(
+    make_job: Any, evidence: Evidence | None, cause: Cause, says: str
+) -> None:
+    job = settled(make_job)
+    job.state.hardware_adopted(Hardware("H100", 60_000, 100_000, 4_500, basis=Basis.MEASURED))
+    job.state.frontier = replace(job.state.frontier, hardware="{}")
+    for iteration in range(1, 1 + CONFIRM):
+        job.train(iteration, (1.06, 1.06), evidence=evidence)
+        job.act()
+    finding = job.state.guard.finding
+    assert finding is not None
+    assert finding.cause is cause
+    assert says in finding.evidence
+    assert f"Cause: {finding.evidence}." in said(job)[2]
+    stored = status.figures(job.state, job.decide()).guard
+    assert stored is not None
+    assert (stored.cause, stored.evidence) == (cause.value, finding.evidence)
+    heir = restarted(job, make_job, after_s=1)
+    assert heir.state.guard.finding == finding
+
+
+def test_an_assumed_latency_is_not_said_to_be_measured() -> None:
+    slow = [iteration_with(LATE)]
+    assumed = why_slow(slow, Hardware("H100", 30_000, 100_000, 4_500))
+    assert "are assumed to take 30 ms" in assumed.evidence
+    assert why_slow(slow, None).cause is Cause.UNKNOWN
+
+
+def test_one_hot_iteration_is_no_power_limit() -> None:
+    slow = [iteration_with(replace(GOOD, limited_mhz=mhz)) for mhz in (None, None, None, 1200, 1200)]
+    assert why_slow(slow, None).cause is not Cause.POWER_LIMIT
+
+
+def iteration_with(evidence: Evidence | None) -> JobIteration:
+    return JobIteration(1, {0: 1}, 1, None, {0: 0}, mixed=False, evidence=evidence)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from perseus_agent.devices.base import Controllability
 from perseus_agent.servers.metrics import SERIES
+from perseus_operator.api.status import StatusFigures
 from perseus_operator.objects import JobRef
+from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
+from perseus_operator.planning.hardware import Hardware, hardware_to_status
 from perseus_operator.reporting.metrics import MAX_FRONTIER_POINTS, Metrics
 
 OF_THE_TARGET = {"job", "instance", "namespace", "pod", "container", "endpoint", "service"}
@@ -28,6 +32,39 @@ def test_a_frontier_is_shown_by_few_points_with_both_ends_and_replaced_as_a_whol
     assert points()[999] == pytest.approx(1.000999)
     metrics.set_frontier(job, [(2_000_000, 9_000), (3_000_000, 8_000)])
     assert points() == {0: 2.0, 1: 3.0}
+
+
+def test_how_clocks_follow_a_job_is_exposed_as_far_as_it_is_known() -> None:
+    metrics, job = Metrics(), JobRef("ns", "a", "u")
+
+    def series(**more: Any) -> dict[str, float]:
+        metrics.set_job(job, measured=None, planned_slowdown=1.0, stragglers=0, ready=True, **more)
+        lines = [line for line in metrics.exposition().decode().splitlines() if 'job_name="a"' in line]
+        return {
+            re.sub(r"job_name=\S+?(,|})", "", line.rsplit(" ", 1)[0]): float(line.rsplit(" ", 1)[1]) for line in lines
+        }
+
+    def named(found: dict[str, float], part: str) -> list[float]:
+        return [value for name, value in found.items() if part in name]
+
+    unknown = series(figures=StatusFigures())
+    for part in ("switch_latency", "mark_lead", "below_plan", "above_plan", "clock_control"):
+        assert named(unknown, part) == [], "absent is not zero"
+    hardware = hardware_to_status(Hardware("H100", 30_000, 100_000, 4_500), None)
+    evidence = Evidence(
+        control=ClockControl.HELD, lead_us=40_000, below_us=10, above_us=20, computing_us=1000, marks=MarkSource.HOST
+    )
+    known = series(figures=StatusFigures(hardware=hardware), evidence=evidence)
+    assert named(known, "switch_latency_median_seconds") == [0.03]
+    assert named(known, "switch_latency_p99_seconds") == [0.1]
+    assert named(known, "switch_latency_measured") == [0.0]
+    assert named(known, "mark_lead_seconds") == [0.04]
+    assert named(known, "below_plan_ratio") == [0.01]
+    assert named(known, "above_plan_ratio") == [0.02]
+    assert named(known, 'control="held"') == [1.0]
+    assert sum(named(known, "clock_control")) == 1.0
+    metrics.forget_job(job)
+    assert 'job_name="a"' not in metrics.exposition().decode()
 
 
 def test_the_reference_names_every_family() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
+from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, Drift
 from perseus_operator.planning.profiling.sweep import (
@@ -155,6 +156,32 @@ def test_blocking_power_is_found_with_them() -> None:
     assert blocking_power(run(Job(noise=0.05), fresh()).readings).watts == pytest.approx(
         A100.blocking_power_w, rel=0.05
     )
+
+
+def test_the_clock_that_was_really_reached_is_stored_if_every_agent_reads_it() -> None:
+    """A power limit of a clock of 1,200 MHz, on a GPU that says so."""
+
+    def swept(clock_of: Callable[[int], int | None]) -> Sweep:
+        job, sweep = Job(), fresh()
+        meter = ProfileAggregator(SCHEDULE, SHAPE, sweep.recipe.iterations)
+        while not sweep.finished:
+            clock = clock_of(sweep.clocks_mhz[sweep.point])
+            evidence = None if clock is None else Evidence(clock_mhz=clock)
+            sweep = feed(meter, sweep, [replace(report, evidence=evidence) for report in job.step(sweep)])
+        return sweep
+
+    limited = swept(lambda clock: min(clock, 1200))
+    header, *rows = csv_of(limited).splitlines()
+    assert header.endswith(",energy,reached")
+    for row in rows:
+        requested, reached = int(row.split(",")[2]), int(row.split(",")[-1])
+        assert reached == min(requested, 1200)
+    assert from_json(to_json(limited)) == limited
+    assert read_profile(csv_of(limited), stages=STAGES)
+    unknown = swept(lambda clock: None)
+    assert csv_of(unknown).splitlines()[0].endswith(",energy")
+    partly = swept(lambda clock: clock if clock > 1200 else None)
+    assert csv_of(partly).splitlines()[0].endswith(",energy"), "a column with gaps would be none"
 
 
 def interpolated(sweep: Sweep, mixed: float, *, quiet_us: int) -> tuple[Reading, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,9 @@ from perseus_operator.controller import profile_source
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeNotFound, KubeUnavailable
 from perseus_operator.objects import ConfigMap, JobRef
+from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
 from perseus_operator.planning.iterations import JobIteration, Report
+from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
 from perseus_operator.planning.profiling.sweep import Mean, Reading, Recipe, StageReading, Sweep
@@ -126,6 +128,25 @@ async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_j
     other = make_job(profile=ONLINE, pipeline={"schedule": "1F1B", "stages": 3, "microbatches": 4}).spec
     with pytest.raises(InvalidProfile, match=r"ConfigMap p was measured on 2 stages, spec\.pipeline has 3 stages"):
         await profile_source.read_profile(kube, "ns", other)  # type: ignore[arg-type]
+
+
+async def test_how_long_changes_took_is_stored_with_the_profile_for_later_jobs(make_job: Any) -> None:
+    kube = Kube()
+    own, state = profiler(kube, make_job)
+    measured = ClockLatency(21_000, 80_000, 4_500, changes=500, shared_lock=True)
+    node = Node("n", None, frozenset())
+    node.rank_joined(Rank("pod", "GPU-0", 0, 0, 0, 1, 0))
+    node.gpus_described({}, {}, {"GPU-0": Gpu("NVIDIA H100 80GB HBM3", "560.1", measured)})
+    state.nodes["n"] = node
+    own.begin(sweep(*CLOCKS))
+    await own.write(StoreProfile())
+    assert state.profiling.profile_stored
+    spec = make_job(profile=ONLINE).spec
+    stored = await profile_source.read_profile(cast(Any, kube), "ns", spec)
+    assert stored.latency == StoredLatency("NVIDIA H100 80GB HBM3", "560.1", measured)
+    kube.kept["p"] = replace(kube.kept["p"], data={**kube.kept["p"].data, "clockLatency": "{"})
+    damaged = await profile_source.read_profile(cast(Any, kube), "ns", spec)
+    assert damaged.latency is None, "the published figures hold"
 
 
 async def test_a_foreign_profile_is_never_overwritten(make_job: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from perseus_agent.devices.base import Controllability, Device, EventReason, open_device_set
 from perseus_agent.errors import DeviceBusy, DeviceLost, DriverUnavailable, InvalidClock, NoPermission
 from perseus_proto.units import mw_from_w
+from perseus_sim.gpus import shared_gpu as shared_gpu_module
 from perseus_sim.gpus.devices import Fault, SimulatedDevice, open_devices
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shared_gpu import HISTORY, GpuSpec, Physics, SharedGpu
+from perseus_sim.training import engine as engine_module
 from perseus_sim.training.engine import Engine, Table
 
 CLOCKS = (900, 1000, 1100, 1200)
@@ -275,3 +278,24 @@ def test_a_later_request_does_not_void_a_change_that_is_under_way(tmp_path: Path
             engine.block()
             engine.wait_until(engine.now_us)
         assert [mhz for _, mhz in engine._pending] == clocks
+
+
+def test_a_request_that_comes_while_the_gpu_waits_counts_from_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, now_ns = make(tmp_path), 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_ns
+        for _ in range(2):
+            now_ns += round(seconds * 1e9 / 2)
+            if gpu.requested().mhz != 1000:
+                gpu.request(1000, 2_000)
+
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ns, sleep=sleep)
+    for module in (engine_module, shared_gpu_module):
+        monkeypatch.setattr(module, "time", clock)
+    engine = Engine(gpu, speed=1.0, noise=0.0, seed=1)
+    engine.wait_until(10_000.0)
+    engine.wait_until(engine.now_us)
+    assert engine._pending == [(7_000.0, 1000)]

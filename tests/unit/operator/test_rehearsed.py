@@ -1,0 +1,155 @@
+"""Frontiers for real GPUs: solved in the worker, kept in a ConfigMap, and read by the planner and by users."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perseus_operator.api.job import Switching, parse_spec
+from perseus_operator.objects import ConfigMap
+from perseus_operator.planning.evidence import MarkSource
+from perseus_operator.planning.hardware import Hardware
+from perseus_operator.planning.objective import Grain
+from perseus_operator.plugin.job import PlannedJob
+from perseus_operator.plugin.reports import explanation, frontier_document
+from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text
+from perseus_operator.reporting.hardware import grain_name
+from perseus_operator.solving.frontier import (
+    SolvedFrontier,
+    frontier_from_config_map,
+    frontier_to_config_map,
+    open_frontier,
+)
+from perseus_operator.solving.rehearsed import prefer_few_changes
+from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.worker import solve_in_process
+from perseus_sim.gpus.model import profile_csv
+
+A100 = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500)
+RUN_AHEAD = replace(A100, marks=MarkSource.HOST)
+REQUEST = SolveRequest(profile_csv(2, forward_s=0.012), "1f1b", 2, 6, None, 83_640, 16)
+
+
+def solved(request: SolveRequest) -> SolvedFrontier:
+    return open_frontier(solve_in_process(request), request, digest="d", solve_ms=1, restored=False)
+
+
+@pytest.fixture(scope="module")
+def real() -> SolvedFrontier:
+    """For an A100 as published."""
+    return solved(replace(REQUEST, hardware=A100.to_json()))
+
+
+@pytest.fixture(scope="module")
+def ideal() -> SolvedFrontier:
+    """For clocks that change at once."""
+    return solved(REQUEST)
+
+
+def test_a_rehearsed_frontier_says_its_grains_and_what_to_expect(real: SolvedFrontier, ideal: SolvedFrontier) -> None:
+    view = real.view
+    assert view.hardware == A100.to_json()
+    assert len(view.grains) == len(view.medians_us) == len(view.times_us)
+    assert all(median_us <= kept_us for median_us, kept_us in zip(view.medians_us, view.times_us, strict=True))
+    assert view.highest_mj is not None
+    assert view.energies_mj[-1] < view.highest_mj
+    assert (ideal.view.hardware, ideal.view.grains) == ("", ())
+    assert ideal.view.expected_us == ideal.view.times_us
+    assert ideal.view.highest_mj == view.highest_mj
+
+
+def test_what_is_kept_has_all_of_it(real: SolvedFrontier) -> None:
+    stored = frontier_to_config_map("job-frontier", real)
+    assert stored is not None
+    again = frontier_from_config_map(stored, real.request, digest="d")
+    assert again is not None
+    assert again.view == replace(real.view, restored=True)
+
+
+def test_where_hosts_run_ahead_a_stage_keeps_its_clock() -> None:
+    view = solved(replace(REQUEST, hardware=RUN_AHEAD.to_json())).view
+    assert set(view.grains) <= {Grain.STAGE, Grain.NONE}
+    assert set(view.clock_changes) == {0}
+
+
+def test_fewer_changes_are_preferred_within_the_loss_that_is_allowed(real: SolvedFrontier) -> None:
+    calm = prefer_few_changes(real.frontier, 0.02)
+    assert len(calm) <= len(real.frontier)
+    assert calm.time_s[0] == real.frontier.time_s[0]
+    assert calm.rehearsed is not None
+    assert len(calm.rehearsed.grains) == len(calm.rehearsed.p50_s) == len(calm)
+    for point in real.frontier:
+        found = calm[calm.lookup(point.iteration_time_s)]
+        waited_j = calm.blocking_power_w * calm.stages * (point.iteration_time_s - found.iteration_time_s)
+        assert found.energy_j + waited_j <= 1.02 * point.energy_j + 1e-6
+        assert found.clock_changes <= point.clock_changes
+
+
+def test_a_job_that_asks_for_few_changes_gets_them_on_real_gpus_too(real: SolvedFrontier) -> None:
+    asked = solved(replace(real.request, switch_loss=Switching(max_energy_loss="2%").max_energy_loss_ratio)).view
+    assert sum(asked.clock_changes) / len(asked.times_us) <= sum(real.view.clock_changes) / len(real.view.times_us)
+
+
+# ----------------------------------------------------------------------------------------------------- for users
+
+
+def planned(real: SolvedFrontier, **plan: Any) -> PlannedJob:
+    spec = parse_spec(
+        {
+            "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 6},
+            "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 83_640},
+        }
+    )
+    hardware = {
+        "gpu": "NVIDIA A100-SXM4-80GB",
+        "switchLatencyMedianMicroseconds": 5_400,
+        "switchLatencyP99Microseconds": 14_000,
+        "figures": "Assumed",
+        "source": "published: eight A800-SXM-80GB",
+        "marks": "Gpu",
+        "medianLeadMicroseconds": 40_000,
+    }
+    status = {
+        "plan": {"point": 1, "fromIteration": 3, "plannedSlowdown": "1.00%", **plan},
+        "hardware": hardware,
+        "conditions": [],
+    }
+    return PlannedJob("team", "gpt3", spec, status, real.frontier, real.planned_times._simulator)
+
+
+def test_explain_says_the_gpus_and_why_the_plan_has_its_grain(real: SolvedFrontier) -> None:
+    why = "Clock changes take 60 ms and instructions 12 ms: one clock for each stage saves more than changes would."
+    text = explanation_text(explanation(planned(real, grain="Stage", reason=why)), Terminal(width=200))
+    assert why in text
+    assert "NVIDIA A100-SXM4-80GB; clock changes take 5.4 ms (99 %: 14 ms, published: eight A800-SXM-80GB)" in text
+    assert "marks: gpu, 40 ms before the GPU in the median" in text
+
+
+def test_the_frontier_shows_how_finely_each_plan_sets_clocks(real: SolvedFrontier, ideal: SolvedFrontier) -> None:
+    document = frontier_document(planned(real))
+    assert [point["grain"] for point in document["points"]] == [grain_name(grain) for grain in real.view.grains]
+    assert "CLOCK FOR EACH" in frontier_text(document, Terminal(), everything=True)
+    plain = frontier_document(replace(planned(real), frontier=ideal.frontier))
+    assert "CLOCK FOR EACH" not in frontier_text(plain, Terminal(), everything=True)
+
+
+def test_the_plugin_finds_the_profile_behind_a_rehearsed_frontier(real: SolvedFrontier) -> None:
+    from perseus_operator.plugin.job import _simulator
+
+    spec = parse_spec(
+        {
+            "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 6},
+            "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83_640},
+        }
+    )
+
+    class Reader:
+        def job(self, namespace: str, name: str) -> Any:
+            raise AssertionError
+
+        def config_map(self, namespace: str, name: str) -> ConfigMap:
+            return ConfigMap(name, {"profile.csv": REQUEST.profile_csv}, {})
+
+    assert not isinstance(_simulator(Reader(), "team", spec, real.frontier), str)
