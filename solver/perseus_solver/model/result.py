@@ -81,6 +81,12 @@ class Point:
         return self.energy_j / self.energy_lower_bound_j - 1.0
 
 
+MAX_CELLS = 1 << 26
+"""Clocks in one frontier: 64 stages of 3,072 instructions at 300 points fit."""
+_MAX_HEAD = 8 << 20
+"""Bytes of all that is not clocks."""
+_MAX_LZMA = 64 << 20
+"""Bytes that the decompressor itself may take."""
 _MAGIC = b"PRSFRNT"
 _VERSION = 1
 _STATUSES = tuple(Status)
@@ -198,11 +204,12 @@ class Frontier:
         return _MAGIC + bytes([_VERSION]) + lzma.compress(body, preset=1)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Frontier:
-        """Read what `to_bytes` wrote.
+    def from_bytes(cls, data: bytes, *, max_cells: int = MAX_CELLS) -> Frontier:
+        """Read what `to_bytes` wrote. Memory is bounded whatever the bytes are.
 
         Args:
             data: the bytes.
+            max_cells: largest number of clocks, plans times instructions.
 
         Raises:
             InvalidFrontier: not a frontier, another version, or damaged.
@@ -215,7 +222,7 @@ class Frontier:
                 f"frontier: version {version} was written by another release; this one reads {_VERSION}"
             )
         try:
-            body = lzma.decompress(data[len(_MAGIC) + 1 :])
+            body = _unpacked(data[len(_MAGIC) + 1 :], 2 * min(max_cells, MAX_CELLS) + _MAX_HEAD)
             size = int.from_bytes(body[:4], "little")
             header = json.loads(body[4 : 4 + size])
             points, n = int(header["points"]), int(header["instructions"])
@@ -232,5 +239,14 @@ class Frontier:
                 clock_changes=np.array(header["clock_changes"], dtype=np.int32),
                 blocking_power_w=float(header["blocking_power_w"]),
             )
-        except (lzma.LZMAError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (lzma.LZMAError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidFrontier(f"frontier: damaged ({error})") from error
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
+    """Decompress at most so many bytes: one more is enough to see a bomb, and all that is ever unpacked of it."""
+    unpacker = lzma.LZMADecompressor(memlimit=_MAX_LZMA)
+    body = unpacker.decompress(data, most + 1)
+    if len(body) > most or not unpacker.eof:
+        raise InvalidFrontier(f"frontier: unpacks to more than {most} bytes, or is cut off")
+    return body
