@@ -24,7 +24,8 @@ from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.servers.grpc_service import OperatorService, RpcServer
 from perseus_operator.servers.web.server import WebServer
 from perseus_operator.settings import Settings, settings_or_exit
-from perseus_operator.solving.pool import SolverPool
+from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
+from perseus_operator.solving.pool import RESTORES, SolverPool
 from perseus_proto.logs import JsonFormatter
 
 logger = logging.getLogger("perseus_operator")
@@ -66,7 +67,11 @@ class Process:
             solver=SolverPool(
                 workers=settings.solve_workers,
                 timeout_s=settings.solve_timeout_s,
-                memory_mib=settings.solve_memory_mib,
+                memory_mib=worker_memory_mib(
+                    settings.solve_memory_mib,
+                    processes=settings.solve_workers + RESTORES,
+                    limit_mib=container_limit_mib(),
+                ),
             ),
             metrics=self._metrics,
             epoch=epoch,

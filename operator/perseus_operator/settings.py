@@ -66,7 +66,8 @@ class Settings(BaseSettings):
     solve_timeout_s: float = setting(600.0, "A solve is stopped after this time, seconds.", minimum=0.1)
     solve_memory_mib: int = setting(
         8192,
-        "Address space of one solver process, MiB: a solve that grows without bound must not end the operator.",
+        "Address space of one solver process, MiB: a solve that grows without bound must not end the operator. Less"
+        " where the container's memory limit leaves less: three quarters of it are for all solver processes together.",
         minimum=512,
     )
     profile_retry_s: float = setting(5.0, "How soon a missing or wrong profile is read again, seconds.", minimum=0.05)

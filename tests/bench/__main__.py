@@ -27,6 +27,7 @@ MODULES = (
     "tests.bench.agent",
     "tests.bench.operator",
     "tests.bench.frameworks",
+    "tests.bench.hostile",
 )
 Result = dict[str, Any]
 KEYS = ("value", "unit", "peer", "peer_value", "ratio")

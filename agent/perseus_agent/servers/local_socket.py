@@ -1,6 +1,6 @@
 """The Unix socket of training processes: connections, hellos, and the moment a process ends.
 
-One thread accepts connections, asks the kernel for the pod of each, and notices ends (of connections and of processes).
+One thread accepts connections, reads the pod of each from the kernel, and notices ends, of connections and processes.
 A hello is read in a short-lived thread, since a peer may be slow on purpose, and only if its pod has room for it in
 ``node.budgets``: nothing that a process sends is read before its pod is known. After the welcome nothing is read from
 the socket any more: the worker of the rank's GPU reads its shared memory. The node decides which process may be a rank.
@@ -204,7 +204,7 @@ class LocalServer:
         self._quiet.warning("a process was refused: %s", message, extra=who)
         self._node.count_refusal()
         with contextlib.suppress(OSError):
-            connection.setblocking(False)  # its buffer is empty: whoever has filled it does not read the answer
+            connection.setblocking(False)  # its buffer is empty: a peer that has filled it does not read
             connection.sendall(encode_refusal(reason, message))
 
     def _end(self, descriptor: int) -> None:

@@ -15,6 +15,10 @@ from typing import ClassVar
 from perseus_operator.api.schema import DNS_NAME, Rule, choice, integer, nested, text
 from perseus_proto import keys
 
+MAX_PLACES = 131_072
+"""GPUs of one job. The operator holds some hundred bytes of each."""
+MAX_CELLS = 1_048_576
+"""Forward passes in one iteration of one pipeline."""
 _FIXED = "is immutable: the training processes run this pipeline; create another PerseusJob for another pipeline"
 
 
@@ -114,7 +118,24 @@ class Pipeline:
             "microbatches must be set for a schedule by name",
             lambda p: p.microbatches is not None or not p.is_named,
         ),
+        Rule(
+            "self.stages * (has(self.dataParallel) ? self.dataParallel : 1)"
+            f" * (has(self.tensorParallel) ? self.tensorParallel : 1) <= {MAX_PLACES}",
+            f"stages, dataParallel and tensorParallel must multiply to at most {MAX_PLACES} GPUs",
+            lambda p: p.places <= MAX_PLACES,
+        ),
+        Rule(
+            "self.stages * (has(self.microbatches) ? self.microbatches : 1) * (has(self.chunks) ? self.chunks : 1)"
+            f" <= {MAX_CELLS}",
+            f"stages, microbatches and chunks must multiply to at most {MAX_CELLS}",
+            lambda p: p.stages * (p.microbatches or 1) * (p.chunks or 1) <= MAX_CELLS,
+        ),
     )
+
+    @property
+    def places(self) -> int:
+        """Ranks of the job."""
+        return self.stages * self.data_parallel * self.tensor_parallel
 
     @property
     def is_named(self) -> bool:

@@ -60,14 +60,15 @@ class Kube(Protocol):
         ...
 
     async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
-        """Create a ConfigMap, or replace the one of this name; it is garbage-collected with its PerseusJob.
+        """Create a ConfigMap, or replace the operator's own of this name; it is garbage-collected with its PerseusJob.
 
         Args:
             owner: the PerseusJob; the ConfigMap is in its namespace.
             config_map: name and data.
 
         Raises:
-            KubeConflict: the ConfigMap was created and deleted by another writer again and again.
+            KubeConflict: the ConfigMap of this name is not the operator's, or was changed by another writer again and
+                again.
         """
         ...
 
@@ -195,13 +196,31 @@ class KubeClient:
             except KubeConflict:
                 # It exists. If it belongs to a deleted job of the same name, it may disappear at any moment.
                 with contextlib.suppress(KubeNotFound):
-                    await self._request(
-                        self._core.replace_namespaced_config_map(config_map.name, owner.namespace, body, **about)
-                    )
-                    return
+                    body["metadata"]["resourceVersion"] = await self._own_version(owner, config_map.name)
+                    with contextlib.suppress(KubeConflict):
+                        await self._request(
+                            self._core.replace_namespaced_config_map(config_map.name, owner.namespace, body, **about)
+                        )
+                        return
+                body["metadata"].pop("resourceVersion", None)
         raise KubeConflict(
             f"ConfigMap {owner.namespace}/{config_map.name}: created and deleted by others {_ATTEMPTS} times in a row"
         )
+
+    async def _own_version(self, owner: JobRef, name: str) -> str:
+        """The version of a ConfigMap that an operator wrote for a job of this name.
+
+        Raises:
+            KubeNotFound: there is none.
+            KubeConflict: somebody else wrote it.
+        """
+        there = await self._request(
+            self._core.read_namespaced_config_map(name, owner.namespace, _request_timeout=_TIMEOUT_S)
+        )
+        labels = there.metadata.labels or {}
+        if (labels.get(MANAGED_BY), labels.get(keys.LABEL_JOB)) != (FIELD_MANAGER, owner.name):
+            raise KubeConflict(f"ConfigMap {owner.namespace}/{name} exists and is not the operator's: rename it")
+        return str(there.metadata.resource_version)
 
     async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
         """See ``Kube``."""

@@ -66,7 +66,7 @@ class Calibrator:
             if record is None:
                 return
             data = await asyncio.to_thread(record.request(inputs).to_bytes)
-            result = parse_calibration_result(await self._services.solver.calibrate(data))
+            result = parse_calibration_result(await self._services.solver.calibrate(data, self._state.ref.namespace))
         except (InvalidProfile, SolveFailed) as error:
             progress.failed(Explanation(Reason.CALIBRATION_FAILED, str(error)))
         else:

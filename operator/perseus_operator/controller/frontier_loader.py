@@ -1,7 +1,7 @@
 """Gets the frontier of one job: from the ConfigMap of an earlier solve with the same inputs, or from a solver process.
 
 A solved frontier is stored in a ConfigMap that is garbage-collected with its PerseusJob, so that a restarted operator
-need not solve again. Jobs with the same inputs share one solve.
+need not solve again; what is found there is verified before it is used. Jobs with the same inputs share one solve.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from perseus_operator.errors import InvalidProfile, KubeError, SolveFailed, Solv
 from perseus_operator.planning.state import JobState
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
-    frontier_from_config_map,
     frontier_to_config_map,
-    holds_frontier,
     open_frontier,
+    stored_frontier,
 )
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.units import ms_from_s
@@ -71,20 +70,29 @@ class FrontierLoader:
             stored = await kube.read_config_map(ref.namespace, ref.frontier_config_map)
         except KubeError:
             return None
-        if not holds_frontier(stored, digest):
+        claimed = stored_frontier(stored, digest)
+        if claimed is None:
             return None
+        data, solve_ms = claimed
 
-        async def read_back() -> SolvedFrontier | None:
-            return await asyncio.to_thread(frontier_from_config_map, stored, request, digest=digest)
+        async def verify() -> SolvedFrontier | None:
+            try:
+                found = await self._services.solver.restore(request, data, ref.namespace)
+            except (InvalidProfile, SolveFailed) as error:
+                logger.warning("%s: the stored frontier is not used: %s", ref, error)
+                return None
+            return await asyncio.to_thread(
+                open_frontier, found, request, digest=digest, solve_ms=solve_ms, restored=True
+            )
 
-        solved = await self._services.cache.solved(digest, read_back)
+        solved = await self._services.cache.restored(ref.namespace, digest, data, verify)
         if solved is not None and ref.uid not in stored.owners:
             # An earlier job of the same name owns the ConfigMap, and takes it along when it is deleted.
             await self._store(solved)
         return solved
 
     async def _solve(self, digest: str, request: SolveRequest) -> SolvedFrontier:
-        data, seconds = await self._services.solver.solve(request)
+        data, seconds = await self._services.solver.solve(request, self._state.ref.namespace)
         logger.info("%s: frontier solved in %.3f s", self._state.ref, seconds)
         self._services.metrics.solves.labels("solved").inc()
         return await asyncio.to_thread(

@@ -129,8 +129,8 @@ class PowerBudgets:
     async def tick(self, now: Now) -> None:
         """Decide the shares of every budget, grant them, and write what has changed. Call it about once a second."""
         runners = list(self._runners())
-        if not self._budgets or any(runner.state.fenced is not None for runner in runners):
-            return  # a newer operator shares them
+        if not self._budgets or (runners and all(runner.state.fenced is not None for runner in runners)):
+            return  # a newer operator shares them; a job that is fenced alone keeps its share, see ``member_of``
         if self._settled_s is None:
             self._settled_s = now.monotonic_s + self._grace_s
         observed = {str(runner.ref) for runner in runners}

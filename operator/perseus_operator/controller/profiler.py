@@ -36,6 +36,8 @@ from perseus_solver.schedules import Schedule
 logger = logging.getLogger(__name__)
 
 _KEY: Final = "sweep"
+_MAX_UNPACKED_BYTES: Final = 16 << 20
+"""Of a stored sweep: users may write ConfigMaps, and it is unpacked here."""
 _MAX_BYTES: Final = 700_000
 """Largest sweep in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
 
@@ -218,6 +220,8 @@ class Profiler:
 
 def _parse_sweep(data: bytes) -> Sweep | None:
     try:
-        return from_json(zlib.decompress(data).decode())
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(data, _MAX_UNPACKED_BYTES)
+        return from_json(text.decode()) if unpacker.eof else None
     except (zlib.error, UnicodeDecodeError):
         return None

@@ -84,6 +84,8 @@ def collect_schedule(state: JobState, reported: Mapping[RankId, DeclaredSchedule
     """
     assert state.spec is not None
     shape = state.spec.pipeline
+    if len(reported) < shape.places:  # counted before anything is enumerated
+        return None
     rank_ids = [
         RankId(dp, stage, tp)
         for stage in range(shape.stages)

@@ -92,6 +92,8 @@ def member_of(state: JobState, now: Now) -> Member | None:
     spec, job = state.spec, str(state.ref)
     if spec is None or not any(node.pods for node in state.nodes.values()):
         return None
+    if state.fenced is not None:
+        return Member(job, spec.priority)  # what it draws is not ours to know: it keeps its share
     if spec.mode is Mode.RECOMMEND or spec.suspend:
         return Member(job, spec.priority, drawn_w=_default_w(state))
     target = current_target(state, spec, now)

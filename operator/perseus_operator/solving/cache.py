@@ -1,12 +1,14 @@
-"""What jobs with the same inputs share: a frontier is solved or restored once, and a plan set encoded once, for all.
+"""What jobs with the same inputs share: a frontier is solved once, and a plan set encoded once, for all.
 
-Frontiers are found by the digest of everything that they were solved from, and live for as long as a job uses them. Of
-plan sets the latest are kept.
+Frontiers that this operator solved are found by the digest of everything that they were solved from, and live for as
+long as a job uses them. One that was stored in a ConfigMap is shared only within its namespace, and only by jobs that
+stored the same bytes. Of plan sets the latest are kept, each under the content of its frontier.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, MutableMapping
 from typing import Any, Final, TypeVar, cast
@@ -26,6 +28,7 @@ class SolveCache:
 
     def __init__(self) -> None:
         self._solved: WeakValueDictionary[str, SolvedFrontier] = WeakValueDictionary()
+        self._restored: WeakValueDictionary[str, SolvedFrontier] = WeakValueDictionary()
         self._plan_sets: OrderedDict[tuple[str, frozenset[int]], agent_pb2.PlanSet] = OrderedDict()
         self._making: dict[object, asyncio.Future[Any]] = {}
 
@@ -37,9 +40,18 @@ class SolveCache:
         """
         return await self._shared(digest, self._solved, digest, make)
 
+    async def restored(
+        self, namespace: str, digest: str, data: bytes, make: Callable[[], Awaitable[SolvedFrontier | None]]
+    ) -> SolvedFrontier | None:
+        """The frontier of these stored bytes, as ``make`` verifies it; of another job of this namespace if it stored
+        the same.
+        """
+        key = f"{namespace}/{digest}/{hashlib.sha256(data).hexdigest()}"
+        return await self._shared(key, self._restored, key, make)
+
     async def plan_set(self, solved: SolvedFrontier, stages: frozenset[int]) -> agent_pb2.PlanSet:
         """The plan set of these stages; see ``encode_plans``."""
-        key = solved.view.digest, stages
+        key = solved.content, stages
         found = await self._shared(key, self._plan_sets, key, lambda: asyncio.to_thread(encode_plans, solved, stages))
         assert found is not None
         while len(self._plan_sets) > _MAX_PLAN_SETS:

@@ -6,6 +6,8 @@ thread.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +22,6 @@ from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.comparison.baselines import all_maximum
-from perseus_solver.errors import SolverError
 from perseus_solver.model import result
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import Schedule
@@ -36,6 +37,7 @@ _GRAINS: Final = {
     result.Grain.STAGE: Grain.STAGE,
     result.Grain.NONE: Grain.NONE,
 }
+_MILLISECONDS: Final = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class SolvedFrontier:
     frontier: Frontier
     planned_times: FrontierTimes
     data: bytes
+    content: str
+    """SHA-256 of ``data``."""
 
 
 def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: int, restored: bool) -> SolvedFrontier:
@@ -79,7 +83,9 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         instruction_us=us_from_s(float(np.median(fastest_s))),
     )
     planned_times = FrontierTimes(simulator, frontier)
-    return SolvedFrontier(view, request, planned_times.schedule, frontier, planned_times, data)
+    return SolvedFrontier(
+        view, request, planned_times.schedule, frontier, planned_times, data, hashlib.sha256(data).hexdigest()
+    )
 
 
 def frontier_to_config_map(name: str, solved: SolvedFrontier) -> ConfigMap | None:
@@ -95,16 +101,15 @@ def holds_frontier(stored: ConfigMap, digest: str) -> bool:
     return stored.data.get(DIGEST_KEY) == digest
 
 
-def frontier_from_config_map(stored: ConfigMap, request: SolveRequest, *, digest: str) -> SolvedFrontier | None:
-    """The stored frontier; None: other inputs, another release's format, or damaged, so it must be solved again."""
+def stored_frontier(stored: ConfigMap, digest: str) -> tuple[bytes, int] | None:
+    """The bytes that a ConfigMap of an operator claims to be the frontier of these inputs, not verified, and how many
+    milliseconds the solve took; None: it claims nothing of the kind.
+    """
     data = stored.binary.get(BYTES_KEY)
     solve_ms = stored.data.get(_SOLVE_KEY, "")
-    if data is None or not holds_frontier(stored, digest) or not solve_ms.isdigit():
+    if data is None or not stored.ours or not holds_frontier(stored, digest):
         return None
-    try:
-        return open_frontier(data, request, digest=digest, solve_ms=int(solve_ms), restored=True)
-    except SolverError:
-        return None
+    return (data, int(solve_ms)) if _MILLISECONDS.fullmatch(solve_ms) else None
 
 
 def encode_plans(solved: SolvedFrontier, stages: Iterable[int]) -> agent_pb2.PlanSet:

@@ -6,7 +6,7 @@ The solver is imported inside functions: the operator's own process starts witho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perseus_operator.errors import InvalidProfile
 from perseus_proto.units import w_from_mw
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from perseus_solver.model.problem import Problem
     from perseus_solver.model.profile import Profile
     from perseus_solver.schedules import Schedule
+
+
+_MAX_MESSAGE: Final = 200
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ def check_profile(csv: bytes, stages: int) -> None:
     try:
         read_profile(csv, stages=stages)
     except SolverError as error:
-        raise InvalidProfile("ProfileInvalid", str(error)) from error
+        message = str(error)  # conditions may be read by those who may not read the ConfigMap
+        short = message if len(message) <= _MAX_MESSAGE else message[:_MAX_MESSAGE] + "..."
+        raise InvalidProfile("ProfileInvalid", short) from error
 
 
 def schedule_of(request: SolveRequest, profile: Profile | None = None) -> Schedule:

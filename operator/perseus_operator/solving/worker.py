@@ -1,4 +1,4 @@
-"""The worker process: ``python -m perseus_operator.solving.worker MEMORY_MIB solve|calibrate``.
+"""The worker process: ``python -m perseus_operator.solving.worker MEMORY_MIB solve|calibrate|restore``.
 
 The request comes on stdin, the frontier or calibration goes as bytes to stdout, a refusal as one line to stderr. The
 exit code says which kind of refusal it is. A process of its own can be killed at its deadline, and takes nobody along
@@ -7,9 +7,11 @@ when it dies.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import sys
+from pathlib import Path
 from typing import Final
 
 from perseus_operator.solving.request import SolveRequest, problem_of
@@ -42,12 +44,18 @@ def main() -> int:
 
     memory_bytes = int(sys.argv[1]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    with contextlib.suppress(OSError):  # if the container's memory is used up all the same, not the operator
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     task, data = sys.argv[2], sys.stdin.buffer.read()
     try:
         if task == "calibrate":
             from perseus_operator.solving.calibration import CalibrateRequest, calibrate_in_process
 
             answer = calibrate_in_process(CalibrateRequest.from_bytes(data))
+        elif task == "restore":
+            from perseus_operator.solving.verification import RestoreRequest, verify_in_process
+
+            answer = verify_in_process(RestoreRequest.from_bytes(data))
         else:
             answer = solve_in_process(SolveRequest(**json.loads(data)))
     except MemoryError:

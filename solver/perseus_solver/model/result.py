@@ -152,6 +152,12 @@ class Rehearsed:
         return Expectation(grain=self.grains[index], confidence=self.confidence, **figures)
 
 
+MAX_CELLS = 1 << 26
+"""Clocks in one frontier: 64 stages of 3,072 instructions at 300 points fit."""
+_MAX_HEAD = 8 << 20
+"""Bytes of all that is not clocks."""
+_MAX_LZMA = 64 << 20
+"""Bytes that the decompressor itself may take."""
 _MAGIC = b"PRSFRNT"
 _VERSION = 2
 _READ = (1, 2)
@@ -282,11 +288,12 @@ class Frontier:
         return _MAGIC + bytes([_VERSION]) + lzma.compress(body, preset=1)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Frontier:
-        """Read what `to_bytes` wrote.
+    def from_bytes(cls, data: bytes, *, max_cells: int = MAX_CELLS) -> Frontier:
+        """Read what `to_bytes` wrote. Memory is bounded whatever the bytes are.
 
         Args:
             data: the bytes.
+            max_cells: largest number of clocks, plans times instructions.
 
         Raises:
             InvalidFrontier: not a frontier, another version, or damaged.
@@ -299,7 +306,7 @@ class Frontier:
                 f"frontier: version {version} was written by another release; this one reads {_READ[0]} to {_READ[-1]}"
             )
         try:
-            body = lzma.decompress(data[len(_MAGIC) + 1 :])
+            body = _unpacked(data[len(_MAGIC) + 1 :], 2 * min(max_cells, MAX_CELLS) + _MAX_HEAD)
             size = int.from_bytes(body[:4], "little")
             header = json.loads(body[4 : 4 + size])
             points, n = int(header["points"]), int(header["instructions"])
@@ -318,7 +325,7 @@ class Frontier:
                 blocking_power_w=float(header["blocking_power_w"]),
                 rehearsed=_rehearsed(header, numbers[3:]) if rows > 3 else None,
             )
-        except (lzma.LZMAError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (lzma.LZMAError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidFrontier(f"frontier: damaged ({error})") from error
 
 
@@ -329,3 +336,12 @@ def _rehearsed(header: dict[str, Any], numbers: Floats) -> Rehearsed:
     return Rehearsed(
         confidence=float(header["confidence"]), grains=grains, **dict(zip(_REHEARSED, numbers, strict=True))
     )
+
+
+def _unpacked(data: bytes, most: int) -> bytes:
+    """Decompress at most so many bytes: one more is enough to see a bomb, and all that is ever unpacked of it."""
+    unpacker = lzma.LZMADecompressor(memlimit=_MAX_LZMA)
+    body = unpacker.decompress(data, most + 1)
+    if len(body) > most or not unpacker.eof:
+        raise InvalidFrontier(f"frontier: unpacks to more than {most} bytes, or is cut off")
+    return body

@@ -426,3 +426,18 @@ async def test_metrics_say_what_the_status_says_and_go_with_the_budget(site: Sit
     assert "kept" not in shown()
     site.budgets.deleted({"metadata": {"name": "hall", "uid": "u"}})
     assert shown() == {}
+
+
+async def test_a_job_that_is_fenced_alone_stops_no_budget_and_keeps_its_share(site: Site) -> None:
+    for name in ("a", "b"):
+        site.job(name)
+    full_w = site.drawn_w("a")
+    site.budget(round(1.6 * full_w))
+    await site.tick()
+    before = {share["name"]: share["watts"] for share in site.written["shares"]}
+    site.jobs["a"].state.fenced_by(Explanation(Reason.FENCED, "a newer operator commands this job"))
+    site.budget(round(1.4 * full_w))
+    await site.tick(GRACE_S + 1)
+    after = {share["name"]: share["watts"] for share in site.written["shares"]}
+    assert after["a"] == before["a"]
+    assert after["b"] < before["b"]

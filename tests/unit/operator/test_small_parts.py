@@ -19,9 +19,9 @@ from perseus_operator.solving.frontier import (
     SolvedFrontier,
     _fill,
     encode_plans,
-    frontier_from_config_map,
     frontier_to_config_map,
     open_frontier,
+    stored_frontier,
 )
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest, check_profile
@@ -164,14 +164,15 @@ def data() -> bytes:
 def test_a_kept_frontier_comes_back_only_for_the_same_inputs(data: bytes) -> None:
     kept = frontier_to_config_map("job-frontier", solved(data))
     assert kept is not None
-    back = frontier_from_config_map(kept, REQUEST, digest="d")
-    assert back is not None
+    assert stored_frontier(kept, "d") is None  # somebody else wrote it
+    ours = replace(kept, ours=True)
+    claimed = stored_frontier(ours, "d")
+    assert claimed is not None
+    back = open_frontier(claimed[0], REQUEST, digest="d", solve_ms=claimed[1], restored=True)
     assert back.view == replace(solved(data).view, restored=True)
-    assert frontier_from_config_map(kept, REQUEST, digest="other") is None
-    damaged = replace(kept, binary={key: value[:-9] for key, value in kept.binary.items()})
-    assert frontier_from_config_map(damaged, REQUEST, digest="d") is None
-    emptied = replace(kept, binary={})
-    assert frontier_from_config_map(emptied, REQUEST, digest="d") is None
+    assert stored_frontier(ours, "other") is None
+    assert stored_frontier(replace(ours, binary={}), "d") is None
+    assert stored_frontier(replace(ours, data={**ours.data, "solveMilliseconds": "9" * 5_000}), "d") is None
 
 
 def test_what_does_not_fit_into_a_config_map_is_not_kept(data: bytes) -> None:

@@ -20,7 +20,7 @@ class Frontier(SimpleNamespace):
 
 
 def frontier(digest: str) -> SolvedFrontier:
-    return cast(SolvedFrontier, Frontier(view=SimpleNamespace(digest=digest)))
+    return cast(SolvedFrontier, Frontier(view=SimpleNamespace(digest=digest), content=digest))
 
 
 class Solver:
@@ -129,3 +129,23 @@ async def test_a_plan_set_is_encoded_once_for_all_nodes(monkeypatch: pytest.Monk
     before = len(encoded)
     await library.plan_set(solved, wanted[0])
     assert len(encoded) == before + 1, "the oldest are forgotten: memory is bounded"
+
+
+async def test_a_restored_frontier_never_leaves_its_namespace_nor_its_bytes() -> None:
+    cache, own = SolveCache(), frontier("inputs")
+
+    async def restored(namespace: str, data: bytes, found: SolvedFrontier) -> SolvedFrontier | None:
+        async def make() -> SolvedFrontier:
+            return found
+
+        return await cache.restored(namespace, "inputs", data, make)
+
+    planted = await restored("evil", b"planted", frontier("inputs"))
+    assert await restored("evil", b"planted", own) is planted
+    assert await restored("honest", b"planted", own) is own
+    assert await restored("evil", b"other", own) is own
+
+    async def solve() -> SolvedFrontier:
+        return own
+
+    assert await cache.solved("inputs", solve) is own
