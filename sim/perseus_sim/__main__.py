@@ -13,6 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="perseus-sim", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the whole system on this machine: API server, operator, agents, training")
+    models = ("a100", "a40", "b200", "h100", "h200")
+    demo.add_argument("--gpu-model", choices=models, default="h100", help="default: %(default)s")
     demo.add_argument(
         "--profile", type=Path, help="CSV stage,instruction,frequency,time,energy; default: the simulator's own"
     )
@@ -34,6 +36,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         demo = Demo(
             DemoOptions(
                 output=arguments.output,
+                gpu_model=arguments.gpu_model,
                 profile=arguments.profile,
                 stages=arguments.stages,
                 microbatches=arguments.microbatches,

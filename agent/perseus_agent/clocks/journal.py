@@ -184,7 +184,7 @@ class JournalLock:
         """Of this journal; it is not taken yet."""
         self.path = journal.with_suffix(journal.suffix + ".lock")
         self.descriptor: int | None = None
-        """Whoever inherits it holds the lock as well."""
+        """A process that inherits it holds the lock as well."""
 
     def take(self) -> bool:
         """Take the lock if nobody holds it. Returns whether this process holds it now.

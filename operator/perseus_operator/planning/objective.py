@@ -20,6 +20,11 @@ _GRID = 1.01
 that plans do not change as often."""
 
 
+NO_SLOWDOWN = 0.005
+"""A rehearsed time counts as no slower than the fastest up to this share: half of what the bound guard tolerates, since
+iterations differ by as much anyway. Without it a change of clock that may come a millisecond late would save nothing."""
+
+
 class Grain(IntEnum):
     """How finely a plan sets clocks, from the finest to the coarsest: one for each instruction, for each segment of a
     stage (lead, steady state and tail), for each stage, or none lower than the highest.
@@ -77,6 +82,11 @@ class FrontierView:
         return self.times_us[0]
 
     @property
+    def no_slower_us(self) -> int:
+        """The longest time that counts as no slower than T_min."""
+        return round(self.t_min_us * (1 + NO_SLOWDOWN)) if self.hardware else self.t_min_us
+
+    @property
     def t_star_us(self) -> int:
         """T*: a slower plan saves nothing, even while the pipeline waits for others."""
         return self.times_us[-1]
@@ -131,10 +141,10 @@ def target_of(
         return Target(frontier.least_energy_us)
     if objective.power_cap_watts is not None:
         return _power_cap(objective.power_cap_watts, frontier, gpus_per_stage)
-    allowed: Target | Infeasible = Target(frontier.t_min_us)
+    allowed: Target | Infeasible = Target(frontier.no_slower_us)
     if objective.max_slowdown_ratio is not None:
         bound_us = frontier.expected_us[0] * (1 + objective.max_slowdown_ratio)
-        allowed = Target(max(frontier.t_min_us, bound_us / (1 + frontier.allowance)))
+        allowed = Target(max(frontier.no_slower_us, bound_us / (1 + frontier.allowance)))
     if objective.deadline is not None:
         allowed = _deadline(objective.deadline, frontier, iterations_done, remaining_s)
     if isinstance(allowed, Target) and allowed.time_us > frontier.least_energy_us:
@@ -222,7 +232,8 @@ def select_points(
     Returns:
         The point of each pipeline, by data-parallel rank.
     """
-    allowed_us = max([target_us, *(slowdown * frontier.t_min_us for slowdown in slowdowns.values())])
+    fastest_us = max(frontier.t_min_us, min(target_us, frontier.no_slower_us))
+    allowed_us = max([target_us, *(slowdown * fastest_us for slowdown in slowdowns.values())])
     # A microsecond of tolerance: s·T_min / s must not fall below T_min, nor T'/1 below its own point, by rounding.
     return {p: frontier.lookup(allowed_us / slowdowns.get(p, 1.0) + 0.5, finest) for p in range(pipelines)}
 

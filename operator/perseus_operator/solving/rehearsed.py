@@ -11,7 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from perseus_operator.planning.objective import NO_SLOWDOWN
 from perseus_operator.solving.request import SolveRequest
+from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal.deployment import deployable_frontier
@@ -35,7 +37,11 @@ def solve_rehearsed(problem: Problem, request: SolveRequest) -> Frontier:
         SolverError: the hardware cannot be used, or there is no plan.
     """
     hardware = Hardware.from_json(request.hardware)
-    frontier = deployable_frontier(problem, hardware, points=request.points, confidence=CONFIDENCE)
+    solved = solve_frontier(problem, points=100)
+    no_slower_s = solved.t_min_s * (1 + NO_SLOWDOWN)
+    frontier = deployable_frontier(
+        problem, hardware, points=request.points, confidence=CONFIDENCE, frontier=solved, times_s=[no_slower_s]
+    )
     return frontier if request.switch_loss is None else prefer_few_changes(frontier, request.switch_loss)
 
 
