@@ -62,7 +62,7 @@ def decode_journal(data: bytes) -> JournalState:
 
 
 class OwedGpus(Protocol):
-    """What is told of a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
+    """What records a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
 
     def owe(self, gpu_uuid: str) -> None: ...
 
