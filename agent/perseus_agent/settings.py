@@ -76,8 +76,9 @@ class Settings(BaseSettings):
     )
     settle_ms: int = setting(
         500,
-        "How long after a clock write the clock read back may still be the old one, milliseconds. The slowest "
-        "transitions published for current GPUs take about this long.",
+        "How long after a clock write the clock read back may still be the old one, milliseconds; at least the 99th "
+        "percentile of the latency measured on the GPU. The slowest transitions published for current GPUs take about "
+        "this long.",
         minimum=0,
     )
     sample_interval_ms: int = setting(

@@ -16,14 +16,15 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from perseus_proto.rank import RankId
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""Also of what the descriptors of a welcome hold: ``channel_layout.LAYOUT_VERSION`` changes with it."""
 MAX_INSTRUCTIONS: Final = 65_536
 MAX_DP: Final = 65_535
 MAX_STAGE: Final = 4_095
@@ -294,7 +295,12 @@ def decode_refusal(body: bytes) -> Refusal:
     return Refusal(reason, body[_REFUSAL.size :].decode(errors="replace"))
 
 
-def receive_hello(connection: socket.socket, timeout_s: float, sender_pid: int | None = None) -> Hello:
+def receive_hello(
+    connection: socket.socket,
+    timeout_s: float,
+    sender_pid: int | None = None,
+    reserve: Callable[[int], None] = lambda _: None,
+) -> Hello:
     """Read one hello; the agent's side.
 
     Args:
@@ -302,6 +308,7 @@ def receive_hello(connection: socket.socket, timeout_s: float, sender_pid: int |
         timeout_s: longest time for the whole hello, seconds.
         sender_pid: the only process that may have written it; the kernel names the writer on sockets with SO_PASSCRED,
             which connections inherit from their listener. None: any process.
+        reserve: called with the number of bytes of the body before any of it is read; what it raises is passed on.
 
     Raises:
         ForeignSender: another process wrote it.
@@ -312,6 +319,7 @@ def receive_hello(connection: socket.socket, timeout_s: float, sender_pid: int |
     message, length = parse_head(_receive(connection, HEAD_BYTES, deadline_s, sender_pid=sender_pid))
     if message is not Message.HELLO:
         raise ChannelError(f"kind: expected a hello, not a {message.name.lower()}")
+    reserve(length)
     return decode_hello(_receive(connection, length, deadline_s, sender_pid=sender_pid))
 
 

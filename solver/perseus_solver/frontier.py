@@ -18,6 +18,7 @@ from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.relaxation.curve import Engine, trace_curve
+from perseus_solver.search.placement import distance
 from perseus_solver.search.pool import Pool
 
 Progress = Callable[[int, int], None]
@@ -25,20 +26,127 @@ Progress = Callable[[int, int], None]
 _TRACED, _DONE = 60, 100  # progress, percent
 _ROUNDED_PER_POINT = 1.15
 """Deadlines for which plans are made, for each point wanted: some plans turn out to be dominated by others."""
+_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 7e-4, 100, 400, 40_000_000
+"""By default, neighbouring points differ by this share of energy, so that a step adds less to the deployed gap than the
+search leaves; but no fewer and no more points than these, and no more instructions in all of them.
+"""
 _SHORTER = np.array([0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04])
 """Shares of the way from the deadline to T_min for which plans are made as well: a plan for a slightly shorter deadline
 is sometimes cheaper.
 """
 
 
-def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | None = None) -> Frontier:
+class Planner:
+    """One problem, with all plans that were found for it: no answer is dearer than a plan known for that time.
+
+    Every question improves the plans for later ones. The functions of this module ask one question each.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        """Prepare the problem; nothing is solved yet.
+
+        Args:
+            problem: the problem to plan.
+
+        Raises:
+            InvalidProblem: the precedence has a cycle.
+        """
+        self._problem, self._engine = problem, Engine(problem)
+        self._pool: Pool | None = None
+        self._points = 0
+
+    @property
+    def t_min_s(self) -> float:
+        """Iteration time with every instruction at its fastest option, seconds."""
+        engine = self._engine
+        choice = engine.tables.row[engine.table_of, 0][engine.graph.rank]
+        return float(np.asarray(Simulator(self._problem).run(choice).iteration_time_s))
+
+    @property
+    def proofs(self) -> tuple[Certificate, ...]:
+        """The dual flows that prove all bounds so far."""
+        proofs = self._pool.proofs if self._pool else []
+        return tuple(self._engine.certificate(proof.edge, proof.through) for proof in proofs)
+
+    def frontier(self, points: int | None = None, *, progress: Progress | None = None) -> Frontier:
+        """Compute plans on the frontier; see `solve_frontier`.
+
+        Args:
+            points: the largest number of plans to return; None: as many as are needed.
+            progress: called with (done, total) while the work proceeds.
+
+        Returns:
+            The frontier.
+
+        Raises:
+            InvalidProblem: ``points`` is not positive.
+        """
+        if points is not None and points < 1:
+            raise InvalidProblem(f"points must be 1 or more, not {points}")
+        report = progress or _silent
+        pool = self._explored(points, report)
+        report(_DONE, _DONE)
+        return pool.frontier(self._points if points is None else points)
+
+    def plan(self, deadline_s: float, *, progress: Progress | None = None) -> Point:
+        """Compute the plan of least energy found that ends by a deadline; see `solve_deadline`.
+
+        Args:
+            deadline_s: longest iteration time allowed, seconds, overhead included.
+            progress: called with (done, total) while the work proceeds.
+
+        Returns:
+            A plan, and the proven bound on all plans that end by the deadline.
+
+        Raises:
+            Infeasible: the deadline is shorter than T_min.
+            InvalidProblem: the deadline is not a positive finite number.
+        """
+        if not (math.isfinite(deadline_s) and deadline_s > 0):
+            raise InvalidProblem(f"deadline_s must be a positive finite number, not {deadline_s}")
+        if latest_s(deadline_s) < self.t_min_s:
+            raise Infeasible(deadline_s, self.t_min_s)
+        report = progress or _silent
+        engine, pool = self._engine, self._explored(None, report)
+        # Rounded up to ticks, T_min may exceed the deadline by a few: then only the fastest plan remains.
+        most_ticks = math.floor((latest_s(deadline_s) - self._problem.overhead_s) / engine.tables.tick_s)
+        most_ticks = min(max(most_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
+        end_ticks = min(float(most_ticks), math.ceil(engine.least_energy_ticks()))
+        room_ticks = (end_ticks - engine.fastest_ticks) * _SHORTER
+        # Around least energy, a later plan may take as little as one that ends there.
+        around_ticks = np.append(end_ticks - room_ticks, np.minimum(end_ticks + room_ticks, most_ticks))
+        pool.improve_at(end_ticks, np.unique(np.floor(around_ticks)))
+        report(_DONE, _DONE)
+        return pool.best_by(deadline_s)
+
+    def _explored(self, points: int | None, report: Progress) -> Pool:
+        """Return the pool with plans along the whole frontier; more are added if more points are wanted than before."""
+        report(0, _DONE)
+        if self._pool is None:
+            samples = trace_curve(self._engine, lambda share: report(int(_TRACED * share), _DONE))
+            self._pool = Pool(self._engine, samples)
+        pool = self._pool
+        deadline_ticks, wanted = _deadlines(pool, self._engine, points)
+        if wanted > self._points:
+            if not self._points:
+                pool.add_single_clocks()
+            pool.add(deadline_ticks, lambda share: report(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
+            pool.search(deadline_ticks)
+            pool.move(deadline_ticks)
+            self._points = wanted
+        return pool
+
+
+def solve_frontier(problem: Problem, points: int | None = None, *, progress: Progress | None = None) -> Frontier:
     """Compute plans on the time-energy frontier, from T_min to T*, each with a certified gap.
 
-    The frontier is that of Perseus (SOSP 2024, section 4).
+    The frontier is that of Perseus (SOSP 2024, section 4). Up to least energy it holds the best plans for deadlines;
+    the part after that, up to T*, is only for pipelines that wait for a straggler.
 
     Args:
         problem: the problem to plan.
-        points: the largest number of plans to return. More are computed, and dominated ones are dropped.
+        points: the largest number of plans to return, placed so that the worst deployed gap is least (see
+            `perseus_solver.model.deployed`); None: so many that the steps between them add little to the gaps.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
@@ -47,17 +155,17 @@ def solve_frontier(problem: Problem, points: int = 100, *, progress: Progress | 
     Raises:
         InvalidProblem: ``points`` is not positive, or the precedence has a cycle.
     """
-    return solve_certified(problem, points, progress=progress)[0]
+    return Planner(problem).frontier(points, progress=progress)
 
 
 def solve_certified(
-    problem: Problem, points: int = 100, *, progress: Progress | None = None
+    problem: Problem, points: int | None = None, *, progress: Progress | None = None
 ) -> tuple[Frontier, tuple[Certificate, ...]]:
     """Compute the frontier together with the dual flows that prove its bounds.
 
     Args:
         problem: the problem to plan.
-        points: the largest number of plans to return.
+        points: the largest number of plans to return; None: as in `solve_frontier`.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
@@ -66,36 +174,21 @@ def solve_certified(
     Raises:
         InvalidProblem: ``points`` is not positive, or the precedence has a cycle.
     """
-    if points < 1:
-        raise InvalidProblem(f"points must be 1 or more, not {points}")
-    report = progress or _silent
-    report(0, _DONE)
-    engine = Engine(problem)
-    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE))
-    pool = Pool(engine, samples)
-    deadline_ticks = _deadlines(pool, engine, math.ceil(points * _ROUNDED_PER_POINT))
-    pool.add_single_clocks(0.0)
-    pool.add(deadline_ticks, lambda share: report(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
-    pool.search(deadline_ticks)
-    pool.move(deadline_ticks)
-    frontier = pool.frontier(points)
-    report(_DONE, _DONE)
-    return frontier, tuple(engine.certificate(proof.edge, proof.through) for proof in pool.proofs)
+    planner = Planner(problem)
+    frontier = planner.frontier(points, progress=progress)
+    return frontier, planner.proofs
 
 
-def solve_deadline(
-    problem: Problem, deadline_s: float, *, known: Frontier | None = None, progress: Progress | None = None
-) -> Point:
-    """Compute the plan of least energy found that ends by a deadline; more time never gives a dearer plan.
+def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | None = None) -> Point:
+    """Compute the plan of least energy found that ends by a deadline, never dearer than `solve_frontier`'s.
 
     Energy is that of the iteration alone: what waiting until the deadline would take is not counted. From the time of
-    least energy on, a later deadline changes nothing.
+    least energy on, a later deadline changes nothing. For many deadlines, use one `Planner`.
 
     Args:
         problem: the problem to plan.
         deadline_s: longest iteration time allowed, seconds, overhead included. A plan that takes the same time up to
             `perseus_solver.kinds.SAME_TIME` is in time.
-        known: plans of the same problem that are known already; the result is not dearer than any of them in time.
         progress: called with (done, total) while the work proceeds.
 
     Returns:
@@ -103,57 +196,24 @@ def solve_deadline(
 
     Raises:
         Infeasible: the deadline is shorter than T_min.
-        InvalidProblem: the deadline is not a positive finite number, the precedence has a cycle, or ``known`` is of
-            another problem.
+        InvalidProblem: the deadline is not a positive finite number, or the precedence has a cycle.
     """
-    if not (math.isfinite(deadline_s) and deadline_s > 0):
-        raise InvalidProblem(f"deadline_s must be a positive finite number, not {deadline_s}")
-    report = progress or _silent
-    report(0, _DONE)
-    engine = Engine(problem)
-    t_min_s = _fastest_s(engine)
-    if latest_s(deadline_s) < t_min_s:
-        raise Infeasible(deadline_s, t_min_s)
-    # Rounded up to ticks, T_min may exceed the deadline by a few: then only the fastest plan remains.
-    most_ticks = math.floor((latest_s(deadline_s) - problem.overhead_s) / engine.tables.tick_s)
-    most_ticks = min(max(most_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
-    end_ticks = min(float(most_ticks), math.ceil(engine.least_energy_ticks()))
-    samples = trace_curve(engine, lambda share: report(int(_TRACED * share), _DONE), only_ticks=end_ticks)
-    pool = Pool(engine, samples, exact=True)
-    room_ticks = (end_ticks - engine.fastest_ticks) * _SHORTER
-    # Around least energy, a later plan may take as little as one that ends there.
-    deadline_ticks = np.unique(
-        np.floor(np.append(end_ticks - room_ticks, np.minimum(end_ticks + room_ticks, most_ticks)))
-    )
-    if known is not None:
-        pool.add_known(known)
-    pool.add_single_clocks(end_ticks)
-    pool.add(deadline_ticks, lambda _share: None)
-    pool.search(end_ticks)
-    pool.move_exactly(end_ticks)
-    report(_DONE, _DONE)
-    return pool.best_by(deadline_s)
+    return Planner(problem).plan(deadline_s, progress=progress)
 
 
 def _silent(_done: int, _total: int) -> None:
     """Report nothing."""
 
 
-def _fastest_s(engine: Engine) -> float:
-    """Return T_min in seconds: every instruction at its fastest option."""
-    choice = engine.tables.row[engine.table_of, 0][engine.graph.rank]
-    return float(np.asarray(Simulator(engine.problem).run(choice).iteration_time_s))
-
-
-def _deadlines(pool: Pool, engine: Engine, points: int) -> Floats:
-    """Return deadlines in ticks, T_min first, spread evenly along the curve with time and energy weighted alike."""
+def _deadlines(pool: Pool, engine: Engine, points: int | None) -> tuple[Floats, int]:
+    """Return deadlines in ticks, T_min first, between which a job would lose the same; and how many points to keep."""
     time_ticks = np.unique(np.append(pool.curve.makespan_ticks, engine.fastest_ticks))
     seconds = time_ticks * engine.tables.tick_s + engine.problem.overhead_s
-    blocking_w = engine.problem.blocking_power_w * engine.problem.stages
-    energy = pool.bound_j(seconds) - blocking_w * seconds
-    width, height = time_ticks[-1] - time_ticks[0], energy[0] - energy[-1]
-    if width <= 0 or points == 1:
-        return time_ticks[:1]
-    along = (time_ticks - time_ticks[0]) / width + (energy[0] - energy) / max(height, 1e-300)
-    even: Floats = np.interp(np.linspace(0.0, along[-1], points), along, time_ticks)
-    return np.floor(even)
+    waiting_w = engine.problem.blocking_power_w * engine.problem.stages
+    along = distance(seconds, pool.bound_j(seconds), waiting_w)
+    if points is None:
+        points = min(max(math.ceil(along[-1] / _STEP), _LEAST_POINTS), _MOST_POINTS, max(_ROWS // engine.graph.n, 1))
+    if along[-1] <= 0 or points == 1:
+        return time_ticks[:1], points
+    even: Floats = np.interp(np.linspace(0.0, along[-1], math.ceil(points * _ROUNDED_PER_POINT)), along, time_ticks)
+    return np.unique(np.floor(even)), points

@@ -93,8 +93,11 @@ def train(arguments: dict[str, Any]) -> None:
 
     sys.stdin.readline()
     schedule = schedule_of(INSTRUCTIONS)
+    clock = {"timing": "synchronised"} if arguments["timetable"] else {"clock_us": lambda: time.monotonic_ns() // 1000}
     sessions = [
-        perseus_client.connect(gpu, 0, schedule=schedule, socket_path=arguments["socket"], gpu_uuid=gpu_uuid(gpu))
+        perseus_client.connect(
+            gpu, 0, schedule=schedule, socket_path=arguments["socket"], gpu_uuid=gpu_uuid(gpu), **clock
+        )
         for gpu in range(GPUS)
     ]
     print(min([session.wait_connected(10) for session in sessions]), flush=True)
@@ -115,12 +118,20 @@ def train(arguments: dict[str, Any]) -> None:
     sys.stdin.readline()  # until the benchmark has read the agent's CPU time
 
 
-def perseus(pattern: Sequence[int]) -> tuple[list[float], float]:
-    """Return the delays in µs and the agent's CPU in percent of a core, under a plan with these clocks."""
+def perseus(pattern: Sequence[int], *, timetable: bool = False) -> tuple[list[float], float]:
+    """Return the delays in µs and the agent's CPU in percent of a core, under a plan with these clocks.
+
+    Clocks are asked for ahead of time with ``timetable``, and when a mark rings without.
+    """
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), GPUS) as node:
         node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
         pod = node.add_pod(0, range(GPUS))
-        command = [sys.executable, "-m", "tests.bench.agent", json.dumps({"socket": node.socket})]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.bench.agent",
+            json.dumps({"socket": node.socket, "timetable": timetable}),
+        ]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
             assert trainer.stdin
             assert trainer.stdout
@@ -220,8 +231,9 @@ def message_to_device() -> Result:
 
 def agent_cpu() -> Result:
     """Measure the agent's CPU for 8 ranks with clock changes, timings, energy and reports; quiet: without changes."""
-    value, peer = load()["cpu"]
-    quiet = min(perseus([PATTERN[-1]] * INSTRUCTIONS)[1] for _ in range(ROUNDS))
+    peer = load()["cpu"][1]
+    value = min(perseus(PATTERN, timetable=True)[1] for _ in range(ROUNDS))
+    quiet = min(perseus([PATTERN[-1]] * INSTRUCTIONS, timetable=True)[1] for _ in range(ROUNDS))
     return {
         name: {
             "value": perseus_percent,

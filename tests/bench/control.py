@@ -45,7 +45,7 @@ NOISE: Final = 0.003
 """Scatter of durations: the public traces have 0.2 to 0.5 %."""
 WARM_UP: Final = 8
 """Iterations in which the agent learns; not counted."""
-ITERATIONS = {8: 120, 32: 60, 96: 30}
+ITERATIONS = {8: 80, 32: 30, 96: 12}
 TOLERANCE: Final = 0.01
 SCATTER: Final = 0.002
 """By how much the mean iteration may exceed the bound: without any latency, scatter alone takes that."""
@@ -216,6 +216,8 @@ def reference_of(cell: Cell) -> tuple[float, float, float]:
 def measure(cell: Cell, plan: Plan, control: Control, *, iterations: int = 0) -> Measured:
     """Measure a plan under a control."""
     outcome = run(cell, plan, control, iterations=iterations)
+    if isinstance(control, AgentControl):
+        control.close()
     default_s, default_j, _ = reference_of(cell)
     time = np.array(outcome.time_s[WARM_UP:]) / default_s - 1
     over = time > TOLERANCE
@@ -243,7 +245,7 @@ def longest(over: npt.NDArray[np.bool_]) -> int:
 
 def agent_of(cell: Cell) -> AgentControl:
     """Return the agent's control, which assumes what is published for the GPU."""
-    return AgentControl(MODELS[cell.gpu].driver.latency)
+    return AgentControl(MODELS[cell.gpu].name, MODELS[cell.gpu].clocks_mhz)
 
 
 def bound_percent(cell: Cell) -> float:

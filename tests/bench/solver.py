@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.made_up_profiles import problems
 
 from perseus_solver.comparison import lowtime_peer
-from perseus_solver.frontier import solve_deadline, solve_frontier
+from perseus_solver.comparison.baselines import all_maximum
+from perseus_solver.errors import SolverError
+from perseus_solver.frontier import Planner, solve_frontier
+from perseus_solver.kinds import latest_s
+from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier
@@ -36,6 +41,7 @@ LOWTIME_BUDGET_S = {12: 120.0, 24: 75.0, 48: 75.0, 96: 75.0}
 """Long enough to finish with 12 microbatches, so that energies are compared along the whole frontier there. The
 environment variable PERSEUS_BENCH_LOWTIME_S sets another budget."""
 COMPARED = 20
+FAMILIES_COUNT = int(os.environ.get("PERSEUS_BENCH_FAMILIES", "200"))
 ROUNDING = 1e-12  # difference of sums that are added in another order
 Result = dict[str, Any]
 
@@ -58,7 +64,7 @@ def solved(profile: str, microbatches: int) -> tuple[Frontier, float]:
     """Return the solver's frontier and the seconds that it took."""
     problem = problem_of(profile, microbatches)
     begun = time.perf_counter()
-    frontier = solve_frontier(problem, 100)
+    frontier = solve_frontier(problem)
     return frontier, time.perf_counter() - begun
 
 
@@ -81,11 +87,8 @@ def against_lowtime(profile: str, microbatches: int) -> dict[str, Result]:
     if plans:
         chosen = np.array([plans[i] for i in np.unique(np.linspace(0, len(plans) - 1, COMPARED).astype(int))])
         time_s, energy_j = Simulator(problem).totals(chosen)
-        blocking_w = problem.blocking_power_w * problem.stages
-        excess = []
-        for t, e in zip(time_s.tolist(), energy_j.tolist(), strict=True):
-            point = solve_deadline(problem, t)
-            excess.append((point.energy_j + blocking_w * (t - point.iteration_time_s)) / e - 1.0)
+        planner = Planner(problem)
+        excess = [planner.plan(t).energy_j / e - 1.0 for t, e in zip(time_s.tolist(), energy_j.tolist(), strict=True)]
         results[f"solver_worst_energy_vs_lowtime_percent_{name}"] = figure(100 * max(excess), "%", peer)
         extra = sum(share > ROUNDING for share in excess)
         results[f"solver_times_dearer_than_lowtime_{name}"] = figure(extra, f"of {len(excess)}", peer)
@@ -101,10 +104,14 @@ def gaps(profile: str, microbatches: int) -> dict[str, Result]:
     baseline_j = float(Simulator(problem).run(highest).energy_j)
     rows = (line.split(",") for line in (DATA / "reference" / "table6.csv").read_text().split()[1:])
     published = next(float(r[2]) for r in rows if (r[0], int(r[1])) == (profile, microbatches))
+    deployed = DeployedGap.of(frontier)
     saving = 100 * (1 - float(frontier.energy_j[0]) / baseline_j)
     return {
         f"solver_gap_median_percent_{name}": figure(100 * float(np.median(frontier.gap)), "%"),
         f"solver_gap_max_percent_{name}": figure(100 * float(frontier.gap.max()), "%"),
+        f"solver_deployed_gap_mean_percent_{name}": figure(100 * deployed.mean, "%"),
+        f"solver_deployed_gap_max_percent_{name}": figure(100 * deployed.worst, "%"),
+        f"solver_points_{name}": figure(len(frontier), "plans"),
         f"solver_saving_at_t_min_percent_{name}": {
             **figure(saving, "%", "SOSP'24 table 6", published),
             "ratio": saving / published,
@@ -119,7 +126,7 @@ from tests.bench.solver import wide
 from perseus_solver.frontier import solve_frontier
 problem = wide(int(sys.argv[1]), int(sys.argv[2]))
 begun = time.perf_counter()
-frontier = solve_frontier(problem, 100)
+frontier = solve_frontier(problem)
 print(json.dumps({"s": time.perf_counter() - begun,
                   "gap": float(np.median(frontier.gap)), "worst": float(frontier.gap.max()),
                   "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
@@ -170,6 +177,37 @@ def growth() -> dict[str, Result]:
     return results
 
 
+def families() -> dict[str, Result]:
+    """Plan made-up profiles of all families and schedules, each along its frontier and at four deadlines."""
+    failures = dearer = 0
+    worst, mean, seconds = [], [], []
+    for _name, problem in problems(FAMILIES_COUNT):
+        begun = time.process_time()
+        try:
+            planner = Planner(problem)
+            frontier = planner.frontier()
+            seconds.append(time.process_time() - begun)
+            fastest_s = float(Simulator(problem).run(all_maximum(problem)).iteration_time_s)
+            for at_s in (frontier.t_min_s, fastest_s, float(frontier.time_s[len(frontier) // 3]), frontier.t_star_s):
+                known_j = frontier.energy_j[frontier.time_s <= latest_s(at_s)].min()
+                dearer += planner.plan(at_s).energy_j > known_j * (1 + ROUNDING)
+        except (SolverError, RuntimeError, ArithmeticError, IndexError):
+            failures += 1
+            continue
+        gap = DeployedGap.of(frontier)
+        worst.append(100 * gap.worst)
+        mean.append(100 * gap.mean)
+    return {
+        "solver_families_failures": figure(failures, f"of {FAMILIES_COUNT}"),
+        "solver_families_plans_dearer_than_known": figure(int(dearer), f"of {4 * FAMILIES_COUNT}"),
+        "solver_families_deployed_gap_worst_median_percent": figure(float(np.median(worst)), "%"),
+        "solver_families_deployed_gap_worst_max_percent": figure(max(worst), "%"),
+        "solver_families_deployed_gap_mean_percent": figure(float(np.mean(mean)), "%"),
+        "solver_families_cpu_mean_s": figure(float(np.mean(seconds)), "s"),
+        "solver_families_cpu_max_s": figure(max(seconds), "s"),
+    }
+
+
 def plan_command() -> Result:
     """Measure `perseus plan` for one deadline, 8 × 96, from start to end of the process: the fastest of three runs.
 
@@ -198,6 +236,7 @@ def _all() -> dict[str, Callable[[], Result]]:
             figures[f"solver_speedup_vs_lowtime_{name}"] = lambda p=profile, c=count: against_lowtime(p, c)  # type: ignore[misc]
     figures["solver_scale_64x1536"] = largest
     figures["solver_growth"] = growth
+    figures["solver_families"] = families
     return figures
 
 

@@ -160,7 +160,7 @@ def test_an_agent_that_dies_within_a_step_is_replaced_at_the_next(
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"",
-        struct.pack("<4sHHI", b"PRSU", 1, wire.Message.WELCOME, 4) + struct.pack("<I", len(SCHEDULE)),
+        struct.pack("<4sHHI", b"PRSU", 2, wire.Message.WELCOME, 4) + struct.pack("<I", len(SCHEDULE)),
         struct.pack("<4sHHI", b"PRSU", 9, wire.Message.WELCOME, 4) + struct.pack("<I", len(SCHEDULE)),
         wire.encode_hello(Hello(0, 0, 0, wire.Timing.HOST, "", wire.make_schedule(SCHEDULE))),
     ],

@@ -28,6 +28,7 @@ class Pattern:
         self.period_us = 0
         """From the begin of the iteration to the begin of the next."""
         self.period_spread_us = 0
+        self._spreads_us: dict[tuple[int, int], int] = {}
 
     @property
     def trusted(self) -> bool:
@@ -37,6 +38,7 @@ class Pattern:
     def add(self, offsets_us: list[int]) -> None:
         """One more iteration."""
         self._kept.append(offsets_us)
+        self._spreads_us = {}
         middle = len(self._kept) // 2
         self.offsets_us = [sorted(times_us)[middle] for times_us in zip(*self._kept, strict=True)]
 
@@ -56,10 +58,18 @@ class Pattern:
 
     def spread_us(self, since: int, until: int) -> int:
         """By how much the time between two boundaries differs between iterations, at most; one below 0 is the first."""
-        first, last = max(since, 0), max(until, 0)
-        if last == len(self.offsets_us):
-            return self.spread_us(0, first) + self.period_spread_us
-        return 0 if first == last else _spread([offsets_us[last] - offsets_us[first] for offsets_us in self._kept])
+        key = since, until
+        spread_us = self._spreads_us.get(key)
+        if spread_us is None:
+            first, last = max(since, 0), max(until, 0)
+            if first == last:
+                spread_us = 0
+            elif last == len(self.offsets_us):
+                return self.spread_us(0, first) + self.period_spread_us
+            else:
+                spread_us = _spread([offsets_us[last] - offsets_us[first] for offsets_us in self._kept])
+            self._spreads_us[key] = spread_us
+        return spread_us
 
 
 class ClockLine:
@@ -97,20 +107,23 @@ class ClockLine:
 
     def raise_us(self, after_us: float, mhz: int) -> float:
         """The first place after this one where more is planned."""
-        after = bisect_right(self._starts_us, after_us)
-        for start_us, planned_mhz in zip(self._starts_us[after:], self._clocks_mhz[after:], strict=True):
-            if planned_mhz > mhz:
-                return start_us
+        starts_us, clocks = self._starts_us, self._clocks_mhz
+        for at in range(bisect_right(starts_us, after_us), len(starts_us)):
+            if clocks[at] > mhz:
+                return starts_us[at]
         return math.inf
 
-    def lower_us(self, after_us: float, mhz: int, width_us: float) -> float:
-        """The first place after this one where less is planned, and nothing else for longer than a width."""
-        since_us = math.inf
-        after = bisect_right(self._starts_us, after_us)
-        for start_us, planned_mhz in zip(self._starts_us[after:], self._clocks_mhz[after:], strict=True):
+    def lower_us(self, after_us: float, mhz: int, width_us: float, until_us: float) -> float:
+        """The first place after this one and before another where less is planned, and nothing else for longer than a
+        width."""
+        starts_us, clocks, since_us = self._starts_us, self._clocks_mhz, math.inf
+        for at in range(bisect_right(starts_us, after_us), len(starts_us)):
+            start_us = starts_us[at]
             if start_us - since_us > width_us:
                 break
-            since_us = min(since_us, start_us) if planned_mhz < mhz else math.inf
+            since_us = min(since_us, start_us) if clocks[at] < mhz else math.inf
+            if since_us == math.inf and start_us > until_us:
+                break
         return since_us
 
 

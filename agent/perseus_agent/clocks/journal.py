@@ -62,7 +62,7 @@ def decode_journal(data: bytes) -> JournalState:
 
 
 class OwedGpus(Protocol):
-    """What records a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
+    """What learns of a GPU before its first lock and after its reset, apart from the disk: the keeper's ledger."""
 
     def owe(self, gpu_uuid: str) -> None: ...
 
@@ -184,7 +184,7 @@ class JournalLock:
         """Of this journal; it is not taken yet."""
         self.path = journal.with_suffix(journal.suffix + ".lock")
         self.descriptor: int | None = None
-        """Whoever inherits it holds the lock as well."""
+        """A process that inherits it holds the lock as well."""
 
     def take(self) -> bool:
         """Take the lock if nobody holds it. Returns whether this process holds it now.

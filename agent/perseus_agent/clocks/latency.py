@@ -23,10 +23,13 @@ KEPT: Final = 256
 """Changes remembered: enough for a 99th percentile that two outliers do not make."""
 ENOUGH: Final = 32
 """Changes after which the measured latency is used in place of the published one."""
+ESTIMATE_EVERY: Final = 32
 TRANSITIONS_KEPT: Final = 64
 KEPT_OF_TRANSITION: Final = 32
 READ_SHARE: Final = 0.005
 """Of time, at most, that is spent on reading clocks for this, beyond sweeps."""
+WAKE_US: Final = 100
+"""What one more reading costs in any case: the thread is woken for it."""
 READ_MIN_US: Final = 100
 READ_STEPS: Final = 16
 """The clock is read again after a sixteenth of the time since the call began: so precise is a measurement."""
@@ -127,10 +130,10 @@ class LatencyMeter:
         """
         self._waits_us.append(max(began_us - wanted_us, 0))
         self._calls_us.append(max(ended_us - began_us, 0))
-        self.effects.append(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
+        self._in_effect(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
         self._effects += 1
         self._open, self.read_us = None, 0
-        self._estimate()
+        self._estimate_now_and_then(self._effects)
         apart = mhz is not None and (before_mhz is None or abs(mhz - before_mhz) > tolerance_mhz)
         affordable = self._spent_us <= READ_SHARE * (began_us - self._since_us)
         if mhz is not None and apart and (self.every or affordable):
@@ -140,7 +143,7 @@ class LatencyMeter:
     def read(self, clock_mhz: int, began_us: int, ended_us: int) -> None:
         """The clock was read, between two moments, as ``read_us`` asked."""
         change, self.read_us = self._open, 0
-        self._spent_us += ended_us - began_us
+        self._spent_us += max(ended_us - began_us, WAKE_US)
         if change is None:
             return
         since_us = ended_us - change.began_us
@@ -166,8 +169,20 @@ class LatencyMeter:
         self._of_transition.setdefault(key, deque(maxlen=KEPT_OF_TRANSITION)).append(latency_us)
         self._counts[key] = self._counts.get(key, 0) + 1
         if change.effect == self._effects:
-            self.effects[-1] = Effect(change.began_us + latency_us, change.mhz)
-        self._estimate()
+            self.effects.pop()
+            self._in_effect(Effect(change.began_us + latency_us, change.mhz))
+        self._estimate_now_and_then(self.measured)
+
+    def _in_effect(self, effect: Effect) -> None:
+        """One that would come later by estimate, though it was asked for earlier, was never seen."""
+        while self.effects and self.effects[-1].time_us >= effect.time_us:
+            self.effects.pop()
+        self.effects.append(effect)
+
+    def _estimate_now_and_then(self, count: int) -> None:
+        """Sorting all values takes as long as the rest of a turn: not at each of many."""
+        if count <= ENOUGH or count % ESTIMATE_EVERY == 0:
+            self._estimate()
 
     def _estimate(self) -> None:
         changes, calls = _quantiles(self._changes_us), self.calls

@@ -184,6 +184,7 @@ class RankFollower:
 
     def selection_changed(self) -> None:
         """React to a selection. Call ``look`` afterwards: marks that the rank has passed since do not ring again."""
+        self._timetable.plans_changed()
         if self.iteration is not None:
             self._publish(self._planned_iteration)
 
@@ -224,7 +225,10 @@ class RankFollower:
 
     def _take_plan(self, iteration: int) -> bool:
         """Follow what is planned for an iteration; True if the wake map changed."""
-        self._plan = self._plan_of(iteration)
+        plan = self._plan_of(iteration)
+        if plan is not self._plan:
+            self._plan = plan
+            self._timetable.plans_changed()
         return self._publish(iteration)
 
     def _plan_of(self, iteration: int) -> StagePlan | None:
@@ -263,6 +267,7 @@ class RankFollower:
         mark = self._marks.get(self._planned_iteration)
         if mark is not None:
             mark.plan, mark.control = None, ClockControl.UNSPECIFIED
+        self._timetable.plans_changed()
 
     def _finish(self, record: IterationRecord, next_begin_us: int, writes: int) -> Finished:
         # A GPU may begin an iteration before it has ended the one before: no time is in two of them.

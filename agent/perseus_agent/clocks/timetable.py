@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from operator import is_not
 from typing import Final, NamedTuple, Protocol
 
 from perseus_agent.clocks.iteration_pattern import ClockLine, Pattern
@@ -29,10 +28,11 @@ PLANS_KEPT: Final = 4
 AHEAD: Final = 2
 """Iterations that are looked ahead at. What is beyond them is taken for the highest clock of the last."""
 SIGHT_SHARE: Final = 4
-SIGHT_MIN_US: Final = 200
-"""The GPU is sighted at boundaries while its place is less certain than this, or a quarter of the deviation."""
+SIGHT_MIN_US: Final = 1_000
+"""The GPU is sighted at boundaries, so far apart at least, while its place is less certain than this, or a quarter of
+the latency's deviation: the shortest latency known is five times as long."""
 LATE_SHARE: Final = 4
-LATE_MIN_US: Final = 500
+LATE_MIN_US: Final = 1_000
 LATE_MAX_US: Final = 100_000
 """A GPU that is later than predicted is sighted again after a quarter of the time by which it is late."""
 LOOK_MAX_US: Final = 1_000_000
@@ -106,7 +106,7 @@ class Timetable:
         self._seen_us = 0
         self._late_since_us = 0
         self._additions = 0
-        self._drawn = _Drawing(-1, 0, (), (None, None), ClockLine(), [])
+        self._drawn = _Drawing(-1, -1, (None, None), ClockLine(), [])
 
     # ------------------------------------------------------------------------------------------- what was and is
 
@@ -162,6 +162,10 @@ class Timetable:
             self._narrow(not_before_us, not_after_us, now_us)
         self._passed, self._seen_us = passed, now_us
 
+    def plans_changed(self) -> None:
+        """Other plans may have been chosen for iterations to come."""
+        self._additions += 1
+
     def bound(self, iteration: int, boundaries: int, now_us: int) -> None:
         """Correct the prediction by the position of the host, in the terms of ``sight``, where the GPU's is not seen:
         the GPU is not ahead of it."""
@@ -188,15 +192,15 @@ class Timetable:
         # Where the GPU is predicted to be at the earliest and at the latest when a change asked for now is in effect.
         earliest_us = now_us + lead.median_us - lead.deviation_us - self._high_us
         latest_us = now_us + lead.median_us + lead.deviation_us - self._low_us
-        passed, coming = self._surely_passed(earliest_us), self._surely_to_come(latest_us)
+        passed, coming, sure_us = self._surely_passed(earliest_us), *self._surely_to_come(latest_us)
         here_us = places_us[passed] if passed >= 0 else -math.inf
         there_us = max(latest_us, places_us[coming - 1] if coming else -math.inf)
         asked = _DEFAULT_CLOCKS if asked_mhz is None else asked_mhz
         enough_mhz = line.highest_mhz(here_us, there_us)
         mhz = min(max(asked, enough_mhz), line.highest_mhz(here_us, there_us + lead.worth_us))
-        width_us = there_us + lead.worth_us - earliest_us + self._error_us(earliest_us)
-        raise_us, lower_us = line.raise_us(there_us, mhz), line.lower_us(here_us, mhz, width_us)
-        sure_us = places_us[coming] - self._error_us(places_us[coming]) if coming < len(places_us) else math.inf
+        raise_us = line.raise_us(there_us, mhz)
+        width_us = there_us + lead.worth_us - earliest_us + self._error_us(here_us)
+        lower_us = line.lower_us(here_us, mhz, width_us, raise_us)
         raise_wait_us = max(raise_us - self._error_us(raise_us), sure_us) - latest_us
         lower_wait_us = lower_us + self._error_us(lower_us) - earliest_us
         next_us = places_us[-1] if self._drawn.patterns[0] is None else self._drawn.patterns[0].period_us
@@ -215,10 +219,12 @@ class Timetable:
         if self._high_us == math.inf:
             late_us = (now_us - self._late_since_us) // LATE_SHARE
             return now_us + min(max(late_us, LATE_MIN_US), LATE_MAX_US)
-        coming_us = pattern.place_us(self._passed)
         if self._high_us - self._low_us > max(lead.deviation_us // SIGHT_SHARE, SIGHT_MIN_US):
-            middle_us = (self._low_us + self._high_us) / 2 + coming_us
-            sight_us = middle_us if middle_us >= now_us else self._high_us + coming_us
+            # One look for each instruction: if it came too early, the next is at the next instruction.
+            middle_us = (self._low_us + self._high_us) / 2
+            sight_us = middle_us + pattern.place_us(self._passed)
+            if sight_us < now_us:
+                sight_us = middle_us + pattern.place_us(self._passed + 2)
             return max(sight_us, now_us + SIGHT_MIN_US)
         places_us = self._drawn.places_us
         before = bisect_left(places_us, lower_us - self._high_us) - 1 if lower_us < math.inf else -1
@@ -240,13 +246,17 @@ class Timetable:
             boundary -= 1
         return max(boundary, seen)
 
-    def _surely_to_come(self, place_us: float) -> int:
-        """The first boundary that it has not passed then; the number of those known, if it may have passed all."""
+    def _surely_to_come(self, place_us: float) -> tuple[int, float]:
+        """The first boundary that it has not passed then, and the place until which that is so; the number of those
+        known, if it may have passed all."""
         places_us = self._drawn.places_us
         boundary = max(bisect_right(places_us, place_us), self._passed or 0)
-        while boundary < len(places_us) and places_us[boundary] - self._error_us(places_us[boundary]) <= place_us:
+        while boundary < len(places_us):
+            sure_us = places_us[boundary] - self._error_us(places_us[boundary])
+            if sure_us > place_us:
+                return boundary, sure_us
             boundary += 1
-        return boundary
+        return boundary, math.inf
 
     def _error_us(self, place_us: float) -> float:
         """By how much the time from the last sight to a place differs between iterations."""
@@ -304,7 +314,11 @@ class Timetable:
 
     def _pattern(self, iteration: int) -> Pattern | None:
         """The times of an iteration's plan, if they are known."""
-        plan = self._plan_of(iteration)
+        if iteration == self._drawn.iteration and self._additions == self._drawn.additions:
+            return self._drawn.patterns[0]
+        return self._known(self._plan_of(iteration))
+
+    def _known(self, plan: Planned | None) -> Pattern | None:
         pattern = None if plan is None else self._patterns.get((plan.plan_id, plan.point))
         return pattern if pattern is not None and pattern.trusted else None
 
@@ -317,12 +331,10 @@ class Timetable:
 
     def _draw(self) -> None:
         """Lay out the planned clocks of this iteration and of those ahead, if something has changed."""
-        plans = [self._plan_of(self._iteration + ahead) for ahead in range(AHEAD + 1)]
-        before = self._drawn
-        new = (before.iteration, before.additions) != (self._iteration, self._additions)
-        if not new and not any(map(is_not, plans, before.plans)):
+        if (self._drawn.iteration, self._drawn.additions) == (self._iteration, self._additions):
             return
-        patterns = [self._pattern(self._iteration + ahead) for ahead in range(AHEAD + 1)]
+        plans = [self._plan_of(self._iteration + ahead) for ahead in range(AHEAD + 1)]
+        patterns = [self._known(plan) for plan in plans]
         line, places_us, origin_us = ClockLine(), list[int](), 0
         for plan, pattern, following, known in zip(plans, patterns, plans[1:], patterns[1:], strict=False):
             if plan is None or pattern is None:
@@ -335,7 +347,7 @@ class Timetable:
             plan = plans[AHEAD]
         line.add(origin_us, _highest(plan))
         places_us.append(origin_us)
-        self._drawn = _Drawing(self._iteration, self._additions, plans, patterns, line, places_us)
+        self._drawn = _Drawing(self._iteration, self._additions, patterns, line, places_us)
 
 
 class _Drawing(NamedTuple):
@@ -343,7 +355,6 @@ class _Drawing(NamedTuple):
 
     iteration: int
     additions: int
-    plans: Sequence[Planned | None]
     patterns: Sequence[Pattern | None]
     line: ClockLine
     places_us: list[int]

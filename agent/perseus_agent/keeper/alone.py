@@ -31,7 +31,7 @@ def only_agent(journal: Path, stopped_within: Callable[[float], bool]) -> Iterat
         stopped_within: waits for so many seconds, or until the agent shall stop; whether it shall.
 
     Yields:
-        The descriptor that holds the lock; None: the agent was told to stop while it waited.
+        The descriptor that holds the lock; None: the agent shall stop.
 
     Raises:
         SettingsError: another agent does not go away, or the lock cannot be made.

@@ -262,6 +262,11 @@ class Node:
                 self._sessions.discard(session)
             raise
 
+    def is_leased(self, pod_uid: str) -> bool:
+        """Whether a lease names the pod."""
+        with self._lock:
+            return self.leases.of_pod(pod_uid) is not None
+
     def count_refusal(self) -> None:
         """Count a process that was refused."""
         with self._lock:

@@ -1,33 +1,44 @@
 """The Unix socket of training processes: connections, hellos, and the moment a process ends.
 
-One thread accepts connections and notices ends (of connections and of processes); each hello is read in a short-lived
-thread, since a peer may be slow on purpose. After the welcome nothing is read from the socket any more: the worker of
-the rank's GPU reads its shared memory. The node decides which process may be a rank.
+One thread accepts connections, asks the kernel for the pod of each, and notices ends (of connections and of processes).
+A hello is read in a short-lived thread, since a peer may be slow on purpose, and only if its pod has room for it in
+``node.budgets``: nothing that a process sends is read before its pod is known. After the welcome nothing is read from
+the socket any more: the worker of the rank's GPU reads its shared memory. The node decides which process may be a rank.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
 import socket
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import PeerRefused, SettingsError
+from perseus_agent.node.budgets import Budgets, OverBudget, Share
 from perseus_agent.node.node import Node
 from perseus_agent.node.processes import Session
 from perseus_agent.pods.identity import Peer, identify_peer
+from perseus_agent.servers.quiet_log import Quiet
 from perseus_proto.channel import ChannelReader
 from perseus_proto.hello import ChannelError, Reason, VersionMismatch, encode_refusal, receive_hello, send_welcome
 
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S: Final = 2.0
-MAX_HANDSHAKES: Final = 64
+ACCEPT_PAUSE_S: Final = 0.1
+"""After an accept that failed for want of descriptors or memory: the next would fail as well."""
+MESSAGES: Final = 20
+MESSAGES_EVERY_S: Final = 10.0
+"""Log messages that peers can cause, in so many seconds."""
+_PASSING: Final = frozenset({errno.EAGAIN, errno.EINTR, errno.ECONNABORTED})
+"""Errors of accept that say something about one connection only."""
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
@@ -43,9 +54,12 @@ class LocalServer:
         self._path = Path(path)
         self._node = node
         self._proc_root = proc_root
-        self._handshakes = threading.BoundedSemaphore(MAX_HANDSHAKES)
         self._lock = threading.Lock()
-        self._connections: dict[int, tuple[socket.socket, Session]] = {}
+        self._budgets = Budgets(node.is_leased, time.monotonic)
+        self._budgets_lock = threading.Lock()
+        self._quiet = Quiet(log, MESSAGES, MESSAGES_EVERY_S)
+        self._resume_s = 0.0  # when to accept again; 0: the listener is watched
+        self._connections: dict[int, tuple[socket.socket, Session, Share]] = {}
         self._pidfds: dict[int, int] = {}
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -80,13 +94,16 @@ class LocalServer:
     def _run(self) -> None:
         stopping = False
         while not stopping:
-            for descriptor, _ in self._epoll.poll():
+            for descriptor, _ in self._epoll.poll(ACCEPT_PAUSE_S if self._resume_s else None):
                 if descriptor == self._bell:
                     stopping = True
                 elif descriptor == self._listener.fileno():
                     self._accept()
                 else:
                     self._end(self._pidfds.get(descriptor, descriptor))
+            if 0 < self._resume_s <= time.monotonic():
+                self._resume_s = 0.0
+                self._epoll.register(self._listener, select.EPOLLIN)
         self._listener.close()
         for descriptor in list(self._connections):
             self._end(descriptor)
@@ -96,28 +113,46 @@ class LocalServer:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # the peer has gone again, or no descriptors are left: the next one may succeed
-            log.warning("accept failed: %s", error)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                self._quiet.warning("accept failed, pausing: %s", error)
+                self._epoll.unregister(self._listener)
+                self._resume_s = time.monotonic() + ACCEPT_PAUSE_S
             return
-        if not self._handshakes.acquire(blocking=False):
-            connection.close()
-            return
-        threading.Thread(target=self._greet, args=(connection,), name="hello", daemon=True).start()
-
-    def _greet(self, connection: socket.socket) -> None:
+        peer: Peer | None = None
         try:
-            session = self._admit(connection)
+            peer = identify_peer(connection, self._proc_root)
+            with self._budgets_lock:
+                share = self._budgets.begin(peer.process.pod_uid, lambda: _hang_up(connection))
+            threading.Thread(target=self._greet, args=(connection, peer, share), name="hello", daemon=True).start()
+        except (PeerRefused, OverBudget) as error:
+            self._refuse(connection, peer, getattr(error, "reason", Reason.BUSY), str(error))
+            self._drop(connection, peer)
+        except Exception:  # no thread, or no descriptor, can be had now
+            log.exception("a connection could not be served")
+            self._drop(connection, peer)
+
+    def _drop(self, connection: socket.socket, peer: Peer | None) -> None:
+        connection.close()
+        if peer is not None and peer.pidfd is not None:
+            os.close(peer.pidfd)
+
+    def _greet(self, connection: socket.socket, peer: Peer, share: Share) -> None:
+        try:
+            session = self._admit(connection, peer, share)
         except Exception:
             log.exception("hello failed")
             session = None
-        finally:
-            self._handshakes.release()
+        with self._budgets_lock:
+            self._budgets.welcomed(share)
+            if session is None:
+                self._budgets.end(share)
         if session is None:
-            connection.close()
+            self._drop(connection, peer)
             return
         with self._lock:
             try:
-                self._connections[connection.fileno()] = connection, session
+                self._connections[connection.fileno()] = connection, session, share
                 self._epoll.register(connection, _GONE)
                 if session.peer.pidfd is not None:
                     self._pidfds[session.peer.pidfd] = connection.fileno()
@@ -125,13 +160,19 @@ class LocalServer:
             except (OSError, ValueError):  # the server has stopped since
                 self._forget(connection.fileno())
 
-    def _admit(self, connection: socket.socket) -> Session | None:
+    def _reserve(self, share: Share, size: int) -> None:
+        """Make room for a hello before it is read."""
+        with self._budgets_lock:
+            displaced = self._budgets.reserve(share, size)
+        for other in displaced:
+            self._quiet.warning("processes of pod %s make room for others", other.pod_uid)
+            other.displace()
+
+    def _admit(self, connection: socket.socket, peer: Peer, share: Share) -> Session | None:
         """Read a hello and answer it. None: the process was refused, or went away."""
-        peer: Peer | None = None
         admitted: Session | None = None
         try:
-            peer = identify_peer(connection, self._proc_root)
-            hello = receive_hello(connection, HELLO_TIMEOUT_S, peer.pid)
+            hello = receive_hello(connection, HELLO_TIMEOUT_S, peer.pid, lambda size: self._reserve(share, size))
             channel = ChannelReader.create(len(hello.schedule))
             session = Session(peer, hello, channel, lambda: _hang_up(connection))
             try:
@@ -143,27 +184,27 @@ class LocalServer:
             send_welcome(connection, channel.instructions, channel.memory_fd, channel.event_fd)
         except PeerRefused as error:
             self._refuse(connection, peer, error.reason, str(error))
+        except OverBudget as error:
+            self._refuse(connection, peer, Reason.BUSY, str(error))
         except VersionMismatch as error:
             self._refuse(connection, peer, Reason.VERSION, str(error))
         except ChannelError as error:
             self._refuse(connection, peer, Reason.MALFORMED, str(error))
         except OSError as error:
-            log.info("a peer went away during its hello: %s", error)
+            self._quiet.info("a peer went away during its hello: %s", error)
         else:
-            log.info("a process sent its hello", extra={"pod": session.pod_uid, "pid": peer.pid})
+            self._quiet.info("a process sent its hello", extra={"pod": session.pod_uid, "pid": peer.pid})
             return session
         if admitted is not None:
             self._node.leave(admitted)
-        if peer is not None and peer.pidfd is not None:
-            os.close(peer.pidfd)
         return None
 
     def _refuse(self, connection: socket.socket, peer: Peer | None, reason: Reason, message: str) -> None:
         who = {"pod": peer.process.pod_uid, "pid": peer.pid} if peer else {}
-        log.warning("a process was refused: %s", message, extra=who)
+        self._quiet.warning("a process was refused: %s", message, extra=who)
         self._node.count_refusal()
         with contextlib.suppress(OSError):
-            connection.settimeout(0.2)
+            connection.setblocking(False)  # its buffer is empty: a peer that has filled it does not read the answer
             connection.sendall(encode_refusal(reason, message))
 
     def _end(self, descriptor: int) -> None:
@@ -171,9 +212,12 @@ class LocalServer:
             self._forget(descriptor)
 
     def _forget(self, descriptor: int) -> None:
-        connection, session = self._connections.pop(descriptor, (None, None))
-        if connection is None or session is None:
+        found = self._connections.pop(descriptor, None)
+        if found is None:
             return
+        connection, session, share = found
+        with self._budgets_lock:
+            self._budgets.end(share)
         pidfd = session.peer.pidfd
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(connection)

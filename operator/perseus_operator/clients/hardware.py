@@ -38,15 +38,16 @@ def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:
     marks, control = _MARKS.get(report.marks), _CONTROLS.get(report.control)
     if marks is None and control is None and not report.median_clock_mhz:
         return None
+    # Without control there was no planned clock, and without marks no time of an instruction to compare with.
+    reckoned = control is not None and marks is not None
     computing_us = min(sum(report.durations_us), report.compute_span_us)
     clock_mhz = report.median_clock_mhz or None
     return Evidence(
         marks=marks,
         control=control,
         lead_us=round(median(report.leads_us)) if report.leads_us else None,
-        # Without control there was no planned clock to be below.
-        below_us=None if control is None else min(report.below_plan_us, computing_us),
-        above_us=None if control is None else min(report.above_plan_us, computing_us),
+        below_us=min(report.below_plan_us, computing_us) if reckoned else None,
+        above_us=min(report.above_plan_us, computing_us) if reckoned else None,
         computing_us=computing_us,
         clock_mhz=clock_mhz,
         limited_mhz=clock_mhz if report.power_limited else None,

@@ -1,7 +1,8 @@
 """Why iterations exceeded their bound, by what agents reported of the same iterations.
 
-Clocks below the planned ones explain slow iterations; without them the plan's clocks are not the cause. What kept the
-clocks below is named: the power limit, marks that lead the GPU, or changes that take long.
+Agents reckon how long clocks were below the planned ones because changes came late, and that explains slow iterations:
+marks lead the GPU, or changes take long. Otherwise a power limit may have held clocks below what was asked for. Without
+either, the clocks are not the cause.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from perseus_operator.formatting import megahertz, milliseconds, small_percent
-from perseus_operator.planning.evidence import ClockControl, MarkSource, summarise
+from perseus_operator.planning.evidence import MarkSource, summarise
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.iterations import JobIteration
 
@@ -49,17 +50,15 @@ def why_slow(iterations: Iterable[JobIteration], hardware: Hardware | None) -> F
     found = summarise(iteration.evidence for iteration in iterations)
     below = found.below_share
     late = below is not None and below >= BELOW
-    share = f", and {small_percent(below)} of the computing time ran below the planned clock" if below and late else ""
-    if found.limited_mhz is not None and (late or below is None):
-        return Finding(Cause.POWER_LIMIT, f"the power limit holds clocks at {megahertz(found.limited_mhz)}{share}")
-    host = found.marks in {MarkSource.HOST, None}
-    lead_us = found.lead_us or 0
-    latency_us = hardware.p50_us if hardware is not None else 0
+    share = f", and {small_percent(below)} of the computing time ran below the planned clock" if below else ""
+    lead_us, latency_us = found.lead_us or 0, hardware.p50_us if hardware is not None else 0
     if late and found.marks is not MarkSource.GPU and lead_us > latency_us:
         return Finding(Cause.EARLY_MARKS, f"marks lead the GPU by {milliseconds(lead_us)}{share}")
-    if late and hardware is not None and found.control is not ClockControl.HELD:
+    if late and hardware is not None:
         known = "take" if hardware.measured else "are assumed to take"
         return Finding(Cause.SLOW_CLOCK_CHANGES, f"clock changes {known} {milliseconds(latency_us)}{share}")
-    if host:
+    if found.limited_mhz is not None:
+        return Finding(Cause.POWER_LIMIT, f"the power limit holds clocks at {megahertz(found.limited_mhz)}")
+    if found.marks in {MarkSource.HOST, None}:
         return Finding(Cause.GPU_TIMES_UNKNOWN, "GPU times are not known")
     return Finding(Cause.UNKNOWN, "clocks followed the plan, so something else slows the iterations")

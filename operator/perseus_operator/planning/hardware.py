@@ -21,13 +21,13 @@ from perseus_operator.api.schema import parse
 from perseus_operator.api.status import HardwareStatus
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.planning.evidence import MarkSource
-from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
+from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency, Transition, is_possible
 from perseus_operator.planning.node import Node
 from perseus_proto.latency import published_latency
 from perseus_proto.units import s_from_us, us_from_s
 
-ENOUGH_CHANGES: Final = 50
-"""Measured on a GPU before its figures count: with fewer, the 99th percentile is one outlier."""
+ENOUGH_CHANGES: Final = 32
+"""Changes before figures count, of one GPU or of all together. Agents hold to the same number."""
 WORST_SHARE: Final = 0.9
 """An iteration waits for the slowest GPU, so of up to ten the slowest counts; of more, this quantile: a single broken
 one must not decide the plans of a thousand."""
@@ -205,12 +205,12 @@ def job_latency(gpus: Iterable[Gpu]) -> StoredLatency | None:
     Args:
         gpus: of the job. Those of its most frequent model and driver count.
     """
-    measured = [(gpu, gpu.latency) for gpu in gpus if gpu.latency and gpu.latency.changes >= ENOUGH_CHANGES]
-    if not measured:
+    known = [(gpu, gpu.latency) for gpu in gpus if gpu.latency]
+    if not known:
         return None
-    (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in measured).most_common(1)[0]
-    own = [latency for gpu, latency in measured if (gpu.model, gpu.driver) == (model, driver)]
-    return StoredLatency(model, driver, _worst(own))
+    (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in known).most_common(1)[0]
+    measured = _measured([latency for gpu, latency in known if (gpu.model, gpu.driver) == (model, driver)])
+    return StoredLatency(model, driver, measured) if measured is not None else None
 
 
 def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> float | None:
@@ -229,10 +229,10 @@ def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> fl
 
 
 def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:
-    own = [gpu for gpu in gpus if gpu.model == model]
-    measured = [gpu.latency for gpu in own if gpu.latency and gpu.latency.changes >= ENOUGH_CHANGES]
-    if 2 * len(measured) >= len(own):
-        return _worst(measured), Basis.MEASURED, f"measured on {len(measured)} of {len(own)} GPUs of the job"
+    own = [gpu.latency for gpu in gpus if gpu.model == model]
+    measured = _measured([latency for latency in own if latency is not None])
+    if measured is not None:
+        return measured, Basis.MEASURED, "measured on GPUs of the job"
     if stored is not None and stored.model == model:
         driver = f" with driver {stored.driver}" if stored.driver else ""
         return stored.latency, Basis.STORED, f"measured before on this model{driver}, stored with the profile"
@@ -247,18 +247,46 @@ def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple
     return latency, Basis.ASSUMED, assumed.source
 
 
-def _worst(latencies: list[ClockLatency]) -> ClockLatency:
-    """Each figure's upper quantile over the GPUs; transitions of the GPU that has measured most."""
-    most = max(latencies, key=lambda latency: latency.changes)
-    p50_us = _upper([latency.p50_us for latency in latencies])
+def _measured(latencies: list[ClockLatency]) -> ClockLatency | None:
+    """What GPUs measured: each figure's upper quantile over them, or of their changes together while each has few, as
+    after a sweep; None: still too few.
+    """
+    alone = [latency for latency in latencies if latency.changes >= ENOUGH_CHANGES]
+    if 2 * len(alone) < len(latencies) or not alone:
+        return _pooled(latencies)
+    p50_us = _upper([latency.p50_us for latency in alone])
     return ClockLatency(
         p50_us=p50_us,
-        p99_us=max(p50_us, _upper([latency.p99_us for latency in latencies])),
-        call_us=_upper([latency.call_us for latency in latencies]),
-        changes=sum(latency.changes for latency in latencies),
-        shared_lock=any(latency.shared_lock for latency in latencies),
-        transitions=most.transitions,
+        p99_us=max(p50_us, _upper([latency.p99_us for latency in alone])),
+        call_us=_upper([latency.call_us for latency in alone]),
+        changes=sum(latency.changes for latency in alone),
+        shared_lock=any(latency.shared_lock for latency in alone),
+        transitions=max(alone, key=lambda latency: latency.changes).transitions,
     )
+
+
+def _pooled(latencies: list[ClockLatency]) -> ClockLatency | None:
+    """The changes of all GPUs together, by their transitions: the median one, and the longest tail."""
+    pooled: dict[tuple[int, int], Transition] = {}
+    for one in chain.from_iterable(latency.transitions for latency in latencies):
+        key = one.from_mhz, one.to_mhz
+        before = pooled.get(key, Transition(*key, 0, 0, 0))
+        changes = before.changes + one.changes
+        # Of two medians the larger: the iteration waits for the slower GPU.
+        pooled[key] = Transition(*key, changes, max(before.p50_us, one.p50_us), max(before.p99_us, one.p99_us))
+    changes = sum(one.changes for one in pooled.values())
+    if changes < ENOUGH_CHANGES:
+        return None
+    ordered = sorted(pooled.values(), key=lambda one: -one.changes)[:64]
+    found = ClockLatency(
+        p50_us=round(median(one.p50_us for one in ordered)),
+        p99_us=max(one.p99_us for one in ordered),
+        call_us=_upper([latency.call_us for latency in latencies]),
+        changes=changes,
+        shared_lock=any(latency.shared_lock for latency in latencies),
+        transitions=tuple(ordered),
+    )
+    return found if is_possible(found) else None
 
 
 def _upper(figures: list[int]) -> int:

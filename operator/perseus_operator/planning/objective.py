@@ -162,7 +162,7 @@ def bound_us(objective: Objective, fastest_us: int | None) -> float | None:
 
 def _power_cap(cap_w: int, frontier: FrontierView, gpus_per_stage: int) -> Target | Infeasible:
     powers_w = [
-        mean_power_w(gpus_per_stage * e, t) for e, t in zip(frontier.energies_mj, frontier.times_us, strict=True)
+        mean_power_w(gpus_per_stage * e, t) for e, t in zip(frontier.energies_mj, frontier.expected_us, strict=True)
     ]
     for time_us, power_w in zip(frontier.times_us, powers_w, strict=True):
         if power_w <= cap_w:

@@ -135,7 +135,7 @@ def replicas_of(spec: JobSpec) -> int:
 
 def power_w(frontier: FrontierView, point: int, replicas: int) -> float:
     """Mean power of the whole job over an iteration at a point, in watts."""
-    return mean_power_w(replicas * frontier.energies_mj[point], frontier.times_us[point])
+    return mean_power_w(replicas * frontier.energies_mj[point], frontier.expected_us[point])
 
 
 def allocate(budget_w: float, claims: Iterable[Claim]) -> Allocation:

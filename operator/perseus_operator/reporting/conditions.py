@@ -47,7 +47,7 @@ def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
     if spec is not None:
         conditions += [
             _profile_ready(state, decision),
-            _frontier_ready(state),
+            _frontier_ready(state, decision),
             _agents_ready(state),
             _plan_applied(state, decision, spec),
             _straggler_detected(state, decision, spec),
@@ -78,7 +78,7 @@ def _profile_ready(state: JobState, decision: Decision) -> Condition:
     return Condition(kind, True, Reason.PROFILE_READ, message)
 
 
-def _frontier_ready(state: JobState) -> Condition:
+def _frontier_ready(state: JobState, decision: Decision) -> Condition:
     kind = ConditionType.FRONTIER_READY
     if state.schedule_fault is not None and state.frontier is None:
         return Condition(kind, False, state.schedule_fault.reason, state.schedule_fault.message)
@@ -94,10 +94,13 @@ def _frontier_ready(state: JobState) -> Condition:
         f" certified gap median {small_percent(ratio_from_ppm(view.median_gap_ppm))},"
         f" at most {small_percent(ratio_from_ppm(view.maximum_gap_ppm))}"
     )
+    rehearsed = "" if decision.hardware is None else f", rehearsed for {decision.hardware.model}"
+    figures += rehearsed if view.grains else ""
+    failed = f" It could not be solved again: {state.solve_fault[1].message}" if state.solve_fault else ""
     if view.restored:
-        message = f"{figures}; restored from ConfigMap {state.ref.frontier_config_map}."
+        message = f"{figures}; restored from ConfigMap {state.ref.frontier_config_map}.{failed}"
         return Condition(kind, True, Reason.RESTORED, message)
-    return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {s_from_ms(view.solve_ms):.3f} s.")
+    return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {s_from_ms(view.solve_ms):.3f} s.{failed}")
 
 
 def _agents_ready(state: JobState) -> Condition:

@@ -21,7 +21,7 @@ def advised(state: JobState, decision: Decision) -> AdviceStatus | None:
     before = state.baseline.energy_mj if state.baseline is not None else None
     return AdviceStatus(
         point=point,
-        iteration_time_microseconds=view.times_us[point],
+        iteration_time_microseconds=view.expected_us[point],
         energy_millijoules=energy_mj,
         energy_saved=percent(1 - energy_mj / before) if before else None,
     )

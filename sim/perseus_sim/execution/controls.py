@@ -50,13 +50,12 @@ class HostMarks(Control):
         if not self._busy[rank][gpu] and mhz != self._applied[rank][gpu]:
             self._busy[rank][gpu] = True
             self._applied[rank][gpu] = mhz
-            self.executor.call(rank, gpu, mhz, self._returned, rank, gpu, self.executor.now_s)
+            ended_s = self.executor.call(rank, gpu, mhz)
+            if self.executor.machine.driver is not None:
+                ended_s = max(ended_s, self.executor.now_s + MIN_SWITCH_INTERVAL_S)
+            self.executor.at(ended_s, self._returned, rank, gpu)
 
-    def _returned(self, rank: int, gpu: int, begun_s: float) -> None:
-        rest_s = begun_s + MIN_SWITCH_INTERVAL_S - self.executor.now_s
-        if rest_s > 0 and self.executor.machine.driver is not None:
-            self.executor.at(self.executor.now_s + rest_s, self._returned, rank, gpu, begun_s)
-            return
+    def _returned(self, rank: int, gpu: int) -> None:
         self._busy[rank][gpu] = False
         self._send(rank, gpu)
 

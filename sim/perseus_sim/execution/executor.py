@@ -175,18 +175,17 @@ class Executor:
         for gpu in range(self.machine.gpus):
             self._reclock(self.ranks[rank], gpu, mhz)
 
-    def call(self, rank: int, gpu: int, mhz: int, returned: Callable[..., None], *arguments: Any) -> None:
-        """Call the driver: ``returned`` follows at the end of the call, the clock when it is in effect."""
+    def call(self, rank: int, gpu: int, mhz: int) -> float:
+        """Call the driver. Returns when the call ends; the clock follows when it is in effect."""
         self._calls += 1
         lock = self._locks[rank]
         if lock is None:
             self._effect(rank, gpu, mhz, self._calls)
-            self.at(self.now_s, returned, *arguments)
-            return
+            return self.now_s
         switch = self._switches[rank].draw(mhz)
         begin_s = lock.acquire(self.now_s, switch.call_s)
-        self.at(begin_s + switch.call_s, returned, *arguments)
         self.at(begin_s + switch.latency_s, self._effect, rank, gpu, mhz, self._calls)
+        return begin_s + switch.call_s
 
     # ----------------------------------------------------------------------------------------------- the run
 

@@ -135,8 +135,8 @@ def add_hardware(parser: argparse.ArgumentParser, *, required: bool) -> None:
         required=required,
         type=Path,
         metavar="H.json",
-        help="GPU model, switch latency, marks and launch queue, as JSON; with it, plans change clocks as often as pays "
-        "on such GPUs, and keep their times with a confidence",
+        help="GPU model, switch latency, marks and launch queue, as JSON; with it, plans change clocks as often as "
+        "such GPUs can, and keep their times with a confidence",
     )
     group.add_argument(
         "--confidence",

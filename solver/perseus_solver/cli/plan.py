@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from perseus_solver.rehearsal import Rehearsal
 
 _FRONTIER_POINTS = 50
-"""Plans of a frontier from which the search for fewer clock changes starts."""
+"""Plans of a frontier from which the search for plans with fewer clock changes starts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,12 +104,14 @@ def _rehearsed(
     problem, confidence = setup.problem, options.confidence
     hardware = common.read_hardware(options.hardware)
     fastest = np.array([[problem.options[k].frequency_mhz[0] for k in problem.option_of.tolist()]], dtype=np.uint16)
-    # A slowdown is against all clocks at their maximum on the same hardware, whose instructions scatter as well.
+    # A slowdown is against all clocks at their maximum on the same hardware, where instructions scatter as well.
     kept_s = float(rehearse(problem, fastest, hardware).time_kept_s(confidence)[0])
     deadline_s = common.deadline_s(options, kept_s)
-    solved = solve_frontier(problem, progress=progress)
-    if deadline_s < solved.t_min_s:
-        raise Infeasible(deadline_s, solved.t_min_s)
+    shortest_s = np.array([options.time_s.min() for options in problem.options])[problem.option_of]
+    t_min_s = float(setup.simulator.end_s(shortest_s).max()) + problem.overhead_s
+    if deadline_s < t_min_s:
+        raise Infeasible(deadline_s, t_min_s)
+    solved = solve_frontier(problem, points=_FRONTIER_POINTS, progress=progress)
     found = deployable_frontier(problem, hardware, confidence=confidence, frontier=solved, times_s=(deadline_s,))
     kept = np.flatnonzero(found.time_s <= deadline_s * (1 + 1e-9))
     if not len(kept):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.kinds import Kind
+from perseus_solver.kinds import Kind, latest_s
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
 
@@ -69,7 +69,7 @@ def best_single_clock(simulator: Simulator, deadline_s: float) -> Plan:
     for clock in common_clocks(problem):
         plan = at_clock(problem, clock)
         run = simulator.run(plan)
-        if run.iteration_time_s <= deadline_s and (best is None or run.energy_j < best[0]):
+        if run.iteration_time_s <= latest_s(deadline_s) and (best is None or run.energy_j < best[0]):
             best = (float(run.energy_j), plan)
     if best is None:
         raise InvalidProblem(f"no single clock common to all instructions meets {deadline_s:.6g} s")

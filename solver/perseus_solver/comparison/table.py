@@ -13,8 +13,8 @@ import numpy as np
 
 from perseus_solver.comparison import baselines
 from perseus_solver.errors import SolverError
-from perseus_solver.frontier import solve_deadline
-from perseus_solver.kinds import Floats
+from perseus_solver.frontier import Planner
+from perseus_solver.kinds import Floats, latest_s
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Point
 from perseus_solver.model.simulator import Choice, Simulator
@@ -62,18 +62,17 @@ def compare(problem: Problem, *, deadline_s: float | None = None, lowtime_unit_s
         ("EnvPipe's heuristic", lambda: baselines.envpipe(simulator)),
         ("lowtime", lambda: _lowtime(simulator, limit_s, lowtime_unit_s)),
     ]
-    return [_row(simulator, name, method) for name, method in methods]
+    planner = Planner(problem)
+    return [_row(simulator, planner, name, method) for name, method in methods]
 
 
-def _row(simulator: Simulator, name: str, method: Method) -> Row:
+def _row(simulator: Simulator, planner: Planner, name: str, method: Method) -> Row:
     try:
         run = simulator.run(method())
     except SolverError as error:
         return Row(name=name, note=str(error))
     time_s = float(run.iteration_time_s)
-    return Row(
-        name=name, iteration_time_s=time_s, energy_j=float(run.energy_j), ours=solve_deadline(simulator.problem, time_s)
-    )
+    return Row(name=name, iteration_time_s=time_s, energy_j=float(run.energy_j), ours=planner.plan(time_s))
 
 
 def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> Choice:
@@ -86,7 +85,7 @@ def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> C
         raise lowtime_peer.PeerFailed("not run, because it takes minutes; use --lowtime")
     plans = np.array(list(lowtime_peer.lowtime_plans(simulator.problem, unit_time_s=unit_s)))
     time_s, energy_j = simulator.totals(plans)
-    fits = np.flatnonzero(time_s <= deadline_s)
+    fits = np.flatnonzero(time_s <= latest_s(deadline_s))
     best = fits[np.argmin(energy_j[fits])] if fits.size else np.argmin(time_s)
     plan: Choice = plans[best]
     return plan

@@ -18,7 +18,7 @@ from perseus_solver.kinds import Kind
 
 MAX_BYTES: Final = 1 << 16
 """Of a description as JSON: it has ten numbers."""
-DEFAULT_NOISE: Final = 0.002
+TYPICAL_NOISE: Final = 0.002
 """Recorded A100 runs of BERT scatter by 0.14 % in the median instruction, and by less than 0.3 % in three of four."""
 DEFAULT_LAUNCH_S: Final = 1e-5
 """Of one kernel from Python: public traces say 5 to 10 µs."""
@@ -70,7 +70,7 @@ class Hardware:
         kernels: kernels of one instruction of each kind.
         gpus_per_lock: GPUs of one stage whose calls follow each other, because they share a driver's lock. They change
             clocks together, and compute as fast as the slowest of them.
-        noise: relative standard deviation of the time that an instruction takes.
+        noise: relative standard deviation of the time that an instruction takes; 0 where nothing is said about it.
     """
 
     model: str
@@ -80,7 +80,7 @@ class Hardware:
     launch_queue: int = DEFAULT_LAUNCH_QUEUE
     kernels: Mapping[Kind, int] = field(default_factory=lambda: DEFAULT_KERNELS)
     gpus_per_lock: int = 1
-    noise: float = DEFAULT_NOISE
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.model) <= _MAX_NAME:
@@ -164,7 +164,7 @@ class Hardware:
             launch_queue=_whole("launch_queue", fields.get("launch_queue", DEFAULT_LAUNCH_QUEUE), 1, _MAX_KERNELS),
             kernels=_kernels(fields.get("kernels", {})),
             gpus_per_lock=gpus_per_lock,
-            noise=_number("noise", fields.get("noise", DEFAULT_NOISE), 0.0, _MAX_NOISE),
+            noise=_number("noise", fields.get("noise", 0.0), 0.0, _MAX_NOISE),
         )
 
 

@@ -90,7 +90,8 @@ def undominated(time_s: Floats, energy_j: Floats, share: float = 1.0) -> Index:
         int[items left], their positions by increasing time; energy falls.
     """
     order = np.lexsort((energy_j, time_s))
-    falling = order[np.append(True, energy_j[order][1:] < np.minimum.accumulate(energy_j[order])[:-1])]
+    sorted_j = energy_j[order]
+    falling = order[sorted_j < np.append(np.inf, np.minimum.accumulate(sorted_j))[:-1]]
     # Of those that take the same time, the last is the cheapest. A chain of such steps could add up to a longer one, so
     # each is compared with what is kept.
     kept: list[int] = []

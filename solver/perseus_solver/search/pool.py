@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.certify import deadline_bound, iteration_bound
-from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Floats, Index, latest_s
 from perseus_solver.model.result import DEFAULT_GAP, Frontier, Point, status_of
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
 from perseus_solver.relaxation.tables import lower_hull, undominated
 from perseus_solver.search.cuts import Cuts
+from perseus_solver.search.placement import chosen
 from perseus_solver.search.recreate import Recreate
 from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans
 from perseus_solver.switching import clock_changes
@@ -49,9 +49,13 @@ the best.
 _WORST = 24
 """Largest number of deadlines of a frontier for which parts of the timetable are moved."""
 _SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 12, 16, 30))
-_SEARCH_SMALL, _SEARCH_MIDDLE = ((0.0, 6, 16, 30),), ((0.0, 1, 32, 12),)
+_SEARCH_SMALL, _SEARCH_MIDDLE = (6, 16, 30), (1, 32, 12)
+_REFINED = 3
+_WORK = 4e6
 """Passes of the search: for gaps above this, from so many plans, with so many trials in a round, and so many rounds.
-`_SEARCH` is for the whole frontier, the others are for a single deadline on a small graph or a larger one.
+`_SEARCH` is for the whole frontier; the others, without a gap, are for a single deadline on a small graph or a larger
+one. `_REFINED` prices are solved for its bound. `_WORK` is the budget of a pass along the frontier, whatever the size
+of the graph: instructions × plans × trials × rounds, about a second.
 """
 
 
@@ -64,15 +68,14 @@ class Pool:
         curve: the relaxed timetables that are rounded.
     """
 
-    def __init__(self, engine: Engine, samples: list[Sample], *, exact: bool = False) -> None:
+    def __init__(self, engine: Engine, samples: list[Sample]) -> None:
         """Prepare the pool.
 
         Args:
             engine: the problem.
             samples: samples of its relaxed frontier.
-            exact: plan for a single deadline: measure gaps at the deadline instead of at each plan's own time.
         """
-        self._engine, self._exact = engine, exact
+        self._engine = engine
         self._rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         self._simulator = Simulator(engine.problem)
         self._columns: list[Columns] = []
@@ -137,16 +140,30 @@ class Pool:
             if len(poor):
                 self._round(self._plans(corners=corners), poor, spans, ways=ways)
 
-    def search(self, deadline_ticks: Floats | float) -> None:
-        """On small graphs, search from the cheapest plans for these deadlines, or for those whose gap is large."""
-        n = self._engine.graph.n
-        if n > (_MIDDLE if self._exact else _SMALL):
-            return
-        one = _SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE
-        for worst, starts, tries, rounds in one if self._exact else _SEARCH:
-            ends_ticks = np.atleast_1d(deadline_ticks)
-            poor = ends_ticks if self._exact else ends_ticks[self._gap(ends_ticks) > worst]
-            self._recreate(poor, starts, tries, rounds)
+    def search(self, deadline_ticks: Floats) -> None:
+        """Search from the cheapest plans for the deadlines whose gaps are largest, as many as the work allows."""
+        for good, starts, tries, rounds in _SEARCH:
+            gap = self._gap(deadline_ticks)
+            most = int(_WORK // (self._engine.graph.n * starts * tries * rounds))
+            worst = np.argsort(-gap, kind="stable")[:most]
+            self._recreate(deadline_ticks[worst[gap[worst] > good]], starts, tries, rounds)
+
+    def improve_at(self, end_ticks: float, around_ticks: Floats) -> None:
+        """Improve the plans for a single deadline, with all that is too much work along the whole frontier.
+
+        Args:
+            end_ticks: the deadline.
+            around_ticks: float[deadlines], near it, for which plans are made as well: a plan for a slightly shorter
+                deadline is sometimes cheaper.
+        """
+        n, end = self._engine.graph.n, np.array([end_ticks])
+        for _ in range(_REFINED):
+            self._use_samples(self._engine.refine(self.samples, end))
+        self.add(around_ticks, lambda _share: None)
+        self._store(improve(self._rounder, self._select(self._cheapest(self._makespan_ticks <= end_ticks, 8)), end))
+        if n <= _MIDDLE:
+            self._recreate(end, *(_SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE))
+            self._move_at(end_ticks)
 
     def move(self, deadline_ticks: Floats) -> None:
         """Move whole parts of the timetable, by minimum cuts, where the gaps of the cheapest plans are largest."""
@@ -158,16 +175,13 @@ class Pool:
         for end_ticks in deadline_ticks[worst[gap[worst] > 2 * _GOOD_GAP]].tolist():
             self._improve(cuts, self._cheapest(self._makespan_ticks <= end_ticks, 1), end_ticks)
 
-    def move_exactly(self, deadline_ticks: float) -> None:
+    def _move_at(self, deadline_ticks: float) -> None:
         """Move whole parts of the timetable for one deadline.
 
         It starts from the cheapest plans in time, and from those that are slightly late and the cheapest for their
         time.
         """
-        engine = self._engine
-        if engine.graph.n > _MIDDLE:
-            return
-        cuts = Cuts(self._rounder)
+        engine, cuts = self._engine, Cuts(self._rounder)
         starts = min(max(_MOVED_ROWS // engine.graph.n, 1), _MOVED)
         cheapest = self._cheapest(self._makespan_ticks <= deadline_ticks, starts)
         reach_ticks = cuts.reach(self._select(cheapest[:1])[:, 0])
@@ -194,23 +208,7 @@ class Pool:
         effective_j = self.bound_j(ends_s) - problem.blocking_power_w * problem.stages * ends_s
         return max(0.0, float(effective_j[0] - effective_j[1]) / max(float(ends_s[1] - ends_s[0]), tick_s))
 
-    def add_known(self, known: Frontier) -> None:
-        """Add the plans of a frontier of this problem.
-
-        Raises:
-            InvalidProblem: they are of another problem.
-        """
-        engine, tables = self._engine, self._engine.tables
-        if known.frequencies_mhz.shape[1] != engine.graph.n:
-            raise InvalidProblem(f"known: plans of {known.frequencies_mhz.shape[1]} instructions, not {engine.graph.n}")
-        choice = self._simulator.choice_of(known.frequencies_mhz)[:, engine.graph.order].T
-        position = np.zeros((len(tables.size), max(o.time_s.size for o in engine.problem.options)), dtype=np.intp)
-        for k, options in enumerate(engine.problem.options):
-            efficient_s = tables.time_s[k, : tables.size[k]]
-            position[k, : options.time_s.size] = efficient_s.searchsorted(options.time_s, side="right") - 1
-        self._store(np.maximum(position[engine.table_of[:, None], choice], 0))
-
-    def add_single_clocks(self, deadline_ticks: float) -> None:
+    def add_single_clocks(self) -> None:
         """Add every plan with one clock for all, its slack distributed, so that no such plan beats the result."""
         engine = self._engine
         clocks = np.unique(np.concatenate([o.frequency_mhz for o in engine.problem.options]))
@@ -223,8 +221,7 @@ class Pool:
             efficient_s = tables.time_s[k, : tables.size[k]]
             position[k] = np.maximum(efficient_s.searchsorted(options.time_s[nearest], side="right") - 1, 0)
         columns = position[engine.table_of]
-        limit = np.where(self._rounder.makespan_ticks(columns) <= deadline_ticks, deadline_ticks, 0.0)
-        self._store(improve(self._rounder, columns, limit))
+        self._store(improve(self._rounder, columns, np.zeros(len(clocks))))
 
     def _round(
         self,
@@ -258,9 +255,9 @@ class Pool:
         if not len(deadline_ticks):
             return
         ends: list[float] = deadline_ticks.tolist()
-        chosen = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
-        target_ticks = np.repeat(deadline_ticks, [len(start) for start in chosen])
-        columns, through = self._select(np.concatenate(chosen)), self.curve.through_at(target_ticks)
+        starting = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
+        target_ticks = np.repeat(deadline_ticks, [len(start) for start in starting])
+        columns, through = self._select(np.concatenate(starting)), self.curve.through_at(target_ticks)
         graph, problem = self._engine.graph, self._engine.problem
         stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
         search = Recreate(self._rounder, stage[graph.order])
@@ -297,29 +294,31 @@ class Pool:
         return row
 
     def _gap(self, deadline_ticks: Floats) -> Floats:
-        """Return the gap of the best plan for each deadline, at its own time, or at the deadline (``exact``)."""
+        """Return the gap of the best plan for each deadline, at the deadline, waiting until then included."""
         problem = self._engine.problem
         ends: list[float] = deadline_ticks.tolist()
         best = np.array([self._cheapest(self._makespan_ticks <= end_ticks, 1)[0] for end_ticks in ends], dtype=np.intp)
         time_s, energy_j = self._time_s[best], self._energy_j[best]
-        if self._exact:
-            end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
-            energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
-            time_s = end_s
-        gap: Floats = energy_j / self.bound_j(time_s) - 1.0
+        end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
+        energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
+        gap: Floats = energy_j / self.bound_j(end_s) - 1.0
         return gap
 
     def frontier(self, points: int | None = None) -> Frontier:
         """Return the plans that no other dominates, at most ``points`` of them."""
         problem = self._engine.problem
         time_s, energy_j = self._time_s, self._energy_j
-        effective = energy_j - problem.blocking_power_w * problem.stages * time_s
-        kept = undominated(time_s, effective)
+        # Up to least energy no plan is dearer than an earlier one; beyond, only pipelines that wait anyway go on.
+        kept = undominated(time_s, energy_j)
+        effective_j = energy_j - problem.blocking_power_w * problem.stages * time_s
+        later = np.flatnonzero((time_s > time_s[kept[-1]]) & (effective_j < effective_j[kept[-1]]))
+        later = later[undominated(time_s[later], effective_j[later])]
+        kept = np.append(kept, later[time_s[later] > latest_s(float(time_s[kept[-1]]))])
         bound = np.minimum(self.bound_j(time_s[kept]), energy_j[kept])
-        gap = energy_j[kept] / bound - 1.0
-        if points is not None and len(kept) > points:
-            chosen = _spread(time_s[kept], effective[kept], gap, points)
-            kept, bound = kept[chosen], bound[chosen]
+        if points is not None:
+            waiting_w = problem.blocking_power_w * problem.stages
+            stay = chosen(time_s[kept], energy_j[kept], bound, waiting_w, points)
+            kept, bound = kept[stay], bound[stay]
         return self._as_frontier(kept, bound)
 
     def _as_frontier(self, kept: Index, bound_j: Floats) -> Frontier:
@@ -340,21 +339,3 @@ class Pool:
             clock_changes=clock_changes(frequency, problem.stage_offset),
             blocking_power_w=problem.blocking_power_w,
         )
-
-
-def _spread(time_s: Floats, effective_j: Floats, gap: Floats, points: int) -> Index:
-    """Return which ``points`` plans to keep.
-
-    The frontier is divided into as many equal parts, with time and energy weighted alike, and of each part the plan of
-    smallest gap is kept; besides, both ends, and the best of the rest where parts are empty.
-    """
-    along = (time_s - time_s[0]) / (time_s[-1] - time_s[0])
-    along += (effective_j[0] - effective_j) / (effective_j[0] - effective_j[-1])
-    part = np.minimum((along / along[-1] * points).astype(np.intp), points - 1)
-    rank = gap.copy()
-    rank[[0, -1]] = -1.0
-    order = np.lexsort((rank, part))
-    first = np.append(True, np.diff(part[order]) > 0)
-    rest = order[~first]
-    rest = rest[np.argsort(rank[rest], kind="stable")][: points - int(first.sum())]
-    return np.sort(np.concatenate((order[first], rest)))

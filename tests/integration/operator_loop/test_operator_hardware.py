@@ -79,13 +79,14 @@ async def test_changes_that_are_measured_to_take_long_lead_to_coarser_plans(own_
     describe(own_world)
     await own_world.profile({"profile.csv": profile_csv(STAGES, forward_s=0.006)})
     await own_world.apply(objective=TEN_PERCENT, baselineIterations=0)
-    await planned_as(own_world, "Instruction", "Segment", "Stage")
-    slow = pb.ClockLatency(p50_us=60_000, p99_us=600_000, call_p50_us=4_500, changes=1000, shared_lock=True)
+    await planned_as(own_world, "Instruction")
+    # Longer than an iteration: hardly a clock that changes is worth anything.
+    slow = pb.ClockLatency(p50_us=200_000, p99_us=1_000_000, call_p50_us=4_500, changes=1000, shared_lock=True)
     describe(own_world, latency=slow)
     # The next renewal of the leases, after a third of their time, describes the GPUs again.
-    found = await planned_as(own_world, "Stage", "None")
+    found = await planned_as(own_world, "Segment", "Stage", "None")
     assert found["hardware"]["figures"] == "Measured"
-    assert found["hardware"]["switchLatencyMedianMicroseconds"] == pytest.approx(60_000, rel=0.15)
+    assert found["hardware"]["switchLatencyMedianMicroseconds"] == pytest.approx(200_000, rel=0.15)
     await own_world.until_condition("PlanApplied", "True", "PlanInForce")
     solves = own_world.operators[-1].metric("perseus_operator_solves_total", "solved")
 
@@ -110,7 +111,6 @@ async def test_the_guard_names_what_the_agents_report(world: World) -> None:
         agent.followed = {
             "marks": pb.MARK_SOURCE_GPU,
             "control": pb.CLOCK_CONTROL_TIMETABLE,
-            "below_plan_us": 100_000,
             "power_limited": True,
             "median_clock_mhz": 1335,
         }

@@ -73,6 +73,8 @@ def test_whatever_is_measured_the_figures_make_sense(changes: list[tuple[int, in
     assert meter.switch.call_s <= meter.switch.p50_s
     assert meter.lead.median_us > 0 <= meter.lead.deviation_us
     assert meter.calls.p50_us <= meter.calls.p99_us
+    times = [effect.time_us for effect in meter.effects]
+    assert times == sorted(set(times))
 
 
 def test_the_wait_for_a_turn_is_a_part_of_the_lead() -> None:

@@ -334,8 +334,9 @@ HELD = replace(GOOD, marks=MarkSource.HOST, control=ClockControl.HELD, lead_us=4
     [
         (LATE, Cause.SLOW_CLOCK_CHANGES, "clock changes take 60 ms"),
         (replace(LATE, marks=MarkSource.EVENTS, lead_us=75_000), Cause.EARLY_MARKS, "marks lead the GPU by 75 ms"),
-        (replace(LATE, limited_mhz=1335), Cause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
-        (replace(GOOD, limited_mhz=1335), Cause.UNKNOWN, "clocks followed the plan"),
+        (replace(LATE, limited_mhz=1335), Cause.SLOW_CLOCK_CHANGES, "6 % of the computing time"),
+        (replace(GOOD, limited_mhz=1335), Cause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
+        (replace(HELD, limited_mhz=1335), Cause.POWER_LIMIT, "the power limit holds clocks at 1,335 MHz"),
         (HELD, Cause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
         (None, Cause.GPU_TIMES_UNKNOWN, "GPU times are not known"),
         (GOOD, Cause.UNKNOWN, "something else slows the iterations"),
@@ -370,7 +371,7 @@ def test_an_assumed_latency_is_not_said_to_be_measured() -> None:
 
 
 def test_one_hot_iteration_is_no_power_limit() -> None:
-    slow = [iteration_with(replace(LATE, limited_mhz=mhz)) for mhz in (None, None, None, 1200, 1200)]
+    slow = [iteration_with(replace(GOOD, limited_mhz=mhz)) for mhz in (None, None, None, 1200, 1200)]
     assert why_slow(slow, None).cause is not Cause.POWER_LIMIT
 
 

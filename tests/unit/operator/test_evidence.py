@@ -60,7 +60,7 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 
 def test_impossible_figures_are_bounded() -> None:
-    found = evidence_of(report(control=pb.CLOCK_CONTROL_HELD, below_plan_us=10**12))
+    found = evidence_of(report(marks=pb.MARK_SOURCE_GPU, control=pb.CLOCK_CONTROL_HELD, below_plan_us=10**12))
     assert found is not None
     assert found.below_share == 1.0
     newer = evidence_of(report(marks=17, control=99, median_clock_mhz=1000))

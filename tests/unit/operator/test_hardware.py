@@ -143,6 +143,28 @@ def test_what_is_not_measured_is_the_published_worst_of_the_model(job: Any) -> N
     assert learn(job) == found, "a few changes are no distribution"
 
 
+def test_changes_of_a_sweep_count_together_though_each_gpu_has_few(job: Any) -> None:
+    """Agents whose GPU has changed clocks a few times describe the published figures, and those few transitions."""
+    job.run()
+    gpus = len(job.state.ranks)
+    few = tuple(
+        Transition(1410 - 15 * n, 1395 - 15 * n, 1, 40_000 + n, 80_000) for n in range(-(-ENOUGH_CHANGES // gpus))
+    )
+    describe(job, H100, measured=latency(30_000, 100_000, changes=0, transitions=few))
+    found = learn(job)
+    assert found is not None
+    assert found.basis is Basis.MEASURED
+    assert found.p50_us == pytest.approx(40_000, rel=0.13)
+    stored = job_latency(job.state.gpus)
+    assert stored is not None
+    assert stored.latency.changes == gpus * len(few)
+    assert latency_from_json(latency_to_json(stored)) == stored
+    describe(job, A100, measured=latency(5_400, 14_000, changes=0, transitions=few[:2]))
+    other = learn(job)
+    assert other is not None
+    assert other.basis is Basis.ASSUMED
+
+
 def test_a_stored_latency_counts_for_its_own_model_until_one_is_measured(job: Any) -> None:
     job.run()
     job.state.profile_accepted("csv", None, StoredLatency(H100, "560.1", latency(90_000, 300_000)))
@@ -159,7 +181,7 @@ def test_a_stored_latency_counts_for_its_own_model_until_one_is_measured(job: An
     describe(job, H100, measured=latency(20_000, 50_000))
     own = learn(job)
     assert own is not None
-    assert "GPUs of the job" in own.source
+    assert own.basis is Basis.MEASURED
     assert own.p50_us == pytest.approx(20_000, rel=0.13)
 
 

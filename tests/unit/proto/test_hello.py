@@ -146,9 +146,9 @@ def test_a_schedule_of_something_else_is_refused_by_name(entry: tuple[str, int, 
     ("head", "message"),
     [
         (struct.pack("<4sHHI", b"HTTP", 1, 1, 0), "magic"),
-        (struct.pack("<4sHHI", b"PRSU", 2, 1, 0), "version: this side speaks 1, the other 2"),
-        (struct.pack("<4sHHI", b"PRSU", 1, 9, 0), "kind: 9"),
-        (struct.pack("<4sHHI", b"PRSU", 1, 1, wire.MAX_BODY_BYTES + 1), "length: must be at most"),
+        (struct.pack("<4sHHI", b"PRSU", 1, 1, 0), "version: this side speaks 2, the other 1"),
+        (struct.pack("<4sHHI", b"PRSU", 2, 9, 0), "kind: 9"),
+        (struct.pack("<4sHHI", b"PRSU", 2, 1, wire.MAX_BODY_BYTES + 1), "length: must be at most"),
         (b"PRSU", "head: must be 12 bytes, is 4"),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_welcome_with_other_descriptors_is_refused_and_none_leak(
     pair: tuple[socket.socket, socket.socket], count: int
 ) -> None:
     agent, client = pair
-    frame = struct.pack("<4sHHI", b"PRSU", 1, wire.Message.WELCOME, 4) + struct.pack("<I", 2)
+    frame = struct.pack("<4sHHI", b"PRSU", 2, wire.Message.WELCOME, 4) + struct.pack("<I", 2)
     before = descriptors()
     socket.send_fds(agent, [frame], [0] * count)
     with pytest.raises(ChannelError, match=f"must carry 2 descriptors, carries {count}"):

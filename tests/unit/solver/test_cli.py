@@ -366,3 +366,125 @@ def test_a_deadline_that_switching_makes_impossible_is_noted(
     code, _, errors = perseus(*words, "-1")
     assert code == 2
     assert "--switch-latency-s: must be zero or more, not -1" in errors
+
+
+HARDWARE: dict[str, Any] = {
+    "model": "made up",
+    "switch_latency_s": {"p50": 0.02, "p99": 0.06},
+    "call_s": 0.002,
+    "marks": "gpu",
+    "launch_s": 1e-5,
+    "launch_queue": 1024,
+    "kernels": {"forward": 300, "backward": 600},
+}
+
+
+def hardware_file(folder: Path, **change: Any) -> str:
+    file = folder / "hardware.json"
+    file.write_text(json.dumps(HARDWARE | change))
+    return str(file)
+
+
+def test_a_plan_for_hardware_keeps_its_deadline_when_it_is_rehearsed(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    target = tmp_path / "plan.json"
+    perseus("plan", "--output", str(target))
+    baseline_s = json.loads(target.read_text())["iteration_time_s"]
+    written = {}
+    for marks in ("gpu", "run-ahead"):
+        words = ("--hardware", hardware_file(tmp_path, marks=marks))
+        code, out, err = perseus("plan", *words, "--max-slowdown", "5%", "--output", str(target))
+        assert (code, err) == (0, "")
+        assert "95th percentile" in out
+        plan = written[marks] = json.loads(target.read_text())
+        assert plan["expected"]["iteration_time_s"]["p50"] <= plan["expected"]["iteration_time_s"]["p95"]
+        assert plan["expected"]["iteration_time_s"]["p95"] <= 1.05 * baseline_s * (1 + 1e-9)
+        assert resimulate(plan) == pytest.approx((plan["iteration_time_s"], plan["energy_j"]), rel=1e-9)
+        assert plan["gap"] >= 0
+        report = tmp_path / "report.json"
+        code, out, err = perseus("rehearse", "--plan", str(target), *words, "--output", str(report))
+        assert (code, err) == (0, "")
+        rehearsed = json.loads(report.read_text())
+        for figure in ("iteration_time_s", "energy_j"):
+            assert rehearsed[figure] == pytest.approx(plan["expected"][figure])
+        assert rehearsed["ideal"]["energy_j"] == pytest.approx(plan["energy_j"])
+    assert written["run-ahead"]["grain"] in ("stage", "none")
+    assert written["gpu"]["expected"]["energy_j"]["mean"] < written["run-ahead"]["expected"]["energy_j"]["mean"]
+
+
+def test_a_rehearsal_names_the_cause_when_a_plan_does_worse(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    target = tmp_path / "plan.json"
+    perseus("plan", "--max-slowdown", "5%", "--output", str(target))
+
+    def rehearse(**change: Any) -> str:
+        code, out, _ = perseus("rehearse", "--plan", str(target), "--hardware", hardware_file(tmp_path, **change))
+        assert code == 0
+        return out
+
+    assert "cause: clock changes take 200 ms" in rehearse(switch_latency_s={"p50": 0.2, "p99": 0.8})
+    assert "cause: marks lead by" in rehearse(marks="run-ahead")
+    assert "cause" not in rehearse(switch_latency_s={"p50": 0, "p99": 0}, call_s=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not what perseus plan writes"),
+        ("[]", "is not what perseus plan writes"),
+        ('{"stages": [[{"instruction": "forward"}]]}', "is not what perseus plan writes"),
+        ('{"stages": []}', "is of another schedule than 1f1b"),
+    ],
+)
+def test_what_is_no_plan_of_the_schedule_is_refused(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path, text: str, message: str
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(text)
+    code, out, err = perseus("rehearse", "--plan", str(plan), "--hardware", hardware_file(tmp_path))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_plan_with_clocks_that_were_not_measured_is_refused(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    target = tmp_path / "plan.json"
+    perseus("plan", "--output", str(target))
+    good = json.loads(target.read_text())
+    for clock, message in ((1234, "was not measured at 1234 MHz"), (-1, "whole number"), (True, "whole number")):
+        good["stages"][0][0]["frequency_mhz"] = clock
+        target.write_text(json.dumps(good))
+        code, _, err = perseus("rehearse", "--plan", str(target), "--hardware", hardware_file(tmp_path))
+        assert code == 2
+        assert message in err
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "message"),
+    [
+        ({"marks": "host"}, (), "marks must be one of"),
+        ({}, ("--confidence", "20%"), "must be between 50% and 99.9%"),
+        ({}, ("--switch-latency-s", "0.1"), "leave out the options for clock changes"),
+        ({}, ("--deadline-s", "0.01"), "shorter than the fastest possible"),
+    ],
+)
+def test_hardware_and_its_confidence_are_checked(
+    perseus: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    change: dict[str, Any],
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    code, _, err = perseus("plan", "--output", "-", "--hardware", hardware_file(tmp_path, **change), *words)
+    assert code == 2
+    assert message in err
+
+
+def test_a_missing_description_is_named(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    code, _, err = perseus("plan", "--output", "-", "--hardware", str(tmp_path / "none.json"))
+    assert code == 2
+    assert "none.json cannot be read: No such file" in err

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from perseus_solver.model.result import Frontier, InvalidFrontier, Status, status_of
+from perseus_solver.model.result import Frontier, Grain, InvalidFrontier, Rehearsed, Status, status_of
 
 
 def frontier(points: int = 5, n: int = 12) -> Frontier:
@@ -42,13 +45,37 @@ def test_bytes_bring_back_every_field() -> None:
     assert after.blocking_power_w == before.blocking_power_w
 
 
+def rehearsed() -> Frontier:
+    """The same, of plans that were rehearsed."""
+    before = frontier()
+    figures = np.random.default_rng(2).uniform(0.5, 1.5, (5, len(before)))
+    grains = (Grain.NONE, Grain.STAGE, Grain.SEGMENT, Grain.INSTRUCTION, Grain.INSTRUCTION)
+    return replace(before, rehearsed=Rehearsed(0.95, grains, *figures))
+
+
+def test_bytes_bring_back_a_rehearsal() -> None:
+    before = rehearsed()
+    after = Frontier.from_bytes(before.to_bytes())
+    assert after.to_bytes() == before.to_bytes()
+    assert [point.expectation for point in after] == [point.expectation for point in before]
+    assert [point.expectation.grain for point in after if point.expectation] == list(before.rehearsed.grains)  # type: ignore[union-attr]
+    assert all(point.expectation is None for point in frontier())
+
+
+def test_bytes_of_the_version_without_rehearsals_are_read() -> None:
+    data = bytearray(frontier().to_bytes())
+    assert data[7] == 2
+    data[7] = 1
+    after = Frontier.from_bytes(bytes(data))
+    assert after.rehearsed is None
+    assert (after.time_s == frontier().time_s).all()
+
+
 def test_a_thousand_similar_plans_take_few_bytes() -> None:
     random = np.random.default_rng(1)
     steps = (random.random((200, 1000)) < 0.01).cumsum(axis=0) * 15
     plans = (1410 - steps).astype(np.uint16)
     base = frontier(200, 1000)
-    from dataclasses import replace
-
     assert len(replace(base, frequencies_mhz=plans).to_bytes()) < plans.nbytes / 20
 
 
@@ -65,8 +92,9 @@ def test_a_newer_version_is_named() -> None:
         Frontier.from_bytes(bytes(data))
 
 
-def test_damage_is_found_wherever_it_is() -> None:
-    data = frontier().to_bytes()
+@pytest.mark.parametrize("made", [frontier, rehearsed])
+def test_damage_is_found_wherever_it_is(made: Callable[[], Frontier]) -> None:
+    data = made().to_bytes()
     for cut in range(9, len(data), 7):
         with pytest.raises(InvalidFrontier, match="damaged"):
             Frontier.from_bytes(data[:cut])

@@ -1,0 +1,133 @@
+"""How much of the agent the processes of one pod may take: sessions, handshakes, bytes and bytes a second.
+
+What a hello costs is known from its head: the schedule that it announces takes about thirty times the bytes of its
+body in memory, shared memory included. Pods that a lease names have a budget of their own, so no other pod can take it
+from them. All others share a small one, in which the newcomer displaces the oldest session of the pod that holds most;
+that pod's client connects again, and is no longer displaced once a lease names it. Pure: no threads, an injected clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of one kind of pods. Bytes are those of hellos, each with its session."""
+
+    sessions: int
+    sessions_of_pod: int
+    handshakes: int
+    handshakes_of_pod: int
+    total_bytes: int
+    pod_bytes: int
+    pod_bytes_per_s: float
+    """What a pod may have decoded in the long run; ``pod_bytes`` at once."""
+
+
+LEASED: Final = Budget(128, 64, 48, 32, 4 << 20, 2 << 20, float(1 << 20))
+WAITING: Final = Budget(64, 16, 16, 4, 1 << 20, 640 << 10, float(64 << 10))
+"""A hello of the most instructions takes 512 KiB."""
+MAX_REMEMBERED: Final = 4_096
+"""Pods whose use of their bytes a second is remembered."""
+
+
+class OverBudget(Exception):
+    """The pod has used its share; the message says which."""
+
+
+@dataclass(eq=False)
+class Share:
+    """One connection's part, from its first byte to its end."""
+
+    pod_uid: str
+    displace: Callable[[], None]
+    """Ends the connection."""
+    bytes: int = 0
+    welcomed: bool = False
+
+
+class Budgets:
+    """The connections of all pods. Not thread-safe: the caller holds a lock."""
+
+    def __init__(self, is_leased: Callable[[str], bool], clock: Callable[[], float]) -> None:
+        """``is_leased`` says whether a lease names a pod."""
+        self._is_leased = is_leased
+        self._clock = clock
+        self._shares: dict[Share, None] = {}  # in the order of their beginning
+        self._used: dict[str, tuple[float, float]] = {}  # by pod: bytes a second in use, and when that was so
+
+    def begin(self, pod_uid: str, displace: Callable[[], None]) -> Share:
+        """A connection whose hello is about to be read.
+
+        Raises:
+            OverBudget: too many of them are under way.
+        """
+        budget, others = self._rivals(pod_uid)
+        under_way = [other for other in others if not other.welcomed]
+        if sum(other.pod_uid == pod_uid for other in under_way) >= budget.handshakes_of_pod:
+            raise OverBudget(f"a pod may send {budget.handshakes_of_pod} hellos at a time")
+        if len(under_way) >= budget.handshakes:
+            raise OverBudget(f"{budget.handshakes} hellos are being read")
+        share = Share(pod_uid, displace)
+        self._shares[share] = None
+        return share
+
+    def reserve(self, share: Share, size: int) -> list[Share]:
+        """Room for a hello of ``size`` bytes, before any of it is read. Returns the connections that must end for it.
+
+        Raises:
+            OverBudget: the pod would take more than its share.
+        """
+        budget, others = self._rivals(share.pod_uid)
+        others = [other for other in others if other is not share and other.bytes]
+        own = [other for other in others if other.pod_uid == share.pod_uid]
+        if len(own) >= budget.sessions_of_pod:
+            raise OverBudget(f"a pod may have {budget.sessions_of_pod} processes connected")
+        if sum(other.bytes for other in own) + size > budget.pod_bytes:
+            raise OverBudget(f"the schedules of a pod may take {budget.pod_bytes} bytes")
+        self._use(share.pod_uid, size, budget)
+        displaced: list[Share] = []
+        share.bytes = size
+        while len(others) >= budget.sessions or sum(other.bytes for other in others) + size > budget.total_bytes:
+            held = Counter[str]()
+            for other in [*others, share]:
+                held[other.pod_uid] += other.bytes
+            greediest, most = held.most_common(1)[0]
+            if held[share.pod_uid] >= most or budget is LEASED:
+                share.bytes = 0
+                raise OverBudget("the agent serves too many processes")
+            victim = next(other for other in others if other.pod_uid == greediest)
+            others.remove(victim)
+            displaced.append(victim)
+        for victim in displaced:
+            self.end(victim)
+        return displaced
+
+    def welcomed(self, share: Share) -> None:
+        """Its handshake is over."""
+        share.welcomed = True
+
+    def end(self, share: Share) -> None:
+        """The connection has ended; more than once is no error."""
+        self._shares.pop(share, None)
+
+    def _rivals(self, pod_uid: str) -> tuple[Budget, list[Share]]:
+        """The budget of a pod, and all connections that live on the same one."""
+        leased = self._is_leased(pod_uid)
+        known = {uid: self._is_leased(uid) for uid in {share.pod_uid for share in self._shares}}
+        return LEASED if leased else WAITING, [share for share in self._shares if known[share.pod_uid] is leased]
+
+    def _use(self, pod_uid: str, size: int, budget: Budget) -> None:
+        now_s = self._clock()
+        used, since_s = self._used.pop(pod_uid, (0.0, now_s))
+        used = max(0.0, used - (now_s - since_s) * budget.pod_bytes_per_s)
+        fits = used + size <= budget.pod_bytes
+        self._used[pod_uid] = used + size * fits, now_s
+        while len(self._used) > MAX_REMEMBERED:
+            del self._used[next(iter(self._used))]
+        if not fits:
+            raise OverBudget(f"a pod may send {budget.pod_bytes_per_s:.0f} bytes of hellos a second")

@@ -1,0 +1,115 @@
+"""No pod takes the agent from another: whatever sizes and numbers of hellos they send, in whatever order."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perseus_agent.node.budgets import LEASED, WAITING, Budgets, OverBudget, Share
+from perseus_agent.servers.quiet_log import Quiet
+from perseus_proto.hello import MAX_BODY_BYTES
+
+
+class Agent:
+    def __init__(self, leased: set[str] | None = None) -> None:
+        self.leased = leased or set()
+        self.now_s = 0.0
+        self.ended: list[Share] = []
+        self.budgets = Budgets(lambda pod: pod in self.leased, lambda: self.now_s)
+        self.live: list[Share] = []
+
+    def connect(self, pod: str, size: int = 16_384) -> Share | None:
+        try:
+            share = self.budgets.begin(pod, lambda: None)
+        except OverBudget:
+            return None
+        try:
+            for gone in self.budgets.reserve(share, size):
+                self.live.remove(gone)
+        except OverBudget:
+            self.budgets.end(share)
+            return None
+        self.budgets.welcomed(share)
+        self.live.append(share)
+        return share
+
+    def held(self, leased: bool) -> list[Share]:
+        return [share for share in self.live if (share.pod_uid in self.leased) is leased]
+
+
+connections = st.lists(
+    st.tuples(st.integers(0, 70).map("pod-{}".format), st.integers(1, MAX_BODY_BYTES), st.floats(0, 100)), max_size=150
+)
+
+
+@given(connections)
+def test_the_bounds_hold_whatever_is_sent(sent: list[tuple[str, int, float]]) -> None:
+    agent = Agent({"pod-0", "pod-1", "pod-2"})
+    for pod, size, pause_s in sent:
+        agent.now_s += pause_s
+        agent.connect(pod, size)
+        for leased, budget in ((True, LEASED), (False, WAITING)):
+            held = agent.held(leased)
+            assert len(held) <= budget.sessions
+            assert sum(share.bytes for share in held) <= budget.total_bytes
+            for uid in {share.pod_uid for share in held}:
+                own = [share for share in held if share.pod_uid == uid]
+                assert len(own) <= budget.sessions_of_pod
+                assert sum(share.bytes for share in own) <= budget.pod_bytes
+
+
+@given(connections)
+def test_a_leased_pod_is_served_whatever_others_do(sent: list[tuple[str, int, float]]) -> None:
+    agent = Agent({"honest"})
+    agent.connect("honest")
+    for pod, size, pause_s in sent:
+        agent.now_s += pause_s
+        agent.connect(pod, size)
+    assert agent.held(leased=True)
+    assert agent.connect("honest") is not None
+
+
+def test_hellos_that_are_never_finished_stop_neither_leased_nor_other_pods() -> None:
+    agent = Agent({"honest"})
+    for _ in range(200):
+        try:
+            agent.budgets.begin("evil", lambda: None)
+        except OverBudget:
+            continue
+    assert agent.connect("honest") is not None
+    assert agent.connect("early") is not None
+
+
+def test_the_pod_that_holds_most_makes_room_for_a_newcomer() -> None:
+    agent = Agent()
+    for pod in ("evil-a", "evil-b"):
+        for _ in range(4):
+            assert agent.connect(pod, 128 << 10)
+    assert agent.connect("early", 24 << 10) is not None
+    assert len([share for share in agent.live if share.pod_uid == "early"]) == 1
+
+
+def test_a_pod_decodes_a_bounded_number_of_bytes_a_second() -> None:
+    agent, decoded, seconds = Agent(), 0, 60
+    for _ in range(10 * seconds):
+        agent.now_s += 0.1
+        share = agent.connect("evil", MAX_BODY_BYTES)
+        if share is not None:
+            decoded += share.bytes
+            agent.live.remove(share)
+            agent.budgets.end(share)
+    assert decoded <= WAITING.pod_bytes + seconds * WAITING.pod_bytes_per_s
+
+
+def test_messages_that_peers_cause_are_bounded_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    quiet = Quiet(logging.getLogger("peers"), 5, 10.0, lambda: now_s)
+    for _ in range(1_000):
+        quiet.warning("refused")
+    assert len(caplog.records) == 5
+    now_s = 11.0
+    quiet.warning("refused")
+    assert "995 messages" in caplog.text
