@@ -204,7 +204,7 @@ class LocalServer:
         self._quiet.warning("a process was refused: %s", message, extra=who)
         self._node.count_refusal()
         with contextlib.suppress(OSError):
-            connection.setblocking(False)  # its buffer is empty: a peer that has filled it does not read
+            connection.setblocking(False)  # its buffer is empty: a peer that has filled it does not read the answer
             connection.sendall(encode_refusal(reason, message))
 
     def _end(self, descriptor: int) -> None:

@@ -106,6 +106,8 @@ class Demo:
         self._simulator = Simulator(self._problem)
         self._baseline_run = self._simulator.run(all_maximum(self._problem))
         self._started_s = time.monotonic()
+        self._point = 0
+        """Of the frontier, that is in force without a straggler."""
         self._lines: list[str] = []
         self._iterations: dict[tuple[int, int], PipelineIteration] = {}
 
@@ -146,8 +148,8 @@ class Demo:
             f"{100 * sorted(frontier.gap)[len(frontier) // 2]:.3f} %, at most {100 * frontier.gap.max():.3f} %"
         )
         status = self._await_condition(api, "PlanApplied")
-        begins = status["plan"]["fromIteration"]
-        self._say(f"plan pushed: point {status['plan']['point']}, from iteration {begins}")
+        begins, self._point = status["plan"]["fromIteration"], status["plan"]["point"]
+        self._say(f"plan pushed: point {self._point}, from iteration {begins}")
         planned = self._measure(job, lambda i: i > begins + _PREDICTION_ITERATIONS, _PLANNED_ITERATIONS, "training under the plan")
         predicted = self._prediction(frontier, status["plan"]["point"])
         self._compare(planned, baseline, predicted)
@@ -209,7 +211,8 @@ class Demo:
             f"new plan on the other pipeline: point {point} ({frontier.time_s[point]:.4g} s) from iteration {begins}; "
             f"the first slow iteration was {first}"
         )
-        self._require(begins - first <= _REACTION_ITERATIONS, f"the new plan came {begins - first} iterations after the first slow one")
+        late = begins - first
+        self._require(late <= _REACTION_ITERATIONS, f"the new plan came {late} iterations after the first slow one")
         under = self._measure(job, lambda i: i > begins, _STRAGGLER_ITERATIONS, "training beside the straggler")
         self._say(f"beside the straggler: {under}")
         self._require(
@@ -364,12 +367,12 @@ class Demo:
 
     def _slowed(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
         status = self._status(api)
-        return status if status.get("stragglers") and status.get("plan", {}).get("point", 0) > 0 else None
+        return status if status.get("stragglers") and status.get("plan", {}).get("point", 0) > self._point else None
 
     def _recovered(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
         status = self._status(api)
         gone = self._condition(status, "StragglerDetected").get("status") == "False"
-        return status if gone and status.get("plan", {}).get("point") == 0 else None
+        return status if gone and status.get("plan", {}).get("point", 0) <= self._point else None
 
     def _await(self, seen: Callable[[], T | None], what: str) -> T:
         deadline_s = time.monotonic() + _TIMEOUT_S
