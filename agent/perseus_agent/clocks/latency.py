@@ -23,6 +23,7 @@ KEPT: Final = 256
 """Changes remembered: enough for a 99th percentile that two outliers do not make."""
 ENOUGH: Final = 32
 """Changes after which the measured latency is used in place of the published one."""
+ESTIMATE_EVERY: Final = 32
 TRANSITIONS_KEPT: Final = 64
 KEPT_OF_TRANSITION: Final = 32
 READ_SHARE: Final = 0.005
@@ -132,7 +133,7 @@ class LatencyMeter:
         self._in_effect(Effect(began_us + us_from_s(self.switch.p50_s), mhz))
         self._effects += 1
         self._open, self.read_us = None, 0
-        self._estimate()
+        self._estimate_now_and_then(self._effects)
         apart = mhz is not None and (before_mhz is None or abs(mhz - before_mhz) > tolerance_mhz)
         affordable = self._spent_us <= READ_SHARE * (began_us - self._since_us)
         if mhz is not None and apart and (self.every or affordable):
@@ -170,13 +171,18 @@ class LatencyMeter:
         if change.effect == self._effects:
             self.effects.pop()
             self._in_effect(Effect(change.began_us + latency_us, change.mhz))
-        self._estimate()
+        self._estimate_now_and_then(self.measured)
 
     def _in_effect(self, effect: Effect) -> None:
         """One that would come later by estimate, though it was asked for earlier, was never seen."""
         while self.effects and self.effects[-1].time_us >= effect.time_us:
             self.effects.pop()
         self.effects.append(effect)
+
+    def _estimate_now_and_then(self, count: int) -> None:
+        """Sorting all values takes as long as the rest of a turn: not at each of many."""
+        if count <= ENOUGH or count % ESTIMATE_EVERY == 0:
+            self._estimate()
 
     def _estimate(self) -> None:
         changes, calls = _quantiles(self._changes_us), self.calls

@@ -28,10 +28,11 @@ PLANS_KEPT: Final = 4
 AHEAD: Final = 2
 """Iterations that are looked ahead at. What is beyond them is taken for the highest clock of the last."""
 SIGHT_SHARE: Final = 4
-SIGHT_MIN_US: Final = 200
-"""The GPU is sighted at boundaries while its place is less certain than this, or a quarter of the deviation."""
+SIGHT_MIN_US: Final = 1_000
+"""The GPU is sighted at boundaries, so far apart at least, while its place is less certain than this, or a quarter of
+the latency's deviation: the shortest latency known is five times as long."""
 LATE_SHARE: Final = 4
-LATE_MIN_US: Final = 500
+LATE_MIN_US: Final = 1_000
 LATE_MAX_US: Final = 100_000
 """A GPU that is later than predicted is sighted again after a quarter of the time by which it is late."""
 LOOK_MAX_US: Final = 1_000_000
@@ -218,10 +219,12 @@ class Timetable:
         if self._high_us == math.inf:
             late_us = (now_us - self._late_since_us) // LATE_SHARE
             return now_us + min(max(late_us, LATE_MIN_US), LATE_MAX_US)
-        coming_us = pattern.place_us(self._passed)
         if self._high_us - self._low_us > max(lead.deviation_us // SIGHT_SHARE, SIGHT_MIN_US):
-            middle_us = (self._low_us + self._high_us) / 2 + coming_us
-            sight_us = middle_us if middle_us >= now_us else self._high_us + coming_us
+            # One look for each instruction: if it came too early, the next is at the next instruction.
+            middle_us = (self._low_us + self._high_us) / 2
+            sight_us = middle_us + pattern.place_us(self._passed)
+            if sight_us < now_us:
+                sight_us = middle_us + pattern.place_us(self._passed + 2)
             return max(sight_us, now_us + SIGHT_MIN_US)
         places_us = self._drawn.places_us
         before = bisect_left(places_us, lower_us - self._high_us) - 1 if lower_us < math.inf else -1
