@@ -126,7 +126,12 @@ def perseus(pattern: Sequence[int], *, timetable: bool = False) -> tuple[list[fl
     with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder), GPUS) as node:
         node.start_agent("--min-switch-interval-us=0", opener="open_mapped")
         pod = node.add_pod(0, range(GPUS))
-        command = [sys.executable, "-m", "tests.bench.agent", json.dumps({"socket": node.socket, "timetable": timetable})]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.bench.agent",
+            json.dumps({"socket": node.socket, "timetable": timetable}),
+        ]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
             assert trainer.stdin
             assert trainer.stdout
