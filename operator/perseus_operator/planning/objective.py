@@ -22,7 +22,7 @@ that plans do not change as often."""
 
 NO_SLOWDOWN = 0.005
 """A rehearsed time counts as no slower than the fastest up to this share: half of what the bound guard tolerates, since
-iterations differ by as much anyway. Without it a change of clock that may come a millisecond late would save nothing."""
+iterations differ by as much anyway. Without it a clock that may rise a millisecond late would save nothing."""
 
 
 class Grain(IntEnum):

@@ -150,7 +150,9 @@ class Demo:
         status = self._await_condition(api, "PlanApplied")
         begins, self._point = status["plan"]["fromIteration"], status["plan"]["point"]
         self._say(f"plan pushed: point {self._point}, from iteration {begins}")
-        planned = self._measure(job, lambda i: i > begins + _PREDICTION_ITERATIONS, _PLANNED_ITERATIONS, "training under the plan")
+        planned = self._measure(
+            job, lambda i: i > begins + _PREDICTION_ITERATIONS, _PLANNED_ITERATIONS, "training under the plan"
+        )
         predicted = self._prediction(frontier, status["plan"]["point"])
         self._compare(planned, baseline, predicted)
 
@@ -248,7 +250,7 @@ class Demo:
             f"without calibration {found['uncalibratedError']}"
         )
         status = self._await(planned_again, "plans in real time")
-        begins = status["plan"]["fromIteration"]
+        begins = status["plan"]["fromIteration"] + _PREDICTION_ITERATIONS
         predicted_s = s_from_us(status["predicted"]["iterationTimeMicroseconds"])
         measured = self._measure(job, lambda i: i > begins, _CALIBRATED_ITERATIONS, "training under calibrated plans")
         error = measured.time_s / predicted_s - 1
