@@ -38,6 +38,10 @@ _MARKS: Final = tuple(MarkSource)
 _CONTROLS: Final = tuple(ClockControl)
 
 
+HELD_SHARE: Final = 0.05
+"""Of the computing time above the planned clock: less is what any control causes, and no iteration is left out for."""
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What is known of one rank's iteration, or of all ranks together.
@@ -69,6 +73,14 @@ class Evidence:
     def above_share(self) -> float | None:
         """Share of the computing time above the planned clock."""
         return _share(self.above_us, self.computing_us)
+
+    @property
+    def is_transition(self) -> bool:
+        """Whether clocks were held above the plan only until a timetable is known: the iteration was faster than its
+        plan, and says nothing of it. Where GPU times are never known, clocks are held for good, and that counts.
+        """
+        passing = self.control is ClockControl.HELD and self.marks is not MarkSource.HOST
+        return passing and (self.above_share or 0.0) > HELD_SHARE
 
 
 def combine(ranks: Iterable[Evidence | None]) -> Evidence | None:

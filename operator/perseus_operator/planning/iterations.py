@@ -73,7 +73,8 @@ class JobIteration:
     energy_mj: int | None
     points: Mapping[int, int | None]
     mixed: bool
-    """Ranks of one pipeline ran different plans: the iteration was a transition and proves nothing."""
+    """Ranks of one pipeline ran different plans, or clocks were held above the plan until agents could follow it: the
+    iteration was a transition and proves nothing."""
     stages_us: Mapping[int, tuple[Sequence[int], ...]] = field(default_factory=dict)
     """Durations of instructions by stage, of the pipelines in which every rank reported them."""
     evidence: Evidence | None = None
@@ -184,14 +185,15 @@ def summarise(iterations: list[JobIteration]) -> Measured | None:
 def _combine(reports: Iterable[Report]) -> _PipelineIteration:
     ranks = list(reports)
     energies = [rank.energy_mj for rank in ranks]
+    evidence = combine(rank.evidence for rank in ranks)
     return _PipelineIteration(
         span_us=max(rank.compute_span_us for rank in ranks),
         iteration_time_us=max(rank.iteration_time_us for rank in ranks),
         energy_mj=None if None in energies else sum(e for e in energies if e is not None),
         point=ranks[0].point,
-        mixed=len({rank.point for rank in ranks}) > 1,
+        mixed=len({rank.point for rank in ranks}) > 1 or (evidence is not None and evidence.is_transition),
         stages_us=_stages(ranks),
-        evidence=combine(rank.evidence for rank in ranks),
+        evidence=evidence,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from perseus_operator.clients.hardware import evidence_of, gpu_of
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource, combine, summarise
+from perseus_operator.planning.iterations import History, Report
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 figures = st.none() | st.integers(0, 10**9)
@@ -112,3 +114,21 @@ def test_a_summary_says_only_what_some_iteration_said(iterations: list[Evidence 
     assert (found.lead_us is None) == (not leads)
     if leads and found.lead_us is not None:
         assert min(leads) <= found.lead_us <= max(leads)
+
+
+def test_an_iteration_held_above_its_plan_proves_nothing_of_the_plan() -> None:
+    """Held clocks pass while a timetable is made; where GPU times are never known they are held for good."""
+    held = Evidence(marks=MarkSource.GPU, control=ClockControl.HELD, above_us=50, computing_us=100)
+    assert held.is_transition
+    for other in (
+        replace(held, above_us=0),
+        replace(held, above_us=None),
+        replace(held, control=ClockControl.TIMETABLE),
+        replace(held, marks=MarkSource.HOST),
+    ):
+        assert not other.is_transition
+    history = History(pipelines=1, ranks_per_pipeline=1)
+    for iteration, evidence in enumerate((held, replace(held, above_us=0))):
+        found = history.add(Report(0, 0, 0, iteration, 100, 90, None, 3, evidence=evidence))
+        assert found is not None
+        assert found.mixed == evidence.is_transition
