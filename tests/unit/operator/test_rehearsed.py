@@ -18,14 +18,16 @@ from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_
 from perseus_operator.reporting.hardware import grain_name
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
-    frontier_from_config_map,
     frontier_to_config_map,
     open_frontier,
+    stored_frontier,
 )
 from perseus_operator.solving.rehearsed import prefer_few_changes
 from perseus_operator.solving.request import SolveRequest
+from perseus_operator.solving.verification import RestoreRequest, verify_in_process
 from perseus_operator.solving.worker import solve_in_process
 from perseus_sim.gpus.model import profile_csv
+from perseus_solver.model.result import InvalidFrontier
 
 A100 = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500)
 RUN_AHEAD = replace(A100, marks=MarkSource.HOST)
@@ -63,9 +65,20 @@ def test_a_rehearsed_frontier_says_its_grains_and_what_to_expect(real: SolvedFro
 def test_what_is_kept_has_all_of_it(real: SolvedFrontier) -> None:
     stored = frontier_to_config_map("job-frontier", real)
     assert stored is not None
-    again = frontier_from_config_map(stored, real.request, digest="d")
-    assert again is not None
+    claimed = stored_frontier(replace(stored, ours=True), real.view.digest)
+    assert claimed is not None
+    data = verify_in_process(RestoreRequest(real.request, claimed[0]))
+    again = open_frontier(data, real.request, digest="d", solve_ms=claimed[1], restored=True)
     assert again.view == replace(real.view, restored=True)
+
+
+@pytest.mark.parametrize("column", ["ideal_time_s", "ideal_energy_j", "p50_s"])
+def test_rehearsed_figures_that_the_clocks_cannot_give_are_refused(real: SolvedFrontier, column: str) -> None:
+    rehearsed = real.frontier.rehearsed
+    assert rehearsed is not None
+    forged = replace(real.frontier, rehearsed=replace(rehearsed, **{column: -getattr(rehearsed, column)}))
+    with pytest.raises(InvalidFrontier):
+        verify_in_process(RestoreRequest(real.request, forged.to_bytes()))
 
 
 def test_where_hosts_run_ahead_a_stage_keeps_its_clock() -> None:
