@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from perseus_sim.gpus.model import GPU_MODELS
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit code 0: everything happened as it should; 1: something did not; 2: bad input."""
@@ -19,8 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--stages", type=int, help="pipeline stages; default: the sample manifest's")
     demo.add_argument("--microbatches", type=int, help="microbatches an iteration; default: the sample manifest's")
     demo.add_argument(
-        "--blocking-power", type=float, metavar="WATTS", help="of a waiting GPU; default: the sample manifest's"
+        "--blocking-power",
+        type=float,
+        metavar="WATTS",
+        help="of a waiting GPU; default: the GPU model's, with --profile the sample manifest's",
     )
+    demo.add_argument("--gpu-model", choices=GPU_MODELS, default="a100", help="what the simulated GPUs are")
     demo.add_argument("--output", type=Path, default=Path("out"), help="folder of the report and its pictures")
     arguments = parser.parse_args(argv)
     return _demo(arguments)
@@ -38,6 +44,7 @@ def _demo(arguments: argparse.Namespace) -> int:
                 stages=arguments.stages,
                 microbatches=arguments.microbatches,
                 blocking_power_w=arguments.blocking_power,
+                gpu_model=arguments.gpu_model,
             )
         )
     except (SolverError, OSError) as error:

@@ -73,6 +73,8 @@ class DemoOptions:
     stages: int | None = None
     microbatches: int | None = None
     blocking_power_w: float | None = None
+    gpu_model: str = "a100"
+    """A key of ``MODELS``."""
 
 
 class Demo:
@@ -85,11 +87,15 @@ class Demo:
         profile = self._manifest["spec"]["profile"]
         self._stages = pipeline["stages"] = options.stages or pipeline["stages"]
         self._microbatches = pipeline["microbatches"] = options.microbatches or pipeline["microbatches"]
-        if options.blocking_power_w is not None:
-            profile["blockingPowerMilliwatts"] = mw_from_w(options.blocking_power_w)
+        self._model = MODELS[options.gpu_model]
+        blocking_power_w = options.blocking_power_w
+        if blocking_power_w is None and not options.profile:
+            blocking_power_w = self._model.blocking_power_w
+        if blocking_power_w is not None:
+            profile["blockingPowerMilliwatts"] = mw_from_w(blocking_power_w)
         self._name: str = self._manifest["metadata"]["name"]
         self._pipelines: int = pipeline["dataParallel"]
-        self._csv = options.profile.read_text() if options.profile else profile_csv(self._stages)
+        self._csv = options.profile.read_text() if options.profile else profile_csv(self._stages, options.gpu_model)
         measured = read_profile(self._csv, stages=self._stages)
         schedule = build_schedule(pipeline["schedule"].lower(), stages=self._stages, microbatches=self._microbatches)
         blocking_power_w = w_from_mw(profile["blockingPowerMilliwatts"])
@@ -161,7 +167,7 @@ class Demo:
             cluster.add_node(
                 f"node-{number}",
                 per_node,
-                MODELS["a100"],
+                self._model,
                 clocks_mhz=self._clocks(),
             )
         # Slow enough for two cores to run every rank, fast enough to watch.
@@ -183,7 +189,8 @@ class Demo:
         slow = self._pipelines - 1
         gpu = job.gpus[slow][self._stages // 2]
         clocks = self._clocks()
-        limit = min(clocks, key=lambda clock: abs(clock - _THROTTLE * clocks[-1]))
+        plateau_mhz = min(clocks[-1], self._model.effective_mhz(self._model.max_clock_mhz))
+        limit = min(clocks, key=lambda clock: abs(clock - _THROTTLE * plateau_mhz))
         healthy_s = s_from_us(self._latest(job, slow).span_us)
         gpu.cap(limit, EventReason.HARDWARE_THERMAL.value)
         self._say(f"a GPU of pipeline {slow} throttles to {limit} MHz (thermal)")
