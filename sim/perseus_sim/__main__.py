@@ -7,21 +7,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from perseus_sim.gpus.model import GPU_MODELS
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit code 0: everything happened as it should; 1: something did not; 2: bad input."""
     parser = argparse.ArgumentParser(prog="perseus-sim", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the whole system on this machine: API server, operator, agents, training")
-    models = ("a100", "a40", "b200", "h100", "h200")
-    demo.add_argument("--gpu-model", choices=models, default="h100", help="default: %(default)s")
+    demo.add_argument(
+        "--gpu-model", choices=GPU_MODELS, default="h100", help="what the simulated GPUs are; default: %(default)s"
+    )
     demo.add_argument(
         "--profile", type=Path, help="CSV stage,instruction,frequency,time,energy; default: the simulator's own"
     )
     demo.add_argument("--stages", type=int, help="pipeline stages; default: the sample manifest's")
     demo.add_argument("--microbatches", type=int, help="microbatches an iteration; default: the sample manifest's")
     demo.add_argument(
-        "--blocking-power", type=float, metavar="WATTS", help="of a waiting GPU; default: the sample manifest's"
+        "--blocking-power", type=float, metavar="WATTS", help="of a waiting GPU; default: the model's, or the sample's"
     )
     demo.add_argument("--output", type=Path, default=Path("out"), help="folder of the report and its pictures")
     arguments = parser.parse_args(argv)

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ Machine: {machine}.
 
 The ratio is the peer's value divided by this project's value; for savings it is this project's value divided by the
 peer's. If a peer was stopped, its time is the time until then, and the ratio is a lower bound; energies are compared
-only for the plans that it had found. Gaps are certified: each is the energy above a proven lower bound.
+only for the plans that it had found. Gaps are certified: each is the energy above a proven lower bound. The cells of
+the grid of control are in a table of [their own](control.md).
 """
+CELL = re.compile(r"control_.*_\d+x\d+(_own_lock)?$")
 
 
 def machine() -> str:
@@ -49,6 +52,8 @@ def page(figures: dict[str, Result], machine: str) -> str:
     """Return the page, with one table for each first word of the figures' names."""
     groups: dict[str, list[str]] = {}
     for name, figure in figures.items():
+        if CELL.match(name):
+            continue
         cells = (figure["value"], figure["unit"], figure["peer"], figure["peer_value"], figure["ratio"])
         row = " | ".join((f"`{name}`", *(text(cell) for cell in cells)))
         groups.setdefault(name.split("_", 1)[0], []).append(f"| {row} |")

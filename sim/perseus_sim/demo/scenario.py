@@ -21,7 +21,7 @@ from kubernetes import client
 
 from perseus_agent.devices.base import EventReason
 from perseus_proto import keys
-from perseus_proto.units import j_from_mj, mw_from_w, s_from_ms, s_from_us, us_from_s
+from perseus_proto.units import j_from_mj, mw_from_w, s_from_ms, s_from_us, us_from_s, w_from_mw
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
 from perseus_sim.demo.report import Measurement, Report, percent
 from perseus_sim.execution.hosts import Framework, Hosts
@@ -81,6 +81,8 @@ class DemoOptions:
     stages: int | None = None
     microbatches: int | None = None
     blocking_power_w: float | None = None
+    gpu_model: str = "a100"
+    """A key of ``MODELS``."""
 
 
 class Demo:
@@ -94,7 +96,10 @@ class Demo:
         self._stages = pipeline["stages"] = options.stages or pipeline["stages"]
         self._microbatches = pipeline["microbatches"] = options.microbatches or pipeline["microbatches"]
         self._gpu = MODELS[options.gpu_model]
-        blocking_power_w = self._gpu.blocking_power_w if options.blocking_power_w is None else options.blocking_power_w
+        blocking_power_w = options.blocking_power_w
+        if blocking_power_w is None:
+            of_sample_w = w_from_mw(profile["blockingPowerMilliwatts"])
+            blocking_power_w = of_sample_w if options.profile else self._gpu.blocking_power_w
         profile["blockingPowerMilliwatts"] = mw_from_w(blocking_power_w)
         self._name: str = self._manifest["metadata"]["name"]
         self._pipelines: int = pipeline["dataParallel"]
@@ -195,7 +200,7 @@ class Demo:
         slow = self._pipelines - 1
         gpu = job.gpus[slow][self._stages // 2]
         clocks = self._clocks()
-        reached_mhz = self._gpu.effective_mhz(clocks[-1])
+        reached_mhz = min(clocks[-1], self._gpu.effective_mhz(self._gpu.max_clock_mhz))
         limit = min(clocks, key=lambda clock: abs(clock - _THROTTLE * reached_mhz))
         healthy, healthy_s = job.training.iteration, s_from_us(self._latest(job, slow).span_us)
         gpu.cap(limit, EventReason.HARDWARE_THERMAL.value)

@@ -96,6 +96,7 @@ class GpuModel:
 
 MODELS = {path.stem: GpuModel.read(path) for path in sorted((Path(__file__).parent / "models").glob("*.toml"))}
 """By the names of ``--gpu-model``."""
+GPU_MODELS = tuple(MODELS)
 
 
 def stage_weights(stages: int, imbalance: float) -> tuple[float, ...]:
