@@ -81,8 +81,6 @@ class DemoOptions:
     stages: int | None = None
     microbatches: int | None = None
     blocking_power_w: float | None = None
-    gpu_model: str = "a100"
-    """A key of ``MODELS``."""
 
 
 class Demo:
