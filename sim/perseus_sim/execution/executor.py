@@ -11,38 +11,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from perseus_sim.execution.hosts import Hosts
+from perseus_sim.execution.machine import Machine, Outcome
 from perseus_sim.execution.pipeline import Pipeline
-from perseus_sim.gpus.switching import DriverLock, DriverModel, Switches
+from perseus_sim.gpus.switching import DriverLock, Switches
 
 _DONE: Final = 1e-12
 _IDLE: Final = -1
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a pipeline runs on.
-
-    Attributes:
-        driver: the GPUs' driver; None: no change of a clock takes time.
-        hosts: None: hosts are never late and never wait.
-        gpus: of each rank, one tensor-parallel group on a node: they change clocks together, share the driver's lock,
-            and compute as fast as the slowest of them. Energies are the mean of one GPU.
-        noise: standard deviation of the logarithm of durations.
-        seed: of every draw.
-    """
-
-    driver: DriverModel | None = None
-    hosts: Hosts | None = None
-    gpus: int = 1
-    noise: float = 0.0
-    seed: int = 0
 
 
 class Control:
@@ -76,27 +55,6 @@ class Control:
 
     def host_step_ended(self, rank: int, iteration: int, now_s: float) -> None:
         """A host has launched a step."""
-
-
-@dataclass
-class Outcome:
-    """What was measured, per iteration.
-
-    Attributes:
-        time_s: from the end of the iteration before to its own end, seconds.
-        energy_j: of all GPUs, joules.
-        changes: calls to the driver, per GPU.
-        astray: share of computing time in which a GPU has a clock other than planned.
-        late: share of computing time in which a GPU has a clock below the planned one.
-        lead_s: mean time from the host's begin of an instruction to the GPU's, seconds.
-    """
-
-    time_s: list[float] = field(default_factory=list)
-    energy_j: list[float] = field(default_factory=list)
-    changes: list[float] = field(default_factory=list)
-    astray: list[float] = field(default_factory=list)
-    late: list[float] = field(default_factory=list)
-    lead_s: list[float] = field(default_factory=list)
 
 
 class _Rank:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from perseus_sim.execution.bound import least_work_j, mean_call_s
 from perseus_sim.execution.controls import DefaultClocks, GpuMarks, HostMarks, Ideal
-from perseus_sim.execution.executor import Control, Executor, Machine, Outcome
+from perseus_sim.execution.executor import Control, Executor
 from perseus_sim.execution.hosts import Framework, Hosts
+from perseus_sim.execution.machine import Machine, Outcome
 from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS, profile_csv
 from perseus_sim.gpus.switching import DriverLock, Switches
