@@ -389,7 +389,7 @@ def test_the_commands_of_the_install_page(
     for block in blocks:
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block],
-            cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=180,
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=400,
         )  # fmt: skip
         log = node.log_of("perseus")[-4000:] if ran.returncode else ""
         assert ran.returncode == 0, f"{block}\n{ran.stdout}\n{ran.stderr}\n{node.failures}\n{log}"

@@ -33,6 +33,11 @@ WORST_SHARE: Final = 0.9
 one must not decide the plans of a thousand."""
 CHANGE: Final = 1.4
 """Figures that differ by less are not worth another solve."""
+BETTER: Final = 4.0
+"""Measured figures must be so many times better than other measured ones to be adopted: worse ones break the bound,
+while better ones only save a little more, and single slow changes come and go."""
+SHORT_US: Final = 1_000
+"""Latencies below are alike: no instruction with a clock of its own is as short."""
 _STEP: Final = 1.25
 """Measured figures are rounded to powers of this, so that jobs on like GPUs share a frontier."""
 DEFAULT_NOISE: Final = 0.002
@@ -299,13 +304,16 @@ def _largest_group(nodes: Iterable[Node]) -> int:
 
 
 def _differs(a: Hardware, b: Hardware) -> bool:
+    """Whether ``b``, found, differs so much from ``a``, in use, that it is worth another solve."""
     best = MarkSource.GPU
     if (a.model, a.gpus_per_lock, a.marks or best) != (b.model, b.gpus_per_lock, b.marks or best):
         return True
-    pairs = [(a.p50_us, b.p50_us), (a.p99_us, b.p99_us), (a.noise_ppm, b.noise_ppm)]
+    pairs = [(max(SHORT_US, a.p50_us), max(SHORT_US, b.p50_us)), (max(SHORT_US, a.p99_us), max(SHORT_US, b.p99_us))]
+    pairs.append((max(1, a.noise_ppm), max(1, b.noise_ppm)))
     if a.gpus_per_lock > 1:
-        pairs.append((a.call_us, b.call_us))
-    return any(max(one, other) > CHANGE * max(1, min(one, other)) for one, other in pairs)
+        pairs.append((max(SHORT_US, a.call_us), max(SHORT_US, b.call_us)))
+    better = BETTER if a.measured else CHANGE
+    return any(found > CHANGE * in_use or in_use > better * found for in_use, found in pairs)
 
 
 def _rounded(found: Hardware) -> Hardware:
