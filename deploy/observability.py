@@ -49,7 +49,7 @@ def write_observability() -> None:
 def metrics_page() -> str:
     """The reference of every series and rule, in Markdown."""
     from perseus_agent.devices.base import Controllability
-    from perseus_agent.servers.metrics import SERIES
+    from perseus_agent.servers.metrics import QUANTILES, SERIES
     from perseus_operator.reporting.metrics import MAX_FRONTIER_POINTS, Metrics
     from perseus_proto import keys
 
@@ -61,7 +61,10 @@ def metrics_page() -> str:
         operator_port=keys.DEFAULT_OPERATOR_METRICS_PORT,
         agent_port=keys.DEFAULT_AGENT_METRICS_PORT,
         per_job=sum(MAX_FRONTIER_POINTS if "point" in labels else 1 for labels in of_job),
-        per_gpu=sum(len(Controllability) if "state" in labels else 1 for labels in with_gpu),
+        per_gpu=sum(
+            len(Controllability) if "state" in labels else len(QUANTILES) if "quantile" in labels else 1
+            for labels in with_gpu
+        ),
         per_budget=sum("budget" in labels for _, _, labels, _ in operator),
         per_node_job=sum("job_name" in labels and "gpu" not in labels for _, _, labels, _ in agent),
     )

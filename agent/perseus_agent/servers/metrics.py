@@ -56,6 +56,8 @@ _NODE: Final = ("node",)
 _GPU: Final = ("node", "gpu")
 # Not "job" and "namespace": Prometheus gives those to the target that it scrapes.
 _JOB: Final = ("node", "job_namespace", "job_name")
+QUANTILES: Final = ("0.5", "0.99")
+"""Values of the label of that name."""
 _RANK: Final = (*_GPU, "job_namespace", "job_name", "dp", "stage", "tp")
 
 SERIES: Final = (
@@ -131,10 +133,10 @@ class NodeCollector(Collector):
             yield "perseus_agent_clock_requests_skipped_total", gpu, governor.skipped
             yield "perseus_agent_clock_restores_total", gpu, governor.restores
             latency, calls = governor.latency.switch, governor.latency.calls
-            yield "perseus_agent_clock_latency_seconds", (uuid, "0.5"), latency.p50_s
-            yield "perseus_agent_clock_latency_seconds", (uuid, "0.99"), latency.p99_s
-            yield "perseus_agent_clock_call_seconds", (uuid, "0.5"), s_from_us(calls.p50_us)
-            yield "perseus_agent_clock_call_seconds", (uuid, "0.99"), s_from_us(calls.p99_us)
+            calls_s = s_from_us(calls.p50_us), s_from_us(calls.p99_us)
+            for quantile, latency_s, call_s in zip(QUANTILES, (latency.p50_s, latency.p99_s), calls_s, strict=True):
+                yield "perseus_agent_clock_latency_seconds", (uuid, quantile), latency_s
+                yield "perseus_agent_clock_call_seconds", (uuid, quantile), call_s
             yield "perseus_agent_clock_latency_measured_total", gpu, governor.latency.measured
             if worker.lead_s is not None:
                 yield "perseus_agent_mark_lead_seconds", gpu, worker.lead_s

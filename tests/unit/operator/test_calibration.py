@@ -198,7 +198,7 @@ class Cluster:
         assert owner is PROFILE
         self.maps[config_map.name] = config_map
 
-    async def calibrate(self, request: bytes) -> bytes:
+    async def calibrate(self, request: bytes, namespace: str = "") -> bytes:
         if isinstance(self.answer, Exception):
             raise self.answer
         return (
