@@ -206,7 +206,7 @@ def test_the_agent_has_these_exceptions_and_no_others(render: Render) -> None:
     assert not agent["automountServiceAccountToken"]
     assert not {"hostNetwork", "hostIPC"} & set(agent)
     security = agent["containers"][0]["securityContext"]
-    assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN", "SYS_RESOURCE"]}
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert not security["allowPrivilegeEscalation"]
     assert security["readOnlyRootFilesystem"]
     assert "privileged" not in security
