@@ -47,6 +47,8 @@ _STRAGGLER_ITERATIONS = 3
 _REACTION_ITERATIONS = 5
 """From the first slow iteration to the new plan: the GPU's times of an iteration are read when the host ends the next
 one, hosts run ahead, the detector wants two iterations, and a selection takes effect at the next boundary."""
+_ON_PURPOSE = 0.02
+"""A plan beside a straggler is slower by more than this share, one for no slowdown by less."""
 _RECOVERED_ITERATIONS = 2
 _TIMEOUT_S = 90.0
 _TOLERANCE = 0.01
@@ -109,8 +111,6 @@ class Demo:
         self._simulator = Simulator(self._problem)
         self._baseline_run = self._simulator.run(all_maximum(self._problem))
         self._started_s = time.monotonic()
-        self._point = 0
-        """Of the frontier, that is in force without a straggler."""
         self._lines: list[str] = []
         self._iterations: dict[tuple[int, int], PipelineIteration] = {}
 
@@ -151,16 +151,16 @@ class Demo:
             f"{100 * sorted(frontier.gap)[len(frontier) // 2]:.3f} %, at most {100 * frontier.gap.max():.3f} %"
         )
         status = self._await_condition(api, "PlanApplied")
-        begins, self._point = status["plan"]["fromIteration"], status["plan"]["point"]
-        self._say(f"plan pushed: point {self._point}, from iteration {begins}")
+        begins = status["plan"]["fromIteration"]
+        self._say(f"plan pushed: point {status['plan']['point']}, from iteration {begins}")
         planned = self._measure(
             job, lambda i: i > begins + _PREDICTION_ITERATIONS, _PLANNED_ITERATIONS, "training under the plan"
         )
         predicted = self._prediction(frontier, status["plan"]["point"])
         self._compare(planned, baseline, predicted)
 
-        straggler = self._throttle(job, api, frontier, planned)
-        self._calibrate(job, api, planned, status["frontier"]["digest"])
+        straggler = self._throttle(job, api, planned)
+        self._calibrate(job, api, planned)
         self._release(job, api, cluster)
 
         report = Report(self._problem, self._simulator, frontier, baseline, planned, straggler, predicted)
@@ -191,9 +191,7 @@ class Demo:
             delay_us=us_from_s(_MESSAGE * fastest_s),
         )
 
-    def _throttle(
-        self, job: RunningJob, api: client.CustomObjectsApi, frontier: Frontier, planned: Measurement
-    ) -> Measurement:
+    def _throttle(self, job: RunningJob, api: client.CustomObjectsApi, planned: Measurement) -> Measurement:
         """A GPU of the last pipeline gets hot, and the other pipelines slow down; it cools, and they return."""
         slow = self._pipelines - 1
         gpu = job.gpus[slow][self._stages // 2]
@@ -211,9 +209,8 @@ class Demo:
         self._say(f"straggler detected: {message}")
         status = self._await(lambda: self._slowed(api), "a new plan for the other pipelines")
         begins = status["plan"]["fromIteration"]
-        point = status["plan"]["point"]
         self._say(
-            f"new plan on the other pipeline: point {point} ({frontier.time_s[point]:.4g} s) from iteration {begins}; "
+            f"new plan on the other pipeline: {self._slower(status):.1%} slower on purpose, from iteration {begins}; "
             f"the first slow iteration was {first}"
         )
         late = begins - first
@@ -235,19 +232,17 @@ class Demo:
         )
         return under
 
-    def _calibrate(
-        self, job: RunningJob, api: client.CustomObjectsApi, planned: Measurement, first_frontier: str
-    ) -> None:
+    def _calibrate(self, job: RunningJob, api: client.CustomObjectsApi, planned: Measurement) -> None:
         """The operator has observed enough iterations to calibrate delays that the profile lacks, and plans again."""
 
         def planned_again() -> dict[str, Any] | None:
             status = self._status(api)
-            resolved = status.get("frontier", {}).get("digest") != first_frontier
+            resolved = status.get("frontier", {}).get("digest") != uncalibrated
             applied = self._condition(status, "PlanApplied").get("status") == "True"
             return status if resolved and applied and "predicted" in status else None
 
         status = self._await_condition(api, "ModelExplains")
-        found = status["calibration"]
+        found, uncalibrated = status["calibration"], status["frontier"]["digest"]
         self._say(
             f"calibrated on {found['iterations']} iterations: mean error on those held out {found['heldOutError']}, "
             f"without calibration {found['uncalibratedError']}"
@@ -355,6 +350,11 @@ class Demo:
         return status
 
     @staticmethod
+    def _slower(status: dict[str, Any]) -> float:
+        """By which share the plan in force is slower than the fastest, on purpose."""
+        return float(status.get("plan", {}).get("plannedSlowdown", "0%").rstrip("%")) / 100
+
+    @staticmethod
     def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
         return next((c for c in status.get("conditions", ()) if c["type"] == kind), {})
 
@@ -372,12 +372,12 @@ class Demo:
 
     def _slowed(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
         status = self._status(api)
-        return status if status.get("stragglers") and status.get("plan", {}).get("point", 0) > self._point else None
+        return status if status.get("stragglers") and self._slower(status) > _ON_PURPOSE else None
 
     def _recovered(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
         status = self._status(api)
         gone = self._condition(status, "StragglerDetected").get("status") == "False"
-        return status if gone and status.get("plan", {}).get("point", 0) <= self._point else None
+        return status if gone and self._slower(status) <= _ON_PURPOSE else None
 
     def _await(self, seen: Callable[[], T | None], what: str) -> T:
         deadline_s = time.monotonic() + _TIMEOUT_S
