@@ -70,7 +70,7 @@ cluster-down: setup ## Remove it and everything of it
 
 e2e-cluster: setup ## A user's whole way, attacks and faults on the real parts of `make cluster`; PERSEUS_FAULTS=n walks longer
 	@$(PYTHON) deploy/control-plane/build.py helm prometheus >/dev/null
-	$(BIN)/pytest tests/cluster
+	$(BIN)/pytest $(or $(SUITES),tests/cluster)
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)
 	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm >/dev/null; \
