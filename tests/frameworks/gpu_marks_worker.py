@@ -70,7 +70,7 @@ def main() -> None:
     for _ in range(STEPS):
         schedule.step(x, target=x)
     torch.cuda.synchronize()
-    for _ in range(WARM_UP):  # what the GPU has done is told at the end of later steps
+    for _ in range(WARM_UP):  # what the GPU has done is known at the end of later steps
         schedule.step(x, target=x)
         torch.cuda.synchronize()
     Path(sys.argv[1]).write_text(json.dumps({"connected": connected}))

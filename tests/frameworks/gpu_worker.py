@@ -44,7 +44,7 @@ def main() -> None:
     torch.cuda.synchronize = original
     original()
     reached_us = []
-    for _ in range(SYNCHRONISED_STEPS):  # what the GPU has done is told at the end of later steps
+    for _ in range(SYNCHRONISED_STEPS):  # what the GPU has done is known at the end of later steps
         schedule.step(x, target=x)
         original()
         reached_us.append(time.monotonic_ns() // 1000)

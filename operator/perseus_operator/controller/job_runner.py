@@ -195,7 +195,7 @@ class JobRunner:
             state.read_started()
             self._spawn(self._inputs.read())
         elif isinstance(action, Solve):
-            state.solve_started(action.digest)
+            state.solve_started(action.digest, action.basis)
             self._spawn(self._frontier.load(action.digest, self._inputs.request()))
         elif isinstance(action, Calibrate):
             state.calibration.run_started()

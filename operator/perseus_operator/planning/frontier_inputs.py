@@ -7,7 +7,8 @@ plans in force stay.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from perseus_operator.api.job import JobSpec
 from perseus_operator.planning.hardware import Hardware, hardware_of, next_hardware
@@ -39,6 +40,8 @@ class Solve:
     """Get the frontier of these inputs: restore it from its ConfigMap, or solve."""
 
     digest: str
+    basis: str = field(default="", compare=False)
+    """Digest of the inputs without calibration and hardware, which are measured."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +109,17 @@ def input_actions(
     if not state.reading and _read_due_s(state, limits) <= now_s:
         actions.append(ReadInputs())
     if state.profile_digest is not None and state.schedule_known:
-        digest = inputs_digest(
+        digest_with = partial(
+            inputs_digest,
             spec,
             state.profile_digest,
-            state.calibration.digest_in_use,
             measured_power_mw=state.measured_power_mw,
             schedule_csv=state.schedule_csv or "",
-            hardware=hardware.to_json() if hardware else "",
         )
+        measured = state.calibration.digest_in_use
+        digest = digest_with(calibration_digest=measured, hardware=hardware.to_json() if hardware else "")
         if _solve_due(state, digest):
-            actions.append(Solve(digest))
+            actions.append(Solve(digest, digest_with()))
         elif _calibrate_due(state, limits):
             actions.append(Calibrate())
     return actions

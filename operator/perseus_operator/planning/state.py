@@ -68,8 +68,12 @@ class JobState:
     frontier: FrontierView | None = None
     planned_times: PlannedTimes | None = None
     """What the frontier's plans say about single instructions."""
+    frontier_basis: str = ""
+    """Digest of what users gave for the frontier: its inputs without what was measured since."""
     solving: str | None = None
     """Digest of the inputs being solved."""
+    solving_basis: str = ""
+    """As ``frontier_basis``, of the inputs being solved."""
     solve_fault: tuple[str, Explanation] | None = None
     """Digest of the inputs that could not be solved, and why."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -271,13 +275,19 @@ class JobState:
 
     # --------------------------------------------------------------------------------------------------- the frontier
 
-    def solve_started(self, digest: str) -> None:
+    @property
+    def refining(self) -> bool:
+        """Whether the frontier in use is being solved again only for what was measured since: it stays valid."""
+        return self.solving is not None and self.frontier is not None and self.solving_basis == self.frontier_basis
+
+    def solve_started(self, digest: str, basis: str) -> None:
         """The frontier of these inputs is being restored or solved."""
-        self.solving = digest
+        self.solving, self.solving_basis = digest, basis
 
     def solve_succeeded(self, frontier: FrontierView, planned_times: PlannedTimes) -> None:
         """There is a new frontier."""
         self.frontier, self.planned_times, self.solve_fault = frontier, planned_times, None
+        self.frontier_basis = self.solving_basis
 
     def solve_failed(self, digest: str, fault: Explanation) -> None:
         """These inputs have no frontier; they are not tried again."""

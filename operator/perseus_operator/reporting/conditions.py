@@ -82,7 +82,7 @@ def _frontier_ready(state: JobState, decision: Decision) -> Condition:
     kind = ConditionType.FRONTIER_READY
     if state.schedule_fault is not None and state.frontier is None:
         return Condition(kind, False, state.schedule_fault.reason, state.schedule_fault.message)
-    if state.solving is not None:
+    if state.solving is not None and not state.refining:
         return Condition(kind, False, Reason.SOLVING, "The time-energy frontier is being computed.")
     if state.solve_fault is not None and state.frontier is None:
         return Condition(kind, False, state.solve_fault[1].reason, state.solve_fault[1].message)
@@ -96,11 +96,13 @@ def _frontier_ready(state: JobState, decision: Decision) -> Condition:
     )
     rehearsed = "" if decision.hardware is None else f", rehearsed for {decision.hardware.model}"
     figures += rehearsed if view.grains else ""
-    failed = f" It could not be solved again: {state.solve_fault[1].message}" if state.solve_fault else ""
+    again = f" It could not be solved again: {state.solve_fault[1].message}" if state.solve_fault else ""
+    if state.refining:
+        again = " It is being computed again with what was measured since; until then it stays in use."
     if view.restored:
-        message = f"{figures}; restored from ConfigMap {state.ref.frontier_config_map}.{failed}"
+        message = f"{figures}; restored from ConfigMap {state.ref.frontier_config_map}.{again}"
         return Condition(kind, True, Reason.RESTORED, message)
-    return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {s_from_ms(view.solve_ms):.3f} s.{failed}")
+    return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {s_from_ms(view.solve_ms):.3f} s.{again}")
 
 
 def _agents_ready(state: JobState) -> Condition:

@@ -151,12 +151,20 @@ class Demo:
             f"{100 * sorted(frontier.gap)[len(frontier) // 2]:.3f} %, at most {100 * frontier.gap.max():.3f} %"
         )
         status = self._await_condition(api, "PlanApplied")
-        begins = status["plan"]["fromIteration"]
-        self._say(f"plan pushed: point {status['plan']['point']}, from iteration {begins}")
+        self._say(f"plan pushed: point {status['plan']['point']}, from iteration {status['plan']['fromIteration']}")
+        status = self._await(lambda: self._planned_for_measured(api), "plans for measured hardware")
+        found, begins = status["hardware"], status["plan"]["fromIteration"]
+        self._say(
+            f"clock changes measured: {s_from_us(found['switchLatencyMedianMicroseconds']) * 1000:.0f} ms, 99 of 100 "
+            f"within {s_from_us(found['switchLatencyP99Microseconds']) * 1000:.0f} ms; planned for them from iteration "
+            f"{begins}, grain {status['plan']['grain']}"
+        )
         planned = self._measure(
             job, lambda i: i > begins + _PREDICTION_ITERATIONS, _PLANNED_ITERATIONS, "training under the plan"
         )
-        predicted = self._prediction(frontier, status["plan"]["point"])
+        status = self._await(lambda: found if "predicted" in (found := self._status(api)) else None, "a prediction")
+        frontier = self._frontier(cluster, status["frontier"]["configMapName"])
+        predicted = self._prediction(status["predicted"])
         self._compare(planned, baseline, predicted)
 
         straggler = self._throttle(job, api, planned)
@@ -271,9 +279,10 @@ class Demo:
 
     # ---------------------------------------------------------------------------------- predictions
 
-    def _prediction(self, frontier: Frontier, point: int) -> Measurement:
-        energies_j = (float(frontier.energy_j[point]),) * self._pipelines
-        return Measurement(float(frontier.time_s[point]), energies_j, 0)
+    def _prediction(self, predicted: dict[str, Any]) -> Measurement:
+        energy_j = j_from_mj(predicted["energyMillijoules"]) / self._pipelines
+        time_s = s_from_us(predicted["iterationTimeMicroseconds"])
+        return Measurement(time_s, (energy_j,) * self._pipelines, 0)
 
     def _compare(self, planned: Measurement, baseline: Measurement, predicted: Measurement) -> None:
         baseline_j = float(self._baseline_run.energy_j) * self._pipelines
@@ -373,6 +382,14 @@ class Demo:
     def _slowed(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
         status = self._status(api)
         return status if status.get("stragglers") and self._slower(status) > _ON_PURPOSE else None
+
+    def _planned_for_measured(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
+        """The status once plans are rehearsed under measured clock changes, and applied."""
+        status = self._status(api)
+        again = "computed again" in self._condition(status, "FrontierReady").get("message", "")
+        applied = self._condition(status, "PlanApplied").get("status") == "True"
+        measured = status.get("hardware", {}).get("figures") == "Measured"
+        return status if measured and applied and not again else None
 
     def _recovered(self, api: client.CustomObjectsApi) -> dict[str, Any] | None:
         status = self._status(api)

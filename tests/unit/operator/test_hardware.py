@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.schema import dump, openapi_of, parse
 from perseus_operator.api.status import HardwareStatus
+from perseus_operator.objects import JobRef
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
 from perseus_operator.planning.frontier_inputs import Solve, inputs_digest
 from perseus_operator.planning.gpu import (
@@ -36,8 +37,9 @@ from perseus_operator.planning.hardware import (
 )
 from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import JobIteration
-from perseus_operator.planning.objective import Grain
+from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.planning.restore import restore_from_status
+from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
 from perseus_proto.latency import published_latency
 from perseus_proto.units import us_from_s
@@ -241,7 +243,7 @@ def test_a_frontier_is_solved_again_for_the_hardware_and_the_old_plan_stays_mean
     assert [solve.digest for solve in solves] == [
         inputs_digest(job.spec, "csv", hardware=job.state.hardware.in_use.to_json())
     ]
-    job.state.solve_started(solves[0].digest)
+    job.state.solve_started(solves[0].digest, solves[0].basis)
     made = job.settle()
     assert {node.name: dict(node.selected) for node in job.nodes} == before
     assert made.applied
@@ -415,3 +417,19 @@ def test_marks_that_most_iterations_report_are_learned(job: Any) -> None:
     assert found is not None
     assert found.marks is MarkSource.HOST
     assert job.state.evidence.lead_us == 40_000
+
+
+def test_a_frontier_stays_ready_while_it_is_solved_again_for_what_was_measured() -> None:
+    """Another profile makes it unready; another hardware or calibration does not."""
+    job = JobState(JobRef("default", "gpt3", "u-1"))
+    view = FrontierView("d", (100,), (100,), 1, 0, 0, 0, 0, restored=False)
+    job.solve_started("d", "basis")
+    assert not job.refining
+    job.solve_succeeded(view, None)  # type: ignore[arg-type]
+    job.solve_ended()
+    assert not job.refining
+    job.solve_started("measured", "basis")
+    assert job.refining
+    job.solve_ended()
+    job.solve_started("edited", "another basis")
+    assert not job.refining
