@@ -48,8 +48,8 @@ test: setup ## Unit, law, integration and contract tests
 test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks
 
-example: $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs: profiled, planned, and its savings measured
-	@$(BIN)/python examples/torch_pipelining/simulate.py --python $(FRAMEWORKS)/bin/python --output out
+example: $(FRAMEWORKS_STAMP) ## Real PyTorch training on simulated GPUs, profiled, planned, measured; FRAMEWORK=ddp|fsdp|accelerate|hf|lightning without a pipeline
+	@$(BIN)/python examples/simulate.py --python $(FRAMEWORKS)/bin/python --output out $(if $(FRAMEWORK),--framework $(FRAMEWORK))
 
 control-plane: ## Build etcd, kube-apiserver, kube-controller-manager, kubectl for `make e2e`, once, into ~/.cache (needs Go)
 	@$(PYTHON) deploy/control-plane/build.py
@@ -101,9 +101,12 @@ check: setup
 verify: generate check ## Regenerate, lint, type-check, check import rules; fails if the tree is then not clean
 	@test -z "$$(git status --porcelain)" || { echo "make verify: the tree is not clean after regeneration:" >&2; git status --short >&2; exit 1; }
 
-lock: ## Pin the versions of all dependencies in requirements.lock
+lock: ## Pin the versions of all dependencies in requirements*.lock, those of images with hashes
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra bench --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
+		| $(BIN)/uv pip compile --quiet pyproject.toml - --extra agent --extra operator -c requirements.lock --generate-hashes \
+		--no-emit-index-url --no-header --python-version 3.11 -o requirements-images.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra docs -c requirements.lock --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-docs.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra frameworks --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-frameworks.lock
 

@@ -3,10 +3,10 @@
 The sources and what is generated from them:
 
 proto/perseus_proto/v1alpha1/*.proto → *_pb2.py, *_pb2.pyi, *_pb2_grpc.py
-operator/perseus_operator/api/job.py, budget.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
+operator/perseus_operator/api/*.py → deploy/crds/*.yaml, charts/perseus/templates/crd.yaml
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
-the CRDs → docs/perseusjob.md, docs/powerbudget.md (``deploy/reference.py``)
+the CRDs → docs/perseusjob.md, docs/perseusprofile.md, docs/powerbudget.md (``deploy/reference.py``)
 agent.proto, operator.proto → docs/agent-api.md, docs/operator-api.md (``deploy/wire_reference.py``)
 """
 
@@ -43,9 +43,9 @@ def generate_stubs() -> None:
 
 def generate_crd_and_chart() -> None:
     """Write the CRDs from the operator's typed models, and the chart's files that are generated."""
-    from perseus_operator.api.crd import budget_crd_yaml, crd_yaml
+    from perseus_operator.api.crd import definitions
 
-    crds = {"perseusjobs": crd_yaml(), "powerbudgets": budget_crd_yaml()}
+    crds = definitions()
     folder = ROOT / "deploy" / "crds"
     folder.mkdir(exist_ok=True)
     for name, text in crds.items():

@@ -33,7 +33,8 @@ label holds an iteration, a plan or an error's text.
 
 Series are bounded: {per_job} for each PerseusJob, {per_gpu} for each GPU, {per_node_job} for each job on a node,
 {per_budget} for each PowerBudget, and a fixed number for each process. Energy is a counter of joules, so watts are its
-`rate()`; savings are never a counter: measured and baseline are two series, and their difference is a query.
+`rate()`. Savings can be negative, so they are no counter: measured and baseline are two counters, and their difference
+is a query.
 
 """
 

@@ -1,8 +1,8 @@
 """Jobs under random edits and faults, and the oracle: every GPU's clock is its plan's, or the default.
 
 The oracle computes the clock that a GPU must have a second time, from the user's last manifest and from the frontier in
-the job's ConfigMap. The light agents know the clock that it has. Every random choice comes from a seed, which a failing
-test prints.
+the job's PerseusFrontier. The light agents know the clock that it has. Every random choice comes from a seed, which a
+failing test prints.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Subject:
     def points(self, frontier: Frontier) -> dict[int, int]:
         """Return the point that each pipeline must run."""
         times_us = [round(1e6 * time_s) for time_s in frontier.time_s.tolist()]
-        stragglers = self.declared if self.spec.get("straggler", {}).get("mode") != "Off" else {}
+        stragglers = self.declared if self.spec.get("straggler", {}).get("mode") != "Ignore" else {}
         allowed_us = max([target_us(self.spec["objective"], frontier), *(s * times_us[0] for s in stragglers.values())])
         return {
             pipeline: max(0, bisect_right(times_us, allowed_us / stragglers.get(pipeline, 1.0) + 0.5) - 1)
@@ -151,16 +151,14 @@ class World:
         if subject.spec.get("mode") == "Recommend":
             return self.not_default(subject)
         try:
-            stored = await self.cluster.core.read_namespaced_config_map(
-                f"{subject.name}-frontier", self.cluster.namespace
-            )
+            stored = await self.cluster.frontier(subject.name)
         except ApiException as error:
             if error.status != 404:
                 raise
             return f"{subject.name}: the frontier that the status names is not there"
-        if stored.data["digest"] != status["frontier"]["digest"]:
-            return f"{subject.name}: the ConfigMap holds another frontier than the status names"
-        return self.not_planned(subject, Frontier.from_bytes(base64.b64decode(stored.binary_data["frontier"])))
+        if stored["spec"]["digest"] != status["frontier"]["digest"]:
+            return f"{subject.name}: the PerseusFrontier holds another frontier than the status names"
+        return self.not_planned(subject, Frontier.from_bytes(base64.b64decode(stored["spec"]["data"])))
 
     def not_default(self, subject: Subject) -> str:
         """Return which GPUs of the job are not at default clocks; empty if all are."""
@@ -284,7 +282,7 @@ class World:
         suspend = not subject.spec.get("suspend", False)
         yield f"suspend {suspend}", lambda: self.edit(subject, suspend=suspend)
         thresholds = {"slowdownThreshold": f"{dice.choice([6, 10, 20])}%", "confirmIterations": dice.randint(1, 5)}
-        for mode in ("Automatic", "External", "Off"):
+        for mode in ("Automatic", "External", "Ignore"):
             yield f"straggler {mode}", lambda mode=mode: self.edit(subject, straggler={"mode": mode, **thresholds})
         slowdown = dice.choice([1.05, 1.1, 1.25])
         pipeline = dice.randrange(PIPELINES)

@@ -15,6 +15,8 @@ from perseus_solver.kinds import Kind, Options
 from perseus_solver.model.problem import Problem
 from perseus_solver.schedules import SCHEDULES, build_schedule
 
+PIPELINES = tuple(name for name in SCHEDULES if name != "Steps")
+"""Schedules that have stages and microbatches."""
 FAMILIES = ("balanced", "unbalanced", "power-cap", "rounded", "noisy", "clocks-differ", "near-vertical", "one-clock")
 _WORK = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUT_GRADIENT: 1.05, Kind.WEIGHT_GRADIENT: 0.95}
 _MOST_STAGES, _MOST_MICROBATCHES = 6, 16
@@ -32,12 +34,12 @@ def made_up_problem(
 ) -> Problem:
     """Return the problem of a family and a seed; what is not given varies with the seed."""
     random = np.random.default_rng([FAMILIES.index(family), seed])
-    name = schedule or SCHEDULES[int(random.integers(len(SCHEDULES)))]
+    name = schedule or PIPELINES[int(random.integers(len(PIPELINES)))]
     count = stages or int(random.integers(1, _MOST_STAGES // 2 + 1)) * 2
     work = microbatches or int(random.integers(1, _MOST_MICROBATCHES // count + 2)) * count
-    if name == "dualpipe" and microbatches is None:
+    if name == "DualPipe" and microbatches is None:
         work = max(work, 2 * count)  # its least
-    built = build_schedule(name, stages=count, microbatches=work, chunks=2 if name == "interleaved-1f1b" else None)
+    built = build_schedule(name, stages=count, microbatches=work, chunks=2 if name == "Interleaved1F1B" else None)
     kinds = max(Kind) + 1
     key = (built.stage * built.chunks + built.chunk) * kinds + built.kind
     used, option_of = np.unique(key, return_inverse=True)

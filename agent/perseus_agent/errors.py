@@ -48,7 +48,11 @@ class NotAuthorised(RequestError):
 
 
 class StaleEpoch(RequestError):
-    """The epoch is older than one already seen for the job."""
+    """The epoch is older than ``seen``, the highest already seen for the job."""
+
+    def __init__(self, message: str, seen: int = 0) -> None:
+        super().__init__(message)
+        self.seen = seen
 
 
 class NoLease(RequestError):

@@ -14,11 +14,13 @@ without an agent, or after any failure, every call does nothing. So this example
 >>> session.close()
 
 Training frameworks need one line instead: ``attach`` of ``perseus_client.torch_pipelining``,
-``perseus_client.megatron`` or ``perseus_client.deepspeed``. This package imports nothing but the standard library:
-training images pin the rest.
+``perseus_client.megatron`` or ``perseus_client.deepspeed``. Jobs without pipeline stages mark whole iterations:
+``steps`` around any loop, ``attach`` of ``perseus_client.hugging_face`` or ``perseus_client.lightning``. This package
+imports nothing but the standard library: training images pin the rest.
 """
 
 from perseus_client.entry import connect
+from perseus_client.loops import steps
 from perseus_client.session import Session
 
-__all__ = ["Session", "connect"]
+__all__ = ["Session", "connect", "steps"]

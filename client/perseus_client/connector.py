@@ -11,6 +11,7 @@ import contextlib
 import logging
 import random
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from typing import Final
@@ -23,7 +24,11 @@ log = logging.getLogger("perseus_client")
 FIRST_RETRY_S: Final = 0.1
 SLOWEST_RETRY_S: Final = 30.0
 ANSWER_S: Final = 10.0
-"""How long the agent may take to answer: it may have to ask the kubelet which pod this process belongs to."""
+"""How long the agent may take to accept, and to answer: it may have to ask the kubelet which pod this process belongs
+to.
+"""
+_ANSWER: Final = struct.pack("ll", int(ANSWER_S), 0)
+"""The same in seconds and microseconds, as the kernel reads them."""
 
 
 class Connector:
@@ -90,8 +95,10 @@ class Connector:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             self._connection = connection
             try:
-                connection.settimeout(ANSWER_S)
+                # A connection that may not block is refused while others wait; one that blocks takes its turn.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _ANSWER)
                 connection.connect(self._path)
+                connection.settimeout(ANSWER_S)
                 # A refused rank need not be read: the agent may have answered and closed the connection already.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.sendall(self._hello)

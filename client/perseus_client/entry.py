@@ -48,8 +48,8 @@ def connect(
         stage: pipeline-parallel rank, from 0.
         tp: tensor-parallel rank, from 0.
         schedule: (kind, microbatch, chunk) of every instruction of one iteration, in the order in which this rank
-            executes them. Kinds: forward, backward, input_gradient, weight_gradient, constant. Call ``connect`` again
-            when the schedule changes.
+            executes them. Kinds: forward, backward, input_gradient, weight_gradient, constant, step. Call ``connect``
+            again when the schedule changes.
         socket_path: path of the agent's Unix socket; None: the environment variable PERSEUS_SOCKET. Without either,
             the session does nothing.
         clock_us: a function that returns the time in microseconds, for simulators; None: the monotonic clock. A clock

@@ -190,6 +190,12 @@ class Attachment:
                 self._refuse(error)
         self.session.step_begin()
 
+    def pause(self) -> None:
+        """Disconnect from the agent, which returns the GPU to its default clocks, until ``follow`` is called again."""
+        self._shape = None
+        self.session.close()
+        self.session = Session()
+
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of an object (not of its class) or of a module, until ``detach``."""
         absent = object()
@@ -217,8 +223,7 @@ class Attachment:
         while self._undo:
             with suppress(Exception):  # one that fails must not keep the other hooks installed
                 self._undo.pop()()
-        self.session.close()
-        self.session = Session()
+        self.pause()
 
     def _refuse(self, error: Exception) -> None:
         log.error(

@@ -2,8 +2,9 @@
  * A stateful stand-in for libnvidia-ml.so.1, for tests and for nodes without a GPU: the unmodified nvidia-ml-py drives it.
  *
  * All state lies in one file, shared by every process that maps it (environment variable PERSEUS_NVML_SHIM_STATE) and guarded by a
- * robust mutex in it, so that a killed process leaves no lock behind. A GPU's clock follows its lock after a delay; its power
- * follows the clock; its energy integrates the power and is published in ticks, as on hardware. perseus_sim.gpus.nvml_shim builds this
+ * robust mutex in it, so that a killed process leaves no lock behind. A call that sets a clock takes a while, in which it holds the
+ * driver's lock, and the clock follows later: both are drawn as by perseus_sim.gpus.switching. A GPU's power follows its clock; its
+ * energy integrates the power and is published in ticks, as on hardware. perseus_sim.gpus.nvml_shim builds this
  * file and pokes the state through the perseus_shim_* functions at the end. Return codes are NVML's.
  *
  * A simulated trainer may lead a GPU (perseus_shim_spend): it then says what its past drew, and what is drawn now. The counter
@@ -27,9 +28,10 @@ enum {
   SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
   INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN_ERROR = 999
 };
-enum { MAX_GPUS = 16, MAX_INJECTIONS = 32, NAME_BYTES = 96, SAMPLES = 120, SAMPLE_US = 20000 };
-enum { IDLE_PERCENT_OF_CLOCK = 15 };
-static const uint64_t MAGIC = 0x324c4d564e53524bULL;
+enum { MAX_GPUS = 16, MAX_INJECTIONS = 32, NAME_BYTES = 96, SAMPLES = 120, SAMPLE_US = 20000, MAX_CHANGES = 16 };
+enum { IDLE_PERCENT_OF_CLOCK = 15, POWER_CAP = 4 };
+static const double Z99 = 2.3263478740408408, AT_POWER_LIMIT = 0.999;
+static const uint64_t MAGIC = 0x334c4d564e53524bULL;
 static const uint32_t FIELD_POWER_INSTANT = 186;
 
 typedef unsigned int nvmlReturn_t;
@@ -46,14 +48,28 @@ typedef struct {
   union { uint32_t uiVal; uint64_t ullVal; double dVal; } sampleValue;
 } nvmlSample_t;
 
+/* Calls that hold it follow each other; other programs hold it now and then. */
+typedef struct {
+  int64_t free_us, reader_us;
+} driver_lock_t;
+
+typedef struct {
+  int64_t mhz, effective_us;
+} change_t;
+
 typedef struct {
   char uuid[NAME_BYTES], name[NAME_BYTES];
   /* Written by perseus_shim_set; the order is that of KEYS below. */
   int64_t min_mhz, max_mhz, step_mhz, memory_mhz, idle_mw, max_mw, busy_permille, transition_us, energy_period_us, energy_frozen,
-      has_energy, has_samples, lost, mig, mps, processes, permitted, reasons, cap_mhz, locked_mhz;
+      has_energy, has_samples, lost, mig, mps, processes, permitted, reasons, cap_mhz, transition_p99_us, call_us, call_p99_us,
+      target_permille, outlier_ppm, outlier_permille, shared_lock, reader_period_us, reader_call_us, plateau_mhz, locked_mhz;
   /* Kept by the shim; read by perseus_shim_get. */
-  int64_t lock_calls, reset_calls, last_write_ns, clock_mhz, energy_mj;
-  int64_t next_mhz, effective_us;
+  int64_t lock_calls, reset_calls, last_write_ns, settle_us, clock_mhz, energy_mj;
+  /* Clocks that were asked for and are not in effect, in the order in which they will be. */
+  change_t changes[MAX_CHANGES];
+  int64_t coming;
+  driver_lock_t lock; /* where the GPUs do not share one */
+  uint64_t random;
   int64_t settled_us, lead_until_us, lead_mw;
   double exact_uj, published_uj;
   /* Mean power of each 20 ms, by the number of its end: those after `unsampled`, up to `sampled`, the last that is complete. */
@@ -71,6 +87,7 @@ typedef struct {
   uint64_t magic;
   pthread_mutex_t mutex;
   uint32_t count, generation;
+  driver_lock_t lock;
   uint32_t order[MAX_GPUS]; /* index, and handle, to GPU: what a driver reload may permute */
   char driver[80];
   gpu_t gpus[MAX_GPUS];
@@ -105,9 +122,16 @@ static state_t *map_state(const char *path) {
 
 /* ---------------------------------------------------------------------------------------------------------- physics */
 
+/* A trainer says that its GPU draws all that it may, and the clock that is set is above what that leaves. */
+static int at_power_limit(const gpu_t *g) {
+  int most = g->lead_until_us && (double)g->lead_mw >= AT_POWER_LIMIT * (double)g->max_mw;
+  return most && g->plateau_mhz && g->clock_mhz > g->plateau_mhz;
+}
+
 /* The clock that the lock, and whatever holds the clock down, leave. */
 static int64_t running_mhz(const gpu_t *g) {
-  return g->cap_mhz && g->cap_mhz < g->clock_mhz ? g->cap_mhz : g->clock_mhz;
+  int64_t mhz = g->cap_mhz && g->cap_mhz < g->clock_mhz ? g->cap_mhz : g->clock_mhz;
+  return at_power_limit(g) && g->plateau_mhz < mhz ? g->plateau_mhz : mhz;
 }
 
 static double formula_mw(const gpu_t *g) {
@@ -156,30 +180,87 @@ static void advance(gpu_t *g, int64_t until_us, double mw) {
   g->settled_us = until_us;
 }
 
+/* Let a clock be in effect from a moment on. What was asked for earlier and would come later is void. */
+static void change_clock(gpu_t *g, int64_t mhz, int64_t effective_us) {
+  while (g->coming && (g->changes[g->coming - 1].effective_us >= effective_us || g->coming == MAX_CHANGES)) g->coming--;
+  g->changes[g->coming++] = (change_t){mhz, effective_us};
+}
+
 /* Bring a GPU to the present; call before anything is read or changed. */
 static void settle(gpu_t *g) {
   int64_t now_us = now_ns() / 1000;
   if (g->lead_until_us && now_us >= g->lead_until_us) {
     advance(g, g->lead_until_us, g->lead_mw);
     g->lead_until_us = 0;
-    if (!g->locked_mhz) g->next_mhz = default_mhz(g), g->effective_us = now_us;
+    if (!g->locked_mhz) change_clock(g, default_mhz(g), now_us);
   }
-  if (g->next_mhz && now_us >= g->effective_us) {
-    if (!g->lead_until_us) advance(g, g->effective_us, formula_mw(g));
-    g->clock_mhz = g->next_mhz;
-    g->next_mhz = 0;
+  int64_t done = 0;
+  for (; done < g->coming && g->changes[done].effective_us <= now_us; done++) {
+    if (!g->lead_until_us) advance(g, g->changes[done].effective_us, formula_mw(g));
+    g->clock_mhz = g->changes[done].mhz;
   }
+  g->coming -= done;
+  memmove(g->changes, g->changes + done, sizeof *g->changes * (size_t)g->coming);
   if (g->lead_until_us) publish(g, now_us, g->lead_mw);
   else advance(g, now_us, formula_mw(g));
   if (!g->energy_frozen) g->energy_mj = (int64_t)(g->published_uj / 1000);
 }
 
-static void request_clock(gpu_t *g, int64_t locked_mhz) {
+static void request_clock(gpu_t *g, int64_t locked_mhz, int64_t effective_us) {
   settle(g);
   g->locked_mhz = locked_mhz;
-  g->next_mhz = locked_mhz ? locked_mhz : default_mhz(g);
-  g->effective_us = now_ns() / 1000 + g->transition_us;
+  change_clock(g, locked_mhz ? locked_mhz : default_mhz(g), effective_us);
   settle(g);
+}
+
+/* --------------------------------------------------------------------------------------------------------- the driver */
+
+static uint64_t hash(const char *text) { /* FNV-1a */
+  uint64_t found = 0xcbf29ce484222325ULL;
+  for (; *text; text++) found = (found ^ (unsigned char)*text) * 0x100000001b3ULL;
+  return found;
+}
+
+/* The next of a row of random numbers between 0 and 1 (splitmix64); never 0. */
+static double uniform(uint64_t *random) {
+  uint64_t z = *random += 0x9e3779b97f4a7c15ULL;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return (double)((z ^ (z >> 31)) >> 11) / 9007199254740992.0 + 1e-17;
+}
+
+static double normal(uint64_t *random) {
+  double radius = sqrt(-2 * log(uniform(random)));
+  return radius * cos(2 * M_PI * uniform(random));
+}
+
+static double sigma(int64_t p50, int64_t p99) { return p50 > 0 && p99 > p50 ? log((double)p99 / (double)p50) / Z99 : 0; }
+
+/* A change to a clock: how long the call takes, and how long it takes from the call's begin to the new clock. Log-normal; a part of
+ * the spread belongs to the target clock of a GPU model, and slow calls belong to slow changes. */
+static void draw_change(gpu_t *g, int64_t mhz, int64_t *call_us, int64_t *latency_us) {
+  double z = normal(&g->random), spread = sigma(g->transition_us, g->transition_p99_us);
+  double share = g->target_permille / 1000.0;
+  uint64_t of_target = hash(g->name) + (uint64_t)mhz;
+  double latency = g->transition_us * exp(spread * (sqrt(share) * normal(&of_target) + sqrt(1 - share) * z));
+  if (uniform(&g->random) * 1e6 < g->outlier_ppm) latency *= g->outlier_permille / 1000.0;
+  double call = g->call_us * exp(sigma(g->call_us, g->call_p99_us) * z);
+  *latency_us = (int64_t)latency;
+  *call_us = (int64_t)(call < latency ? call : latency);
+}
+
+/* Hold the driver's lock from the earliest moment for so long; returns that moment. */
+static int64_t acquire(gpu_t *g, driver_lock_t *lock, int64_t hold_us) {
+  int64_t now_us = now_ns() / 1000, period_us = g->reader_period_us;
+  if (period_us && lock->reader_us < now_us - period_us) lock->reader_us = now_us / period_us * period_us;
+  while (period_us && lock->reader_us <= (lock->free_us > now_us ? lock->free_us : now_us)) {
+    if (lock->free_us < lock->reader_us) lock->free_us = lock->reader_us;
+    lock->free_us += g->reader_call_us;
+    lock->reader_us += period_us;
+  }
+  int64_t begin_us = lock->free_us > now_us ? lock->free_us : now_us;
+  lock->free_us = begin_us + hold_us;
+  return begin_us;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- entry */
@@ -367,10 +448,20 @@ nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(
 
 static nvmlReturn_t write_clock(gpu_t *g, int64_t *calls, int64_t mhz) {
   if (!g->permitted) return leave(NO_PERMISSION);
-  (*calls)++;
+  int64_t call_us, latency_us;
+  draw_change(g, mhz, &call_us, &latency_us);
+  int64_t begin_us = acquire(g, g->shared_lock ? &state->lock : &g->lock, call_us);
   g->last_write_ns = now_ns();
-  request_clock(g, mhz);
-  return leave(SUCCESS);
+  g->settle_us = begin_us + latency_us - g->last_write_ns / 1000;
+  request_clock(g, mhz, begin_us + latency_us);
+  (*calls)++;
+  leave(SUCCESS);
+  if (call_us || begin_us > now_ns() / 1000) {
+    int64_t end_us = begin_us + call_us;
+    struct timespec end = {end_us / 1000000, end_us % 1000000 * 1000};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR) {}
+  }
+  return SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceSetGpuLockedClocks(nvmlDevice_t d, unsigned int min_mhz, unsigned int max_mhz) {
@@ -410,6 +501,13 @@ nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned int *mw) {
   return leave(SUCCESS);
 }
 
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t d, unsigned int *least, unsigned int *most) {
+  ENTER(d);
+  *least = (unsigned int)g->idle_mw;
+  *most = (unsigned int)g->max_mw;
+  return leave(SUCCESS);
+}
+
 /* Samples of power, oldest first. A trainer that leads tells its past: they lag by as much as it does. */
 nvmlReturn_t nvmlDeviceGetSamples(
     nvmlDevice_t d, unsigned int type, unsigned long long after_us, unsigned int *value_type, unsigned int *count,
@@ -440,14 +538,14 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t d, int count, nvmlFieldValue_
 
 nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t d, unsigned long long *reasons) {
   ENTER(d);
-  *reasons = (unsigned long long)g->reasons | (busy(g) ? 0 : 1);
+  *reasons = (unsigned long long)g->reasons | (busy(g) ? 0 : 1) | (at_power_limit(g) ? POWER_CAP : 0);
   return leave(SUCCESS);
 }
 
 /* The same under the name that drivers before 535 know. */
 nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t d, unsigned long long *reasons) {
   ENTER(d);
-  *reasons = (unsigned long long)g->reasons | (busy(g) ? 0 : 1);
+  *reasons = (unsigned long long)g->reasons | (busy(g) ? 0 : 1) | (at_power_limit(g) ? POWER_CAP : 0);
   return leave(SUCCESS);
 }
 
@@ -493,9 +591,11 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned int sensor, unsig
 
 static const char *const KEYS[] = {
     "min_mhz", "max_mhz", "step_mhz", "memory_mhz", "idle_mw", "max_mw", "busy_permille", "transition_us",
-    "energy_period_us", "energy_frozen", "has_energy", "has_samples", "lost", "mig", "mps", "processes", "permitted", "reasons", "cap_mhz", "locked_mhz",
-    "lock_calls", "reset_calls", "last_write_ns", "clock_mhz", "energy_mj"};
-enum { WRITABLE_KEYS = 20, ALL_KEYS = 25 };
+    "energy_period_us", "energy_frozen", "has_energy", "has_samples", "lost", "mig", "mps", "processes", "permitted", "reasons", "cap_mhz",
+    "transition_p99_us", "call_us", "call_p99_us", "target_permille", "outlier_ppm", "outlier_permille", "shared_lock",
+    "reader_period_us", "reader_call_us", "plateau_mhz", "locked_mhz",
+    "lock_calls", "reset_calls", "last_write_ns", "settle_us", "clock_mhz", "energy_mj"};
+enum { WRITABLE_KEYS = 30, ALL_KEYS = 36 };
 
 static int64_t *value_of(gpu_t *g, const char *key, int keys) {
   for (int i = 0; i < keys; i++)
@@ -536,6 +636,7 @@ int perseus_shim_create(const char *path, unsigned int count) {
     g->sampled = g->settled_us / SAMPLE_US;
     g->unsampled = g->sampled + 1; /* which began before the GPU did */
     g->clock_mhz = default_mhz(g);
+    g->random = hash(g->uuid);
   }
   s->magic = MAGIC;
   munmap(s, sizeof *s);
@@ -550,7 +651,8 @@ int perseus_shim_set(state_t *s, unsigned int gpu, const char *key, int64_t valu
     settle(g);
     *field = value;
     /* A lock by another program, or a change of load, moves the clock as well. */
-    if (field == &g->locked_mhz || (field == &g->busy_permille && !g->locked_mhz)) request_clock(g, g->locked_mhz);
+    if (field == &g->locked_mhz || (field == &g->busy_permille && !g->locked_mhz))
+      request_clock(g, g->locked_mhz, now_ns() / 1000 + g->transition_us);
   }
   pthread_mutex_unlock(&s->mutex);
   return field ? 0 : EINVAL;
@@ -579,7 +681,7 @@ int perseus_shim_spend(state_t *s, unsigned int gpu, int64_t until_us, int64_t m
     if (led) advance(g, until_us, mw);
     g->lead_mw = mw;
     g->lead_until_us = now_ns() / 1000 + hold_us;
-    if (!led && !g->locked_mhz) request_clock(g, 0);
+    if (!led && !g->locked_mhz) request_clock(g, 0, now_ns() / 1000);
     settle(g);
   }
   pthread_mutex_unlock(&s->mutex);
@@ -591,6 +693,7 @@ int perseus_shim_set_text(state_t *s, unsigned int gpu, const char *key, const c
   lock_state(s);
   char *field = !strcmp(key, "uuid") ? s->gpus[gpu].uuid : !strcmp(key, "name") ? s->gpus[gpu].name : NULL;
   if (field) strcpy(field, text);
+  if (field == s->gpus[gpu].uuid) s->gpus[gpu].random = hash(text);
   pthread_mutex_unlock(&s->mutex);
   return field ? 0 : EINVAL;
 }
@@ -633,7 +736,7 @@ void perseus_shim_reload(state_t *s) {
   s->generation++;
   for (unsigned int i = 0; i < s->count; i++) {
     gpu_t *g = &s->gpus[i];
-    request_clock(g, 0);
+    request_clock(g, 0, now_ns() / 1000);
     g->exact_uj = g->published_uj = 0;
     g->energy_mj = 0;
     g->unsampled = g->sampled;

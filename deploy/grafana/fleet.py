@@ -37,8 +37,10 @@ def fleet() -> str:
         figure(
             "Saved in this time range",
             "joule",
-            "The same, added up over the dashboard's time range; where nothing was measured nothing is counted.",
-            f"sum_over_time(sum({SAVED_W})[$__range:15s]) * 15",
+            "All iterations of the dashboard's time range, against as many of the measured baseline. What changes of"
+            " plans, sweeps and stragglers cost is in it; where nothing was measured nothing is counted.",
+            "sum(increase(perseus_job_baseline_energy_joules_total[$__range]))"
+            " - sum(increase(perseus_job_energy_joules_total[$__range]))",
         ),
         figure("Jobs", "none", "PerseusJobs that an operator serves.", f"count({_JOB} (perseus_job_ready))"),
         figure(

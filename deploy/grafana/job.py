@@ -41,7 +41,7 @@ def job() -> str:
             _of("perseus_job_planned_slowdown_ratio") + " - 1",
         ),
         figure("Slow pipelines", "none", "Detected or declared.", _of("perseus_job_straggler_pipelines"), bad_from=1),
-        figure("Certified gap", "percentunit", "Median of the frontier.", _of("perseus_job_gap_ratio")),
+        figure("Certified gap", "percentunit", "Mean over all deadlines.", _of("perseus_job_gap_ratio")),
     ]
     sources = {"plan in force": "predicted", "measured": "measured", "default clocks": "baseline"}
     times = [f"max by (point) (perseus_job_frontier_seconds{_THIS})"]

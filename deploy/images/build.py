@@ -5,10 +5,12 @@ usage: build.py [--archive FILE] [agent] [operator] [gpu-sim] [trainer]      def
 Environment:
   REGISTRY=...      prefix of the names, without a slash at its end
   TAG=...           default: the chart's appVersion; latest is refused
-  BASE=...          base image; for a release name@sha256:...; default: the Dockerfiles', with buildah a local image
+  BASE=...          base image; default: the Dockerfiles', with buildah a local image
+  COMPILER=...      the same of the stages that compile and strip
+  BASE_DATE=...     day on which the digests of BASE and COMPILER were looked up; becomes a label
   PIP_OPTIONS=...   options of pip in the build, such as --no-index --find-links=/wheels
   WHEELS=...        a folder that the build sees as /wheels
-  PUSH=yes          push the images
+  PUSH=yes          push the images; BASE and COMPILER must then be pinned: name:version@sha256:..., with BASE_DATE
 
 buildah needs neither a container engine nor a registry: its base is a Debian that mmdebstrap makes, and it installs
 wheels that pip fetched before; both are stored in ~/.cache/perseus-k8s/images. --archive writes all images into one OCI
@@ -33,7 +35,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,21 +235,14 @@ def local_base(builder: Builder, argument: str) -> str:
 
 def wheelhouse() -> Path:
     """Return a folder with the wheels of all images; this machine's pip fetches them with its own configuration."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]
-    wanted = {text for extra in ("agent", "operator", "solver") for text in extras[extra]} | {
-        *project["build-system"]["requires"]
-    }
-    requirements = sorted(text for text in wanted if not text.startswith(project["project"]["name"]))
-    lock = ROOT / "requirements.lock"
-    folder = CACHE / f"wheels-{_key(sys.version, *requirements, lock.read_text())}"
+    lock = ROOT / "requirements-images.lock"
+    folder = CACHE / f"wheels-{_key(sys.version, lock.read_text())}"
     if not folder.exists():
         print(f"fetching wheels into {folder}", flush=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as partial:
             fetched = Path(partial) / "wheels"
-            _run(
-                sys.executable, "-m", "pip", "download", "--quiet", "-d", fetched, "-c", lock, *requirements, quiet=True
-            )
+            options = ("--quiet", "--require-hashes", "--no-deps", "-d", fetched, "-r", lock)
+            _run(sys.executable, "-m", "pip", "download", *options, quiet=True)
             fetched.rename(folder)
     return folder
 
@@ -308,6 +302,30 @@ def report(archive: Path) -> list[str]:
     return too_large
 
 
+def check_pinned() -> None:
+    """Check that what is pushed, and others will run, is built from images that a digest names: a tag may move.
+
+    Raises:
+        BuildFailed: one of them is not, or it is not known how old it is.
+    """
+    if not os.environ.get("PUSH"):
+        return
+    for argument in BASES:
+        given = os.environ.get(argument, "")
+        if not re.fullmatch(r"[^@\s]+:[^@:/\s]+@sha256:[0-9a-f]{64}", given):
+            raise BuildFailed(f"PUSH: {argument} must be name:version@sha256:<64 hexadecimal digits>, not {given!r}")
+    date = os.environ.get("BASE_DATE", "")
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", date):
+        raise BuildFailed(f"PUSH: BASE_DATE must be a day, YYYY-MM-DD, not {date!r}")
+
+
+def labels(base: str) -> list[str]:
+    """Return the options that note in the image what it was built from, and how old that is."""
+    name, _, digest = base.partition("@")
+    found = {"name": name, "digest": digest, "date": os.environ.get("BASE_DATE", "")}
+    return [f"--label=org.opencontainers.image.base.{key}={value}" for key, value in found.items() if value]
+
+
 # -------------------------------------------------------------------------------------------------------- main
 
 
@@ -328,6 +346,7 @@ def main() -> None:
     if tag == "latest":
         raise BuildFailed("TAG=latest is refused, as by the chart: it does not say which version runs")
 
+    check_pinned()
     builder = Builder.find()
     pip_options, wheels = setting("PIP_OPTIONS", ""), setting("WHEELS")
     bases = {argument: setting(argument) for argument in BASES if setting(argument)}
@@ -341,6 +360,7 @@ def main() -> None:
         builder.options += ["--volume", f"{Path(wheels).resolve()}:/wheels:ro"]
     for argument, value in {"PIP_OPTIONS": pip_options, **bases}.items():
         builder.options += ["--build-arg", f"{argument}={value}"]
+    builder.options += labels(bases.get("BASE", ""))
     if builder.name == "docker" and setting("PUSH"):
         # BuildKit attests the contents of the image and how it was built; a registry stores the attestations.
         builder.options += ["--push", "--provenance=true", "--sbom=true"]

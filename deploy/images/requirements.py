@@ -1,6 +1,8 @@
-"""Print the requirements of an extra of the project, one on each line: ``python3 requirements.py agent``.
+"""Print pinned requirements with their hashes, and all that these require: ``python3 requirements.py agent``.
 
-An image installs them in a layer of their own, which does not change with the project's code. Standard library only.
+An argument is an extra of the project, ``build-system``, or a package. Pins and hashes are those of
+``requirements-images.lock``, whose comments say what requires what. An image installs them with ``--require-hashes``,
+in a layer of their own, which does not change with the project's code. Standard library only.
 """
 
 # ruff: noqa: T201  # a command-line program
@@ -10,8 +12,11 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+LOCK = "requirements-images.lock"
 
 
 def requirements(project: dict[str, object], extra: str) -> Iterator[str]:
@@ -25,5 +30,44 @@ def requirements(project: dict[str, object], extra: str) -> Iterator[str]:
             yield text
 
 
+def pinned(lock: str, names: Iterable[str]) -> list[str]:
+    """Return the lock's lines of these packages and of all that they require.
+
+    Raises:
+        KeyError: the lock has no such package.
+    """
+    lines: dict[str, list[str]] = {}
+    required_by: dict[str, set[str]] = {}
+    name = ""
+    for line in lock.splitlines():
+        if comment := re.match(r" +#(?: via)? +(\S+)", line):
+            required_by[name].add(normal(comment[1]))
+        elif found := re.match(r"([A-Za-z0-9._-]+)==", line):
+            name = normal(found[1])
+            lines[name], required_by[name] = [line], set()
+        elif line.startswith(" ") and not line.strip().startswith("#"):
+            lines[name].append(line)
+    wanted = {normal(each) for each in names}
+    while more := {one for one, needing in required_by.items() if needing & wanted} - wanted:
+        wanted |= more
+    return [line for one in sorted(wanted) for line in lines[one]]
+
+
+def normal(name: str) -> str:
+    """The name of a package as locks and indexes compare it; without a version or extras."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", name)[0]).lower()
+
+
+def wanted_by(project: dict[str, Any], argument: str) -> list[str]:
+    """The packages that an argument of the command line names."""
+    if argument == "build-system":
+        return [*project["build-system"]["requires"]]
+    if argument in project["project"]["optional-dependencies"]:
+        return [*requirements(project["project"], argument)]
+    return [argument]
+
+
 if __name__ == "__main__":
-    print("\n".join(requirements(tomllib.loads(Path("pyproject.toml").read_text())["project"], sys.argv[1])))
+    described = tomllib.loads(Path("pyproject.toml").read_text())
+    asked = [name for argument in sys.argv[1:] for name in wanted_by(described, argument)]
+    print("\n".join(pinned(Path(LOCK).read_text(), asked)))

@@ -7,9 +7,10 @@ FROM ${BASE} AS needs
 # For builders without a package index: --no-index --find-links=FOLDER, with the folder mounted into the build.
 ARG PIP_OPTIONS=""
 WORKDIR /src
-COPY pyproject.toml requirements.lock deploy/images/requirements.py ./
+COPY pyproject.toml requirements-images.lock deploy/images/requirements.py ./
 RUN python3 -m venv /opt/perseus \
- && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c requirements.lock numpy \
+ && python3 requirements.py numpy > needed.txt \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --require-hashes -r needed.txt \
  && echo /opt/app > "$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/app.pth"
 
 FROM needs AS slim
@@ -28,7 +29,9 @@ COPY operator operator
 COPY sim sim
 COPY deploy/images/sbom.py ./
 # Of the project, keep only the packages that this image needs.
-RUN /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --target /opt/app . \
+RUN python3 requirements.py build-system > build.txt \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --require-hashes --target /opt/build -r build.txt \
+ && PYTHONPATH=/opt/build /opt/perseus/bin/pip install --no-cache-dir --no-index --no-build-isolation --no-deps --target /opt/app . \
  && /opt/perseus/bin/pip uninstall --yes pip setuptools \
  && cd /opt/app && rm -r perseus_agent perseus_operator \
  && find bin -type f -delete \

@@ -14,7 +14,9 @@ from typing import Final
 
 from perseus_operator import handlers
 from perseus_operator.clients.agents import AgentPool, Credentials
-from perseus_operator.clients.kube import EPOCH_CONFIG_MAP, KubeClient
+from perseus_operator.clients.epoch_counter import EPOCH_LEASE
+from perseus_operator.clients.kube import KubeClient
+from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.view import JobView
@@ -56,6 +58,12 @@ class Process:
         """Start the operator and its servers."""
         settings, epoch = self._settings, self._epoch
         kube = await KubeClient.connect()
+        namespace = settings.agent_namespace
+        epochs = Epochs(
+            epoch,
+            newest=partial(kube.newest_epoch, namespace),
+            raise_to=lambda to, known: kube.raise_epoch(namespace, to, known=known),
+        )
         credentials = (
             None
             if settings.insecure
@@ -74,8 +82,7 @@ class Process:
                 ),
             ),
             metrics=self._metrics,
-            epoch=epoch,
-            newest_epoch=partial(kube.newest_epoch, settings.agent_namespace),
+            epochs=epochs,
             limits=settings.limits,
             status_interval_s=settings.status_interval_s,
             release_timeout_s=settings.release_timeout_s,
@@ -88,7 +95,7 @@ class Process:
                 settings.metrics_address, self._metrics, healthy=operator.unhealthy, ready=lambda: True
             )
         self._web = _web_server(settings.web_address, operator)
-        self._rpc = await _rpc_server(settings, credentials, operator, epoch)
+        self._rpc = await _rpc_server(settings, credentials, operator, epochs)
         serving = {"metrics": self._server, "web": self._web, "rpc": self._rpc}
         addresses = {name: server.address if server else "" for name, server in serving.items()}
         logger.info(
@@ -126,7 +133,7 @@ def _web_server(address: str, operator: Operator) -> WebServer | None:
 
 
 async def _rpc_server(
-    settings: Settings, credentials: Credentials | None, operator: Operator, epoch: int
+    settings: Settings, credentials: Credentials | None, operator: Operator, epochs: Epochs
 ) -> RpcServer | None:
     """Serve set_straggler. An address that is in use is logged; it must not stop the operator, whose telemetry shows
     stragglers too.
@@ -134,7 +141,7 @@ async def _rpc_server(
     if not settings.rpc_address or credentials is None:
         return None
     try:
-        service = OperatorService(operator.declare_straggler, epoch, settings.rpc_allowed_sans)
+        service = OperatorService(operator.declare_straggler, lambda: epochs.drawn, settings.rpc_allowed_sans)
         credentials = replace(credentials, ca=settings.rpc_ca or credentials.ca)
         return await RpcServer.start(settings.rpc_address, credentials, service)
     except OSError as error:
@@ -163,7 +170,7 @@ def main() -> None:
         epoch = asyncio.run(_draw_epoch(settings.agent_namespace))
     except KubeError as error:
         # A wrong namespace, missing rights or no API server: one line in the log, and Kubernetes restarts the pod.
-        logger.error("cannot start: ConfigMap %s/%s: %s", settings.agent_namespace, EPOCH_CONFIG_MAP, error)
+        logger.error("cannot start: Lease %s/%s: %s", settings.agent_namespace, EPOCH_LEASE, error)
         sys.exit(1)
     process = Process(settings, epoch)
     handlers.run(settings, start=process.start, stop=process.stop)

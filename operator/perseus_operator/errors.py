@@ -3,7 +3,7 @@
 OperatorError
 ├── InvalidSpec          a spec that breaks a rule: names the field and the rule; waits for an edit
 ├── InvalidInput         an input that a spec names or ranks report is invalid; carries the condition's reason
-│   ├── InvalidProfile   … a ConfigMap that holds no usable profile: waits for an edit
+│   ├── InvalidProfile   … an object that holds no usable profile: waits for an edit
 │   └── InvalidSchedule  … a custom schedule that is invalid: waits for an edit, or for other processes
 ├── SolveFailed          the solver refused or failed: waits for an edit
 │   └── SolveTimeout     … or exceeded its deadline
@@ -13,12 +13,12 @@ OperatorError
 ├── UnknownJob           a caller names a job or GPU that this operator does not serve
 ├── AgentError           a node agent did not execute a call
 │   ├── AgentUnavailable retry: dead, restarting, unreachable, too slow, or overloaded
-│   ├── AgentFenced      stop: a newer operator commands this job
+│   ├── AgentFenced      stop: a newer operator commands this job; or the counter of epochs was lost
 │   └── AgentRefused     the request itself is wrong for that node: not repeated until something changes
 └── KubeError            the API server did not execute a request
     ├── KubeUnavailable  retry: no answer, throttled, 5xx
     ├── KubeNotFound     the object is not there
-    ├── KubeConflict     another writer changed the object in between
+    ├── KubeConflict     another writer changed the object in between, or it is somebody else's
     └── KubeForbidden    RBAC does not allow it; logged, retried slowly
 """
 
@@ -82,7 +82,11 @@ class AgentUnavailable(AgentError):
 
 
 class AgentFenced(AgentError):
-    """The agent has seen a newer epoch for this job."""
+    """The agent has seen a newer epoch for this job: ``seen``; None: it does not say which."""
+
+    def __init__(self, message: str, seen: int | None = None) -> None:
+        super().__init__(message)
+        self.seen = seen
 
 
 class AgentRefused(AgentError):

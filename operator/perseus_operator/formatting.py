@@ -52,5 +52,10 @@ def stamp(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things: ``1 node``, ``1,024 nodes``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

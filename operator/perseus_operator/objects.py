@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain values: which PerseusJob, a training pod, the data of a ConfigMap.
+"""Kubernetes objects as plain values: which PerseusJob, a training pod, the data of a ConfigMap, what is stored.
 
 They are apart from ``clients.kube``, whose library takes a second to import: the kubectl plugin has a lighter client.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perseus_operator.errors import KubeError
+from perseus_proto import keys
 
 Json = dict[str, Any]
 """An object as the API server sends it, parsed from JSON."""
@@ -31,20 +32,10 @@ class JobRef:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    @property
-    def frontier_config_map(self) -> str:
-        """Name of the ConfigMap that stores the frontier."""
-        return f"{self.name}-frontier"
-
-    @property
-    def profiling_config_map(self) -> str:
-        """Name of the ConfigMap that stores an unfinished measurement of the profile."""
-        return f"{self.name}-profiling"
-
 
 @dataclass(frozen=True)
 class Pod:
-    """A training pod that is bound to a node and has not ended."""
+    """A training pod that is bound to a node and either runs or has failed."""
 
     uid: str
     namespace: str
@@ -59,21 +50,18 @@ class Pod:
     asks_for_gpu: bool = False
     containers: frozenset[tuple[str, str]] = frozenset()
     """Identifier and name of each container of a pod with several: agents let only those with a GPU drive it."""
+    failure: str = ""
+    """How a pod that has failed ended, for people; empty: it has not failed."""
 
 
 @dataclass(frozen=True)
 class ConfigMap:
-    """The data of a ConfigMap."""
+    """The data of a ConfigMap, which belongs to a user: the operator only reads it."""
 
     name: str
     data: Mapping[str, str]
     binary: Mapping[str, bytes]
     uid: str = ""
-    """UID of the object that was read; empty: it was not read."""
-    ours: bool = False
-    """An operator wrote it."""
-    owners: frozenset[str] = frozenset()
-    """UIDs of the owners: the object is garbage-collected with them."""
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> ConfigMap:
@@ -91,11 +79,39 @@ class ConfigMap:
             binary = {key: base64.b64decode(text, validate=True) for key, text in (raw.get("binaryData") or {}).items()}
         except binascii.Error as error:
             raise KubeError(f"ConfigMap {metadata.get('namespace', '')}/{name}: binaryData is not base64") from error
+        return cls(name, raw.get("data") or {}, binary, metadata["uid"])
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """A PerseusProfile or a PerseusFrontier as the API server sends it; spec and status are not checked.
+
+    Attributes:
+        job: name of the PerseusJob that an operator wrote it for; empty: for none, or a user wrote it.
+        owners: UIDs of the owners: the object is garbage-collected with them.
+    """
+
+    name: str
+    uid: str
+    version: str
+    spec: Json
+    status: Json
+    ours: bool = False
+    job: str = ""
+    owners: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> StoredObject:
+        """Decode an object; absent parts are empty."""
+        metadata = raw["metadata"]
+        labels = metadata.get("labels") or {}
         return cls(
-            name,
-            raw.get("data") or {},
-            binary,
+            metadata["name"],
             metadata["uid"],
-            (metadata.get("labels") or {}).get(MANAGED_BY) == FIELD_MANAGER,
+            metadata["resourceVersion"],
+            raw.get("spec") or {},
+            raw.get("status") or {},
+            labels.get(MANAGED_BY) == FIELD_MANAGER,
+            labels.get(keys.LABEL_JOB, ""),
             frozenset(owner["uid"] for owner in metadata.get("ownerReferences") or ()),
         )

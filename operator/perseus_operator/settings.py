@@ -32,7 +32,7 @@ class Settings(BaseSettings):
         " cluster-wide rights.",
     )
     agent_namespace: str = setting(
-        "perseus-system", "Namespace of the agents' pods, and of the ConfigMap that counts epochs: the operator's own."
+        "perseus-system", "Namespace of the agents' pods, and of the Lease that counts epochs: the operator's own."
     )
     agent_poll_s: float = setting(
         10.0, "How often the agents' pods are listed, seconds. A DaemonSet's pods change rarely.", minimum=0.1

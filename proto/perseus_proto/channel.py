@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+from array import array
 from typing import Final
 
 from perseus_proto.channel_layout import (
@@ -67,6 +68,7 @@ __all__ = [
     "memory_bytes",
 ]
 
+_PHASES: Final = tuple(Phase)
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MFD_NOEXEC_SEAL: Final = 0x8  # Linux 6.3; hardened nodes demand it
 
@@ -293,7 +295,7 @@ class ChannelReader:
         phase, index = word >> 24 & 0xFF, word & 0xFFFFFF
         if phase > Phase.STEP_ENDED or index >= self.instructions:
             return Position(0, 0, Phase.NONE)
-        return Position(word >> 32, index, Phase(phase))
+        return Position(word >> 32, index, _PHASES[phase])
 
     def mark_source(self) -> MarkSource:
         """Whose time the marks of the current step are in. Invalid memory reads as HOST, of which nothing follows."""
@@ -329,21 +331,6 @@ class ChannelReader:
         if 0 <= index < self.instructions and not words[self._first + iteration % SLOTS * self._size + FAULTS]:
             return index
         return -1
-
-    def passed(self) -> tuple[int, int]:
-        """(iteration, instructions of it that have ended); one more than there are once the step has ended. Invalid
-        memory reads as an iteration or a number that was not waited for.
-        """
-        word: int = self._words[POSITION]
-        phase, index = word >> 24 & 0xFF, word & 0xFFFFFF
-        if phase >= Phase.STEP_ENDED:
-            return word >> 32, self.instructions + 1
-        return word >> 32, index + (phase == Phase.ENDED)
-
-    def ended_us(self, iteration: int, index: int) -> int:
-        """When an instruction of the current iteration ended, as the rank wrote it: check it like ``step_begin_us``."""
-        end_us: int = self._words[self._first + iteration % SLOTS * self._size + TIMES + 2 * index + 1]
-        return end_us
 
     def skip_rings_from(self, from_us: int) -> None:
         """Announce that marks made at ``from_us`` or later need no ring; 0: they do.
@@ -397,7 +384,8 @@ class ChannelReader:
     def _read(self, iteration: int) -> IterationRecord | None:
         size = record_words(self.instructions)
         start = first_record(self.instructions) + iteration % SLOTS * size
-        words: list[int] = self._words[start : start + size].tolist()
+        # Copied as bytes: numbers are made one by one where they are read, and other threads may run in between.
+        words = array("Q", self._words[start : start + size].tobytes())
         if words[SEQUENCE] != 2 * iteration + 2 or self._words[start] != words[SEQUENCE]:
             return None
         return parse_record(iteration, words)

@@ -49,6 +49,7 @@ incomplete.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Final
@@ -186,7 +187,7 @@ def memory_bytes(instructions: int) -> int:
     return 8 * (first_record(instructions) + SLOTS * record_words(instructions))
 
 
-def parse_record(iteration: int, words: list[int]) -> IterationRecord:
+def parse_record(iteration: int, words: Sequence[int]) -> IterationRecord:
     """What a closed record says; incomplete if its times are impossible.
 
     Args:
@@ -220,6 +221,10 @@ def parse_record(iteration: int, words: list[int]) -> IterationRecord:
     )
 
 
+_SOURCES: Final = {int(source): source for source in MarkSource}
+"""Looked up, as the enum's own search is slow and the agent makes one at each look."""
+
+
 def source_of(number: int) -> MarkSource:
     """The source that a word of the memory says; HOST, of which nothing follows, if it says none."""
-    return MarkSource(number) if MarkSource.HOST <= number <= MarkSource.GPU else MarkSource.HOST
+    return _SOURCES.get(number, MarkSource.HOST)

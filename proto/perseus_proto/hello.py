@@ -65,6 +65,7 @@ class InstructionKind(IntEnum):
     INPUT_GRADIENT = 3
     WEIGHT_GRADIENT = 4
     CONSTANT = 5
+    STEP = 6
 
     @classmethod
     def named(cls, kind: str | int) -> InstructionKind:

@@ -15,6 +15,14 @@ SHORT_NAME: Final = "pj"
 BUDGET_KIND: Final = "PowerBudget"
 BUDGET_PLURAL: Final = "powerbudgets"
 BUDGET_SHORT_NAME: Final = "pb"
+PROFILE_KIND: Final = "PerseusProfile"
+PROFILE_PLURAL: Final = "perseusprofiles"
+PROFILE_SHORT_NAME: Final = "pp"
+FRONTIER_KIND: Final = "PerseusFrontier"
+FRONTIER_PLURAL: Final = "perseusfrontiers"
+FRONTIER_SHORT_NAME: Final = "pf"
+PLURALS: Final = (PLURAL, PROFILE_PLURAL, FRONTIER_PLURAL, BUDGET_PLURAL)
+"""Of all kinds that have a CustomResourceDefinition."""
 
 # Labels and annotations.
 LABEL_JOB: Final = "perseus.energy/job"

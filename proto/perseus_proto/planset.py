@@ -26,6 +26,8 @@ MAX_CLOCK_MHZ: Final = 10_000
 MAX_POINTS: Final = 4_096
 MAX_STAGES: Final = 1_024
 MAX_INSTRUCTIONS: Final = 65_536
+MAX_ALL_INSTRUCTIONS: Final = 1 << 20
+"""Of all stages together: of sixteen GPUs with the longest schedule each. Read, one takes about fifty bytes."""
 MAX_CELLS: Final = 1 << 26
 """Bound on stages × points × instructions, one byte each when unpacked: 64 stages of 3,072 instructions at 300 points
 fit."""
@@ -184,10 +186,13 @@ def _validate_header(message: agent_pb2.PlanSet) -> tuple[list[StageSchedule], i
         raise InvalidPlanSet(f"plan_set.clocks_mhz: {len(clocks)} clocks; must be 1 to {MAX_CLOCKS}")
     if clocks[0] == 0 or clocks[-1] > MAX_CLOCK_MHZ or any(b <= a for a, b in pairwise(clocks)):
         raise InvalidPlanSet(f"plan_set.clocks_mhz: must ascend strictly within 1 to {MAX_CLOCK_MHZ}")
+    count = sum(len(stage.kinds) for stage in message.stages)
+    if count > MAX_ALL_INSTRUCTIONS:
+        raise InvalidPlanSet(f"plan_set.stages: {count} instructions in all; at most {MAX_ALL_INSTRUCTIONS}")
     schedules = [_validate_stage(stage) for stage in message.stages]
     if any(b.stage <= a.stage for a, b in pairwise(schedules)):
         raise InvalidPlanSet("plan_set.stages: stage numbers must ascend strictly")
-    cells = len(message.points) * sum(map(len, schedules))
+    cells = len(message.points) * count
     if cells > MAX_CELLS:
         raise InvalidPlanSet(f"plan_set: {cells} clocks in all; at most {MAX_CELLS}")
     return schedules, cells

@@ -13,14 +13,14 @@ energy (J):
 ...     "0,forward,1400,0.050,20\n0,forward,1000,0.060,16\n0,backward,1400,0.100,40\n0,backward,1000,0.120,32\n"
 ...     "1,forward,1400,0.040,16\n1,forward,1000,0.048,13\n1,backward,1400,0.080,32\n1,backward,1000,0.096,26\n"
 ... )
->>> schedule = perseus.build_schedule("1f1b", stages=2, microbatches=4)
+>>> schedule = perseus.build_schedule("1F1B", stages=2, microbatches=4)
 >>> problem = perseus.build_problem(profile, schedule, blocking_power_w=80.0)
 >>> frontier = perseus.solve_frontier(problem)
 >>> plan = frontier[frontier.lookup(1.05 * frontier.t_min_s)]  # at most 5 % slower than the fastest plan
 >>> print(f"{plan.iteration_time_s:.2f} s, {plan.energy_j:.2f} J, {plan.status}")
 0.72 s, 409.48 J, within_gap
 >>> plan.frequencies_mhz[schedule.span(1)].tolist()  # a clock for every instruction of stage 1
-[1400, 1400, 1000, 1000, 1000, 1000, 1000, 1000]
+[1000, 1400, 1000, 1000, 1000, 1000, 1400, 1000]
 
 Names are imported when they are first used, so that the command line starts without numpy and OR-Tools.
 """
@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perseus_solver.certify import InvalidCertificate
+    from perseus_solver.cli.documents import InvalidPlan
+    from perseus_solver.cli.files import Unwritable
     from perseus_solver.comparison.lowtime_peer import PeerFailed
     from perseus_solver.errors import (
         Infeasible,
@@ -42,14 +44,18 @@ if TYPE_CHECKING:
         InvalidTrace,
         SolverError,
     )
+    from perseus_solver.exact import prove
     from perseus_solver.frontier import Planner, solve_deadline, solve_frontier
     from perseus_solver.kinds import Kind
     from perseus_solver.model.deployed import DeployedGap
+    from perseus_solver.model.graph import Option
     from perseus_solver.model.problem import Problem, build_problem
     from perseus_solver.model.profile import Profile, read_profile
     from perseus_solver.model.result import Frontier, InvalidFrontier, Point, Status
     from perseus_solver.model.sampling import Sampling
     from perseus_solver.model.simulator import Simulator
+    from perseus_solver.rehearsal.hardware import InvalidHardware
+    from perseus_solver.robust import RobustPlan, Scatter, plan_robustly
     from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule
     from perseus_solver.switching import Switching, reduce_clock_changes, reduce_clock_changes_of_point
 
@@ -61,24 +67,32 @@ __all__ = [
     "InvalidCalibration",
     "InvalidCertificate",
     "InvalidFrontier",
+    "InvalidHardware",
+    "InvalidPlan",
     "InvalidProblem",
     "InvalidProfile",
     "InvalidSchedule",
     "InvalidTrace",
     "Kind",
+    "Option",
     "PeerFailed",
     "Planner",
     "Point",
     "Problem",
     "Profile",
+    "RobustPlan",
     "Sampling",
+    "Scatter",
     "Schedule",
     "Simulator",
     "SolverError",
     "Status",
     "Switching",
+    "Unwritable",
     "build_problem",
     "build_schedule",
+    "plan_robustly",
+    "prove",
     "read_profile",
     "read_schedule",
     "reduce_clock_changes",
@@ -89,6 +103,8 @@ __all__ = [
 
 _NAMES_OF_MODULE = {
     "certify": ("InvalidCertificate",),
+    "cli.documents": ("InvalidPlan",),
+    "cli.files": ("Unwritable",),
     "comparison.lowtime_peer": ("PeerFailed",),
     "errors": (
         "Infeasible",
@@ -99,14 +115,18 @@ _NAMES_OF_MODULE = {
         "InvalidTrace",
         "SolverError",
     ),
+    "exact": ("prove",),
     "frontier": ("Planner", "solve_deadline", "solve_frontier"),
     "kinds": ("Kind",),
+    "model.graph": ("Option",),
     "model.problem": ("Problem", "build_problem"),
     "model.profile": ("Profile", "read_profile"),
     "model.deployed": ("DeployedGap",),
     "model.result": ("Frontier", "InvalidFrontier", "Point", "Status"),
     "model.sampling": ("Sampling",),
     "model.simulator": ("Simulator",),
+    "rehearsal.hardware": ("InvalidHardware",),
+    "robust": ("RobustPlan", "Scatter", "plan_robustly"),
     "schedules": ("SCHEDULES", "Schedule", "build_schedule", "read_schedule"),
     "switching": ("Switching", "reduce_clock_changes", "reduce_clock_changes_of_point"),
 }

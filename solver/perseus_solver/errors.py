@@ -20,6 +20,34 @@ input.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+_QUOTED_CHARACTERS: Final = 40
+_withheld: ContextVar[bool] = ContextVar("withheld", default=False)
+
+
+@contextmanager
+def content_withheld() -> Iterator[None]:
+    """Within this block messages name line, column and rule, and quote nothing of the input: for messages that others
+    read than those who may read the input.
+    """
+    before = _withheld.set(True)
+    try:
+        yield
+    finally:
+        _withheld.reset(before)
+
+
+def quoted(text: str) -> str:
+    """A piece of the input for a message, shortened; "the value" where content is withheld."""
+    stripped = text.strip()
+    if _withheld.get():
+        return "the value"
+    return repr(stripped if len(stripped) <= _QUOTED_CHARACTERS else stripped[: _QUOTED_CHARACTERS - 3] + "...")
+
 
 class SolverError(ValueError):
     """The input cannot be used. The message names the field and the rule."""

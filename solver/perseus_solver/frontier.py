@@ -56,6 +56,11 @@ class Planner:
         self._points = 0
 
     @property
+    def problem(self) -> Problem:
+        """The problem that is planned."""
+        return self._problem
+
+    @property
     def t_min_s(self) -> float:
         """Iteration time with every instruction at its fastest option, seconds."""
         engine = self._engine
@@ -131,8 +136,6 @@ class Planner:
             if not self._points:
                 pool.add_single_clocks()
             pool.add(deadline_ticks, lambda share: report(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
-            pool.search(deadline_ticks)
-            pool.move(deadline_ticks)
             self._points = wanted
         return pool
 

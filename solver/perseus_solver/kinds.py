@@ -17,6 +17,8 @@ Int64s = npt.NDArray[np.int64]
 Index = npt.NDArray[np.intp]
 """Positions in another array."""
 
+SMALLEST, LARGEST = 1e-9, 1e9
+"""Seconds and joules of one instruction; outside, the solver's integer time would lose its precision."""
 SAME_TIME = 1e-9
 """Relative difference below which two times are the same. Sums of float64 differ by 10⁻¹³ with their order, and no
 clock of a host resolves a billionth of an iteration. `latest_s` judges deadlines, T_min, domination and duplicates.
@@ -45,6 +47,7 @@ class Kind(IntEnum):
     INPUT_GRADIENT = 3
     WEIGHT_GRADIENT = 4
     CONSTANT = 5
+    STEP = 6
 
     @property
     def label(self) -> str:
@@ -52,7 +55,7 @@ class Kind(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Options:
     """The measured clocks of one kind of instruction of one stage and chunk, by descending frequency.
 
@@ -72,3 +75,10 @@ class Options:
     frequency_mhz: Ints
     time_s: Floats
     energy_j: Floats
+
+    def __repr__(self) -> str:
+        clocks = self.frequency_mhz
+        return (
+            f"Options({self.kind.label} of stage {self.stage}, chunk {self.chunk}: {len(clocks)} clocks, "
+            f"{clocks[0]} to {clocks[-1]} MHz)"
+        )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perseus_solver.kinds import Floats, Kind
+from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Choice, Simulation, Simulator
 
@@ -81,7 +82,14 @@ def frontier_png(
     time_s, energy_j, bound_j = frontier.time_s, frontier.energy_j, frontier.energy_lower_bound_j
     floor = min(float(bound_j.min()), baseline_energy_j) - 0.06 * (baseline_energy_j - float(bound_j.min()))
     axes.fill_between(time_s, floor, bound_j, color=_BLUE, alpha=0.10, lw=0, label="proven impossible")
-    axes.plot(time_s, energy_j, "-", color=_BLUE, lw=1.4, marker="o", ms=2.2, label=f"{len(frontier)} plans", zorder=3)
+    least = frontier.least_energy
+    plans: dict[str, Any] = {"color": _BLUE, "marker": "o", "ms": 2.2, "zorder": 3}
+    axes.plot(time_s[: least + 1], energy_j[: least + 1], "-", lw=1.4, label=f"{least + 1} plans", **plans)
+    if later := len(frontier) - least - 1:
+        label = f"straggler part, {later} plans"
+        axes.plot(
+            time_s[least:], energy_j[least:], ":", lw=1.0, alpha=0.6, markevery=slice(1, None), label=label, **plans
+        )
     axes.plot(baseline_time_s, baseline_energy_j, "s", color=_ORANGE, ms=6, label="all at the highest clock", zorder=4)
 
     if chosen is not None:
@@ -92,10 +100,10 @@ def frontier_png(
     axes.margins(x=0.04)
     axes.set_xlabel("iteration time (s)")
     axes.set_ylabel("iteration energy (J)")
-    gap = 100 * frontier.gap
+    gap = DeployedGap.of(frontier)
     axes.set_title(_name(problem))
     axes.legend(
-        title=f"gap to bound: median {np.median(gap):.2g} %, max {gap.max():.2g} %",
+        title=f"gap over all deadlines: mean {100 * gap.mean:.2g} %, worst {100 * gap.worst:.2g} %",
         alignment="left",
         loc="upper right",
         bbox_to_anchor=(0.94, 1.0),
@@ -106,7 +114,7 @@ def frontier_png(
 def _mark_savings(axes: Any, frontier: Frontier, baseline_time_s: float, baseline_energy_j: float) -> None:
     """Mark the saving without slowdown, and the point of least energy."""
     time_s, energy_j = frontier.time_s, frontier.energy_j
-    same_time = frontier.lookup(baseline_time_s)
+    same_time = min(frontier.lookup(baseline_time_s), frontier.least_energy)
     saving = 100 * (1 - energy_j[same_time] / baseline_energy_j)
     axes.annotate(
         "",

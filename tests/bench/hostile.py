@@ -20,6 +20,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from tests.bench import agent, neighbour
 from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, wait_for
 
 from perseus_proto.hello import MAX_INSTRUCTIONS, Hello, Instruction, InstructionKind, Timing, encode_hello
@@ -33,6 +34,8 @@ AGENT_LIMIT_MIB = 512
 OPERATOR_LIMIT_MIB = 4096
 """Memory limits of the chart."""
 KILLS = 20
+FLOOD_BEGINS_S, FLOOD_S = 2.0, 8.0
+FUZZ_S = 120.0
 BOMB_BYTES = 1 << 30
 _HOSTILE = """
 import socket, sys, time
@@ -84,6 +87,21 @@ def agent_peak() -> Result:
     return _figure(100 * peak_kib / 1024 / AGENT_LIMIT_MIB, "%")
 
 
+def socket_cpu() -> Result:
+    """The agent's share of a processor while one process of a leased pod connects and sends noise without a pause."""
+    with tempfile.TemporaryDirectory() as folder, RecordingNode.open(Path(folder)) as node:
+        node.start_agent()
+        pod = node.add_pod(100, [])
+        with node.stub() as stub:
+            request = messages.AcquireLeaseRequest(job_uid="evil", job_name="a/b", epoch=1, ttl_ms=600_000, pods=[pod])
+            stub.AcquireLease(request)
+        node.start_crowd(pod)
+        time.sleep(FLOOD_BEGINS_S)
+        before_s, began_s = agent.cpu_s(node.agent_pid), time.monotonic()
+        time.sleep(FLOOD_S)
+        return _figure(100 * (agent.cpu_s(node.agent_pid) - before_s) / (time.monotonic() - began_s), "%")
+
+
 def operator_peak() -> Result:
     """The largest memory of a process that reads what tenants may write at most, as a share of the operator's limit."""
     command = [sys.executable, "-m", "tests.bench.hostile"]
@@ -120,6 +138,17 @@ def restore_s() -> Result:
     return _figure(worst_s, "s")
 
 
+def sized_inputs() -> Result:
+    """How many inputs at the limits of their schemas were read, and the largest memory that reading one took."""
+    command = [sys.executable, "-m", "tests.sized_inputs", str(FUZZ_S), str(10**6)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    kind, peak_bytes = max(found["peak_bytes"].items(), key=lambda item: item[1])
+    return {
+        "hostile_inputs_tried": _figure(sum(found["tried"].values()), "inputs"),
+        "hostile_inputs_peak_mib": _figure(peak_bytes / (1 << 20), f"MiB, {kind}"),
+    }
+
+
 def _figure(value: float, unit: str) -> Result:
     return {"value": value, "unit": unit, "peer": None, "peer_value": None, "ratio": None}
 
@@ -145,8 +174,11 @@ def _read_hostile_inputs() -> None:
 
 FIGURES = {
     "hostile_agent_peak_percent_of_limit": agent_peak,
+    "hostile_socket_cpu_percent": socket_cpu,
     "hostile_operator_peak_percent_of_limit": operator_peak,
     "hostile_clock_restore_s_max": restore_s,
+    "hostile_neighbour_reaction": neighbour.figures,
+    "hostile_inputs": sized_inputs,
 }
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
 Result = dict[str, Any]
-CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 ACCOUNTS, NAMESPACE = "perseus-system", "training"
 STAGES, MICROBATCHES, BLOCKING_W = 8, 16, 83.64
 PROFILE = profile_csv(STAGES)
@@ -228,10 +228,11 @@ def say(text: str) -> None:
 
 
 def login(server: Server, folder: Path) -> Path:
-    """Install the CRD and return the operator's kubeconfig: its service account's where the server has RBAC."""
+    """Install the CRDs and return the operator's kubeconfig: its service account's where the server has RBAC."""
     with new_client_from_config(str(server.kubeconfig)) as api:
         definitions = client.ApiextensionsV1Api(api)
-        definitions.create_custom_resource_definition(yaml.safe_load(CRD.read_text(encoding="utf-8")))
+        for path in CRDS.glob("*.yaml"):
+            definitions.create_custom_resource_definition(yaml.safe_load(path.read_text(encoding="utf-8")))
         if Feature.RBAC not in server.features:
             return server.kubeconfig
         client.CoreV1Api(api).create_namespace({"metadata": {"name": ACCOUNTS}})

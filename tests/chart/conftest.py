@@ -22,6 +22,7 @@ from kubernetes.config import new_client_from_config
 from tests.doubles.process_node import ProcessNode
 from tests.waiting import eventually
 
+from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature, Server, real_server
 from perseus_sim.cluster.control_plane import NoControlPlane, find_assets
 from perseus_sim.gpus.nvml_shim import ShimError, build
@@ -34,7 +35,7 @@ PROGRAMS = {
     "perseus-trainer": [sys.executable, "-m", "perseus_sim.training.pod_job"],
 }
 CRD = "perseusjobs.perseus.energy"
-CRDS = (CRD, "powerbudgets.perseus.energy")
+CRDS = tuple(f"{plural}.{keys.API_GROUP}" for plural in keys.PLURALS)
 Objects = dict[tuple[str, str], dict[str, Any]]
 """Objects by kind and name; in another namespace than the release's the name is ``namespace/name``."""
 

@@ -26,6 +26,7 @@ from kubernetes import client, dynamic
 from kubernetes.dynamic.exceptions import NotFoundError
 from tests.chart.conftest import CRD, CRDS, delete_definitions, secrets, until
 from tests.doubles.process_node import ProcessNode
+from tests.rights import OCCASIONAL, lacking
 
 from perseus_agent.devices.nvml import may_write
 from perseus_proto import keys
@@ -141,7 +142,7 @@ def test_from_install_to_uninstall(
     on_server("uninstall", "perseus")
     expected = {
         *(("CustomResourceDefinition", "", name) for name in CRDS),
-        ("ConfigMap", NAMESPACE, "perseus-epoch"),  # written by the operator: agents would refuse a lower epoch later
+        ("Lease", NAMESPACE, "perseus-epoch"),  # written by the operator: agents would refuse a lower epoch later
     }
     until("nothing else is left", lambda: everything(api, tmp_path) - before <= expected)
     assert before <= everything(api, tmp_path)
@@ -157,6 +158,11 @@ def test_from_install_to_uninstall(
     pair = secrets(api)
     assert pair["perseus-operator-tls"]["ca.crt"] == pair["perseus-agent-tls"]["ca.crt"]
     assert pair["perseus-operator-tls"] != renewed["perseus-operator-tls"]
+
+    # A third of their validity has passed: an upgrade renews them.
+    age(api, "perseus-operator-tls", days=122)
+    on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values")
+    assert secrets(api)["perseus-operator-tls"]["ca.crt"] != pair["perseus-operator-tls"]["ca.crt"]
     on_server("uninstall", "perseus")
     delete_definitions(api)
 
@@ -175,8 +181,8 @@ def test_one_team_is_served_without_rights_in_other_namespaces(
     until("the operator is ready", lambda: deployment().status.ready_replicas == 1)
     assert re.search(r"Phase:\s+Succeeded", on_server("test", "perseus", "--timeout", "120s"))
     assert "planned a job" in node.log_of("perseus-test")
-    requests = list(rbac.requests(server.plane.audit_log, rbac.user_name(NAMESPACE, "perseus-operator")))
-    assert [request for request in requests if request.code in (401, 403)] == []
+    requests = rbac.requests(server.plane.audit_log, rbac.user_name(NAMESPACE, "perseus-operator"))
+    assert lacking(requests) == set()
 
     review: Any = {
         "spec": {
@@ -258,7 +264,7 @@ def test_the_webhook_is_installed_renewed_and_removed(
 
     on_server("uninstall", "perseus")
     gone = {*(("CustomResourceDefinition", "", name) for name in CRDS), ("Namespace", "", team)}
-    gone |= {("ConfigMap", NAMESPACE, "perseus-epoch")}
+    gone |= {("Lease", NAMESPACE, "perseus-epoch")}
     until("nothing else is left", lambda: everything(api, tmp_path) - before <= gone)
     delete_definitions(api)
 
@@ -281,6 +287,30 @@ def make_job(api: Any) -> tuple[str, str, str, str, str]:
 
     until("the operator has observed the job", observed)
     return (*kind, "job")
+
+
+def age(api: Any, name: str, *, days: int) -> None:
+    """Let certificates of Helm be so much older, in the name of Helm, which would else complain of another writer."""
+    core = client.CoreV1Api(api)
+    secret = core.read_namespaced_secret(name, NAMESPACE)
+    [helm] = [entry.manager for entry in secret.metadata.managed_fields if entry.operation == "Apply"]
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": name,
+            "labels": secret.metadata.labels,
+            "annotations": {
+                **secret.metadata.annotations,
+                "perseus.energy/issued": str(int(time.time()) - days * 86_400),
+            },
+        },
+        "type": secret.type,
+        "data": secret.data,
+    }
+    core.patch_namespaced_secret(
+        name, NAMESPACE, body, field_manager=helm, force=True, _content_type="application/apply-patch+yaml"
+    )
 
 
 def may_command(node: ProcessNode, certificates: dict[str, dict[str, str]], caller: str) -> bool:
@@ -321,12 +351,14 @@ def rights_are_exact(api: Any, server: Server) -> None:
     """Check that the operator used every rule of its role, and that no request was refused."""
     assert server.plane is not None
     requests = list(rbac.requests(server.plane.audit_log, rbac.user_name(NAMESPACE, "perseus-operator")))
-    refused = {(str(request.permission), request.path) for request in requests if request.code in (401, 403)}
-    assert not refused
-    role = client.RbacAuthorizationV1Api(api).read_cluster_role("perseus-system-perseus-operator")
-    allowed = rbac.granted([{"kind": "ClusterRole", **api.sanitize_for_serialization(role)}])
+    assert lacking(requests) == set()
+    roles, name = client.RbacAuthorizationV1Api(api), "perseus-system-perseus-operator"
+    allowed = rbac.granted(
+        {"kind": "Role", **api.sanitize_for_serialization(role)}
+        for role in (roles.read_cluster_role(name), roles.read_namespaced_role(f"{name}-epoch", NAMESPACE))
+    )
     used = {request.permission for request in requests}
-    assert sorted(map(str, allowed - used)) == [], "granted and never used"
+    assert sorted(map(str, allowed - used - OCCASIONAL)) == [], "granted and never used"
     assert sorted(map(str, used - allowed)) == [], "allowed by another role than the chart's"
 
 

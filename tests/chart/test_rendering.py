@@ -84,8 +84,11 @@ def test_agents_can_have_a_namespace_of_their_own(render: Render) -> None:
         ("DaemonSet", "gpu-agents/perseus-gpu-sim"),
         ("NetworkPolicy", "gpu-agents/perseus-agent"),
         ("NetworkPolicy", "gpu-agents/perseus-gpu-sim"),
+        ("ResourceQuota", "gpu-agents/perseus-critical-pods"),
+        ("Role", "gpu-agents/perseus-system-perseus-operator-epoch"),
         ("Role", "gpu-agents/perseus-test-agents"),
         ("RoleBinding", "gpu-agents/perseus-system-perseus-operator"),
+        ("RoleBinding", "gpu-agents/perseus-system-perseus-operator-epoch"),
         ("RoleBinding", "gpu-agents/perseus-test-agents"),
         ("Secret", "gpu-agents/perseus-agent-tls"),
     }
@@ -106,7 +109,8 @@ def test_certificates_of_two_namespaces_need_an_issuer_for_both(render: Render) 
     with pytest.raises(RuntimeError, match=r"issuerRef: with agent\.namespaceOverride name a ClusterIssuer"):
         render({**apart, "tls": {"mode": "certManager"}})
     issuer = {"name": "corporate", "kind": "ClusterIssuer"}
-    objects = render({**apart, "tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}})
+    reserved = {"issuerRef": issuer, "allowClusterIssuer": True}
+    objects = render({**apart, "tls": {"mode": "certManager", "certManager": reserved}})
     assert {name for kind, name in objects if kind == "Certificate"} == {
         "perseus-operator-tls",
         "gpu-agents/perseus-agent-tls",
@@ -381,6 +385,7 @@ def test_with_all_toggles_off_only_the_operator_is_rendered(render: Render) -> N
         "operator": {"serviceAccount": {"create": False, "name": "mine"}},
         "agent": {"enabled": False},
         "networkPolicy": {"enabled": False},
+        "platform": {"priorityQuota": False},
         "tls": {"mode": "secret", "secret": {"operator": "mine-tls", "agent": "agent-tls"}},
     }
     objects = render(off, "--no-hooks")
@@ -390,7 +395,7 @@ def test_with_all_toggles_off_only_the_operator_is_rendered(render: Render) -> N
     assert [v["secret"]["secretName"] for v in operator["volumes"] if "secret" in v] == ["mine-tls"]
 
 
-@pytest.mark.parametrize("plural", ["perseusjobs", "powerbudgets"])
+@pytest.mark.parametrize("plural", keys.PLURALS)
 def test_a_crd_is_kept_by_default(render: Render, plural: str) -> None:
     key = ("CustomResourceDefinition", f"{plural}.perseus.energy")
     crd = render()[key]
@@ -404,10 +409,11 @@ def test_with_named_namespaces_the_operator_has_rights_only_there(render: Render
     name = "perseus-system-perseus-operator"
     everywhere = render()
     assert ("ClusterRoleBinding", name) in everywhere
-    assert "RoleBinding" not in kinds(render({}, "--no-hooks"))
+    bound = [name for kind, name in render({}, "--no-hooks") if kind == "RoleBinding"]
+    assert bound == [f"{name}-epoch"], "and the counter of epochs beside the agents"
     objects = render({"operator": {"namespaces": ["team-a", "team-b"]}})
     assert "ClusterRoleBinding" not in kinds(objects)
-    bindings = {name, f"team-a/{name}", f"team-b/{name}"}
+    bindings = {name, f"{name}-epoch", f"team-a/{name}", f"team-b/{name}"}
     assert {name for kind, name in objects if kind == "RoleBinding" and "operator" in name} == bindings
     main = container(objects, OPERATOR)
     assert operator_settings(main["args"], environment(main)).namespace_list == ("team-a", "team-b")
@@ -422,9 +428,10 @@ def test_the_user_roles(render: Render) -> None:
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
     assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
-    assert {resource for rule in edit["rules"] for resource in rule["resources"]} == {"perseusjobs"}, (
-        "neither status nor budgets"
-    )
+    assert {resource for rule in edit["rules"] for resource in rule["resources"]} == {
+        "perseusjobs",
+        "perseusprofiles",
+    }, "no status, no frontier, no budget"
 
 
 def test_network_policies(render: Render) -> None:
@@ -459,6 +466,7 @@ def test_generated_certificates_have_one_authority_and_the_right_names(render: R
         assert set(data) == {"ca.crt", "tls.crt", "tls.key"}, "the authority's key is not stored"
         certificate = x509.load_pem_x509_certificate(b64decode(data["tls.crt"]))
         certificate.verify_directly_issued_by(authority)
+        assert (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days <= 366, "months, not years"
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert names.get_values_for_type(x509.DNSName) == [f"perseus-{name}"]
         usages = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
@@ -473,9 +481,36 @@ def test_certificates_by_cert_manager(render: Render) -> None:
     assert agent["dnsNames"] == ["perseus-agent"]
     assert agent["usages"] == ["server auth", "client auth"]
     assert agent["issuerRef"]["name"] == "perseus-ca"
-    issuer = {"name": "corporate", "kind": "ClusterIssuer"}
+    issuer = {"name": "corporate", "kind": "Issuer"}
     objects = render({"tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}})
     assert not {name for kind, name in objects if kind == "Issuer"}
+    assert objects["Certificate", "perseus-operator-tls"]["spec"]["issuerRef"] == issuer
+
+
+@pytest.mark.parametrize("issuer", [{}, {"name": "corporate"}, {"name": "corporate", "kind": "A", "group": "b.c"}])
+def test_each_agent_has_a_key_of_its_own_by_the_csi_driver(render: Render, issuer: dict[str, str]) -> None:
+    values = {"tls": {"mode": "certManager", "certManager": {"csiDriver": True, "issuerRef": issuer}}}
+    objects = render(values)
+    assert ("Certificate", "perseus-agent-tls") not in objects
+    assert ("Certificate", "perseus-operator-tls") in objects
+    [volume] = [volume for volume in pod(objects, AGENT)["volumes"] if volume["name"] == "tls"]
+    assert volume.keys() == {"name", "csi"}
+    given = {key.rpartition("/")[2]: value for key, value in volume["csi"]["volumeAttributes"].items()}
+    assert given["dns-names"] == "perseus-agent"
+    assert set(given["key-usages"].split(",")) == {"server auth", "client auth"}, "an agent refuses without it"
+    wanted = {"name": "perseus-ca", "kind": "Issuer", "group": "cert-manager.io", **issuer}
+    assert {key: given[f"issuer-{key}"] for key in wanted} == wanted
+    values["tls"]["mode"] = "generated"
+    [shared] = [volume for volume in pod(render(values), AGENT)["volumes"] if volume["name"] == "tls"]
+    assert "secret" in shared
+
+
+def test_an_issuer_that_signs_for_every_namespace_must_be_accepted(render: Render) -> None:
+    issuer = {"name": "corporate", "kind": "ClusterIssuer"}
+    with pytest.raises(RuntimeError, match="for everyone who may create Certificates anywhere"):
+        render({"tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}})
+    accepted = {"issuerRef": issuer, "allowClusterIssuer": True}
+    objects = render({"tls": {"mode": "certManager", "certManager": accepted}})
     assert objects["Certificate", "perseus-operator-tls"]["spec"]["issuerRef"] == issuer
 
 
@@ -527,3 +562,68 @@ def test_every_file_of_rules_and_dashboards_is_rendered(render: Render, tmp_path
     assert json.loads(shown["data"]["fleet.json"]) == board
     assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert shown["metadata"]["annotations"] == {"folder": "Energy"}
+
+
+# ------------------------------------------------------------------------------------------------------ platforms
+
+
+def test_critical_pods_have_the_quota_that_gke_asks_for(render: Render) -> None:
+    together = render()
+    quota = together["ResourceQuota", "perseus-critical-pods"]["spec"]
+    (expression,) = quota["scopeSelector"]["matchExpressions"]
+    assert expression["values"] == ["system-cluster-critical", "system-node-critical"]
+    apart = render({"agent": {"namespaceOverride": "gpu-agents"}})
+    assert ("ResourceQuota", "gpu-agents/perseus-critical-pods") in apart
+    ordinary = {"operator": {"priorityClassName": "batch"}, "agent": {"priorityClassName": ""}}
+    assert "ResourceQuota" not in kinds(render(ordinary)), "a class of your own needs none"
+    assert "ResourceQuota" not in kinds(render({"platform": {"priorityQuota": False}}))
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_openshift_is_told_or_found(render: Render, said: bool) -> None:
+    everything = {"simulatedGpus": {"enabled": True}, "acceptance": {"enabled": True}}
+    objects = render({"platform": {"openshift": said}} | everything)
+    context = pod(objects, OPERATOR)["securityContext"]
+    assert ("runAsUser" in context, "fsGroup" in context) == (not said, not said)
+    assert context["runAsNonRoot"], "whoever the user is"
+    constraints = [body for (kind, _), body in objects.items() if kind == "SecurityContextConstraints"]
+    accounts = {each.get("serviceAccountName") for each in pods(objects) if each.get("hostPID")}
+    assert (len(constraints), accounts) == ((1, {"perseus-agent"}) if said else (0, {None}))
+    if not said:
+        return
+    agent, allowed = pod(objects, AGENT), constraints[0]
+    used = {kind for volume in agent["volumes"] for kind in volume if kind != "name"}
+    assert used <= set(allowed["volumes"])
+    assert container(objects, AGENT)["securityContext"]["capabilities"]["add"] == allowed["allowedCapabilities"]
+    assert allowed["allowHostPID"]
+    assert not allowed["allowPrivilegedContainer"]
+    role = objects["ClusterRole", allowed["metadata"]["name"]]
+    assert role["rules"][0]["resourceNames"] == [allowed["metadata"]["name"]]
+
+
+def test_additions_of_the_administrator(render: Render) -> None:
+    more = {
+        "extraArgs": ["--log-level=DEBUG"],
+        "extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}],
+        "image": {"pullPolicy": "Always"},
+    }
+    budget = {"podDisruptionBudget": {"enabled": True}}
+    objects = render(
+        {"operator": more | budget, "agent": more, "metrics": {"dashboards": {"enabled": True, "namespace": "grafana"}}}
+    )
+    for key in (OPERATOR, AGENT):
+        made = container(objects, key)
+        assert made["args"][-1] == "--log-level=DEBUG"
+        assert made["imagePullPolicy"] == "Always"
+        assert {"name": "ca", "mountPath": "/etc/ca"} in made["volumeMounts"]
+        assert more["extraVolumes"][0] in pod(objects, key)["volumes"]
+    selected = objects["PodDisruptionBudget", "perseus-operator"]["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= objects[OPERATOR]["spec"]["template"]["metadata"]["labels"].items()
+    assert all(name.startswith("grafana/") for kind, name in objects if kind == "ConfigMap")
+
+
+def test_the_catalogue_lists_every_definition(render: Render) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    listed = {crd["name"] for crd in yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])}
+    assert listed == {name for kind, name in render() if kind == "CustomResourceDefinition"}

@@ -57,7 +57,7 @@ def test_lint(helm: Callable[..., str]) -> None:
         ("simulatedGpus.count", 0, "count"),
         ("simulatedGpus.count", 17, "count"),
         ("simulatedGpus.image.tag", "latest", "tag"),
-        ("simulatedGpus.model", "h100", "model"),
+        ("simulatedGpus.model", "v100", "model"),
         ("tls.mode", "off", "mode"),
         ("tls.certManager.duration", "90d", "duration"),
         ("operator.namespaces", ["a", "a"], "namespaces"),
@@ -96,7 +96,7 @@ def test_the_users_secrets_must_be_named(render: Render, component: str) -> None
         ("agent.settings.drainTimeoutS", 25),
         ("agent.terminationGracePeriodSeconds", 30),
         ("agent.nodeSelector", {"pool": "a"}),
-        ("tls.certManager.issuerRef", {"name": "ca", "kind": "ClusterIssuer"}),
+        ("tls.certManager.issuerRef", {"name": "ca", "kind": "Issuer"}),
         ("operator.image.digest", f"sha256:{'0' * 64}"),
     ],
 )

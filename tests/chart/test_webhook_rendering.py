@@ -128,7 +128,8 @@ def test_cert_manager_issues_and_injects(render: Render) -> None:
     assert "caBundle" not in webhook(objects)["clientConfig"]
     assert ("Secret", "perseus-webhook-tls") not in objects
     issuer = {"name": "corporate", "kind": "ClusterIssuer"}
-    values = {"webhook": {"enabled": True}, "tls": {"mode": "certManager", "certManager": {"issuerRef": issuer}}}
+    accepted = {"issuerRef": issuer, "allowClusterIssuer": True}
+    values = {"webhook": {"enabled": True}, "tls": {"mode": "certManager", "certManager": accepted}}
     assert render(values)["Certificate", "perseus-webhook-tls"]["spec"]["issuerRef"] == issuer
 
 

@@ -174,12 +174,15 @@ def any_fault(cluster: Cluster, pods: Pods, dice: random.Random) -> tuple[str, E
         node = dice.choice(cluster.nodes)
         part = dice.choice(["kubelet", "containerd", "kube-proxy"])
         plane = dice.choice(["kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler"])
-        agent, trainer, operator = f"agent of {node.name}", f"trainer of {node.name}", pods["operator"].status.pod_ip
+        agent, keeper, trainer = (f"{role} of {node.name}" for role in ("agent", "keeper", "trainer"))
+        operator = pods["operator"].status.pod_ip
         begin: dict[str, Callable[[], End | None]] = {
             "kill the operator": lambda: kill_role(pods, "operator"),
             "freeze the operator": lambda: freeze_role(pods, "operator"),
             f"kill the {agent}": lambda agent=agent: kill_role(pods, agent),
             f"freeze the {agent}": lambda agent=agent: freeze_role(pods, agent),
+            f"kill the {keeper}": lambda keeper=keeper: kill_role(pods, keeper),
+            f"freeze the {keeper}": lambda keeper=keeper: freeze_role(pods, keeper),
             f"kill the {trainer}": lambda trainer=trainer: kill_role(pods, trainer),
             f"kill {part} of {node.name}": lambda node=node, part=part: kill_part(cluster, node.name, part),
             f"kill {plane}": lambda plane=plane: kill_part(cluster, CONTROL_PLANE, plane),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kubernetes import client
+from urllib3.exceptions import HTTPError
 
 from local_cluster.cluster import Cluster
 from local_cluster.machine import Machine, processes, running
@@ -120,7 +121,7 @@ class Job:
                 "pipeline": pipeline,
                 "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": blocking_power},
                 "objective": {"type": "MinEnergy"},
-                "straggler": {"mode": "Off"},
+                "straggler": {"mode": "Ignore"},
                 "baselineIterations": 0,
                 "points": 20,
             },
@@ -203,22 +204,55 @@ class Job:
         return True
 
 
+class Plans:
+    """The clocks of every plan that was in force since it began to look, by stage.
+
+    Plans are made again for hardware that was measured better, so one look is not enough.
+    """
+
+    def __init__(self, in_force: Callable[[], dict[int, set[int]]]) -> None:
+        self._in_force = in_force
+        self._seen: dict[int, set[int]] = {stage: set() for stage in range(STAGES)}
+
+    def look(self) -> None:
+        """Add the plans in force now, if the API server answers."""
+        with contextlib.suppress(KeyError, OSError, client.ApiException, HTTPError):
+            for stage, clocks in self._in_force().items():
+                self._seen[stage] |= clocks
+
+    def has(self, stage: int, clock_mhz: int) -> bool:
+        """Whether a plan has a clock for a stage."""
+        return clock_mhz in self._seen[stage]
+
+
 class Watch(threading.Thread):
     """Reads every GPU all the time. ``wrong`` must stay empty."""
 
-    def __init__(self, jobs: list[Job], allowed_mhz: dict[int, set[int]]) -> None:
+    def __init__(self, jobs: list[Job], plans: Plans) -> None:
         super().__init__(daemon=True)
-        self.wrong: list[str] = []
-        self._jobs, self._allowed, self._stopped = jobs, allowed_mhz, threading.Event()
+        self._jobs, self._plans, self._stopped = jobs, plans, threading.Event()
+        self._set: set[tuple[str, int, int]] = set()
+        self._spare: list[str] = []
 
     def run(self) -> None:
         while not self._stopped.wait(_LOOK_S):
             for gpu in [gpu for job in self._jobs for gpu in job.gpus]:
-                if (clock := gpu.look()) not in self._allowed[gpu.stage] | {0}:
-                    self.wrong.append(f"{gpu.uuid} of stage {gpu.stage} was set to {clock} MHz")
+                if clock := gpu.look():
+                    self._set.add((gpu.uuid, gpu.stage, clock))
             for gpu in [gpu for job in self._jobs for gpu in job.spare]:
                 if clock := gpu.look():
-                    self.wrong.append(f"{gpu.uuid}, which no job has, was set to {clock} MHz")
+                    self._spare.append(f"{gpu.uuid}, which no job has, was set to {clock} MHz")
+
+    @property
+    def wrong(self) -> list[str]:
+        """Every clock that a GPU had and that is neither its plan's nor the default."""
+        self._plans.look()
+        strays = [
+            f"{uuid} of stage {stage} was set to {clock} MHz"
+            for uuid, stage, clock in sorted(self._set)
+            if not self._plans.has(stage, clock)
+        ]
+        return strays + self._spare
 
     def stop(self) -> None:
         self._stopped.set()
@@ -235,6 +269,7 @@ class AgentExit(threading.Thread):
         super().__init__(daemon=True)
         self._pids = find(agent, PROGRAMS["agent"])
         assert self._pids, "the agent runs"
+        self._pids += find(agent, PROGRAMS["keeper"])
         self._folder = folder
         self._left: list[str] | None = None
 
@@ -264,6 +299,7 @@ class Installation:
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self._helm = helm
         self.jobs = [Job(f"train-{node.name}", node, api, cluster.kubectl) for node in cluster.nodes]
+        self.plans = Plans(self.allowed_mhz)
 
     # Install and uninstall
 
@@ -333,8 +369,9 @@ class Installation:
         found: dict[int, set[int]] = {stage: set() for stage in range(STAGES)}
         for job in self.jobs:
             status = job.status()
-            stored = self.core.read_namespaced_config_map(status["frontier"]["configMapName"], TRAINING)
-            frontier = Frontier.from_bytes(b64decode(stored.binary_data["frontier"]))
+            where = keys.API_GROUP, keys.API_VERSION, TRAINING, keys.FRONTIER_PLURAL, job.name
+            stored: Any = self.custom.get_namespaced_custom_object(*where)
+            frontier = Frontier.from_bytes(b64decode(stored["spec"]["data"]))
             plan = frontier.frequencies_mhz[int(status["plan"]["point"])]
             for stage in found:
                 own = slice(int(schedule.stage_offset[stage]), int(schedule.stage_offset[stage + 1]))
@@ -372,6 +409,7 @@ class Installation:
 
             def measured_again(before: dict[str, Any] = before) -> bool:
                 now = self.measurements()
+                self.plans.look()
                 return (
                     all(now[job.name] not in (None, before[job.name]) and job.in_force() for job in self.jobs)
                     and all(gpu.locked_mhz for job in self.jobs for gpu in job.gpus)
@@ -402,13 +440,19 @@ class Installation:
         """Return the current pods by role. With them, processes can be found while the API server is down."""
         found = {"operator": self.pod("operator")}
         for job in self.jobs:
-            found[f"agent of {job.node.name}"] = self.pod("agent", job.node)
+            found[f"agent of {job.node.name}"] = found[f"keeper of {job.node.name}"] = self.pod("agent", job.node)
             found[f"trainer of {job.node.name}"] = self.core.read_namespaced_pod(job.name, TRAINING)
         return found
 
 
-PROGRAMS = {"operator": "perseus-operator", "agent": "perseus-agent", "trainer": "perseus_sim.training.pod_job"}
-"""The program of each role, by a word of its command line."""
+PROGRAMS = {
+    "operator": "perseus-operator",
+    "keeper": "perseus-agent",
+    "agent": "perseus_agent",
+    "trainer": "perseus_sim.training.pod_job",
+}
+"""The program of each role, by a word of its command line. The clock keeper starts an agent's container, and the agent
+is its child."""
 
 
 def _flags(values: dict[str, Any]) -> list[str]:

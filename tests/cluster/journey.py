@@ -207,13 +207,26 @@ class Journey:
     def plan_mhz(self, job: Training) -> list[list[set[int]]]:
         """Return the clocks of the plan in force, by pipeline and stage, from the frontier in the cluster."""
         status = self.status(job)
-        stored = self.core.read_namespaced_config_map(status["frontier"]["configMapName"], TRAINING)
-        frontier = Frontier.from_bytes(b64decode(stored.binary_data["frontier"]))
+        stored = self.frontier(job)
+        frontier = Frontier.from_bytes(b64decode(stored["spec"]["data"]))
         own = {each["dataParallelRank"]: each["point"] for each in status.get("stragglers", ())}
         schedule = build_schedule("1f1b", stages=job.stages, microbatches=job.microbatches)
         first = [int(offset) for offset in schedule.stage_offset]
         plans = [frontier.frequencies_mhz[int(own.get(p, status["plan"]["point"]))] for p in range(job.pipelines)]
         return [[set(map(int, plan[first[s] : first[s + 1]])) for s in range(job.stages)] for plan in plans]
+
+    def frontier(self, job: Training) -> Any:
+        """Return the PerseusFrontier of a job."""
+        return self.read("-n", TRAINING, "get", keys.FRONTIER_PLURAL, job.name)
+
+    def restarts(self) -> dict[str, str]:
+        """Return the containers of operator and agents that were restarted, and how the latest of each had ended."""
+        return {
+            f"{pod.metadata.name}/{status.name}": f"{status.restart_count}: {_end(status.last_state.terminated)}"
+            for pod in (*self.pods("agent"), *self.pods("operator"))
+            for status in pod.status.container_statuses
+            if status.restart_count
+        }
 
     def rights(self, account: str) -> set[rbac.Permission]:
         """Return what the cluster allows a service account of the release, by all its roles."""
@@ -277,6 +290,10 @@ class Journey:
         """Return the last iteration that the trainers report; -1 before the first."""
         found = re.findall(r"iteration (\d+): ", self.log(job))
         return int(found[-1]) if found else -1
+
+    def iteration_times(self, job: Training) -> list[float]:
+        """Return how long the reported iterations took, in seconds."""
+        return [float(text) for text in re.findall(r"iteration \d+: (\S+) s", self.log(job))]
 
     def trains(self, job: Training, count: int) -> None:
         """Wait for a number of further iterations."""
@@ -407,8 +424,12 @@ class Journey:
 _CLUSTER_WIDE = ("crd", "clusterrole", "clusterrolebinding", "mutatingwebhookconfiguration", "priorityclass")
 _NAMESPACED = (
     "pod", "secret", "service", "configmap", "role", "rolebinding", "serviceaccount", "daemonset", "deployment",
-    "networkpolicy",
+    "networkpolicy", "lease",
 )  # fmt: skip
+
+
+def _end(terminated: Any) -> str:
+    return f"{terminated.reason}, exit code {terminated.exit_code}" if terminated else "unknown"
 
 
 def _short(name: str) -> str:

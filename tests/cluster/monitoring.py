@@ -1,4 +1,4 @@
-"""A Prometheus on a real cluster that scrapes only what the chart's PodMonitor selects.
+"""A Prometheus on a real cluster that scrapes what the chart's PodMonitor selects, and what the install page says.
 
 The server runs in the control plane's network, from which it reaches pods, and finds them by Kubernetes service
 discovery. This module translates the PodMonitor to a configuration as the Prometheus Operator does.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import urllib.parse
@@ -19,7 +20,8 @@ import yaml
 
 from local_cluster.cluster import Cluster
 
-RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "rules.yaml"
+_ROOT = Path(__file__).resolve().parents[2]
+RULES = _ROOT / "deploy" / "prometheus" / "rules.yaml"
 INTERVAL_S = 2
 _ADDRESS = "127.0.0.1:9090"
 _QUERY = """
@@ -56,10 +58,10 @@ class Prometheus:
         ]
         return dict(zip(queries, found, strict=True))
 
-    def scraped(self) -> dict[str, str]:
-        """Return the health of every target, by the name of its pod."""
+    def scraped(self) -> dict[tuple[str, str], str]:
+        """Return the health of every target, by the name of its scrape job and of its pod."""
         [found] = self.get(("/api/v1/targets", {"state": "active"}))
-        return {target["labels"]["pod"]: target["health"] for target in found["activeTargets"]}
+        return {(target["scrapePool"], target["labels"]["pod"]): target["health"] for target in found["activeTargets"]}
 
     def rules(self) -> dict[str, str]:
         """Return the health of every rule, by its name."""
@@ -76,7 +78,10 @@ def serve(cluster: Cluster, monitor: dict[str, Any], folder: Path) -> Iterator[P
     settings = {
         "global": {"evaluation_interval": f"{INTERVAL_S}s"},
         "rule_files": [str(RULES)],
-        "scrape_configs": [_scrape_config(monitor, folder / "kubeconfig")],
+        "scrape_configs": [
+            _scrape_config(monitor, folder / "kubeconfig"),
+            _of_the_page(monitor, folder / "kubeconfig"),
+        ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
     options = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", "--log.level=warn"]
@@ -90,6 +95,20 @@ def serve(cluster: Cluster, monitor: dict[str, Any], folder: Path) -> Iterator[P
         server.wait(60)
 
 
+def _of_the_page(monitor: dict[str, Any], kubeconfig: Path) -> dict[str, Any]:
+    """Return the scrape job of the install page, for the monitor's namespaces. Its samples would count twice: they are
+    dropped.
+    """
+    page = (_ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"^```yaml\n(- job_name: .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    [job] = yaml.safe_load(block)
+    for discovery in job["kubernetes_sd_configs"]:
+        discovery["kubeconfig_file"] = str(kubeconfig)
+        discovery["namespaces"]["names"] = _namespaces(monitor)
+    drop = {"source_labels": ["__name__"], "regex": ".+", "action": "drop"}
+    return {**job, "scrape_interval": f"{INTERVAL_S}s", "metric_relabel_configs": [drop]}
+
+
 def _scrape_config(monitor: dict[str, Any], kubeconfig: Path) -> dict[str, Any]:
     """Return the Prometheus Operator's configuration for a PodMonitor with one endpoint."""
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
@@ -101,7 +120,6 @@ def _scrape_config(monitor: dict[str, Any], kubeconfig: Path) -> dict[str, Any]:
     keep = [{"source_labels": [label], "regex": value, "action": "keep"} for label, value in wanted.items()]
     names = {"namespace": "namespace", "pod": "pod_name", "container": "pod_container_name"}
     label = [{"source_labels": [f"__meta_kubernetes_{of}"], "target_label": name} for name, of in names.items()]
-    namespaces = monitor["spec"].get("namespaceSelector", {"matchNames": [monitor["metadata"]["namespace"]]})
     return {
         "job_name": f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}",
         "metrics_path": endpoint["path"],
@@ -109,7 +127,13 @@ def _scrape_config(monitor: dict[str, Any], kubeconfig: Path) -> dict[str, Any]:
         "scrape_timeout": f"{INTERVAL_S}s",
         "honor_labels": endpoint["honorLabels"],
         "kubernetes_sd_configs": [
-            {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": namespaces["matchNames"]}}
+            {"role": "pod", "kubeconfig_file": str(kubeconfig), "namespaces": {"names": _namespaces(monitor)}}
         ],
         "relabel_configs": [*keep, *label],
     }
+
+
+def _namespaces(monitor: dict[str, Any]) -> list[str]:
+    """Return the namespaces whose pods a PodMonitor selects."""
+    own = {"matchNames": [monitor["metadata"]["namespace"]]}
+    return list(monitor["spec"].get("namespaceSelector", own)["matchNames"])

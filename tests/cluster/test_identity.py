@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from perseus_proto import keys
 pytestmark = pytest.mark.timeout(900)
 
 ATTACKER = (Path(__file__).parent / "attacker.py").read_text(encoding="utf-8")
+THAW_S = 1.0
+"""In this time an agent that was stopped says that it is alive, to the keeper that is still stopped."""
 MOUNT = {"name": "perseus", "mountPath": "/run/perseus"}
 
 
@@ -136,7 +139,7 @@ def refused(installation: Installation, victim: Job, attackers: Attackers) -> It
     agent = Agent(installation, victim)
     counted, reported = agent.refused(), len(agent.reported())
     written = [gpu.written() for gpu in victim.spare]
-    watch = Watch(installation.jobs, installation.allowed_mhz())
+    watch = Watch(installation.jobs, installation.plans)
     before = [len(gpu.defaults) for gpu in victim.gpus]
     watch.start()
 
@@ -198,9 +201,11 @@ def test_the_number_of_a_dead_process(
     """An attacker's process connects and dies, and the victim's pod gets its number before the agent looks."""
     attackers.start("dead", "dead", gpus=1)
     installation.eventually("the attacker runs", (attackers.shared / "ready").exists, PATIENCE_S)
-    pods, role = installation.pods_by_role(), f"agent of {victim.node.name}"
-    [trainer] = find(pods[f"trainer of {victim.node.name}"], "perseus_sim.training.pod_job")
-    assert signal_role(pods, role, signal.SIGSTOP)
+    pods, node = installation.pods_by_role(), victim.node.name
+    [trainer] = find(pods[f"trainer of {node}"], "perseus_sim.training.pod_job")
+    # The keeper first: it would end an agent that is silent.
+    for role in ("keeper", "agent"):
+        assert signal_role(pods, f"{role} of {node}", signal.SIGSTOP)
     try:
         (attackers.shared / "connect").touch()
         installation.eventually("it has connected", (attackers.shared / "connected").exists)
@@ -211,7 +216,9 @@ def test_the_number_of_a_dead_process(
         reuse(victim.node, number, trainer)
         (attackers.shared / "go").touch()
     finally:
-        signal_role(pods, role, signal.SIGCONT)
+        signal_role(pods, f"agent of {node}", signal.SIGCONT)
+        time.sleep(THAW_S)
+        signal_role(pods, f"keeper of {node}", signal.SIGCONT)
     result = attackers.result("dead")
     # Refused because the process has ended; kernels before 6.5 do not report that, but then another process sends.
     assert result["answer"] in ("NOT_A_POD", "MALFORMED"), result

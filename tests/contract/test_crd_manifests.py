@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from perseus_operator.api.budget import parse_budget
-from perseus_operator.api.crd import budget_crd, budget_crd_yaml, crd, crd_yaml
+from perseus_operator.api.crd import budget_crd, crd, definitions, frontier_crd, profile_crd
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.api.schema import dump, openapi_of
@@ -28,7 +28,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VERSION = crd()["spec"]["versions"][0]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
-BUDGET = budget_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+BUDGET, PROFILE, FRONTIER = (
+    made()["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for made in (budget_crd, profile_crd, frontier_crd)
+)
 MINIMAL: dict[str, Any] = {
     "pipeline": {"schedule": "1F1B", "stages": 4, "microbatches": 8},
     "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
@@ -46,17 +48,18 @@ def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
 
 FIELDS = [
     (path, schema)
-    for root, name in ((SCHEMA, ""), (BUDGET, "budget."))
+    for root, name in ((SCHEMA, ""), (BUDGET, "budget."), (PROFILE, "profile."), (FRONTIER, "frontier."))
     for part in ("spec", "status")
+    if part in root["properties"]
     for path, schema in nodes(root["properties"][part], f"{name}{part}")
     if not path.endswith("[]")
 ]
 
 
-def test_the_committed_crd_is_the_generated_one() -> None:
-    committed = (REPOSITORY / "deploy/crds/perseusjobs.yaml").read_text()
-    assert committed == crd_yaml(), "run `make generate`"
-    assert (REPOSITORY / "deploy/crds/powerbudgets.yaml").read_text() == budget_crd_yaml(), "run `make generate`"
+def test_the_committed_crds_are_the_generated_ones() -> None:
+    folder = REPOSITORY / "deploy" / "crds"
+    committed = {path.stem: path.read_text() for path in folder.iterdir()}
+    assert committed == definitions(), "run `make generate`"
 
 
 @pytest.mark.parametrize(("path", "schema"), FIELDS, ids=[path for path, _ in FIELDS])
@@ -124,12 +127,13 @@ ACCEPTED: list[dict[str, Any]] = [
     {"objective": {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1}}},
     {"objective": {"type": "Deadline", "deadline": {"finishBy": "2030-01-31T18:00:00Z", "iterations": 10}}},
     {"objective": {"type": "PowerCap", "powerCapWatts": 5000}},
-    {"straggler": {"mode": "Off", "slowdownThreshold": "50%", "recoveryThreshold": "0.5%", "confirmIterations": 1}},
+    {"straggler": {"mode": "Ignore", "slowdownThreshold": "50%", "recoveryThreshold": "0.5%", "confirmIterations": 1}},
     {"pipeline": {"schedule": "Interleaved1F1B", "stages": 4, "microbatches": 8, "chunks": 2}},
     {"pipeline": {"scheduleRef": {"name": "s"}, "stages": 4}},
     {"pipeline": {"schedule": "FromRanks", "stages": 4}},
-    {"profile": {"configMapRef": {"name": "p"}, "online": {}}},
-    {"profile": {"configMapRef": {"name": "p"}, "online": {"maxClocks": 255}, "blockingPowerMilliwatts": 0}},
+    {"profile": {"profileRef": {"name": "p"}}},
+    {"profile": {"profileRef": {"name": "p"}, "online": {}}},
+    {"profile": {"profileRef": {"name": "p"}, "online": {"maxClocks": 255}, "blockingPowerMilliwatts": 0}},
     {"mode": "Recommend", "points": 2, "baselineIterations": 0},
     {"workload": {"selector": {"matchLabels": {"app": "x"}}}},
 ]
@@ -153,7 +157,10 @@ REFUSED: list[tuple[str, Any, str, bool]] = [
     ("pipeline.dataParallel", 0, "spec.pipeline.dataParallel: must be an integer", True),
     ("pipeline.tensorParallel", -1, "spec.pipeline.tensorParallel: must be an integer", True),
     ("profile.blockingPowerMilliwatts", -1, "spec.profile.blockingPowerMilliwatts: must be an integer", True),
-    ("profile", {"configMapRef": {"name": "p"}}, "blockingPowerMilliwatts must be set unless online is", False),
+    ("profile", {"configMapRef": {"name": "p"}}, "blockingPowerMilliwatts must be set with configMapRef", False),
+    ("profile", {"online": {}}, "exactly one of configMapRef and profileRef must be set", False),
+    ("profile", {"profileRef": {"name": "p"}, "configMapRef": {"name": "p"}}, "exactly one of configMapRef", False),
+    ("profile", {"configMapRef": {"name": "p"}, "online": {}}, "online needs profileRef", False),
     ("profile.online", {"maxClocks": 1}, "spec.profile.online.maxClocks: must be an integer from 2 to 255", True),
     ("profile.online", {"maxSlowdown": "2"}, "spec.profile.online.maxSlowdown: must be a percentage", True),
     ("profile.configMapRef.name", "", "spec.profile.configMapRef.name: must be the name of a ConfigMap", True),
@@ -251,8 +258,11 @@ def test_the_fields_that_the_training_processes_run_are_immutable() -> None:
         for rule in schema.get("x-kubernetes-validations", ())
         if rule["rule"] == "self == oldSelf"
     }
-    names = ("schedule", "scheduleRef.name", "scheduleRef.key", "stages", "microbatches", "chunks", "tensorParallel")
-    assert fixed == {f"spec.pipeline.{name}" for name in names}
+    optional = {"schedule", "scheduleRef", "microbatches", "chunks"}
+    assert fixed == {f"spec.pipeline.{name}" for name in (*optional, "stages", "tensorParallel")}
+    pipeline = SPEC["properties"]["pipeline"]
+    rules = {rule["rule"] for rule in pipeline["x-kubernetes-validations"]}
+    assert {f"has(self.{name}) == has(oldSelf.{name})" for name in optional} <= rules, "nor can they come or go"
 
 
 def test_status_fields_and_schema_are_the_same() -> None:

@@ -90,12 +90,8 @@ def stage(name: str, called: str) -> Stage:
 def installed(name: str) -> set[str]:
     """Return the names of the distributions in an image, without the project's own."""
     [install] = [run for run in stage(name, "needs").all("RUN") if "pip install" in run]
-    if extra := re.search(r"requirements\.py (\w+)", install):
-        wanted = closure(extra[1])
-    else:
-        wanted = {
-            name for text in install.partition("requirements.lock ")[2].split(" &&")[0].split() for name in needs(text)
-        }
+    arguments = re.findall(r"requirements\.py ([\w -]+) >", install)[0].split()
+    wanted = {name for word in arguments for text in requirements.wanted_by(PROJECT, word) for name in needs(text)}
     [removed] = re.findall(r"pip uninstall --yes ([\w -]+?)(?: &&|$)", stage(name, "slim").all("RUN")[0].strip())
     return wanted - set(removed.split())
 
@@ -136,6 +132,69 @@ def test_copied_files_exist(name: str) -> None:
             for source in sources if origin is None else ():
                 assert (ROOT / source).exists(), source
         seen.add(stage.name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_an_index_serves_is_checked_against_a_hash(name: str) -> None:
+    installs = [
+        command
+        for stage in stages(name)[1]
+        for run in stage.all("RUN")
+        for command in run.split("&&")
+        if " install " in command
+    ]
+    assert len(installs) == 3
+    for install in installs:
+        assert " --require-hashes " in install or (" --no-index " in install and install.strip().endswith(" ."))
+
+
+LOCK = (ROOT / "requirements-images.lock").read_text(encoding="utf-8")
+
+
+def test_the_images_lock_has_a_hash_for_every_package_and_names_no_index() -> None:
+    assert "://" not in LOCK
+    assert set(re.findall(r"--[a-z-]+", LOCK)) == {"--hash"}
+    versions = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", LOCK, re.MULTILINE))
+    others = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", others, re.MULTILINE))
+    assert {name: pinned.get(name, version) for name, version in versions.items()} == versions
+    for name in versions:
+        assert any("--hash=sha256:" in line for line in requirements.pinned(LOCK, [name])[1:]), name
+
+
+@pytest.mark.parametrize("extra", PROGRAMS)
+def test_what_an_image_installs_is_what_its_packages_require(extra: str) -> None:
+    lines = requirements.pinned(LOCK, requirements.wanted_by(PROJECT, extra))
+    assert {line.partition("==")[0] for line in lines if not line.startswith(" ")} >= closure(extra) - {"tzdata"}
+
+
+def test_a_package_that_the_lock_lacks_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        requirements.pinned(LOCK, ["no-such-package"])
+
+
+PINNED = "python:3.11.14-slim-bookworm@sha256:" + 64 * "a"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "PUSH: BASE must be name:version@sha256:<64 hexadecimal digits>, not ''"),
+        ({"BASE": "python:3.11.14"}, "PUSH: BASE must be"),
+        ({"BASE": PINNED, "COMPILER": PINNED[:-1]}, "PUSH: COMPILER must be"),
+        ({"BASE": PINNED, "COMPILER": PINNED}, "PUSH: BASE_DATE must be a day, YYYY-MM-DD, not ''"),
+        ({"BASE": PINNED, "COMPILER": PINNED, "BASE_DATE": "2026-11-23"}, "no builder"),
+    ],
+)
+def test_nothing_is_pushed_whose_base_a_digest_does_not_name(
+    environment: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "PUSH": "yes", **environment}
+    refused = subprocess.run(
+        [sys.executable, str(IMAGES / "build.py")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert message in refused.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)

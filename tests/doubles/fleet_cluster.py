@@ -20,6 +20,8 @@ import kubernetes.aio.config as k8s_config
 from tests.doubles.fleet import Fleet, LightJob, LightRank, Work
 
 from perseus_proto import keys
+from perseus_sim.cluster import rbac
+from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE
 from perseus_sim.processes import Child, Processes
 
 T = TypeVar("T")
@@ -94,6 +96,7 @@ class FleetCluster:
         for name in (self.namespace, self.system):
             await self.core.create_namespace({"metadata": {"name": name}})
             await self._account(name)
+        await self._grant()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -192,6 +195,10 @@ class FleetCluster:
         found = await self.custom.list_namespaced_custom_object(*GROUP, self.namespace, keys.PLURAL)
         return {job["metadata"]["name"]: job for job in found["items"]}
 
+    async def frontier(self, name: str) -> Any:
+        """The PerseusFrontier of this name."""
+        return await self.custom.get_namespaced_custom_object(*GROUP, self.namespace, keys.FRONTIER_PLURAL, name)
+
     async def _pod(self, namespace: str, name: str, node: str, labels: Mapping[str, str], port: int = 0) -> None:
         ports = [{"name": keys.AGENT_GRPC_PORT_NAME, "containerPort": port}] if port else []
         container = {"name": "main", "image": "simulated", "ports": ports}
@@ -203,6 +210,13 @@ class FleetCluster:
         ready = {"type": "Ready", "status": "True"}
         status = {"phase": "Running", "podIP": "127.0.0.1", "hostIP": "127.0.0.1", "conditions": [ready]}
         await self.core.patch_namespaced_pod_status(name, namespace, {"status": status}, _content_type=MERGE)
+
+    async def _grant(self) -> None:
+        # The operator counts epochs beside the agents; its service account is where tests put it.
+        role, binding = rbac.agents_manifest(self.system, SYSTEM_NAMESPACE)
+        roles: Any = k8s.RbacAuthorizationV1Api(self._api)
+        await roles.create_namespaced_role(self.system, role)
+        await roles.create_namespaced_role_binding(self.system, binding)
 
     async def _account(self, namespace: str) -> None:
         # A real API server refuses pods without it, and a controller may be quicker than we are, or absent.

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,19 @@ JOB = "job-uid"
 _REPOSITORY = Path(__file__).resolve().parents[2]
 """The processes import ``tests.doubles`` from there."""
 PATIENCE_S = 60.0
+_CROWD = """
+import os, socket, sys
+sys.stdin.readline()
+noise = os.urandom(4096)
+while True:
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.setblocking(False)
+            one.connect(sys.argv[1])
+            one.send(noise)
+        except OSError:
+            pass
+"""
 """What a broken program reaches and a busy machine does not."""
 
 
@@ -86,8 +99,8 @@ class RecordingNode:
             yield node
         finally:
             for child in node._children:
-                if child.poll() is None:
-                    child.kill()
+                with suppress(ProcessLookupError):  # an agent may outlive its keeper, and still write
+                    os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
                 if child.stdin:
                     child.stdin.close()
@@ -125,7 +138,7 @@ class RecordingNode:
             *flags,
         ]
         with (self.folder / "agent.log").open("ab") as log:
-            self.agent = subprocess.Popen(command, stderr=log, cwd=_REPOSITORY)
+            self.agent = subprocess.Popen(command, stderr=log, cwd=_REPOSITORY, start_new_session=True)
         self._children.append(self.agent)
         if wait:
             process = self.agent
@@ -202,13 +215,25 @@ class RecordingNode:
             "gpu": gpu,
         }
         command = [sys.executable, "-m", "tests.doubles.recording_trainer", json.dumps(arguments)]
-        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=_REPOSITORY)
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=_REPOSITORY, start_new_session=True)
         self._children.append(trainer)
         self.kubelet.place([trainer.pid], pod.uid)
         assert trainer.stdin
         trainer.stdin.write(b"go\n")
         trainer.stdin.flush()
         return trainer
+
+    def start_crowd(self, pod: messages.Pod) -> subprocess.Popen[bytes]:
+        """A process in a pod that connects to the agent, sends noise and leaves, as fast as it can."""
+        crowd = subprocess.Popen(
+            [sys.executable, "-c", _CROWD, self.socket], stdin=subprocess.PIPE, start_new_session=True
+        )
+        self._children.append(crowd)
+        self.kubelet.place([crowd.pid], pod.uid)
+        assert crowd.stdin
+        crowd.stdin.write(b"go\n")
+        crowd.stdin.flush()
+        return crowd
 
     # ------------------------------------------------------------------------------------------- GPUs
 

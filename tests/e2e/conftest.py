@@ -7,6 +7,7 @@ service account with only the chart's rules.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -95,17 +96,24 @@ def namespace(api: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def crd(api: Any) -> Iterator[Any]:
-    """The PerseusJob CRD, installed from the committed file. A cluster that already had it keeps it."""
-    yield from _install(client.ApiextensionsV1Api(api), "perseusjobs")
+    """The PerseusJob CRD and those of what is stored for one, installed from the committed files. A cluster that
+    already had them keeps them. The first is returned."""
+    definitions = client.ApiextensionsV1Api(api)
+    with contextlib.ExitStack() as installed:
+        for plural in (keys.FRONTIER_PLURAL, keys.PROFILE_PLURAL):
+            installed.enter_context(_installed(definitions, plural))
+        yield installed.enter_context(_installed(definitions, keys.PLURAL))
 
 
 @pytest.fixture(scope="session")
 def budget_crd(api: Any) -> Iterator[Any]:
     """The PowerBudget CRD, likewise."""
-    yield from _install(client.ApiextensionsV1Api(api), "powerbudgets")
+    with _installed(client.ApiextensionsV1Api(api), keys.BUDGET_PLURAL) as definition:
+        yield definition
 
 
-def _install(definitions: Any, plural: str) -> Iterator[Any]:
+@contextlib.contextmanager
+def _installed(definitions: Any, plural: str) -> Iterator[Any]:
     body = yaml.safe_load((CRDS / f"{plural}.yaml").read_text(encoding="utf-8"))
     name = body["metadata"]["name"]
     found = definitions.list_custom_resource_definition(field_selector=f"metadata.name={name}").items
@@ -155,6 +163,7 @@ class World:
         self.core, self.custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
         self.namespace, self.kubeconfig, self.folder, self.processes = namespace, kubeconfig, folder, processes
         self.place = (keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL)
+        self.frontiers = (*self.place[:3], keys.FRONTIER_PLURAL)
         self.operator: Child | None = None
 
     absent = staticmethod(absent)
@@ -203,6 +212,9 @@ class World:
 
     def job(self) -> Any:
         return self.custom.get_namespaced_custom_object(*self.place, "gpt3", _request_timeout=10)
+
+    def frontier(self, name: str = "gpt3") -> Any:
+        return self.custom.get_namespaced_custom_object(*self.frontiers, name)
 
     def budget(self, name: str, watts: int, **selector: Any) -> None:
         body = {

@@ -190,7 +190,15 @@ def test_a_rule_across_fields_refuses_with_its_message(
 
 @pytest.mark.needs(Feature.CEL)
 @pytest.mark.parametrize(
-    "changes", [{"pipeline.stages": 5}, {"pipeline.schedule": "GPipe"}, {"pipeline.tensorParallel": 2}], ids=str
+    "changes",
+    [
+        {"pipeline.stages": 5},
+        {"pipeline.schedule": "GPipe"},
+        {"pipeline.tensorParallel": 2},
+        {"pipeline.schedule": None, "pipeline.scheduleRef": {"name": "other"}},
+        {"pipeline.schedule": "FromRanks", "pipeline.microbatches": None},
+    ],
+    ids=str,
 )
 def test_the_running_pipeline_cannot_be_edited(jobs: Jobs, changes: dict[str, Any]) -> None:
     jobs.create(MINIMAL)
@@ -203,7 +211,12 @@ def test_the_running_pipeline_cannot_be_edited(jobs: Jobs, changes: dict[str, An
 
 def test_fields_that_may_change_while_the_job_runs_can_be_edited(jobs: Jobs) -> None:
     jobs.create(MINIMAL)
-    changes = {"pipeline.dataParallel": 3, "objective.type": "MinEnergy", "straggler.mode": "Off", "mode": "Recommend"}
+    changes = {
+        "pipeline.dataParallel": 3,
+        "objective.type": "MinEnergy",
+        "straggler.mode": "Ignore",
+        "mode": "Recommend",
+    }
     assert jobs.patch({"spec": edited(changes)})["metadata"]["generation"] == 2
 
 
@@ -239,7 +252,24 @@ FIELDS = [
     "baselineIterations",
     "unknown",
 ]
-VALUES = [ABSENT, None, 0, 1, 2.5, 65537, True, "", "3%", "5%", "2.5 %", "1000%", "1F1B", "Off", "Deadline", "PowerCap"]
+VALUES = [
+    ABSENT,
+    None,
+    0,
+    1,
+    2.5,
+    65537,
+    True,
+    "",
+    "3%",
+    "5%",
+    "2.5 %",
+    "1000%",
+    "1F1B",
+    "Ignore",
+    "Deadline",
+    "PowerCap",
+]
 VALUES += ["2030-01-31T18:00:00Z", "2030-02-31T18:00:00Z", [], {}]
 
 

@@ -30,7 +30,7 @@ from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule
 
-CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 A100 = MODELS["a100"]
 STAGES, MICROBATCHES = 2, 4
 FORWARD_S, IMBALANCE = 0.1, 1.25
@@ -45,7 +45,7 @@ class System:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster
         self._custom = client.CustomObjectsApi(cluster.api)
-        cluster.apply(CRD)
+        cluster.apply(CRDS)
         eventually(
             lambda: not absent(lambda: self._custom.list_namespaced_custom_object(*JOBS)), "the CRD is not served"
         )
@@ -62,6 +62,17 @@ class System:
         os.kill(operator.pid, signal.SIGKILL)
         operator.popen.wait()
 
+    def train_steps(self, name: str, step_s: float, ranks: int) -> None:
+        """A data-parallel job: each rank runs whole iterations."""
+        rows = ["stage,instruction,frequency,time,energy"]
+        for clock in CLOCKS_MHZ:
+            time_s = step_s * A100.slowdown(clock)
+            rows.append(f"0,step,{clock},{time_s:.6f},{time_s * A100.power_w(clock):.4f}")
+        measured = read_profile("\n".join(rows) + "\n")
+        schedule = build_schedule("Steps", stages=1, microbatches=1)
+        problem = build_problem(measured, schedule, blocking_power_w=A100.blocking_power_w)
+        self.cluster.start_job(name, problem, pipelines=ranks, speed=5.0, noise=0.002, wait_for_agent_s=30.0)
+
     def train(self, name: str) -> None:
         measured = read_profile(profile_csv(STAGES, "a100", IMBALANCE, FORWARD_S), stages=STAGES)
         schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
@@ -71,7 +82,7 @@ class System:
     def apply(self, name: str, **changes: Any) -> None:
         spec = {
             "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES},
-            "profile": {"configMapRef": {"name": "measured"}, "online": {"iterationsPerClock": 2}},
+            "profile": {"profileRef": {"name": "measured"}, "online": {"iterationsPerClock": 2}},
             "points": 20,
             **changes,
         }
@@ -94,9 +105,10 @@ class System:
     def in_force(self, name: str) -> bool:
         return self.condition(name, "PlanApplied").get("reason") == "PlanInForce"
 
-    def config_map(self, name: str) -> Any:
+    def stored(self, plural: str, name: str) -> Any:
+        """Return a PerseusProfile or a PerseusFrontier; None if there is none."""
         try:
-            return self.cluster.core.read_namespaced_config_map(name, "default")
+            return self._custom.get_namespaced_custom_object(*JOBS[:3], plural, name)
         except ApiException as error:
             if error.status != 404:
                 raise
@@ -104,8 +116,8 @@ class System:
 
     def sweep(self, name: str) -> Sweep | None:
         """Return the stored sweep of a job; None if there is none."""
-        stored = self.config_map(f"{name}-profiling")
-        data = stored and (stored.binary_data or {}).get("sweep")
+        stored = self.stored(keys.FRONTIER_PLURAL, name)
+        data = stored and stored["spec"].get("sweep")
         return from_json(zlib.decompress(b64decode(data)).decode()) if data else None
 
     def events(self, name: str) -> list[str]:
@@ -148,8 +160,8 @@ def test_a_job_is_profiled_and_planned_and_the_next_one_uses_its_profile(system:
     system.start_operator()
     eventually(lambda: system.in_force("first"), "no plan is in force", 0.1)
 
-    profile = system.config_map("measured").data
-    found = rows(profile["profile.csv"])
+    profile = system.stored(keys.PROFILE_PLURAL, "measured")["spec"]
+    found = rows(profile["csv"])
     weights = stage_weights(STAGES, IMBALANCE)
     assert {clock for _, _, clock in found} == set(CLOCKS_MHZ)
     for stage, clock in {(stage, clock) for stage, _, clock in found}:
@@ -164,7 +176,7 @@ def test_a_job_is_profiled_and_planned_and_the_next_one_uses_its_profile(system:
         # but the sum over the kinds is exact.
         energy_j = sum(found[stage, kind, clock][1] for kind in wanted_s)
         assert energy_j == pytest.approx(sum(wanted_s.values()) * power_w, rel=0.08)
-    assert int(profile["blockingPowerMilliwatts"]) == pytest.approx(1000 * A100.blocking_power_w, rel=0.35)
+    assert profile["blockingPowerMilliwatts"] == pytest.approx(1000 * A100.blocking_power_w, rel=0.35)
     # What was measured before the operator was killed was not measured again.
     for reading in stored.readings:
         for stage, own in enumerate(reading.stages):
@@ -181,7 +193,32 @@ def test_a_job_is_profiled_and_planned_and_the_next_one_uses_its_profile(system:
     system.apply("second", pipeline={"schedule": "FromRanks", "stages": STAGES})
     eventually(lambda: system.in_force("second"), "the second job's plan is not in force")
     assert "Profiling" not in system.events("second")
-    assert system.config_map("second-profiling") is None
-    assert system.config_map("measured").data == profile
+    assert system.sweep("second") is None
+    assert system.stored(keys.PROFILE_PLURAL, "measured")["spec"] == profile
     for job in system.cluster.jobs:
         assert job.training.failure is None
+
+
+def test_a_job_without_a_pipeline_is_profiled_and_keeps_its_bound(system: System) -> None:
+    step_s, ranks = 0.6, 2 * STAGES
+    system.train_steps("steps", step_s, ranks)
+    system.apply(
+        "steps",
+        pipeline={"schedule": "Steps", "stages": 1, "dataParallel": ranks},
+        objective={"type": "MaxSlowdown", "maxSlowdown": "12%"},
+    )
+    eventually(lambda: system.in_force("steps"), "no plan is in force", 0.1)
+    found = rows(system.stored(keys.PROFILE_PLURAL, "measured")["spec"]["csv"])
+    assert set(found) == {(0, "step", clock) for clock in CLOCKS_MHZ}
+    for (_, _, clock), (time_s, energy_j) in found.items():
+        assert time_s == pytest.approx(step_s * A100.slowdown(clock), rel=0.02)
+        assert energy_j == pytest.approx(time_s * A100.power_w(clock), rel=0.08)
+
+    eventually(lambda: "savings" in system.status("steps"), "savings are not measured")
+    savings = {what: float(share.rstrip("%")) for what, share in system.status("steps")["savings"].items()}
+    # The lowest of the measured clocks that keeps the bound, and what it saves.
+    clock = min(clock for clock in CLOCKS_MHZ if A100.slowdown(clock) <= 1.12)
+    saved = 1 - A100.slowdown(clock) * A100.power_w(clock) / A100.power_w(max(CLOCKS_MHZ))
+    assert savings["slowdown"] == pytest.approx(100 * (A100.slowdown(clock) - 1), abs=0.7)
+    assert savings["energy"] == pytest.approx(100 * saved, abs=2.0)
+    assert system.cluster.jobs[0].training.failure is None

@@ -6,14 +6,19 @@ tested in tests/integration/operator_loop/.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
+import kubernetes.aio.client as aio_client
+import kubernetes.aio.config as aio_config
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from perseus_operator.clients.epoch_counter import EPOCH_LEASE
+from perseus_operator.clients.kube import KubeClient
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
@@ -76,7 +81,7 @@ def test_a_restarted_operator_restores_the_state_of_the_last_one(world: Any) -> 
     before = world.job()["status"]
 
     world.start_operator()
-    assert "restored from ConfigMap" in world.until_condition("FrontierReady", "True", "Restored")
+    assert "restored from PerseusFrontier gpt3" in world.until_condition("FrontierReady", "True", "Restored")
     world.until_condition("Ready", "True", "Ready")
     after = world.job()["status"]
     assert after["frontier"] == before["frontier"]
@@ -98,9 +103,8 @@ def test_a_deleted_job_deletes_its_frontier(world: Any) -> None:
     world.until_condition("Ready", "True", "Ready")
     job = world.job()
     assert job["metadata"]["finalizers"] == [keys.FINALIZER]
-    name = job["status"]["frontier"]["configMapName"]
-    stored = world.core.read_namespaced_config_map(name, world.namespace)
-    assert [owner.uid for owner in stored.metadata.owner_references] == [job["metadata"]["uid"]]
+    stored = world.frontier()
+    assert [owner["uid"] for owner in stored["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
     world.delete()
     world.until("gone", world.gone)
 
@@ -109,11 +113,9 @@ def test_the_frontier_is_garbage_collected(world: Any) -> None:
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
-    name = world.job()["status"]["frontier"]["configMapName"]
+    assert not world.absent(world.frontier)
     world.delete()
-    world.until(
-        "garbage collected", lambda: world.absent(lambda: world.core.read_namespaced_config_map(name, world.namespace))
-    )
+    world.until("garbage collected", lambda: world.absent(world.frontier))
     assert not world.absent(lambda: world.core.read_namespaced_config_map("profile", world.namespace))
 
 
@@ -143,12 +145,28 @@ def test_the_operator_survives_an_outage_of_the_control_plane(world: Any, server
     assert world.operator.running
 
 
+async def measure(world: Any) -> None:
+    """Store what a job has measured, and measured again: no rank runs here."""
+    configuration = aio_client.Configuration()
+    await aio_config.load_kube_config(str(world.kubeconfig), client_configuration=configuration)
+    kube = KubeClient(aio_client.ApiClient(configuration))
+    for csv in ("first", "second"):
+        await kube.write_profile(world.namespace, "measured", {"csv": csv})
+    await kube.write_calibrations(world.namespace, "measured", {"a": "b"}, None)
+    stored = await kube.read_profile(world.namespace, "measured")
+    assert (stored.spec, stored.status) == ({"csv": "second"}, {"calibrations": {"a": "b"}})
+    await kube.close()
+
+
 @pytest.mark.needs(Feature.RBAC, Feature.FAULTS)
-def test_the_operator_needs_exactly_its_rights(world: Any, server: Server) -> None:
+def test_the_operator_needs_exactly_its_rights(world: Any, api: Any, server: Server) -> None:
     assert server.plane is not None
     world.stop_operator()
+    client.CoordinationV1Api(api).delete_namespaced_lease(EPOCH_LEASE, SYSTEM)
     since = server.plane.audit_log.stat().st_size
-    world.start_operator()
+    world.start_operator()  # draws an epoch from a new counter
+    world.stop_operator()
+    world.start_operator()  # and from one that is there
     world.profile(profile_csv=profile_csv(STAGES))
     world.create()
     world.until_condition("Ready", "True", "Ready")
@@ -159,6 +177,7 @@ def test_the_operator_needs_exactly_its_rights(world: Any, server: Server) -> No
     world.delete_budget("exact")
     world.delete()
     world.until("gone", world.gone)
+    asyncio.run(measure(world))
 
     operator = rbac.user_name(SYSTEM, "perseus-operator")
     requests = list(rbac.requests(server.plane.audit_log, operator, since=since))
@@ -178,9 +197,10 @@ def test_one_namespace_is_served_without_rights_anywhere_else(
     account = f"only-{world.namespace}"
     world.core.create_namespaced_service_account(SYSTEM, {"metadata": {"name": account}})
     subject = {"kind": "ServiceAccount", "name": account, "namespace": SYSTEM}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "perseus-operator"}
-    for namespace in (world.namespace, SYSTEM):
-        binding: Any = {"metadata": {"name": account}, "roleRef": role, "subjects": [subject]}
+    for namespace, kind in ((world.namespace, "ClusterRole"), (SYSTEM, "ClusterRole"), (SYSTEM, "Role")):
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "perseus-operator"}
+        metadata = {"name": f"{account}-{kind.lower()}"}
+        binding: Any = {"metadata": metadata, "roleRef": role, "subjects": [subject]}
         client.RbacAuthorizationV1Api(api).create_namespaced_role_binding(namespace, binding)
     world.kubeconfig = rbac.log_in(server.kubeconfig, SYSTEM, account, tmp_path / "kubeconfig")
     world.start_operator("--namespaces", world.namespace)

@@ -78,6 +78,11 @@ def test_a_frontier_its_plans_and_why_none_is_in_force(world: Any, perseus: Run)
     answer = perseus("plan", "gpt3")
     assert answer.returncode == 1
     assert "runs no plan: RecommendOnly: " in answer.stderr
+    diagnosis = document(perseus("doctor", "gpt3", "-o", "json"))
+    found = {step["condition"]: step["finding"] for step in diagnosis["steps"]}
+    assert (found["FrontierReady"], found["AgentsReady"]) == ("good", "fault")
+    (listed,) = document(perseus("list", "-o", "json"))["jobs"]
+    assert (listed["name"], listed["mode"], listed["state"]) == ("gpt3", "Recommend", "Ready")
     why = {row["what"]: row["says"] for row in document(perseus("explain", "gpt3", "-o", "json"))["why"]}
     assert "RecommendOnly" in why["mode"]
 
@@ -101,7 +106,7 @@ def test_a_straggler_is_told_and_taken_back(world: Any, perseus: Run) -> None:
 def test_who_views_sees_everything_and_who_edits_may_tell(
     world: Any, perseus: Run, api: Any, server: Server, tmp_path: Path
 ) -> None:
-    """The built-in roles, extended by the chart's, give what the plugin needs: frontiers are kept in ConfigMaps."""
+    """The built-in roles, extended by the chart's, give what the plugin needs."""
     roles = client.RbacAuthorizationV1Api(api)
     plain = "\n".join(line for line in USER_ROLES.read_text().splitlines() if "{{" not in line)
     made = []

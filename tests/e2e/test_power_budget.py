@@ -65,8 +65,7 @@ def test_a_budget_without_jobs_reports_it(world: Any) -> None:
 
 def test_a_job_slows_down_to_its_share_until_the_budget_is_deleted(cluster: SimulatedCluster) -> None:
     custom = client.CustomObjectsApi(cluster.api)
-    for name in ("perseusjobs", "powerbudgets"):
-        cluster.apply(CRDS / f"{name}.yaml")
+    cluster.apply(CRDS)
 
     eventually(lambda: not absent(lambda: custom.list_cluster_custom_object(*BUDGETS)), "PowerBudget is not served")
     eventually(lambda: not absent(lambda: custom.list_namespaced_custom_object(*JOBS)), "PerseusJob is not served")

@@ -22,7 +22,7 @@ from perseus_solver.schedules import build_schedule
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 A100 = MODELS["a100"]
 STAGES, PIPELINES, MICROBATCHES = 2, 2, 4
 PROFILE = profile_csv(stages=STAGES, imbalance=1.2)
@@ -34,7 +34,7 @@ class System:
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster
-        cluster.apply(CRD)
+        cluster.apply(CRDS)
         self.custom = client.CustomObjectsApi(cluster.api)
         self.await_true("the CRD is served", lambda: not absent(self.gone))
         cluster.start_operator("--lease-ttl-s", "60", "--log-format", "text", "--status-interval-s", "0.2")

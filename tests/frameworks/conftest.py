@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,7 +25,7 @@ from perseus_proto.rank import RankId
 from perseus_sim.cluster.live_job import LiveJob, start_live_job, tables_of
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
-from perseus_solver.schedules import Schedule, read_schedule
+from perseus_solver.schedules import Schedule, build_schedule, read_schedule
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
@@ -173,6 +174,50 @@ class Harness:
         finally:
             job.stop()
         return {"found": sorted(found), "expected": [(rank, gpu.spec.uuid) for rank, gpu in sorted(job.gpus.items())]}
+
+    def follow_steps(self, worker: str, loop: str, *, ranks: int) -> dict[str, Any]:
+        """Run a worker whose ranks run whole iterations, and a plan of one clock; return what ranks said and did."""
+        self._nodes += 1
+        name = f"job-{self._nodes}"
+        node = self._cluster.add_node(f"node-{self._nodes}", ranks, A100, clocks_mhz=CLOCKS_MHZ)
+        shared = self._cluster.folder / f"{name}-shared"
+        shared.mkdir()
+        job = start_live_job(
+            self._cluster,
+            node,
+            name,
+            [str(HERE / worker), str(shared), loop],
+            [tables_of(A100, CLOCKS_MHZ, INSTRUCTION_US)],
+            python=self._python,
+            pipelines=ranks,
+            await_agent=True,
+        )
+        try:
+            with AgentCommander(self._cluster, node, job, name) as commander:
+                wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in commander.ranks()) == ranks, job)
+                found = sorted(_rank_id(rank) for rank in commander.ranks())
+                commander.push(build_schedule("Steps", stages=1, microbatches=1), [[[min(CLOCKS_MHZ)]]])
+                with commander.telemetry() as reports:
+                    commander.select(0, ranks)
+                    planned: Counter[int] = Counter()
+                    while len(planned) < ranks or min(planned.values()) <= PLANNED_ITERATIONS:
+                        report = next(reports)
+                        job.check()
+                        planned[report.data_parallel_rank] += report.planned and bool(report.durations_us)
+                (shared / "done").touch()
+                wait_for(lambda: all(not child.running for child in job.children.values()), job)
+            job.check()
+            said = [json.loads((shared / f"{loop}.{rank}.result").read_text()) for rank in range(ranks)]
+            executed = [job.executed(RankId(rank, 0)) for rank in range(ranks)]
+        finally:
+            job.stop()
+        return {
+            "ranks": found,
+            "said": said,
+            "executed": executed,
+            "default_mhz": max(CLOCKS_MHZ),
+            "planned_mhz": min(CLOCKS_MHZ),
+        }
 
     def _command(
         self, commander: AgentCommander, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int

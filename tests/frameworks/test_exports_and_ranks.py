@@ -11,7 +11,7 @@ from perseus_solver.schedules import build_schedule, read_schedule
 
 pytestmark = pytest.mark.timeout(660)  # one process asks all of it before the first test
 
-SOLVER = {"1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved-1f1b"}
+SOLVER = {"1F1B": "1F1B", "GPipe": "GPipe", "Interleaved1F1B": "Interleaved1F1B"}
 
 
 @pytest.fixture(scope="module")

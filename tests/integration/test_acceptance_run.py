@@ -16,8 +16,11 @@ from tests.doubles.recording_node import wait_for
 from perseus_agent.acceptance.report import SCHEMA
 from perseus_agent.clocks.journal import JournalLock, decode_journal
 from perseus_agent.devices.nvml import may_write
+from perseus_sim.gpus.device_plugin import make_gpus
+from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
+from perseus_sim.gpus.shim_gpu import STATE, describe
 
 ACCEPT = [sys.executable, "-m", "perseus_agent", "accept"]
 WORKLOAD = "--workload=perseus_sim.gpus.clocked_workload:open_workload"
@@ -81,6 +84,26 @@ def test_a_run_ends_with_a_complete_report_and_default_clocks(
     assert json.loads(files["hardware"].read_text())["model"] == report["gpu_model"]
     assert report["gpu_model"] in output
     assert "GPU-" not in output
+
+
+@controls
+def test_the_gpus_of_a_simulated_node_show_their_plateau_their_lock_and_their_latency(
+    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus, h100 = tmp_path / "gpus", MODELS["h100"]
+    make_gpus(gpus, "node", 3, h100, nvml_library)
+    monkeypatch.setenv(ENV_STATE, str(gpus / STATE))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(gpus))
+    files = [f"--json={tmp_path / 'report'}", f"--journal={tmp_path / 'state' / 'journal.json'}"]
+    words = ["--gpu=0", "--other-gpus=1,2", "--minutes=0.25", f"{WORKLOAD}:h100", *files]
+    finished(subprocess.Popen([*ACCEPT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), 0)
+    report = json.loads((tmp_path / "report").read_text())
+    assert {gpu["locked_mhz"] for gpu in describe(gpus).values()} == {0}
+    assert report["scan"]["top_usable_mhz"] == h100.plateau_mhz
+    assert report["calls"]["shared_lock"] is True
+    latency = h100.driver.latency
+    assert latency.p50_s / 3 <= report["switches"]["reported"]["p50_s"] <= latency.p99_s
+    assert report["switch_latency"]["call_s"] >= latency.call_s / 2
 
 
 @controls

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,18 @@ def test_a_silent_agent_that_owes_nothing_is_left_alone(node: RecordingNode) -> 
     os.kill(node.agent_pid, signal.SIGCONT)
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(60) == 0
+
+
+def test_a_keeper_that_was_stopped_and_goes_on_leaves_its_agent_alone(node: RecordingNode) -> None:
+    agent = node.start_agent()
+    for _ in range(3):
+        agent.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)  # longer than it waits for signals at once
+        agent.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+    assert agent.poll() is None
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(20) == 0
 
 
 def test_an_agent_whose_keeper_was_killed_gives_everything_back(node: RecordingNode) -> None:

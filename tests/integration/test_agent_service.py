@@ -127,6 +127,9 @@ def test_commands_without_a_lease_or_with_an_old_epoch_change_nothing(stub: Any,
         lambda: stub.RenewLease(messages.RenewLeaseRequest(job_uid=JOB, epoch=old.epoch, ttl_ms=1000)),
     ):
         assert refused(command)[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "StaleEpoch")
+        with pytest.raises(grpc.RpcError) as error:
+            command()
+        assert ("perseus-epoch", str(lease.epoch)) in error.value.trailing_metadata()
     assert [lease.epoch for lease in describe(stub).leases] == [lease.epoch]
 
 
@@ -404,3 +407,22 @@ def test_every_line_of_the_log_is_json(node: RecordingNode) -> None:
     assert lines
     assert all({"time", "level", "message"} <= line.keys() for line in lines)
     assert pod_uid(0) in {line.get("pod") for line in lines}
+
+
+def test_a_rank_gets_in_though_others_connect_without_a_pause(stub: Any, node: RecordingNode) -> None:
+    """In two pods without a GPU, as fast as they can: they fill the queue of the socket at all times."""
+    pod = node.add_pod(0, [0])
+    acquire(stub, [pod])
+    for number in (1, 2):
+        node.start_crowd(node.add_pod(number, []))
+    refused_before = refusals(node)
+    wait_for(lambda: refusals(node) > refused_before + 100, "they are refused")
+    node.start_trainer(pod)
+    wait_for(lambda: joined(stub) == {gpu_uuid(0)}, "the rank has joined")
+
+
+def refusals(node: RecordingNode) -> float:
+    """Connections that the agent has refused."""
+    with urllib.request.urlopen(f"http://{node.addresses['metrics']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return float(re.search(r"^perseus_agent_refused_peers_total(?:{.*})? (\S+)$", text, re.MULTILINE)[1])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from tests.waiting import eventually
 
 from perseus_agent import errors
-from perseus_agent.devices import nvml
+from perseus_agent.devices import driver_energy, nvml
 from perseus_agent.devices.base import Controllability, EventReason, open_device_set
 from perseus_agent.devices.energy import EnergyMeter
 from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
@@ -255,7 +256,7 @@ def test_an_energy_counter_faster_than_any_gpu_is_not_trusted(shim: Shim) -> Non
 @pytest.fixture
 def sampled(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> Iterator[nvml.NvmlDevice]:
     """A GPU under load with samples of power, which are asked for at every call."""
-    monkeypatch.setattr(nvml, "SAMPLES_EVERY_US", 0)
+    monkeypatch.setattr(driver_energy, "SAMPLES_EVERY_US", 0)
     shim.set(0, busy_permille=1000, energy_period_us=TICK_US)
     opened = nvml.NvmlDevices(privileged=lambda: True)
     yield opened.devices[0]
@@ -296,9 +297,9 @@ def test_no_sample_counts_twice_and_missed_ones_are_not_estimated(
         [20_000] * (len(told) - 1), abs=2_000
     )
     assert sampled.energy() is not None
-    samples = sampled._samples()
+    samples = sampled.power_samples()
     shifted = [(time_us + 3_600_000_000, power) for time_us, power in samples]
-    monkeypatch.setattr(sampled, "_samples", lambda: shifted)
+    monkeypatch.setattr(sampled, "power_samples", lambda: shifted)
     first = (sampled.energy() or [None])[0]
     assert first is not None
     assert first.energy_mj == 0
@@ -307,8 +308,8 @@ def test_no_sample_counts_twice_and_missed_ones_are_not_estimated(
 def test_samples_that_say_otherwise_than_the_counter_are_no_longer_used(
     sampled: nvml.NvmlDevice, shim: Shim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(nvml, "COMPARE_EVERY_US", 500_000)  # many samples, of which one may be missing
-    honest, counter_mj = sampled._samples, sampled.raw_energy_mj
+    monkeypatch.setattr(driver_energy, "COMPARE_EVERY_US", 500_000)  # many samples, of which one may be missing
+    honest, counter_mj = sampled.power_samples, sampled.raw_energy_mj
     monkeypatch.setattr(sampled, "raw_energy_mj", lambda: 10**9 + counter_mj())  # a driver loaded long ago
     meter = EnergyMeter()
 
@@ -319,9 +320,9 @@ def test_samples_that_say_otherwise_than_the_counter_are_no_longer_used(
                 meter.add(reading)
 
     read(120)
-    assert sampled._sampled is not None
-    monkeypatch.setattr(sampled, "_samples", lambda: [(at, power // 2) for at, power in honest()])
-    eventually(lambda: read(1) or sampled._sampled is None)
+    assert sampled._energy.by_samples
+    monkeypatch.setattr(sampled, "power_samples", lambda: [(at, power // 2) for at, power in honest()])
+    eventually(lambda: read(1) or not sampled._energy.by_samples)
     assert re.search(r"samples of power no longer used: -[1-5]\d% of the counter", caplog.text)
     told_mj, counted_mj = meter.total_mj, shim.get(0, "energy_mj")
     read(10)
@@ -333,10 +334,10 @@ def test_a_driver_that_keeps_samples_no_more_is_asked_for_its_counter(
     sampled: nvml.NvmlDevice, shim: Shim, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     eventually(sampled.energy)
-    monkeypatch.setattr(nvml, "COMPARE_EVERY_US", 200_000)
+    monkeypatch.setattr(driver_energy, "COMPARE_EVERY_US", 200_000)
     shim.set(0, has_samples=0)
     assert list(sampled.energy() or ()) == []
-    assert sampled._sampled is not None, "they may come again"
+    assert sampled._energy.by_samples, "they may come again"
     begun_mj = shim.get(0, "energy_mj")
     readings = eventually(sampled.energy)
     assert "samples of power no longer used: none for 0.2 s" in caplog.text
@@ -371,6 +372,14 @@ def test_power_falls_back_where_there_is_no_instantaneous_field(devices: nvml.Nv
 
 def test_a_gpu_returns_the_number_by_which_dra_names_it(devices: nvml.NvmlDevices) -> None:
     assert [device.identity.minor_number for device in devices.devices] == [0, 1]
+
+
+def test_a_board_tells_the_highest_limit_that_it_can_have_or_nothing(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    assert [device.identity.max_power_mw for device in devices.devices] == [400_000, 400_000]
+    shim.inject("nvmlDeviceGetPowerManagementLimitConstraints", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    opened = open_device_set("nvml")
+    assert [device.identity.max_power_mw for device in opened.devices] == [None, None]
+    opened.close()
 
 
 def test_no_driver_is_an_error_that_says_to_wait(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,3 +428,51 @@ def test_a_slow_transition_shows_the_old_clock_first(devices: nvml.NvmlDevices, 
     shim.set(0, transition_us=20_000)
     gpu.lock_clocks(750)
     eventually(lambda: gpu.sm_clock_mhz() == 750)
+
+
+def test_changes_take_what_was_drawn_and_calls_hold_a_lock_for_the_node(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    """Of four hundred drawn latencies the median and the tail are those that were set."""
+    shim.set(0, transition_us=20_000, transition_p99_us=80_000, outlier_permille=1_000)
+    first, second = devices.devices[:2]
+    settles_us = []
+    for step in range(400):
+        first.lock_clocks(600 + 15 * (step % 40))
+        settles_us.append(shim.get(0, "settle_us"))
+    ordered = sorted(settles_us)
+    assert ordered[200] == pytest.approx(20_000, rel=0.2)
+    assert ordered[392] == pytest.approx(80_000, rel=0.5)
+    for gpu in (0, 1):
+        shim.set(gpu, transition_us=100_000, transition_p99_us=0, call_us=30_000, shared_lock=1)
+    began_ns = time.monotonic_ns()
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda device: device.lock_clocks(900), (first, second)))
+    assert time.monotonic_ns() - began_ns >= 60_000_000  # one waits for the other
+    effects_us = sorted(shim.get(gpu, "last_write_ns") // 1_000 + shim.get(gpu, "settle_us") for gpu in (0, 1))
+    assert effects_us[1] - effects_us[0] >= 29_999
+
+
+def test_an_older_change_that_would_come_later_is_void(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    gpu = devices.devices[0]
+    shim.set(0, transition_us=3_600_000_000)
+    gpu.lock_clocks(600)
+    shim.set(0, transition_us=50_000)
+    gpu.lock_clocks(750)
+    shim.set(0, transition_us=100_000)
+    gpu.lock_clocks(900)  # which leaves the one before it in effect until then
+    seen = []
+    eventually(lambda: seen.append(gpu.sm_clock_mhz()) or seen[-1] == 900)
+    assert 600 not in seen
+    assert set(seen) <= {1410, 750, 900}
+
+
+def test_a_trainer_that_draws_all_it_may_is_held_at_the_plateau(devices: nvml.NvmlDevices, shim: Shim) -> None:
+    gpu = devices.devices[0]
+    shim.set(0, plateau_mhz=1200)
+    shim.spend(0, 0, 400_000, 60_000_000)
+    gpu.lock_clocks(1410)
+    assert (gpu.sm_clock_mhz(), gpu.event_reasons()) == (1200, EventReason.POWER_CAP)
+    gpu.lock_clocks(1200)
+    assert (gpu.sm_clock_mhz(), gpu.event_reasons()) == (1200, EventReason.NONE)
+    gpu.lock_clocks(1410)
+    shim.spend(0, 0, 300_000, 60_000_000)
+    assert gpu.event_reasons() is EventReason.NONE

@@ -80,7 +80,7 @@ class Service:
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
     authority, operator = Authority("test"), Operator()
     own = write(tmp_path, authority, "perseus-operator")
-    server = await RpcServer.start("127.0.0.1:0", own, OperatorService(operator.tell, 7, frozenset({ALLOWED})))
+    server = await RpcServer.start("127.0.0.1:0", own, OperatorService(operator.tell, lambda: 7, frozenset({ALLOWED})))
     yield Service(tmp_path, authority, operator, server.address)
     await server.close()
 
@@ -152,7 +152,7 @@ async def test_a_renewed_certificate_is_taken_up(service: Service) -> None:
 
 async def test_an_address_that_is_taken_is_an_error(service: Service, tmp_path: Path) -> None:
     own = write(tmp_path, service.authority, "perseus-operator")
-    service_ = OperatorService(service.operator.tell, 7, frozenset({ALLOWED}))
+    service_ = OperatorService(service.operator.tell, lambda: 7, frozenset({ALLOWED}))
     with pytest.raises(OSError, match=service.address.rpartition(":")[2]):
         await RpcServer.start(service.address, own, service_)
 

@@ -116,7 +116,9 @@ def test_it_trains_over_pods_and_begins_again_when_a_rank_has_died(pods: Pods) -
     eventually(pods.iterations)
     before = pods.energy_mj(1)
     eventually(lambda: pods.energy_mj(1) > before + 10_000)
-    assert {values["clock_mhz"] for values in shim_gpu.describe(pods.gpus[1]).values()} == {1410}
+    model = MODELS["a100"]
+    unlocked = {model.max_clock_mhz, model.plateau_mhz}  # waiting, or at the power limit
+    assert {values["clock_mhz"] for values in shim_gpu.describe(pods.gpus[1]).values()} <= unlocked
 
     [rank] = [pid for pid in children(pods.running[1].pid) if pods.uuids[1][0] in command_line(pid)]
     os.kill(rank, signal.SIGKILL)

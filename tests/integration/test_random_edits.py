@@ -17,18 +17,19 @@ from tests import chaos
 
 from perseus_sim.cluster.api_servers import embedded_server
 
-CRD = Path(__file__).resolve().parents[2] / "deploy" / "crds" / "perseusjobs.yaml"
+CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 SEED = int(os.environ.get("PERSEUS_SEED", "7"))
 MOVES = 14
 
 
 @pytest.fixture
 def login(tmp_path: Path) -> Iterator[Path]:
-    """Of a server with the CRD."""
+    """Of a server with the CRDs."""
     with embedded_server(tmp_path / "api") as server:
         with config.new_client_from_config(str(server.kubeconfig)) as api:
-            definition = yaml.safe_load(CRD.read_text(encoding="utf-8"))
-            client.ApiextensionsV1Api(api).create_custom_resource_definition(definition)
+            for path in CRDS.iterdir():
+                definition = yaml.safe_load(path.read_text(encoding="utf-8"))
+                client.ApiextensionsV1Api(api).create_custom_resource_definition(definition)
         yield server.kubeconfig
 
 

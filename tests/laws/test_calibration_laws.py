@@ -67,10 +67,10 @@ def test_real_iterations_raise_no_alarm_and_hide_no_straggler(sosp24: Path, name
 
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[Schedule, np.random.Generator]:
-    name = draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "dualpipe", "early-recompute-1f1b"]))
+    name = draw(st.sampled_from(["1f1b", "GPipe", "ZBH1", "Interleaved1F1B", "DualPipe", "EarlyRecompute1F1B"]))
     stages = 2 * draw(st.integers(1, 3))
     microbatches = stages * draw(st.integers(2, 4))
-    chunks = 2 if name == "interleaved-1f1b" else None
+    chunks = 2 if name == "Interleaved1F1B" else None
     schedule = build_schedule(name, stages=stages, microbatches=microbatches, chunks=chunks)
     return schedule, np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
 

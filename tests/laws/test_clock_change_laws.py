@@ -14,13 +14,13 @@ from perseus_solver.schedules import build_schedule
 from perseus_solver.switching import Switching, reduce_clock_changes
 
 LAW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
-SPLIT = {"zb-h1": ("forward", "input_gradient", "weight_gradient")}
+SPLIT = {"ZBH1": ("forward", "input_gradient", "weight_gradient")}
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     """Random tables, noise included, on schedules with two and three kinds of instructions."""
-    name = draw(st.sampled_from(["1f1b", "gpipe", "interleaved-1f1b", "zb-h1"]))
+    name = draw(st.sampled_from(["1f1b", "GPipe", "Interleaved1F1B", "ZBH1"]))
     stages = draw(st.integers(2, 3))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     rows = ["stage,instruction,frequency,time,energy"]
@@ -31,7 +31,7 @@ def problems(draw: st.DrawFn) -> Problem:
                 seconds = work * 1400 / clock * random.uniform(0.99, 1.01)
                 watts = (90 + 300 * (clock / 1400) ** 2.5) * random.uniform(0.97, 1.03)
                 rows.append(f"{stage},{kind},{clock},{seconds},{seconds * watts}")
-    schedule = build_schedule(name, stages=stages, microbatches=6, chunks=2 if name == "interleaved-1f1b" else None)
+    schedule = build_schedule(name, stages=stages, microbatches=6, chunks=2 if name == "Interleaved1F1B" else None)
     return build_problem(
         read_profile("\n".join(rows) + "\n"),
         schedule,

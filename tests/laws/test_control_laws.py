@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 from tests.bench.control import Cell, Measured, agent_of, deployed_plan, instruction_plan, measure, reference_of
@@ -16,6 +17,11 @@ CELLS = [
     Cell("h100", Framework.DEEPSPEED, 8, 90, gpus=1),
     Cell("h200", Framework.PYTORCH, 32, 90, gpus=1),
 ]
+PROMISED = [
+    Cell(gpu, framework, microbatches, forward_ms, gpus=1)
+    for gpu, framework, microbatches, forward_ms in product(("a100", "h100"), Framework, (8, 32), (12, 90))
+]
+"""Latency × lead of the host × number of microbatches × length of an instruction."""
 
 
 @cache
@@ -29,6 +35,13 @@ def test_the_agent_keeps_the_bound_and_most_of_the_saving(cell: Cell) -> None:
     assert found.kept >= 99
     assert not found.trips
     assert 100 * found.saving / reference_of(cell)[2] >= cell.wanted_percent
+
+
+@pytest.mark.parametrize("cell", PROMISED, ids=lambda cell: cell.suffix)
+def test_the_promised_slowdown_is_kept_whatever_lead_latency_and_length(cell: Cell) -> None:
+    found = measure(cell, deployed_plan(cell), agent_of(cell), iterations=20)
+    assert found.kept >= 99
+    assert not found.trips
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.suffix)

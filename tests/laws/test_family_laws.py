@@ -47,3 +47,11 @@ def test_times_that_are_equal_but_for_rounding_are_the_same_time() -> None:
     for deadline_s in (np.nextafter(t_min_s, 0.0), t_min_s, np.nextafter(t_min_s, 1e9)):
         exact, later = (planner.plan(float(d)) for d in (deadline_s, t_min_s * (1 + 3e-10)))
         assert exact.energy_j == pytest.approx(later.energy_j, rel=1e-6)
+
+
+def test_the_same_deadline_asked_twice_has_the_same_answer() -> None:
+    planner = Planner(made_up_problem("noisy", 3, stages=3, microbatches=4, schedule="1f1b"))
+    deadline_s = 1.1 * planner.t_min_s
+    one, other = planner.plan(deadline_s), planner.plan(deadline_s)
+    assert (one.energy_j, one.energy_lower_bound_j) == (other.energy_j, other.energy_lower_bound_j)
+    assert np.array_equal(one.frequencies_mhz, other.frequencies_mhz)

@@ -27,7 +27,7 @@ LAW = settings(max_examples=10, deadline=None, suppress_health_check=list(Health
 @st.composite
 def problems(draw: st.DrawFn, stages: int = 3, microbatches: int = 5, options: int = 6) -> Problem:
     """Random tables, noise included: options need not be monotone nor convex."""
-    name = draw(st.sampled_from(["1f1b", "gpipe", "early-recompute-1f1b"]))
+    name = draw(st.sampled_from(["1f1b", "GPipe", "EarlyRecompute1F1B"]))
     schedule = build_schedule(
         name, stages=draw(st.integers(1, stages)), microbatches=draw(st.integers(1, microbatches))
     )

@@ -13,23 +13,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.made_up_profiles import PIPELINES
 
 from perseus_solver.errors import InvalidSchedule
 from perseus_solver.kinds import Kind, Options
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import Profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule, write_schedule
+from perseus_solver.schedules import Schedule, build_schedule, read_schedule, write_schedule
 from perseus_solver.schedules.base import ABSENT, assemble
 from perseus_solver.topology import STUCK, levels
 
 
 def build(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
     """A schedule of about these sizes: those that the schedule cannot run are moved to the nearest it can."""
-    if name == "dualpipe":
+    if name == "DualPipe":
         stages += stages % 2
         microbatches = max(microbatches + microbatches % 2, 2 * stages)
-    if name == "interleaved-1f1b":
+    if name == "Interleaved1F1B":
         microbatches -= microbatches % stages if microbatches > stages else 0
         return build_schedule(name, stages=stages, microbatches=microbatches, chunks=chunks)
     return build_schedule(name, stages=stages, microbatches=microbatches)
@@ -39,7 +40,7 @@ ROUNDING_S = 1e-12  # starts are computed as end − duration
 sizes = {"stages": st.integers(1, 9), "microbatches": st.integers(1, 24), "chunks": st.integers(2, 4)}
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", PIPELINES)
 @settings(max_examples=40, deadline=None)
 @given(**sizes)
 def test_every_schedule_runs_every_instruction_once_without_deadlock(
@@ -63,7 +64,7 @@ def test_every_schedule_runs_every_instruction_once_without_deadlock(
             assert ran["forward", microbatch, place] == 1
             assert ran["backward", microbatch, place] + ran["input_gradient", microbatch, place] == 1
             assert ran["weight_gradient", microbatch, place] == ran["input_gradient", microbatch, place]
-    if name == "early-recompute-1f1b":
+    if name == "EarlyRecompute1F1B":
         assert recomputed == Counter({(s, m): 1 for s in range(stages - 1) for m in range(microbatches)})
     else:
         assert not recomputed
@@ -74,7 +75,7 @@ def test_every_schedule_runs_every_instruction_once_without_deadlock(
     assert (level[before] < level[after]).all()
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", PIPELINES)
 @settings(max_examples=20, deadline=None)
 @given(**sizes, seed=st.integers(0, 2**31))
 def test_simulated_times_respect_the_data_flow(
@@ -112,7 +113,7 @@ def test_simulated_times_respect_the_data_flow(
         assert (run.end_s[own][:-1] <= run.start_s[own][1:] + ROUNDING_S).all()
 
 
-@pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in {"dualpipe", "early-recompute-1f1b"}])
+@pytest.mark.parametrize("name", [n for n in PIPELINES if n not in {"DualPipe", "EarlyRecompute1F1B"}])
 @settings(max_examples=15, deadline=None)
 @given(**sizes)
 def test_schedules_round_trip_through_torch_csv(name: str, stages: int, microbatches: int, chunks: int) -> None:
@@ -165,7 +166,7 @@ def test_simulation_is_what_a_naive_walk_gives(data: st.DataObject, n: int) -> N
 
 
 @settings(max_examples=40, deadline=None)
-@given(name=st.sampled_from(SCHEDULES), **sizes, seed=st.integers(0, 2**31))
+@given(name=st.sampled_from(PIPELINES), **sizes, seed=st.integers(0, 2**31))
 def test_longer_durations_never_shorten_the_iteration(
     name: str, stages: int, microbatches: int, chunks: int, seed: int
 ) -> None:

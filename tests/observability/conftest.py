@@ -51,8 +51,7 @@ class World:
         self.cluster = cluster
         self.custom = client.CustomObjectsApi(cluster.api)
         csv = profile_csv(STAGES, imbalance=1.3)
-        for crd in ("perseusjobs", "powerbudgets"):
-            cluster.apply(ROOT / "deploy" / "crds" / f"{crd}.yaml")
+        cluster.apply(ROOT / "deploy" / "crds")
         cluster.start_operator("--status-interval-s", "0.2", "--log-format", "text", "--calibrate-after", "28")
         for number in range(PIPELINES):
             cluster.add_node(f"node-{number}", STAGES, A100)

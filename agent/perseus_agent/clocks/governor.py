@@ -16,10 +16,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from perseus_agent.clocks.call_queue import CallTurns, gain_mhz
+from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.devices.base import Controllability, Device, EventReason
@@ -52,29 +52,6 @@ UNKNOWN: Final = 0
 
 _EXPLAINED: Final = ~EventReason.NONE
 """Any reason explains a clock below the requested one; no reason explains a clock above it."""
-
-
-class GpuNoticeKind(Enum):
-    """Kinds of GPU events; the names are those of the wire."""
-
-    THERMAL_SLOWDOWN = "THERMAL_SLOWDOWN"
-    POWER_BRAKE = "POWER_BRAKE"
-    HARDWARE_SLOWDOWN = "HARDWARE_SLOWDOWN"
-    POWER_CAP = "POWER_CAP"
-    DRIFT = "DRIFT"
-    FOREIGN_WRITE = "FOREIGN_WRITE"
-    LOST = "LOST"
-    CLOCKS_RESTORED = "CLOCKS_RESTORED"
-
-
-@dataclass(frozen=True)
-class GpuNotice:
-    """An event: a condition of the GPU began or ended."""
-
-    kind: GpuNoticeKind
-    gpu_uuid: str
-    active: bool
-    message: str
 
 
 @dataclass(frozen=True)
@@ -132,6 +109,8 @@ class Governor:
         self.controllability_message = "not read yet"
         self.writes = 0
         """Calls that changed the device's clocks, ever."""
+        self.locks = 0
+        """Those of them that locked a clock."""
         self.skipped = 0
         """Requests that were replaced by a later one, or that wanted the clock that was locked already."""
         self.restores = 0
@@ -284,6 +263,15 @@ class Governor:
             self._controllable(Controllability.LOST, message)
             self._notify(GpuNotice(GpuNoticeKind.LOST, self._uuid, True, message))
 
+    def take_back(self, state: Controllability, message: str) -> float | None:
+        """Use a lost GPU again that answers, from its default clocks on. Returns when to ``pump`` again, if ever."""
+        self.lost = False
+        self._busy = self._failures = 0
+        self._unsure = self._held
+        self._controllable(state, message)
+        self._notify(GpuNotice(GpuNoticeKind.LOST, self._uuid, False, "the GPU answers again"))
+        return self.want(None)
+
     # ------------------------------------------------------------------------------------------------ inside
 
     def _hold(self) -> None:
@@ -323,6 +311,7 @@ class Governor:
         self._verified = self._unsure = False
         self._busy = self._failures = 0
         if mhz is not None:
+            self.locks += 1
             self._history.append((now_s, mhz))
             return
         self._restore_retry_s = RESTORE_RETRY_S

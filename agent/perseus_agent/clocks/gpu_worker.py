@@ -24,10 +24,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from perseus_agent.clocks.call_queue import CallTurns
-from perseus_agent.clocks.governor import Governor, GovernorLimits, GpuNotice, GpuNoticeKind
+from perseus_agent.clocks.governor import Governor, GovernorLimits
+from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind, Slowdowns
 from perseus_agent.clocks.iteration_reports import IterationReports
 from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.lost_gpu import LostGpu
+from perseus_agent.clocks.rank_budget import LOOK_S, RankBudget
 from perseus_agent.clocks.rank_follower import RankFollower
+from perseus_agent.clocks.reading_pace import ReadingPace
 from perseus_agent.clocks.reckoning import ClockReading
 from perseus_agent.clocks.telemetry import Event
 from perseus_agent.devices.base import Controllability, Device, EventReason
@@ -37,26 +41,10 @@ from perseus_proto.units import s_from_us, us_from_ns, us_from_s
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-READING_SHARE: Final = 0.01
-"""Of the thread's time, at most, for the energy counter: some take 17 ms to answer, and a clock may be due then."""
-READINGS: Final = 8
-"""Remembered: one may have waited for a processor, not for the GPU."""
-READING_LATE_S: Final = 1.0
-"""How long one is put off at most."""
 READ_ROOM_S: Final = 0.001
 """A change that is due sooner is not kept waiting: on an H100 such a reading takes 1 to 16 µs, and 77 µs at worst."""
 FD_SETSIZE: Final = 1024
 """``select``, which waits to the microsecond, takes no descriptor beyond; the agent opens these before any peer's."""
-DEBOUNCE_ON: Final = 2
-DEBOUNCE_OFF: Final = 4
-"""Read-backs in a row before a reason begins or ends: hardware slowdown blinks during clock changes."""
-
-_NOTICES: Final = {
-    GpuNoticeKind.THERMAL_SLOWDOWN: EventReason.SOFTWARE_THERMAL | EventReason.HARDWARE_THERMAL,
-    GpuNoticeKind.POWER_BRAKE: EventReason.POWER_BRAKE,
-    GpuNoticeKind.HARDWARE_SLOWDOWN: EventReason.HARDWARE_SLOWDOWN,
-    GpuNoticeKind.POWER_CAP: EventReason.POWER_CAP,
-}
 
 
 @dataclass(frozen=True)
@@ -84,6 +72,7 @@ class GpuWorker:
         self.device = device
         self.uuid = device.identity.uuid
         self.governor = Governor(device, journal, limits.governor, self._notify, turns=turns)
+        self._lost = LostGpu(device, self.governor)
         self._reports = IterationReports(publish)
         self.meter = self._reports.meter
         self.clock_mhz: int | None = None
@@ -92,13 +81,12 @@ class GpuWorker:
         self._publish = publish
         self._limits = limits
         self._job_uid = ""
-        self._levels = dict.fromkeys(_NOTICES, 0)
-        self._active = dict.fromkeys(_NOTICES, False)
+        self._slowdowns = Slowdowns()
+        self._budget = RankBudget()
         self._pump_s: float | None = None
         self._look_s = 0.0  # when to look at the rank although it does not ring; 0: not at all
-        self._sample_s = self._watch_s = self._due_s = time.monotonic()
-        self._readings_s: deque[float] = deque(maxlen=READINGS)  # how long the last readings of energy took
-        self._gives_way = False
+        self._watch_s = self._due_s = time.monotonic()
+        self._pace = ReadingPace(self._watch_s)
         self._awake_since_s: float | None = None
         self._commands: deque[tuple[Callable[[], bool], Future[Any]]] = deque()
         self._commands_lock = threading.Lock()
@@ -125,7 +113,7 @@ class GpuWorker:
             self.follower = follower
             self._reports.begin()
             self._epoll.register(follower.channel.event_fd, select.EPOLLIN | select.EPOLLET)
-            self._sample_s = time.monotonic()
+            self._pace.at_once(time.monotonic())
             self._follow(follower)
 
         return self._command(command)
@@ -265,20 +253,19 @@ class GpuWorker:
         """What is due by time: a write that had to wait, a sample, a read-back."""
         if self._pump_s is not None and self._pump_s <= now_s:
             self._pump_s = self.governor.pump()
+        if self.follower is not None and self._budget.paid(now_s):
+            self._epoll.modify(self.follower.channel.event_fd, select.EPOLLIN | select.EPOLLET)
+            self._follow(self.follower)
         if now_s >= self._watch_s:
             self._watch_s = now_s + self._limits.watch_interval_s
             self._watch()
-        if now_s >= self._sample_s:
-            # A reading that a clock would have to wait for is taken after it.
-            before_its_end = 0 < self._look_s < now_s + max(self._readings_s, default=0.0)
-            self._gives_way = before_its_end and now_s < self._sample_s + READING_LATE_S
-            if not self._gives_way:
-                self._sample()
+        if self._pace.takes_turn(now_s, self._look_s):
+            self._sample()
         self._plan_routine()
 
     def _plan_routine(self) -> None:
-        sample_s = max(self._sample_s, self._look_s) if self._gives_way else self._sample_s
-        self._due_s = min(self._watch_s, sample_s, self._pump_s or self._watch_s)
+        others_s = self._pump_s, self._budget.muted_until_s
+        self._due_s = min(self._watch_s, self._pace.due_s(self._look_s), *(at for at in others_s if at))
 
     def _set_clock(self) -> bool:
         with contextlib.suppress(BlockingIOError):
@@ -293,8 +280,12 @@ class GpuWorker:
 
     def _follow(self, follower: RankFollower) -> None:
         """React to a ring of the rank: first the clock, then whatever can wait."""
-        governor = self.governor
+        if self._budget.muted_until_s:
+            return
+        governor, began_s = self.governor, time.thread_time()
         mhz = follower.look(governor.writes, us_from_ns(time.monotonic_ns()), governor.latency.lead)
+        # Without the driver's calls, for which other threads do not wait.
+        spent_s = time.thread_time() - began_s + LOOK_S
         governor.latency.every = follower.plan is not None and follower.plan.uniform
         pump_s = governor.want(mhz)
         if pump_s != self._pump_s:
@@ -302,12 +293,26 @@ class GpuWorker:
             self._plan_routine()
         self._look_s = s_from_us(follower.next_look_us)
         if follower.due:
+            began_s = time.thread_time()
             self._reports.add(follower, follower.collect(governor.writes))
+            spent_s += time.thread_time() - began_s
+        self._charge(follower, spent_s)
+
+    def _charge(self, follower: RankFollower, spent_s: float) -> None:
+        """Note what a rank has cost; stop following one that costs too much, at default clocks."""
+        if not self._budget.spend(spent_s, time.monotonic()):
+            return
+        where = {"gpu": self.uuid, "job": self._job_uid}
+        log.warning("the rank's marks cost too much: default clocks for a while", extra=where)
+        self._look_s = 0.0
+        self._epoll.modify(follower.channel.event_fd, 0)
+        self._pump_s = self.governor.want(None)
+        self._plan_routine()
 
     def _end_follower(self, reason: str) -> None:
         """Restore the clocks first, then report the rank's last iterations."""
         self._pump_s = self.governor.release(reason)
-        follower, self.follower, self._look_s = self.follower, None, 0.0
+        follower, self.follower, self._look_s, self._budget.muted_until_s = self.follower, None, 0.0, 0.0
         self._plan_routine()
         if follower is None:
             return
@@ -324,9 +329,8 @@ class GpuWorker:
             readings = None
         except DeviceError:
             readings = None
-        self._readings_s.append(time.monotonic() - began_s)
         interval_s = limits.sample_interval_s if self.follower is not None else limits.watch_interval_s
-        self._sample_s = began_s + max(interval_s, min(min(self._readings_s) / READING_SHARE, READING_LATE_S))
+        self._pace.read(began_s, time.monotonic(), interval_s)
         for reading in readings or ():
             self.meter.add(reading)
         self._sample_clock()
@@ -342,7 +346,10 @@ class GpuWorker:
 
     def _publish_ready(self, *, counter: bool) -> None:
         enforced = self.governor.controllability is Controllability.YES
+        began_s = time.thread_time()
         self._reports.publish_ready(counter=counter, enforced=enforced, effects=self.governor.latency.effects)
+        if self.follower is not None:
+            self._charge(self.follower, time.thread_time() - began_s)
 
     def _read_clock(self, now_s: float) -> None:
         """Read the clock to see whether a change is in effect, unless another is due meanwhile."""
@@ -361,6 +368,8 @@ class GpuWorker:
     def _watch(self) -> None:
         """Read back clock, power and event reasons."""
         if self.governor.lost:
+            pump_s = self._lost.check()
+            self._pump_s = self._pump_s if self.governor.lost else pump_s
             return
         try:
             self.clock_mhz = self.device.sm_clock_mhz()
@@ -373,25 +382,12 @@ class GpuWorker:
             log.debug("read-back failed: %s", error, extra={"gpu": self.uuid})
             return
         self.governor.observe(self.clock_mhz, reasons)
-        for kind, bits in _NOTICES.items():
-            level = self._levels[kind]
-            level = max(1, level + 1) if reasons & bits else min(-1, level - 1)
-            self._levels[kind] = max(-DEBOUNCE_OFF, min(DEBOUNCE_ON, level))
-            active = self._active[kind]
-            if level >= DEBOUNCE_ON if not active else level <= -DEBOUNCE_OFF:
-                self._active[kind] = not active
-                self._notify(GpuNotice(kind, self.uuid, not active, f"event reasons: {reasons.name or 'none'}"))
+        for kind, active in self._slowdowns.read(reasons):
+            self._notify(GpuNotice(kind, self.uuid, active, f"event reasons: {reasons.name or 'none'}"))
 
     def _notify(self, notice: GpuNotice) -> None:
-        restored = notice.kind is GpuNoticeKind.CLOCKS_RESTORED
-        log.log(
-            logging.INFO if restored else logging.WARNING,
-            "%s%s: %s",
-            notice.kind.value,
-            "" if restored else " begins" if notice.active else " ends",
-            notice.message,
-            extra={"gpu": self.uuid, "job": self._job_uid},
-        )
+        level = logging.INFO if notice.kind is GpuNoticeKind.CLOCKS_RESTORED else logging.WARNING
+        log.log(level, "%s", notice, extra={"gpu": self.uuid, "job": self._job_uid})
         if self._job_uid:
             self._publish(self._job_uid, notice)
 

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from operator import sub
 from typing import Final
 
 KEPT: Final = 5
@@ -28,6 +29,7 @@ class Pattern:
         self.period_us = 0
         """From the begin of the iteration to the begin of the next."""
         self.period_spread_us = 0
+        self._times_us: list[tuple[int, ...]] = []  # of each boundary, in the iterations that are kept
         self._spreads_us: dict[tuple[int, int], int] = {}
 
     @property
@@ -40,7 +42,8 @@ class Pattern:
         self._kept.append(offsets_us)
         self._spreads_us = {}
         middle = len(self._kept) // 2
-        self.offsets_us = [sorted(times_us)[middle] for times_us in zip(*self._kept, strict=True)]
+        self._times_us = list(zip(*self._kept, strict=True))
+        self.offsets_us = [sorted(times_us)[middle] for times_us in self._times_us]
 
     def add_period(self, period_us: int) -> None:
         """One more iteration has been followed by another, so long after its begin."""
@@ -51,10 +54,6 @@ class Pattern:
     def place_us(self, boundary: int) -> int:
         """When a boundary is passed; the one after the last is the first of the next iteration."""
         return self.offsets_us[boundary] if boundary < len(self.offsets_us) else self.period_us
-
-    def passed_at(self, place_us: float) -> int:
-        """How many boundaries are passed by then."""
-        return bisect_right(self.offsets_us, place_us)
 
     def spread_us(self, since: int, until: int) -> int:
         """By how much the time between two boundaries differs between iterations, at most; one below 0 is the first."""
@@ -67,7 +66,7 @@ class Pattern:
             elif last == len(self.offsets_us):
                 return self.spread_us(0, first) + self.period_spread_us
             else:
-                spread_us = _spread([offsets_us[last] - offsets_us[first] for offsets_us in self._kept])
+                spread_us = _spread(list(map(sub, self._times_us[last], self._times_us[first])))
             self._spreads_us[key] = spread_us
         return spread_us
 

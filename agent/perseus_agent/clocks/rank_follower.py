@@ -141,8 +141,10 @@ class RankFollower:
         source, timetable = self.channel.mark_source(), self._timetable
         if source is not MarkSource.SYNCHRONISED:
             marked, following = ClockControl.HELD, plan.highest_mhz
-        if source is MarkSource.HOST or (plan.uniform and self._plan_of(self._planned_iteration + 1) is plan):
+        if source is MarkSource.HOST:
             return marked, following
+        if plan.uniform and self._plan_of(self._planned_iteration + 1) is plan:
+            return ClockControl.TIMETABLE, plan.highest_mhz  # there is no moment to choose
         position = self.channel.gpu_position()
         if position is not None:
             timetable.sight(*position, now_us)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from perseus_agent.clocks.governor import GpuNotice
+from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.errors import TooMuch
 from perseus_proto.channel import MarkSource
 from perseus_proto.rank import RankId

@@ -229,7 +229,7 @@ class Timetable:
         places_us = self._drawn.places_us
         before = bisect_left(places_us, lower_us - self._high_us) - 1 if lower_us < math.inf else -1
         while before >= self._passed:
-            due_us = places_us[before] + self._error_us(places_us[before]) + self._high_us + 1
+            due_us = places_us[before] + self._error_at_us(before) + self._high_us + 1
             if due_us < lower_us:
                 return max(due_us, now_us + SIGHT_MIN_US)
             before -= 1
@@ -242,7 +242,7 @@ class Timetable:
         passes those until there; −1: none."""
         places_us, seen = self._drawn.places_us, (self._passed or 0) - 1
         boundary = bisect_right(places_us, place_us) - 1
-        while boundary > seen and places_us[boundary] + self._error_us(places_us[boundary]) > place_us:
+        while boundary > seen and places_us[boundary] + self._error_at_us(boundary) > place_us:
             boundary -= 1
         return max(boundary, seen)
 
@@ -252,7 +252,7 @@ class Timetable:
         places_us = self._drawn.places_us
         boundary = max(bisect_right(places_us, place_us), self._passed or 0)
         while boundary < len(places_us):
-            sure_us = places_us[boundary] - self._error_us(places_us[boundary])
+            sure_us = places_us[boundary] - self._error_at_us(boundary)
             if sure_us > place_us:
                 return boundary, sure_us
             boundary += 1
@@ -260,15 +260,19 @@ class Timetable:
 
     def _error_us(self, place_us: float) -> float:
         """By how much the time from the last sight to a place differs between iterations."""
+        return 0 if math.isinf(place_us) else self._error_at_us(bisect_right(self._drawn.places_us, place_us) - 1)
+
+    def _error_at_us(self, boundary: int) -> float:
+        """The same to a boundary, counted over the iterations that are drawn."""
         pattern, following = self._drawn.patterns[:2]
-        if pattern is None or math.isinf(place_us):
+        if pattern is None:
             return 0
         since = (self._passed or 0) - 1
-        if place_us < pattern.period_us:
-            return pattern.spread_us(since, pattern.passed_at(place_us) - 1)
+        if boundary < self._boundaries:
+            return pattern.spread_us(since, boundary)
         error_us = pattern.spread_us(since, self._boundaries)
         if following is not None:
-            error_us += following.spread_us(0, following.passed_at(place_us - pattern.period_us) - 1)
+            error_us += following.spread_us(0, min(boundary - self._boundaries, self._boundaries - 1))
         return error_us
 
     def _narrow(self, not_before_us: float, not_after_us: float, now_us: int) -> None:

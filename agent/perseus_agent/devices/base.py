@@ -64,6 +64,8 @@ class DeviceIdentity:
     """SM clocks that may be locked, ascending; empty where the GPU has no such list (then it is not controllable)."""
     minor_number: int | None = None
     """Of its device file: the NVIDIA DRA driver calls the GPU ``gpu-<minor number>``."""
+    max_power_mw: int | None = None
+    """The highest power limit that the board can be set to: it never draws more in the mean."""
 
 
 class EnergyReading(NamedTuple):

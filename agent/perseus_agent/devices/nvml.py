@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import pynvml
 
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
-from perseus_agent.devices.sampled_energy import Sample, SampledEnergy, usable
+from perseus_agent.devices.driver_energy import DriverEnergy
+from perseus_agent.devices.sampled_energy import Sample
 from perseus_agent.errors import (
     DeviceBusy,
     DeviceError,
@@ -32,7 +33,7 @@ from perseus_agent.errors import (
     NotSupported,
     SettingsError,
 )
-from perseus_proto.units import s_from_us, us_from_ns
+from perseus_proto.units import us_from_ns
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -88,14 +89,6 @@ Left out: application clocks and display clocks, which do not show a locked cloc
 
 ENERGY_CHECK_S: Final = 0.25
 """How long the energy counters are watched at start: twice the slowest known period, about 106 ms."""
-SAMPLES_EVERY_US: Final = 200_000
-"""How often samples of power are read: the driver stores more than two seconds of them."""
-COMPARE_EVERY_US: Final = 60_000_000
-"""How often they are compared with the counter, which takes long to read; and how long they may stay away."""
-MAX_DEVIATION: Final = 0.1
-"""Of energy by samples from the counter's: up to 0.022 was seen in such a time on an H100 (docs/real-gpus.md)."""
-MAX_POWER_W: Final = 10_000
-"""No GPU, nor a module with its CPU, draws more: an energy counter that shows more counts something else."""
 _CAP_SYS_ADMIN: Final = 1 << 21
 
 
@@ -168,17 +161,8 @@ class NvmlDevices:
         return found
 
 
-class _Comparison(NamedTuple):
-    """Samples and counter at one moment."""
-
-    time_us: int
-    sampled_mj: int
-    restarts: int
-    counter_mj: int | None = None
-
-
 class NvmlDevice:
-    """One GPU. Its energy is that of the driver's samples of power where they are dense, else its counter's."""
+    """One GPU."""
 
     def __init__(self, library: NvmlDevices, uuid: str) -> None:
         self._library = library
@@ -186,18 +170,14 @@ class NvmlDevice:
         self._handle: Any = None
         self._handle_generation = -1
         self._no_permission = not library.may_write
-        self._energy_trusted = False
-        self._sampled: SampledEnergy | None = None
-        self._sampled_us = 0
-        self._returned_us = 0
-        self._compared: _Comparison | None = None
-        self._base_mj = 0
+        self._energy = DriverEnergy(uuid, self)
         self._missing: set[str] = set()
         self.identity = DeviceIdentity(
             uuid=uuid,
             model=self._call("name", pynvml.nvmlDeviceGetName),
             supported_clocks_mhz=self._supported_clocks(),
             minor_number=self._optional("minor number", pynvml.nvmlDeviceGetMinorNumber),
+            max_power_mw=self._max_power_mw(),
         )
 
     def controllability(self) -> tuple[Controllability, str]:
@@ -231,17 +211,7 @@ class NvmlDevice:
         return clock
 
     def energy(self) -> Sequence[EnergyReading] | None:
-        if self._sampled is not None:
-            return self._by_samples(self._sampled)
-        if not self._energy_trusted:
-            return None
-        before_us = self.now_us()
-        value_mj = self.raw_energy_mj()
-        if value_mj is None:
-            return None
-        if value_mj < self._base_mj:  # the driver was reloaded
-            self._base_mj = 0
-        return [EnergyReading((before_us + self.now_us()) // 2, value_mj - self._base_mj)]
+        return self._energy.read()
 
     def power_mw(self) -> int | None:
         """The instantaneous field, where there is one: the plain call averages over a second on most GPUs."""
@@ -276,56 +246,10 @@ class NvmlDevice:
         return value
 
     def judge_energy(self, before_mj: int | None, elapsed_s: float) -> None:
-        """Trust the counter only if it has moved since ``before_mj``, forwards, and not faster than a GPU can draw. Use
-        samples of power instead where they are dense."""
-        if usable(self._samples(), us_from_ns(time.time_ns())):
-            self._sampled, self._returned_us = SampledEnergy(), self.now_us()
-        after_mj = self.raw_energy_mj()
-        if before_mj is None or after_mj is None:
-            return
-        # A counter steps about ten times a second: two steps more than the time allows may show.
-        self._energy_trusted = 0 < after_mj - before_mj <= MAX_POWER_W * 1000 * (elapsed_s + 0.25)
-        if not self._energy_trusted:
-            log.error("%s: energy counter not used: it went from %d to %d mJ", self._uuid, before_mj, after_mj)
+        """Decide what the energy of this GPU is; see ``DriverEnergy.judge``."""
+        self._energy.judge(before_mj, elapsed_s)
 
-    def _by_samples(self, sampled: SampledEnergy) -> Sequence[EnergyReading]:
-        now_us = self.now_us()
-        if now_us - self._sampled_us < SAMPLES_EVERY_US:
-            return ()
-        self._sampled_us = now_us
-        samples = self._samples()
-        readings = sampled.take(samples, self.now_us() - us_from_ns(time.time_ns()))
-        if readings:
-            self._returned_us = now_us
-        if self._energy_trusted:
-            with contextlib.suppress(DeviceError):  # what was read is returned all the same
-                if readings:
-                    self._compare(_Comparison(*readings[-1], sampled.restarts))
-                elif now_us - self._returned_us > COMPARE_EVERY_US:  # another driver, or one that stores none when idle
-                    self._leave_samples(f"none for {s_from_us(COMPARE_EVERY_US):g} s", self.raw_energy_mj())
-        return readings
-
-    def _compare(self, now: _Comparison) -> None:
-        """Compare samples with the counter now and then; if they differ, use the counter from now on."""
-        before = self._compared
-        if before is not None and now.time_us - before.time_us < COMPARE_EVERY_US:
-            return
-        counter_mj = self.raw_energy_mj()
-        self._compared = now = now._replace(counter_mj=counter_mj)
-        if counter_mj is None or before is None or before.counter_mj is None or before.restarts != now.restarts:
-            return
-        counted_mj = counter_mj - before.counter_mj
-        deviation = (now.sampled_mj - before.sampled_mj) / max(1, counted_mj) - 1
-        if counted_mj >= 0 and abs(deviation) > MAX_DEVIATION:
-            self._leave_samples(f"{100 * deviation:+.0f}% of the counter", counter_mj)
-
-    def _leave_samples(self, why: str, counter_mj: int | None) -> None:
-        if counter_mj is not None:
-            log.error("%s: samples of power no longer used: %s", self._uuid, why)
-            self._sampled = None
-            self._base_mj = counter_mj  # restarts below what was returned: the energy in between is not known
-
-    def _samples(self) -> list[Sample]:
+    def power_samples(self) -> list[Sample]:
         """Power over the past seconds, oldest first; empty where there are none."""
 
         def read(handle: Any) -> list[Sample]:
@@ -348,6 +272,10 @@ class NvmlDevice:
             "SM clocks", lambda handle: pynvml.nvmlDeviceGetSupportedGraphicsClocks(handle, max(memory))
         )
         return tuple(sorted(set(clocks or ())))
+
+    def _max_power_mw(self) -> int | None:
+        limits = self._optional("power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
+        return None if limits is None else int(limits[1])
 
     def _write(self, what: str, function: Callable[[Any], object]) -> None:
         def checked(handle: Any) -> None:

@@ -44,7 +44,7 @@ PATIENCE_S: Final = 30.0
 SPARED: Final = 200
 """By how much likelier the kernel ends the agent than the keeper, in thousandths of the memory."""
 _KEPT: Final = "PERSEUS_AGENT_KEPT_BY"
-_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+_STOP: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 _OOM: Final = Path("/proc/self/oom_score_adj")
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -79,7 +79,7 @@ def keep(settings: Settings, arguments: Sequence[str]) -> int:
     Raises:
         AgentError: see the class.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGCHLD})
     journal = Path(settings.journal)
     with only_agent(journal, _stopped_within) as lock:
         if lock is None:
@@ -184,9 +184,13 @@ def _write_journal(path: Path, boot: str, restored: Iterable[str]) -> None:
 
 
 def _stopped_within(seconds: float) -> bool:
-    """Wait so long, or until a signal comes; whether one came that asks to stop."""
-    found = signal.sigtimedwait(_SIGNALS, seconds)
-    return found is not None and found.si_signo != signal.SIGCHLD
+    """Wait so long, or until a child ends; whether a signal has come that asks to stop."""
+    # What it returns is not looked at: after SIGSTOP and SIGCONT, CPython 3.11 returns a signal that never came.
+    signal.sigtimedwait({signal.SIGCHLD}, seconds)
+    asked = signal.sigpending() & _STOP
+    if asked:
+        signal.sigwait(asked)
+    return bool(asked)
 
 
 def _survive_out_of_memory() -> str:

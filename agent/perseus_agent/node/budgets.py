@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,11 @@ class Budget:
 LEASED: Final = Budget(128, 64, 48, 32, 4 << 20, 2 << 20, float(1 << 20))
 WAITING: Final = Budget(64, 16, 16, 4, 1 << 20, 640 << 10, float(64 << 10))
 """A hello of the most instructions takes 512 KiB."""
+REFUSALS: Final = 16
+REFUSALS_PER_S: Final = 2.0
+"""How often one process gets an answer that refuses it, at once and in the long run. Clients ask less often."""
 MAX_REMEMBERED: Final = 4_096
-"""Pods whose use of their bytes a second is remembered."""
+"""Pods whose use of their bytes a second is remembered, and processes that were refused."""
 
 
 class OverBudget(Exception):
@@ -50,15 +55,50 @@ class Share:
     welcomed: bool = False
 
 
+class _Used(Generic[_Key]):
+    """How much of something each pod or process has in use, where use is forgotten at a rate."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._used: dict[_Key, tuple[float, float]] = {}  # how much, and when that was so; the latest last
+
+    def by(self, key: _Key, per_s: float) -> float:
+        used, since_s = self._used.get(key, (0.0, 0.0))
+        return max(0.0, used - (self._clock() - since_s) * per_s)
+
+    def add(self, key: _Key, amount: float, per_s: float) -> None:
+        used = self.by(key, per_s) + amount
+        self._used.pop(key, None)
+        self._used[key] = used, self._clock()
+        if len(self._used) > MAX_REMEMBERED:
+            del self._used[next(iter(self._used))]
+
+
+class Refusals:
+    """How often each process was refused. One that goes on gets no answer any more, since to find its pod and to write
+    an answer costs the agent more than a connection costs the process. Not thread-safe: the caller holds a lock.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._used = _Used[int](clock)
+
+    def add(self, pid: int) -> None:
+        """A process was refused."""
+        self._used.add(pid, 1, REFUSALS_PER_S)
+
+    def exhausted(self, pid: int) -> bool:
+        """Whether a process has been refused so often that it gets no answer."""
+        return self._used.by(pid, REFUSALS_PER_S) + 1 > REFUSALS
+
+
 class Budgets:
     """The connections of all pods. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, is_leased: Callable[[str], bool], clock: Callable[[], float]) -> None:
         """``is_leased`` says whether a lease names a pod."""
         self._is_leased = is_leased
-        self._clock = clock
         self._shares: dict[Share, None] = {}  # in the order of their beginning
-        self._used: dict[str, tuple[float, float]] = {}  # by pod: bytes a second in use, and when that was so
+        self._used = _Used[str](clock)  # bytes, by pod
 
     def begin(self, pod_uid: str, displace: Callable[[], None]) -> Share:
         """A connection whose hello is about to be read.
@@ -122,12 +162,6 @@ class Budgets:
         return LEASED if leased else WAITING, [share for share in self._shares if known[share.pod_uid] is leased]
 
     def _use(self, pod_uid: str, size: int, budget: Budget) -> None:
-        now_s = self._clock()
-        used, since_s = self._used.pop(pod_uid, (0.0, now_s))
-        used = max(0.0, used - (now_s - since_s) * budget.pod_bytes_per_s)
-        fits = used + size <= budget.pod_bytes
-        self._used[pod_uid] = used + size * fits, now_s
-        while len(self._used) > MAX_REMEMBERED:
-            del self._used[next(iter(self._used))]
-        if not fits:
+        if self._used.by(pod_uid, budget.pod_bytes_per_s) + size > budget.pod_bytes:
             raise OverBudget(f"a pod may send {budget.pod_bytes_per_s:.0f} bytes of hellos a second")
+        self._used.add(pod_uid, size, budget.pod_bytes_per_s)

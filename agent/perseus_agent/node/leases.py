@@ -7,19 +7,22 @@ under its lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.plans import JobPlans
 from perseus_agent.errors import InvalidRequest, NoLease, PodTaken, StaleEpoch, TooMuch
+from perseus_proto.planset import PlanSet
 
 MIN_TTL_S: Final = 0.5
 MAX_TTL_S: Final = 600.0
 MAX_JOBS: Final = 256
 MAX_PODS: Final = 1_024
 MAX_CONTAINERS: Final = 128
+MAX_PLAN_BYTES: Final = 1 << 28
+"""Bound on the unpacked plan sets of all jobs together."""
 MAX_EPOCH: Final = 2**63 - 1
 _MAX_NAME: Final = 512
 """Longest name accepted: namespace and name of a Kubernetes object, with their separator, are shorter."""
@@ -50,6 +53,20 @@ class JobLease:
     furthest: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank: the furthest iteration begun by ranks that have left. An entry goes when the first rank of
     that pipeline returns."""
+
+
+@dataclass(frozen=True)
+class LeaseView:
+    """A lease as it is reported to the operator."""
+
+    job_uid: str
+    job_name: str
+    epoch: int
+    remaining_s: float
+    plan_id: str
+    selections: Mapping[int, int]
+    plan_age_s: float | None
+    ranks: int
 
 
 class LeaseTable:
@@ -167,10 +184,38 @@ class LeaseTable:
         """Seconds until a lease runs out; 0 if it has."""
         return max(0.0, lease.expires_s - self._clock())
 
+    def view(self, lease: JobLease, *, ranks: int) -> LeaseView:
+        """A lease with the number of its ranks, as it is reported."""
+        plan_set = lease.plans.plan_set
+        return LeaseView(
+            job_uid=lease.job_uid,
+            job_name=lease.job_name,
+            epoch=lease.epoch,
+            remaining_s=self.remaining_s(lease),
+            plan_id=plan_set.plan_id if plan_set else "",
+            selections={dp: choice.point for dp, choice in lease.plans.selections.items()},
+            plan_age_s=None if lease.selected_s is None else self._clock() - lease.selected_s,
+            ranks=ranks,
+        )
+
+    def check_room(self, lease: JobLease, plan_set: PlanSet) -> None:
+        """Whether there is room for a job's plan set beside those of the others.
+
+        Raises:
+            TooMuch: there is not.
+        """
+        stored = sum(_plan_bytes(other.plans.plan_set) for other in self._jobs.values() if other is not lease)
+        if stored + _plan_bytes(plan_set) > MAX_PLAN_BYTES:
+            raise TooMuch(f"plan_set: the plan sets of this node would take more than {MAX_PLAN_BYTES} bytes")
+
     def _fence(self, job_uid: str, epoch: int) -> None:
         seen = self._journal.epoch(job_uid)
         if epoch < seen:
-            raise StaleEpoch(f"epoch: {epoch} is older than {seen}, the highest seen for {job_uid!r}")
+            raise StaleEpoch(f"epoch: {epoch} is older than {seen}, the highest seen for {job_uid!r}", seen)
+
+
+def _plan_bytes(plan_set: PlanSet | None) -> int:
+    return 0 if plan_set is None else sum(len(row) for rows in plan_set.rows.values() for row in rows)
 
 
 def _check_ttl(ttl_s: float) -> None:

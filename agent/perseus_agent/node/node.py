@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from perseus_agent.clocks.call_queue import CallTurns
@@ -22,8 +21,8 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub, Watcher
 from perseus_agent.devices.base import DeviceSet
-from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown, TooMuch
-from perseus_agent.node.leases import JobLease, LeaseTable, PodName
+from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
+from perseus_agent.node.leases import JobLease, LeaseTable, LeaseView, PodName
 from perseus_agent.node.processes import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu, own_part
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_proto.hello import Instruction, Reason, Timing
@@ -35,28 +34,12 @@ KEEPER_INTERVAL_S: Final = 0.1
 BINDER_RETRY_S: Final = 1.0
 RELEASE_WAIT_S: Final = 2.0
 """How long a release waits for the GPUs before it answers; resets are tried without an end."""
-MAX_PLAN_BYTES: Final = 1 << 28
-"""Bound on the unpacked plan sets of all jobs together."""
 
 
 class Kubelet(Protocol):
     """Which devices a pod holds."""
 
     def allocation(self, namespace: str, name: str) -> Allocation | None: ...
-
-
-@dataclass(frozen=True)
-class LeaseView:
-    """A lease as it is reported to the operator."""
-
-    job_uid: str
-    job_name: str
-    epoch: int
-    remaining_s: float
-    plan_id: str
-    selections: Mapping[int, int]
-    plan_age_s: float | None
-    ranks: int
 
 
 class Node:
@@ -182,9 +165,7 @@ class Node:
         with self._lock:
             self._check_serving()
             lease = self.leases.held(job_uid, epoch)
-            stored = sum(_plan_bytes(other.plans.plan_set) for other in self.leases.all() if other is not lease)
-            if stored + _plan_bytes(plan_set) > MAX_PLAN_BYTES:
-                raise TooMuch(f"plan_set: the plan sets of this node would take more than {MAX_PLAN_BYTES} bytes")
+            self.leases.check_room(lease, plan_set)
             lease.plans.push(plan_set)
 
     def select(self, job_uid: str, epoch: int, plan_id: str, points: Mapping[int, int], from_iteration: int) -> int:
@@ -194,9 +175,9 @@ class Node:
             lease = self.leases.held(job_uid, epoch)
             furthest: dict[int, int | None] = {}
             for session in self._bound(job_uid):
-                if session.follower is not None and session.follower.iteration is not None:
+                if session.iteration is not None:
                     dp = session.hello.dp
-                    furthest[dp] = max(furthest.get(dp) or 0, session.follower.iteration)
+                    furthest[dp] = max(furthest.get(dp) or 0, session.iteration)
             lease.plans.select(plan_id, points, from_iteration, furthest)
             lease.selected_s = time.monotonic()
             for session in self._bound(job_uid):
@@ -210,8 +191,7 @@ class Node:
             self._check_serving()
             watcher = self._hub.watch(job_uid)
             for session in self._bound(job_uid):
-                if session.follower is not None:
-                    watcher.put(RankChange(session.follower.rank, True, session.follower.iteration or 0))
+                watcher.put(RankChange(session.rank, True, session.iteration or 0))
             return watcher
 
     def unwatch(self, job_uid: str, watcher: Watcher) -> None:
@@ -226,16 +206,13 @@ class Node:
     def ranks(self) -> list[tuple[RankProcess, int]]:
         """Every process that has sent a hello, and its iteration; one that drives no GPU has no job and no GPU."""
         with self._lock:
-            return [
-                (session.follower.rank, session.follower.iteration or 0) if session.follower else (_unbound(session), 0)
-                for session in self._sessions
-            ]
+            return [(session.rank, session.iteration or 0) for session in self._sessions]
 
     def schedules(self) -> dict[RankProcess, tuple[Instruction, ...]]:
         """The schedule that every process has sent in its hello."""
         with self._lock:
             sessions = list(self._sessions)
-        return {s.follower.rank if s.follower else _unbound(s): s.hello.schedule for s in sessions}
+        return {session.rank: session.hello.schedule for session in sessions}
 
     # ------------------------------------------------------------------------------------------- the local socket's
     # events
@@ -292,19 +269,7 @@ class Node:
         return iter([s for s in self._sessions if s.follower is not None and s.follower.rank.job_uid == job_uid])
 
     def _view(self, lease: JobLease) -> LeaseView:
-        plan_set = lease.plans.plan_set
-        selections = {dp: choice.point for dp, choice in lease.plans.selections.items()}
-        plan_id = plan_set.plan_id if plan_set else ""
-        return LeaseView(
-            job_uid=lease.job_uid,
-            job_name=lease.job_name,
-            epoch=lease.epoch,
-            remaining_s=self.leases.remaining_s(lease),
-            plan_id=plan_id,
-            selections=selections,
-            plan_age_s=None if lease.selected_s is None else time.monotonic() - lease.selected_s,
-            ranks=len(list(self._bound(lease.job_uid))),
-        )
+        return self.leases.view(lease, ranks=len(list(self._bound(lease.job_uid))))
 
     def _end(self, lease: JobLease, reason: str) -> dict[str, Future[bool]]:
         pending = {}
@@ -418,11 +383,3 @@ class Node:
 
 def _succeeded(future: Future[bool]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None and future.result()
-
-
-def _plan_bytes(plan_set: PlanSet | None) -> int:
-    return 0 if plan_set is None else sum(len(row) for rows in plan_set.rows.values() for row in rows)
-
-
-def _unbound(session: Session) -> RankProcess:
-    return RankProcess("", session.pod_uid, "", session.hello.rank, session.peer.pid)

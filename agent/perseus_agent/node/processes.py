@@ -13,6 +13,7 @@ from typing import Final
 
 from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.rank_follower import RankFollower
+from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.errors import PeerRefused, PeerUnknown
 from perseus_agent.node.leases import PodName
 from perseus_agent.pods.identity import Peer, PodProcess
@@ -49,6 +50,18 @@ class Session:
     def pod_uid(self) -> str:
         """The pod that the process is in, from the kernel."""
         return self.peer.process.pod_uid
+
+    @property
+    def iteration(self) -> int | None:
+        """The furthest that a rank has begun; None: none, or the process is no rank."""
+        return None if self.follower is None else self.follower.iteration
+
+    @property
+    def rank(self) -> RankProcess:
+        """As it is reported; one that drives no GPU has no job and no GPU."""
+        if self.follower is not None:
+            return self.follower.rank
+        return RankProcess("", self.pod_uid, "", self.hello.rank, self.peer.pid)
 
     @property
     def key(self) -> tuple[str, RankId]:

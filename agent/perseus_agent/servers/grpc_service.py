@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import grpc
 
 from perseus_agent import __version__
-from perseus_agent.clocks.governor import GpuNotice
+from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.latency import LatencyMeter
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankProcess
@@ -33,8 +33,8 @@ from perseus_agent.errors import (
     TooMuch,
     UnknownPlan,
 )
-from perseus_agent.node.leases import PodName
-from perseus_agent.node.node import LeaseView, Node
+from perseus_agent.node.leases import LeaseView, PodName
+from perseus_agent.node.node import Node
 from perseus_proto.hello import Instruction
 from perseus_proto.planset import InvalidPlanSet, decode_plan_set
 from perseus_proto.units import ms_from_s, s_from_ms, us_from_s
@@ -63,6 +63,8 @@ operator. The last three never reach a caller unless the agent is at fault."""
 
 ERROR_METADATA: Final = "perseus-error"
 """Trailing metadata that carries the name of the error class: two of them share FAILED_PRECONDITION."""
+EPOCH_METADATA: Final = "perseus-epoch"
+"""Trailing metadata of a StaleEpoch: the highest epoch seen for the job, for an operator whose counter was lost."""
 
 STREAM_WAIT_S: Final = 1.0
 _SAN: Final = "x509_subject_alternative_name"
@@ -92,7 +94,10 @@ def _command(method: Callable[..., M]) -> Callable[..., M]:
 
 
 def _abort(context: grpc.ServicerContext, error: AgentError) -> NoReturn:
-    context.set_trailing_metadata(((ERROR_METADATA, type(error).__name__),))
+    metadata = [(ERROR_METADATA, type(error).__name__)]
+    if isinstance(error, StaleEpoch):
+        metadata.append((EPOCH_METADATA, str(error.seen)))
+    context.set_trailing_metadata(tuple(metadata))
     context.abort(status_of(error), str(error))
     raise AssertionError("abort always raises")
 
@@ -210,6 +215,7 @@ def _gpu(worker: GpuWorker) -> messages.Gpu:
         energy_mj=energy_mj or 0,
         has_energy_counter=energy_mj is not None,
         clock_latency=_latency(governor.latency),
+        max_power_mw=identity.max_power_mw or 0,
     )
 
 

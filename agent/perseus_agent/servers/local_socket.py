@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from perseus_agent.errors import PeerRefused, SettingsError
-from perseus_agent.node.budgets import Budgets, OverBudget, Share
+from perseus_agent.node.budgets import Budgets, OverBudget, Refusals, Share
 from perseus_agent.node.node import Node
 from perseus_agent.node.processes import Session
-from perseus_agent.pods.identity import Peer, identify_peer
+from perseus_agent.pods.identity import Peer, identify_peer, peer_pid
 from perseus_agent.servers.quiet_log import Quiet
 from perseus_proto.channel import ChannelReader
 from perseus_proto.hello import ChannelError, Reason, VersionMismatch, encode_refusal, receive_hello, send_welcome
@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S: Final = 2.0
 ACCEPT_PAUSE_S: Final = 0.1
 """After an accept that failed for want of descriptors or memory: the next would fail as well."""
+REST: Final = 4.0
+"""How many times as long as it has worked the accepting thread rests. However often processes connect, it takes a fifth
+of a processor at most: the threads that set clocks need the same interpreter.
+"""
 MESSAGES: Final = 20
 MESSAGES_EVERY_S: Final = 10.0
 """Log messages that peers can cause, in so many seconds."""
@@ -56,6 +60,7 @@ class LocalServer:
         self._proc_root = proc_root
         self._lock = threading.Lock()
         self._budgets = Budgets(node.is_leased, time.monotonic)
+        self._refusals = Refusals(time.monotonic)
         self._budgets_lock = threading.Lock()
         self._quiet = Quiet(log, MESSAGES, MESSAGES_EVERY_S)
         self._resume_s = 0.0  # when to accept again; 0: the listener is watched
@@ -94,6 +99,7 @@ class LocalServer:
     def _run(self) -> None:
         stopping = False
         while not stopping:
+            began_s = time.thread_time()
             for descriptor, _ in self._epoll.poll(ACCEPT_PAUSE_S if self._resume_s else None):
                 if descriptor == self._bell:
                     stopping = True
@@ -104,6 +110,7 @@ class LocalServer:
             if 0 < self._resume_s <= time.monotonic():
                 self._resume_s = 0.0
                 self._epoll.register(self._listener, select.EPOLLIN)
+            time.sleep(REST * (time.thread_time() - began_s))
         self._listener.close()
         for descriptor in list(self._connections):
             self._end(descriptor)
@@ -121,12 +128,20 @@ class LocalServer:
             return
         peer: Peer | None = None
         try:
+            with self._budgets_lock:
+                exhausted = self._refusals.exhausted(peer_pid(connection))
+            if exhausted:
+                self._node.count_refusal()
+                connection.close()
+                return
             peer = identify_peer(connection, self._proc_root)
             with self._budgets_lock:
                 share = self._budgets.begin(peer.process.pod_uid, lambda: _hang_up(connection))
             threading.Thread(target=self._greet, args=(connection, peer, share), name="hello", daemon=True).start()
         except (PeerRefused, OverBudget) as error:
             self._refuse(connection, peer, getattr(error, "reason", Reason.BUSY), str(error))
+            with self._budgets_lock:
+                self._refusals.add(peer_pid(connection))
             self._drop(connection, peer)
         except Exception:  # no thread, or no descriptor, can be had now
             log.exception("a connection could not be served")
@@ -147,6 +162,7 @@ class LocalServer:
             self._budgets.welcomed(share)
             if session is None:
                 self._budgets.end(share)
+                self._refusals.add(peer.pid)
         if session is None:
             self._drop(connection, peer)
             return

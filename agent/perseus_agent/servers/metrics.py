@@ -22,7 +22,7 @@ from perseus_agent import __version__
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.node.node import Node
-from perseus_proto.http_server import HttpServer
+from perseus_proto.http_server import CachedPage, HttpServer
 from perseus_proto.units import hz_from_mhz, j_from_mj, s_from_us, w_from_mw
 
 log = logging.getLogger(__name__)
@@ -177,8 +177,9 @@ class MetricsServer(HttpServer):
         """
         registry = CollectorRegistry(auto_describe=False)
         registry.register(NodeCollector(node, hub, node_name))
+        metrics = CachedPage(lambda: generate_latest(registry))
         pages: dict[str, Callable[[], tuple[int, str, bytes]]] = {
-            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, metrics()),
             "/healthz": lambda: _verdict(node.progressing),
             "/readyz": lambda: _verdict(ready() and node.progressing and not node.draining),
         }

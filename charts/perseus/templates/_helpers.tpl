@@ -48,6 +48,18 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default .root.Chart.AppVersion $image.tag }}{{ end -}}
 {{- end -}}
 
+{{- define "perseus.pullPolicy" -}}
+{{- default .root.Values.image.pullPolicy .image.pullPolicy -}}
+{{- end -}}
+
+{{- /* Not empty: OpenShift, which assigns users to pods. */ -}}
+{{- define "perseus.openshift" -}}
+{{- $said := .Values.platform.openshift | toString -}}
+{{- if or (eq $said "true") (and (eq $said "auto") (.Capabilities.APIVersions.Has "security.openshift.io/v1")) -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{- /* A settings map as environment: {leaseTtlS: 60} becomes PERSEUS_OPERATOR_LEASE_TTL_S=60. */ -}}
 {{- define "perseus.settings" -}}
 {{- range $name, $value := .settings }}
@@ -88,4 +100,13 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 {{- /* The node's directory of simulated GPUs. Like a driver's state, it must not outlive a restart of the node. */ -}}
 {{- define "perseus.simulatedGpus" -}}
 /run/perseus-simulated-gpus
+{{- end -}}
+
+{{- /* The issuer that cert-manager signs with: the one that is named, or the release's own. */}}
+{{- define "perseus.issuer" -}}
+{{- if .Values.tls.certManager.issuerRef -}}
+{{- toYaml .Values.tls.certManager.issuerRef -}}
+{{- else -}}
+{name: {{ include "perseus.fullname" . }}-ca, kind: Issuer, group: cert-manager.io}
+{{- end -}}
 {{- end -}}

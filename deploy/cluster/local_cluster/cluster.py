@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from local_cluster import cgroups, images, node, preflight
 from local_cluster.errors import CannotRun, ClusterError, NotUp, StartFailed
 from local_cluster.init import INSIDE
 from local_cluster.machine import PATH, Forward, Machine, end_all, environment, tail, wait_until
-from local_cluster.network import IPV4, IPV6, Network
+from local_cluster.network import IPV4, IPV6, Network, free_port
 from perseus_sim.cluster.control_plane import Layout, NoControlPlane, find_assets, kubeconfig, write_private
 
 ASSETS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
@@ -300,7 +299,7 @@ class Cluster:
             return
         for leftover in self.state.iterdir():  # from a `down` or an `up` that was killed
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-        described, network = _Description(nodes, _free_port(), ipv6), IPV6 if ipv6 else IPV4
+        described, network = _Description(nodes, free_port(), ipv6), IPV6 if ipv6 else IPV4
         outside = _layout_in(self.state / CONTROL_PLANE, network)
         authority = outside.write_credentials()
         to_kubelets = authority.issue("kube-apiserver-kubelet-client", organization="system:masters")
@@ -391,13 +390,6 @@ class Cluster:
 
 def _layout_in(folder: Path, network: Network) -> Layout:
     return Layout(folder, network.hub, _PORT, 2379, 2380, hosts=("127.0.0.1",), services=network.services)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _mounts() -> list[str]:

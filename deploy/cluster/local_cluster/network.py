@@ -7,6 +7,7 @@ between pods of one node.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +78,14 @@ IPV6: Final = Network(
     pods="fd00:10:88:{}::/64",
     prefix=64,
 )
+
+
+def free_port() -> int:
+    """Return a port of the outer machine's loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _ip(machine: Machine, *arguments: str) -> None:

@@ -31,6 +31,18 @@ class BudgetSelector:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PriorityGrant:
+    """How much priority the jobs of one namespace may have."""
+
+    namespace: str = text("The namespace.", rule="a namespace", max_length=253, pattern=DNS_NAME)
+    highest: int = integer(
+        "The highest spec.priority of a PerseusJob that counts there; a higher one counts as this.",
+        minimum=0,
+        maximum=1_000_000,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BudgetSpec:
     """The power limit and the jobs that share it."""
 
@@ -38,6 +50,17 @@ class BudgetSpec:
         "Mean power over an iteration of all GPUs of all selected jobs together.", minimum=1, maximum=1_000_000_000
     )
     selector: BudgetSelector = nested("Which PerseusJobs share it; absent: all.", BudgetSelector, default={})
+    priorities: tuple[PriorityGrant, ...] | None = listing(
+        "Priority granted to namespaces; elsewhere a priority above 0 counts as 0.",
+        PriorityGrant,
+        key="namespace",
+        max_items=256,
+    )
+
+    def priority(self, namespace: str, asked: int) -> int:
+        """The priority that counts of a job that asks for one: users write their jobs, administrators the budget."""
+        granted = (grant.highest for grant in self.priorities or () if grant.namespace == namespace)
+        return min(asked, max(granted, default=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +69,7 @@ class JobShare:
 
     name: str = text("The PerseusJob.", rule="a name", max_length=253)
     namespace: str = text("Its namespace.", rule="a namespace", max_length=253)
-    priority: int = integer("Its spec.priority.", minimum=-1_000_000, maximum=1_000_000)
+    priority: int = integer("Its spec.priority, as far as it is granted.", minimum=-1_000_000, maximum=1_000_000)
     watts: int = integer("Power granted to the job.", minimum=0, maximum=10**9)
     wanted_watts: int | None = integer(
         "Power that its own objective would draw; absent: its frontier is not known yet.",

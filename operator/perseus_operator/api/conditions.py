@@ -40,6 +40,7 @@ class Reason(StrEnum):
     # ProfileReady
     PROFILE_READ = "ProfileRead"
     CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"
+    PROFILE_NOT_FOUND = "ProfileNotFound"
     KEY_NOT_FOUND = "KeyNotFound"
     PROFILE_INVALID = "ProfileInvalid"
     PROFILE_UNREADABLE = "ProfileUnreadable"
@@ -51,6 +52,7 @@ class Reason(StrEnum):
     SCHEDULE_UNREADABLE = "ScheduleUnreadable"
     SOLVED = "Solved"
     RESTORED = "Restored"
+    WAITING_FOR_PROFILE = "WaitingForProfile"
     SOLVING = "Solving"
     SOLVE_FAILED = "SolveFailed"
     SOLVE_TIMEOUT = "SolveTimeout"

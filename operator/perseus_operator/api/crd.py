@@ -1,6 +1,6 @@
 """The CustomResourceDefinitions, written from the typed models.
 
-Fields are declared in ``job``, ``budget`` and ``status``; here are conditions, columns and the frame.
+Fields are declared in ``job``, ``budget``, ``status`` and ``stored``; here are conditions, columns and the frame.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from perseus_operator.api.budget import BudgetFigures, BudgetSpec
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import openapi_of
 from perseus_operator.api.status import StatusFigures
+from perseus_operator.api.stored import MAX_CALIBRATION_BYTES, FrontierSpec, ProfileSpec
 from perseus_operator.objects import Json
 from perseus_proto import keys
 
@@ -146,6 +147,56 @@ def budget_crd() -> Json:
     )
 
 
+def profile_crd() -> Json:
+    """The CRD of PerseusProfile as a document."""
+    columns = [
+        _column("Measured on", ".spec.measuredOn", "string", "Shape of the pipeline that was measured."),
+        _column("Blocking", ".spec.blockingPowerMilliwatts", "integer", "Power of a waiting GPU, in milliwatts."),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    calibrations = {
+        "type": "object",
+        "description": "Calibrations of later jobs' models on iterations of earlier ones, by schedule.",
+        "additionalProperties": {"type": "string", "maxLength": MAX_CALIBRATION_BYTES},
+        "maxProperties": 16,
+    }
+    return _definition(
+        kind=keys.PROFILE_KIND,
+        plural=keys.PROFILE_PLURAL,
+        short=keys.PROFILE_SHORT_NAME,
+        scope="Namespaced",
+        description="Time and energy of a pipeline's instructions, measured by the operator or given by a user.",
+        rules=[],
+        spec={**openapi_of(ProfileSpec), "description": "The profile and what was measured with it."},
+        status={
+            "type": "object",
+            "description": "What jobs with this profile have taught. Only the operator writes it.",
+            "properties": {"calibrations": calibrations},
+        },
+        columns=columns,
+    )
+
+
+def frontier_crd() -> Json:
+    """The CRD of PerseusFrontier as a document."""
+    columns = [
+        _column("Points", ".spec.points", "integer", "Plans on the frontier."),
+        _column("Solved in", ".spec.solveMilliseconds", "integer", "Time that the solver took, in milliseconds."),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    return _definition(
+        kind=keys.FRONTIER_KIND,
+        plural=keys.FRONTIER_PLURAL,
+        short=keys.FRONTIER_SHORT_NAME,
+        scope="Namespaced",
+        description="What the operator has worked out for the PerseusJob of the same name, which owns it.",
+        rules=[],
+        spec={**openapi_of(FrontierSpec), "description": "Only the operator writes it, and verifies it when it reads."},
+        status=None,
+        columns=columns,
+    )
+
+
 def _definition(
     *,
     kind: str,
@@ -155,7 +206,7 @@ def _definition(
     description: str,
     rules: list[Json],
     spec: Json,
-    status: Json,
+    status: Json | None,
     columns: list[Json],
 ) -> Json:
     schema = {
@@ -168,7 +219,7 @@ def _definition(
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": status,
+            **({"status": status} if status else {}),
         },
     }
     return {
@@ -191,7 +242,7 @@ def _definition(
                     "name": keys.API_VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    **({"subresources": {"status": {}}} if status else {}),
                     "additionalPrinterColumns": columns,
                     "schema": {"openAPIV3Schema": schema},
                 }
@@ -205,14 +256,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def crd_yaml() -> str:
-    """The CRD of PerseusJob as YAML, with the line that says where it comes from."""
-    return _yaml(crd(), "api/job.py")
-
-
-def budget_crd_yaml() -> str:
-    """The CRD of PowerBudget as YAML, with the line that says where it comes from."""
-    return _yaml(budget_crd(), "api/budget.py")
+def definitions() -> dict[str, str]:
+    """Every CRD as YAML, with the line that says where it comes from, by the plural of its kind."""
+    return {
+        keys.PLURAL: _yaml(crd(), "api/job.py"),
+        keys.BUDGET_PLURAL: _yaml(budget_crd(), "api/budget.py"),
+        keys.PROFILE_PLURAL: _yaml(profile_crd(), "api/stored.py"),
+        keys.FRONTIER_PLURAL: _yaml(frontier_crd(), "api/stored.py"),
+    }
 
 
 def _yaml(document: Json, source: str) -> str:

@@ -40,7 +40,7 @@ class StragglerMode(StrEnum):
 
     AUTOMATIC = "Automatic"
     EXTERNAL = "External"
-    OFF = "Off"
+    IGNORE = "Ignore"
 
 
 class Mode(StrEnum):
@@ -61,6 +61,15 @@ class ConfigMapRef:
         max_length=253,
         pattern=r"^[-._a-zA-Z0-9]+$",
         default=keys.PROFILE_KEY,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRef:
+    """The PerseusProfile that stores the profile, in the namespace of the PerseusJob."""
+
+    name: str = text(
+        "Name of the PerseusProfile.", rule="the name of a PerseusProfile", max_length=253, pattern=DNS_NAME
     )
 
 
@@ -104,27 +113,51 @@ class Online:
 class Profile:
     """Time and energy of every instruction at every clock."""
 
-    config_map_ref: ConfigMapRef = nested(
-        "ConfigMap with the profile CSV: stage,instruction,frequency,time,energy (MHz, seconds, joules).", ConfigMapRef
+    config_map_ref: ConfigMapRef | None = nested(
+        "ConfigMap with the profile CSV: stage,instruction,frequency,time,energy (MHz, seconds, joules).",
+        ConfigMapRef,
+        required=False,
+    )
+    profile_ref: ProfileRef | None = nested(
+        "PerseusProfile with the profile: one that was measured on another job, or that you wrote.",
+        ProfileRef,
+        required=False,
     )
     online: Online | None = nested(
-        "Measure the profile on the running job if the ConfigMap does not exist, and store it there for later jobs.",
+        "Measure the profile on the running job if the PerseusProfile does not exist, and store it for later jobs.",
         Online,
         required=False,
     )
     blocking_power_milliwatts: int | None = integer(
-        "Power of one GPU while it waits for another stage, in milliwatts; absent: as measured with the profile.",
+        "Power of one GPU while it waits for another stage, in milliwatts; absent: as the PerseusProfile says.",
         minimum=0,
         maximum=MAX_BLOCKING_POWER_MW,
         required=False,
     )
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.online) || has(self.blockingPowerMilliwatts)",
-            "blockingPowerMilliwatts must be set unless online is",
-            lambda p: p.online is not None or p.blocking_power_milliwatts is not None,
+            "has(self.configMapRef) != has(self.profileRef)",
+            "exactly one of configMapRef and profileRef must be set",
+            lambda p: (p.config_map_ref is None) != (p.profile_ref is None),
+        ),
+        Rule(
+            "!has(self.online) || has(self.profileRef)",
+            "online needs profileRef: what is measured is stored in a PerseusProfile",
+            lambda p: p.online is None or p.profile_ref is not None,
+        ),
+        Rule(
+            "has(self.profileRef) || has(self.blockingPowerMilliwatts)",
+            "blockingPowerMilliwatts must be set with configMapRef",
+            lambda p: p.profile_ref is not None or p.blocking_power_milliwatts is not None,
         ),
     )
+
+    @property
+    def where(self) -> str:
+        """The object that stores it, for people."""
+        if self.config_map_ref is not None:
+            return f"ConfigMap {self.config_map_ref.name}"
+        return f"PerseusProfile {self.profile_ref.name}" if self.profile_ref is not None else "no object"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +242,7 @@ class Straggler:
     """What to do about a pipeline that is slower than the others. Changeable while the job runs."""
 
     mode: StragglerMode = choice(
-        "Automatic: detected from telemetry or declared by annotation. External: declared only. Off: ignored.",
+        "Automatic: detected from telemetry or declared by annotation. External: declared only. Ignore: neither.",
         StragglerMode,
         default=StragglerMode.AUTOMATIC.value,
     )
@@ -290,7 +323,8 @@ class JobSpec:
         "Enforce: set clocks. Recommend: plan and report only, set no clocks.", Mode, default=Mode.ENFORCE.value
     )
     priority: int = integer(
-        "Among the jobs of a PowerBudget: while power is short, jobs of lower priority are slowed first.",
+        "Among the jobs of a PowerBudget, as far as it grants priority to the namespace: while power is short, jobs of"
+        " lower priority are slowed first.",
         minimum=-1_000_000,
         maximum=1_000_000,
         default=0,

@@ -32,13 +32,13 @@ class ScheduleName(StrEnum):
     ZB_H1 = "ZBH1"
     ZB_V = "ZBV"
     DUALPIPE = "DualPipe"
+    STEPS = "Steps"
     FROM_RANKS = "FromRanks"
 
     @property
     def solver_name(self) -> str:
         """What ``perseus_solver.schedules`` calls it."""
-        names = {"INTERLEAVED": "interleaved-1f1b", "EARLY_RECOMPUTE": "early-recompute-1f1b", "FROM_RANKS": "custom"}
-        return names.get(self.name) or self.value.lower().replace("zb", "zb-")
+        return "custom" if self is ScheduleName.FROM_RANKS else self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,6 @@ class ScheduleRef:
         rule="the name of a ConfigMap",
         max_length=253,
         pattern=DNS_NAME,
-        immutable=f"scheduleRef.name {_FIXED}",
     )
     key: str = text(
         "Key that holds the CSV.",
@@ -58,7 +57,6 @@ class ScheduleRef:
         max_length=253,
         pattern=r"^[-._a-zA-Z0-9]+$",
         default=keys.SCHEDULE_KEY,
-        immutable=f"scheduleRef.key {_FIXED}",
     )
 
 
@@ -67,7 +65,8 @@ class Pipeline:
     """The shape of the training job."""
 
     schedule: ScheduleName | None = choice(
-        "Pipeline schedule of every pipeline, by name; FromRanks: the one that the training processes report.",
+        "Pipeline schedule of every pipeline, by name; Steps: there is none, each rank is a pipeline of one stage whose"
+        " iterations are whole; FromRanks: the one that the training processes report.",
         ScheduleName,
         required=False,
         immutable=f"schedule {_FIXED}",
@@ -76,12 +75,14 @@ class Pipeline:
         "ConfigMap that holds the schedule as torch.distributed.pipelining exports it: CSV, one line for each stage.",
         ScheduleRef,
         required=False,
+        immutable=f"scheduleRef {_FIXED}",
     )
     stages: int = integer(
         "Pipeline stages (pipeline-parallel degree).", minimum=1, maximum=1024, immutable=f"stages {_FIXED}"
     )
     microbatches: int | None = integer(
-        "Microbatches of each pipeline in one iteration; may be left out for a custom schedule, which contains it.",
+        "Microbatches of each pipeline in one iteration; may be left out for a custom schedule, which contains it, and"
+        " must be for schedule Steps.",
         minimum=1,
         maximum=65536,
         required=False,
@@ -114,9 +115,16 @@ class Pipeline:
             lambda p: (p.schedule is ScheduleName.INTERLEAVED) == (p.chunks is not None),
         ),
         Rule(
-            f"has(self.microbatches) || !has(self.schedule) || self.schedule == '{ScheduleName.FROM_RANKS}'",
+            "has(self.microbatches) || !has(self.schedule)"
+            f" || self.schedule in ['{ScheduleName.FROM_RANKS}', '{ScheduleName.STEPS}']",
             "microbatches must be set for a schedule by name",
-            lambda p: p.microbatches is not None or not p.is_named,
+            lambda p: p.microbatches is not None or not p.is_named or p.schedule is ScheduleName.STEPS,
+        ),
+        Rule(
+            f"!has(self.schedule) || self.schedule != '{ScheduleName.STEPS}'"
+            " || (self.stages == 1 && !has(self.microbatches))",
+            f"stages must be 1 and microbatches must not be set for schedule {ScheduleName.STEPS}: a step is whole",
+            lambda p: p.schedule is not ScheduleName.STEPS or (p.stages == 1 and p.microbatches is None),
         ),
         Rule(
             "self.stages * (has(self.dataParallel) ? self.dataParallel : 1)"
@@ -136,6 +144,11 @@ class Pipeline:
     def places(self) -> int:
         """Ranks of the job."""
         return self.stages * self.data_parallel * self.tensor_parallel
+
+    @property
+    def solved_microbatches(self) -> int:
+        """Microbatches of the solver's schedule; 0 for a custom one, which contains them."""
+        return 1 if self.schedule is ScheduleName.STEPS else self.microbatches or 0
 
     @property
     def is_named(self) -> bool:

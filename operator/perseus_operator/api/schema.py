@@ -42,6 +42,8 @@ class Field:
     required: bool
     default: Any = None
     """The default as it stands in the manifest; None: the field may be absent and is then None."""
+    immutable: str = ""
+    """Message of the rule that the field can be neither changed nor set nor removed later; empty: it can."""
 
 
 def _must(path: str, rule: str, value: object) -> InvalidSpec:
@@ -54,7 +56,7 @@ def _field(
 ) -> Any:
     if immutable:
         openapi = {**openapi, "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": immutable}]}
-    metadata = {_KEY: Field(openapi, parse, required and default is None, default)}
+    metadata = {_KEY: Field(openapi, parse, required and default is None, default, immutable)}
     return field(metadata=metadata) if required or default is not None else field(default=None, metadata=metadata)
 
 
@@ -200,7 +202,9 @@ def labels(description: str, *, required: bool = True) -> Any:
     return _field(openapi, parse, required=required, default=None)
 
 
-def nested(description: str, model: type[Any], *, required: bool = True, default: Json | None = None) -> Any:
+def nested(
+    description: str, model: type[Any], *, required: bool = True, default: Json | None = None, immutable: str = ""
+) -> Any:
     """Declare an object of another model. ``default={}``: an absent object has the defaults of its fields.
 
     They are written out in the CRD: kube-apiserver holds a default against the object's CEL rules before it fills in
@@ -212,6 +216,7 @@ def nested(description: str, model: type[Any], *, required: bool = True, default
         lambda value, path: parse(model, value, path),
         required=required,
         default=default,
+        immutable=immutable,
     )
 
 
@@ -261,8 +266,14 @@ def openapi_of(model: type[Any]) -> Json:
     openapi: Json = {"type": "object", "properties": properties}
     if required:
         openapi["required"] = required
-    if _rules(model):
-        openapi["x-kubernetes-validations"] = [{"rule": rule.cel, "message": rule.message} for rule in _rules(model)]
+    # A rule of a field does not see it come or go; that of its parent does.
+    kept = [
+        {"rule": f"has(self.{camel(name)}) == has(oldSelf.{camel(name)})", "message": spec.immutable}
+        for name, spec in _fields(model)
+        if spec.immutable and not spec.required and spec.default is None
+    ]
+    if validations := [{"rule": rule.cel, "message": rule.message} for rule in _rules(model)] + kept:
+        openapi["x-kubernetes-validations"] = validations
     return openapi
 
 

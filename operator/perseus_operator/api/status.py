@@ -17,9 +17,8 @@ SIGNED_PERCENT = r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$"
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierStatus:
-    """The solved frontier in figures; the plans themselves are in a ConfigMap."""
+    """The solved frontier in figures; the plans themselves are in the PerseusFrontier of the job's name."""
 
-    config_map_name: str = text("ConfigMap that stores the frontier.", rule="a name", max_length=253)
     digest: str = text("SHA-256 of everything the frontier was solved from.", rule="a digest", max_length=64)
     points: int = integer("Number of plans.", minimum=1, maximum=100_000)
     minimum_time_microseconds: int = integer("T_min: the fastest iteration.", minimum=1, maximum=WEEK_US)
@@ -27,8 +26,14 @@ class FrontierStatus:
     slowest_time_microseconds: int = integer(
         "T*: slower plans save no energy, even while the pipeline waits for a straggler.", minimum=1, maximum=WEEK_US
     )
-    median_gap_parts_per_million: int = integer("Median certified optimality gap.", minimum=0, maximum=10**9)
-    maximum_gap_parts_per_million: int = integer("Largest certified optimality gap.", minimum=0, maximum=10**9)
+    mean_gap_parts_per_million: int = integer(
+        "Certified optimality gap of the plan that runs, on average over all deadlines from T_min to least energy.",
+        minimum=0,
+        maximum=10**9,
+    )
+    maximum_gap_parts_per_million: int = integer(
+        "Largest certified optimality gap of the plan that runs, over the same deadlines.", minimum=0, maximum=10**9
+    )
     solve_milliseconds: int = integer("Time the solver took.", minimum=0, maximum=10**9)
 
 

@@ -1,15 +1,14 @@
 """The operator's client of the node agents.
 
 ``AgentPool`` has one channel per address, shared by all jobs. Every call has a deadline. One table maps gRPC's status
-codes to the agent errors of ``errors``. Messages are converted to and from the operator's own types here, so that no
-planner sees protobuf.
+codes to the agent errors of ``errors``. Messages are converted to and from the operator's own types, so that no planner
+sees protobuf (``agent_messages``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,15 +17,25 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from perseus_operator.clients.hardware import evidence_of, gpu_of
-from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank, is_valid_report
+from perseus_operator.clients.agent_messages import (
+    EventsDropped,
+    LeaseInfo,
+    NodeInfo,
+    StreamOpened,
+    TelemetryEvent,
+    event_of,
+    is_valid,
+    lease_of,
+    pod_message,
+    rank_of,
+    schedule_of,
+)
+from perseus_operator.clients.hardware import gpu_of
+from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.objects import Pod
-from perseus_operator.planning.gpu import Gpu
-from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node import DeclaredSchedule, Rank
 from perseus_proto.tls import CallerCredentials
-from perseus_proto.units import ms_from_s, s_from_ms
+from perseus_proto.units import ms_from_s
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 
 T = TypeVar("T")
@@ -43,6 +52,9 @@ ERRORS: Final[dict[grpc.StatusCode, type[AgentError]]] = {
 }
 """Any other code is AgentRefused: the same request would get the same answer."""
 _ERROR_METADATA: Final = "perseus-error"
+_EPOCH_METADATA: Final = "perseus-epoch"
+_EPOCH_DIGITS: Final = 19
+"""Of the highest epoch that fits its field."""
 _FENCED: Final = "StaleEpoch"
 """What the agent's trailing metadata calls the error, where a status code has more than one meaning."""
 
@@ -59,68 +71,6 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
-
-
-@dataclass(frozen=True)
-class LeaseInfo:
-    """What an agent holds for a job."""
-
-    remaining_s: float
-    plan_id: str
-    selected: dict[int, int]
-
-
-@dataclass(frozen=True)
-class NodeInfo:
-    """What an agent reports about its node."""
-
-    ranks: tuple[Rank, ...]
-    uncontrollable: dict[str, str]
-    clocks_mhz: dict[str, tuple[int, ...]]
-    """GPU UUID → supported clocks."""
-    gpus: dict[str, Gpu]
-    """GPU UUID → model and switch latency."""
-    schedules: dict[tuple[str, int], DeclaredSchedule]
-    """(kind, microbatch, chunk) in order, by the rank's pod UID and process; empty unless requested."""
-
-
-@dataclass(frozen=True)
-class StreamOpened:
-    """The stream is open: from here on no event is missed."""
-
-
-@dataclass(frozen=True)
-class RankJoined:
-    """A rank has connected."""
-
-    rank: Rank
-
-
-@dataclass(frozen=True)
-class RankLeft:
-    """A rank has disconnected."""
-
-    rank: Rank
-
-
-@dataclass(frozen=True)
-class GpuSlowdown:
-    """A GPU reports that something slows it, or that it is lost."""
-
-    gpu_uuid: str
-    kind: str
-    active: bool
-    message: str
-
-
-@dataclass(frozen=True)
-class EventsDropped:
-    """Events that were dropped since the stream began, because this reader was too slow."""
-
-    count: int
-
-
-TelemetryEvent = StreamOpened | RankJoined | RankLeft | Report | GpuSlowdown | EventsDropped
 
 
 @dataclass(frozen=True)
@@ -183,7 +133,7 @@ class AgentPool:
         answer = await self._request(address, lambda stub: stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
-            ranks=tuple(filter(is_valid_rank, map(_rank, answer.ranks))),
+            ranks=tuple(filter(is_valid_rank, map(rank_of, answer.ranks))),
             uncontrollable={
                 gpu.uuid: gpu.controllability_message or agent_pb2.Controllability.Name(gpu.controllability)
                 for gpu in answer.gpus
@@ -191,7 +141,7 @@ class AgentPool:
             },
             clocks_mhz={gpu.uuid: tuple(gpu.supported_clocks_mhz) for gpu in answer.gpus},
             gpus={gpu.uuid: gpu_of(gpu, answer.driver_version) for gpu in answer.gpus},
-            schedules={(r.pod_uid, r.pid): _schedule(r.schedule) for r in answer.ranks if r.HasField("schedule")},
+            schedules={(r.pod_uid, r.pid): schedule_of(r.schedule) for r in answer.ranks if r.HasField("schedule")},
         )
 
     async def acquire(
@@ -215,9 +165,9 @@ class AgentPool:
             job_name=job_name,
             epoch=epoch,
             ttl_ms=ms_from_s(ttl_s),
-            pods=[_pod(pod) for pod in pods],
+            pods=[pod_message(pod) for pod in pods],
         )
-        return _lease(await self._request(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
+        return lease_of(await self._request(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
 
     async def renew(self, address: str, *, job_uid: str, epoch: int, ttl_s: float) -> LeaseInfo:
         """Renew the job's lease on a node for another ``ttl_s`` seconds.
@@ -226,7 +176,7 @@ class AgentPool:
             AgentError: the lease was not renewed.
         """
         request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=ms_from_s(ttl_s))
-        return _lease(await self._request(address, lambda stub: stub.RenewLease(request, timeout=self._timeout_s)))
+        return lease_of(await self._request(address, lambda stub: stub.RenewLease(request, timeout=self._timeout_s)))
 
     async def release(self, address: str, *, job_uid: str, epoch: int) -> int:
         """Release the job's lease on a node: its GPUs return to default clocks now.
@@ -312,10 +262,10 @@ class AgentPool:
                         dropped = batch.dropped
                         yield EventsDropped(dropped)
                     for event in batch.events:
-                        translated = _event(event)
+                        translated = event_of(event)
                         if translated is None:
                             continue
-                        if _is_valid(translated):
+                        if is_valid(translated):
                             yield translated
                         elif not reported:
                             reported = True
@@ -410,71 +360,8 @@ async def _call(call: Callable[[], Awaitable[T]]) -> T:
 
 def _translate(error: grpc.aio.AioRpcError) -> AgentError:
     code, names = error.code(), dict(error.trailing_metadata() or ())
-    kind = AgentFenced if names.get(_ERROR_METADATA) == _FENCED else ERRORS.get(code, AgentRefused)
-    return kind(f"{code.name}: {(error.details() or '')[:300]}")
-
-
-def _pod(pod: Pod) -> agent_pb2.Pod:
-    containers = [agent_pb2.Container(id=identifier, name=name) for identifier, name in sorted(pod.containers)]
-    return agent_pb2.Pod(uid=pod.uid, namespace=pod.namespace, name=pod.name, containers=containers)
-
-
-def _lease(message: agent_pb2.Lease) -> LeaseInfo:
-    return LeaseInfo(
-        remaining_s=s_from_ms(message.remaining_ms),
-        plan_id=message.plan_id,
-        selected={s.data_parallel_rank: s.point for s in message.selections},
-    )
-
-
-def _rank(message: agent_pb2.Rank) -> Rank:
-    return Rank(
-        pod_uid=message.pod_uid,
-        gpu_uuid=message.gpu_uuid,
-        dp=message.data_parallel_rank,
-        stage=message.stage,
-        tp=message.tensor_parallel_rank,
-        pid=message.pid,
-        iteration=message.iteration,
-    )
-
-
-def _schedule(schedule: agent_pb2.StageSchedule) -> tuple[tuple[int, int, int], ...]:
-    return tuple(zip(schedule.kinds, schedule.microbatches, schedule.chunks, strict=False))
-
-
-def _is_valid(event: TelemetryEvent) -> bool:
-    if isinstance(event, Report):
-        return is_valid_report(event)
-    return is_valid_rank(event.rank) if isinstance(event, RankJoined) else True
-
-
-def _event(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
-    """Convert an event; None: its kind is not known here, the agent is newer."""
-    kind = event.WhichOneof("event")
-    if kind == "rank_joined":
-        return RankJoined(_rank(event.rank_joined))
-    if kind == "rank_left":
-        return RankLeft(_rank(event.rank_left))
-    if kind == "gpu":
-        name = agent_pb2.GpuEvent.Kind.Name(event.gpu.kind).removeprefix("KIND_")
-        return GpuSlowdown(event.gpu.gpu_uuid, name, event.gpu.active, event.gpu.message)
-    if kind == "iteration":
-        report = event.iteration
-        return Report(
-            dp=report.data_parallel_rank,
-            stage=report.stage,
-            tp=report.tensor_parallel_rank,
-            iteration=report.iteration,
-            iteration_time_us=report.iteration_time_us,
-            compute_span_us=report.compute_span_us,
-            energy_mj=report.energy_mj if report.has_energy else None,
-            point=report.point if report.planned else None,
-            durations_us=array("I", report.durations_us),
-            instruction_energies_mj=array("I", report.instruction_energy_mj),
-            energy_iterations=report.instruction_energy_iterations,
-            quiet_us=report.quiet_us,
-            quiet_mj=report.quiet_energy_mj,
-            evidence=evidence_of(report),
-        )
-    return None
+    message = f"{code.name}: {(error.details() or '')[:300]}"
+    if names.get(_ERROR_METADATA) == _FENCED:
+        seen = str(names.get(_EPOCH_METADATA, ""))
+        return AgentFenced(message, int(seen) if seen.isdecimal() and len(seen) <= _EPOCH_DIGITS else None)
+    return ERRORS.get(code, AgentRefused)(message)

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Final
 
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
-from perseus_operator.planning.gpu import ClockLatency, Gpu, Transition, is_possible
+from perseus_operator.planning.gpu import MAX_BOARD_W, ClockLatency, Gpu, Transition, is_possible
+from perseus_proto.units import w_from_mw
 from perseus_proto.v1alpha1 import agent_pb2
 
 _MARKS: Final = {
@@ -30,7 +31,9 @@ _MAX_NAME: Final = 256
 
 def gpu_of(message: agent_pb2.Gpu, driver: str) -> Gpu:
     """Return a GPU's model, driver and switch latency; a latency that cannot be true is none."""
-    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], _latency(message))
+    limit_w = w_from_mw(message.max_power_mw)
+    max_power_w = limit_w if 0 < limit_w <= MAX_BOARD_W else None
+    return Gpu(message.model[:_MAX_NAME], driver[:_MAX_NAME], _latency(message), max_power_w)
 
 
 def evidence_of(report: agent_pb2.IterationReport) -> Evidence | None:

@@ -10,17 +10,16 @@ import asyncio
 import logging
 
 from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.stored import MAX_CALIBRATION_BYTES
+from perseus_operator.controller.profile_source import StoredProfile
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, KubeError, KubeNotFound, SolveFailed
-from perseus_operator.objects import ConfigMap
 from perseus_operator.planning.iterations import JobIteration
 from perseus_operator.planning.state import JobState
 from perseus_operator.solving.calibration import (
-    MAX_STORED_BYTES,
     CalibrationResult,
     IterationRecord,
     calibration_key,
-    calibration_map_name,
     check_calibration,
     parse_calibration_result,
 )
@@ -54,12 +53,12 @@ class Calibrator:
         self._record = None
         self._state.calibration.record_discarded()
 
-    async def calibrate(self, inputs: SolveRequest, profile: ConfigMap | None) -> None:
+    async def calibrate(self, inputs: SolveRequest, profile: StoredProfile | None) -> None:
         """Calibrate on the recorded iterations; plan with the result if it changes predictions noticeably.
 
         Args:
             inputs: of the frontier in use.
-            profile: the ConfigMap beside which the result is stored.
+            profile: with which the result is stored.
         """
         progress, record = self._state.calibration, self._record
         try:
@@ -77,24 +76,24 @@ class Calibrator:
         finally:
             progress.run_ended()
 
-    async def restore(self, profile: ConfigMap, inputs: SolveRequest) -> None:
+    async def restore(self, profile: StoredProfile, inputs: SolveRequest) -> None:
         """Use the calibration that an earlier job with the same profile and schedule stored, if there is one.
 
         Raises:
             KubeError: it is not known whether there is one.
         """
-        progress, name = self._state.calibration, calibration_map_name(profile.name)
+        progress = self._state.calibration
         try:
-            stored = await self._services.kube.read_config_map(self._state.ref.namespace, name)
+            stored = await self._services.kube.read_profile(self._state.ref.namespace, profile.name)
         except KubeNotFound:
             return
-        text = stored.data.get(calibration_key(inputs))
-        if text is None:
+        text = (stored.status.get("calibrations") or {}).get(calibration_key(inputs))
+        if not isinstance(text, str):
             return
         try:
             result = await asyncio.to_thread(check_calibration, text, inputs)
         except SolveFailed as error:
-            message = f"ConfigMap {name}: {error}; plans do without it."
+            message = f"PerseusProfile {profile.name}, status.calibrations: {error}; plans do without it."
             progress.failed(Explanation(Reason.CALIBRATION_INVALID, message))
         else:
             progress.calibrated(result.quality)
@@ -104,16 +103,18 @@ class Calibrator:
         self.calibration = result.text
         self._state.calibration.adopted(result.quality.digest)
 
-    async def _store(self, text: str, inputs: SolveRequest, profile: ConfigMap | None) -> None:
-        """Store it beside the profile, in a ConfigMap of our own: the profile's ConfigMap belongs to the user."""
+    async def _store(self, text: str, inputs: SolveRequest, profile: StoredProfile | None) -> None:
+        """Store it in the status of the PerseusProfile; where a ConfigMap of the user holds the profile, in that of an
+        empty one of this name.
+        """
         ref, kube = self._state.ref, self._services.kube
         if profile is None:
             return
-        if len(text) > MAX_STORED_BYTES:
+        if len(text) > MAX_CALIBRATION_BYTES:
             logger.warning("%s: calibration of %d bytes is too large to store", ref, len(text))
             return
-        stored = ConfigMap(calibration_map_name(profile.name), {calibration_key(inputs): text}, {})
+        stored = {calibration_key(inputs): text}
         try:
-            await kube.write_beside(ref.namespace, profile, stored)
+            await kube.write_calibrations(ref.namespace, profile.name, stored, profile.config_map)
         except KubeError as error:
             logger.warning("%s: calibration not stored for other jobs: %s", ref, error)

@@ -1,7 +1,8 @@
-"""Gets the frontier of one job: from the ConfigMap of an earlier solve with the same inputs, or from a solver process.
+"""Gets the frontier of one job: from its PerseusFrontier, if an earlier solve had the same inputs, or from a solver
+process.
 
-A solved frontier is stored in a ConfigMap that is garbage-collected with its PerseusJob, so that a restarted operator
-need not solve again; what is found there is verified before it is used. Jobs with the same inputs share one solve.
+A PerseusFrontier is garbage-collected with its PerseusJob. It spares a restarted operator to solve again; what is found
+there is verified before it is used. Jobs with the same inputs share one solve.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from perseus_operator.errors import InvalidProfile, KubeError, SolveFailed, Solv
 from perseus_operator.planning.state import JobState
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
-    frontier_to_config_map,
+    frontier_to_spec,
     open_frontier,
     stored_frontier,
 )
@@ -67,7 +68,7 @@ class FrontierLoader:
     async def _restore(self, digest: str, request: SolveRequest) -> SolvedFrontier | None:
         ref, kube = self._state.ref, self._services.kube
         try:
-            stored = await kube.read_config_map(ref.namespace, ref.frontier_config_map)
+            stored = await kube.read_frontier(ref)
         except KubeError:
             return None
         claimed = stored_frontier(stored, digest)
@@ -87,7 +88,7 @@ class FrontierLoader:
 
         solved = await self._services.cache.restored(ref.namespace, digest, data, verify)
         if solved is not None and ref.uid not in stored.owners:
-            # An earlier job of the same name owns the ConfigMap, and takes it along when it is deleted.
+            # An earlier job of the same name owns the object, and takes it along when it is deleted.
             await self._store(solved)
         return solved
 
@@ -101,11 +102,11 @@ class FrontierLoader:
 
     async def _store(self, solved: SolvedFrontier) -> None:
         ref = self._state.ref
-        config_map = frontier_to_config_map(ref.frontier_config_map, solved)
-        if config_map is None:
+        spec = frontier_to_spec(solved)
+        if spec is None:
             logger.warning("%s: frontier of %d bytes is too large to store", ref, len(solved.data))
             return
         try:
-            await self._services.kube.write_owned_config_map(ref, config_map)
+            await self._services.kube.write_frontier(ref, spec)
         except KubeError as error:
             logger.warning("%s: frontier not stored, a restarted operator will solve again: %s", ref, error)

@@ -133,7 +133,9 @@ class JobRunner:
     def observe_pods(self, pods: Iterable[Pod], agents: Mapping[str, str]) -> None:
         """Take in the pods that opted in to this job, and the addresses of all agents by node, as they are now."""
         chosen = select(self.state.spec, pods)
-        self.state.pods_observed(chosen.pods, agents, attempt=chosen.attempt, excluded=chosen.excluded)
+        self.state.pods_observed(
+            chosen.pods, agents, attempt=chosen.attempt, excluded=chosen.excluded, failed=chosen.failed
+        )
         self._wake.set()
 
     def grant(self, share: Share | None) -> None:
@@ -199,7 +201,7 @@ class JobRunner:
             self._spawn(self._frontier.load(action.digest, self._inputs.request()))
         elif isinstance(action, Calibrate):
             state.calibration.run_started()
-            self._spawn(self._calibrator.calibrate(self._inputs.request(), self._inputs.profile_map))
+            self._spawn(self._calibrator.calibrate(self._inputs.request(), self._inputs.profile))
         elif isinstance(action, BeginSweep):
             self._profiler.begin(action.sweep)
             self._wake.set()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.clients.agents import (
+from perseus_operator.clients.agent_messages import (
     EventsDropped,
     GpuSlowdown,
     RankJoined,
@@ -26,7 +26,7 @@ from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.schedule_source import needs_schedule_from_ranks
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.solve_inputs import SolveInputs
-from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
+from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable, KubeError
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, NodeAction, Push, Release, Renew, Select
@@ -59,6 +59,10 @@ class NodeSession:
         self._streams: dict[str, asyncio.Task[None]] = {}
 
     @property
+    def _epoch(self) -> int:
+        return max(self._services.epochs.first, self._state.raised_epoch)
+
+    @property
     def streams(self) -> list[asyncio.Task[None]]:
         """The tasks that read telemetry."""
         return list(self._streams.values())
@@ -71,9 +75,7 @@ class NodeSession:
             node.command_succeeded()
         except AgentFenced as error:
             result = "fenced"
-            message = f"A newer operator commands this job; node {node.name}: {error}"
-            self._state.fenced_by(Explanation(Reason.FENCED, message))
-            logger.warning("%s: %s: %s", self._state.ref, Reason.FENCED.value, message)
+            await self._fenced(node, action, error)
         except AgentError as error:
             refused = isinstance(error, AgentRefused)
             result = "refused" if refused else "unavailable"
@@ -81,6 +83,24 @@ class NodeSession:
         finally:
             node.command_ended()
             self._services.metrics.agent_calls.labels(name.lower(), result).inc()
+
+    async def _fenced(self, node: Node, action: NodeAction, error: AgentFenced) -> None:
+        """Go on under a higher epoch if the counter was lost; stop if a newer operator commands."""
+        state = self._state
+        try:
+            epoch = await self._services.epochs.above(error.seen, state.ref.uid)
+        except KubeError as unread:
+            unknown = f"the agent has seen epoch {error.seen}, and the counter is not known: {unread}"
+            self._failed(node, action, AgentUnavailable(unknown), refused=False)
+            return
+        if epoch is None:
+            message = f"A newer operator commands this job; node {node.name}: {error}"
+            state.fenced_by(Explanation(Reason.FENCED, message))
+            logger.warning("%s: %s: %s", state.ref, Reason.FENCED.value, message)
+            return
+        logger.warning("%s: node %s has seen epoch %s: going on under %d", state.ref, node.name, error.seen, epoch)
+        state.epoch_raised(epoch)
+        node.lease_lost()  # whatever it holds was acquired under another epoch
 
     def _failed(self, node: Node, action: NodeAction, error: AgentError, *, refused: bool) -> None:
         now_s = self._services.monotonic_s()
@@ -99,7 +119,7 @@ class NodeSession:
     async def _perform(self, node: Node, action: NodeAction) -> None:
         agents, metrics, address = self._services.agents, self._services.metrics, node.address
         assert address is not None
-        command: dict[str, Any] = {"job_uid": self._state.ref.uid, "epoch": self._services.epoch}
+        command: dict[str, Any] = {"job_uid": self._state.ref.uid, "epoch": self._epoch}
         started_s, ttl_s = self._services.monotonic_s(), self._services.limits.lease_ttl_s
         if isinstance(action, Acquire):
             pods = node.pods
@@ -137,9 +157,7 @@ class NodeSession:
         else:
             plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
         if plan_set.plan_id != node.plan_id:
-            await self._services.agents.push(
-                address, job_uid=self._state.ref.uid, epoch=self._services.epoch, plan_set=plan_set
-            )
+            await self._services.agents.push(address, job_uid=self._state.ref.uid, epoch=self._epoch, plan_set=plan_set)
         node.plan_set_stored(plan_set.plan_id, digest=action.plans, stages=action.stages)
 
     async def _select(self, node: Node, address: str, action: Select) -> None:
@@ -148,7 +166,7 @@ class NodeSession:
         furthest = await self._services.agents.select(
             address,
             job_uid=self._state.ref.uid,
-            epoch=self._services.epoch,
+            epoch=self._epoch,
             plan_id=plan_id,
             points=action.points,
             from_iteration=action.from_iteration,
@@ -215,8 +233,9 @@ class NodeSession:
             self._profiler.observe(node, event, self._inputs.request)
             iteration = self._state.iteration_reported(node, event)
             if iteration is not None:
+                self._services.metrics.count_iteration(self._state.ref, iteration.energy_mj, self._state.baseline)
                 self._calibrator.record(iteration, self._frontier.solved)
-                self._profiler.observe_drift(iteration, self._frontier.solved, self._inputs.profile_map)
+                self._profiler.observe_drift(iteration, self._frontier.solved, self._inputs.profile)
         elif isinstance(event, StreamOpened):
             node.renewal_requested()  # a renewal also asks for the ranks: some may have joined before the stream stood
         elif isinstance(event, RankJoined):

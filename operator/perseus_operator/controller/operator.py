@@ -12,7 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
-from perseus_operator.clients.kube import KubeClient, pod_of
+from perseus_operator.clients.kube import KubeClient
+from perseus_operator.clients.pods import pod_of
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.power_budgets import PowerBudgets
 from perseus_operator.controller.services import Services
@@ -137,7 +138,7 @@ class Operator:
 
     async def declare_straggler(self, request: StragglerRequest) -> tuple[JobRef, str]:
         """Declare a straggler. Raises like ``set_straggler``."""
-        return await set_straggler(request, self._runners.values(), self._kube, self._services.epoch)
+        return await set_straggler(request, self._runners.values(), self._kube, self._services.epochs.drawn)
 
     def unhealthy(self) -> str | None:
         """What makes no progress, for the liveness probe; None: everything does."""

@@ -134,6 +134,7 @@ class PowerBudgets:
         if self._settled_s is None:
             self._settled_s = now.monotonic_s + self._grace_s
         observed = {str(runner.ref) for runner in runners}
+        settled = now.monotonic_s >= self._settled_s
         members: dict[str, Member | None] = {}
         for budget in self._budgets.values():
             spec = budget.spec
@@ -142,16 +143,16 @@ class PowerBudgets:
             selected = [r for r in runners if power_budget.selects(spec, r.ref.namespace, r.labels)]
             for runner in selected:
                 if str(runner.ref) not in members:
-                    members[str(runner.ref)] = power_budget.member_of(runner.state, now)
+                    members[str(runner.ref)] = power_budget.member_of(runner.state, now, settled=settled)
             found = [member for r in selected if (member := members[str(r.ref)]) is not None]
-            if now.monotonic_s < self._settled_s:
+            if not settled:
                 found += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
             budget.decision = power_budget.decide_shares(spec, found, budget.decision)
         for runner in runners:
             self.grant_share(runner)
         for budget in list(self._budgets.values()):
             # A restart changes nothing: the status of the earlier operator stands until every job has been observed.
-            if not (budget.decision.unknown and now.monotonic_s < self._settled_s):
+            if not (budget.decision.unknown and not settled):
                 await self._write(budget, now)
 
     async def _write(self, budget: _Budget, now: Now) -> None:

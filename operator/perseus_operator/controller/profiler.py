@@ -1,13 +1,14 @@
 """Measures the profile of one job: aggregates telemetry of its sweep, and stores what has been measured.
 
 Each outcome is an event of ``JobState.profiling``; ``planning.profile_planner`` decides the next step. After every
-clock the sweep is stored in a ConfigMap that belongs to the job, so that a restarted operator goes on with it. The
-finished profile is stored without an owner and outlives the job.
+clock the sweep is stored in the job's PerseusFrontier, so that a restarted operator goes on with it. The finished
+profile is a PerseusProfile without an owner and outlives the job.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import zlib
 from collections.abc import Callable, Iterable
@@ -15,11 +16,12 @@ from dataclasses import replace
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.stored import MAX_SWEEP_BYTES
 from perseus_operator.controller import profile_source
 from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
+from perseus_operator.controller.profile_source import StoredProfile
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeError, KubeNotFound
-from perseus_operator.objects import ConfigMap
 from perseus_operator.planning.hardware import job_latency
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node
@@ -35,11 +37,8 @@ from perseus_solver.schedules import Schedule
 
 logger = logging.getLogger(__name__)
 
-_KEY: Final = "sweep"
 _MAX_UNPACKED_BYTES: Final = 16 << 20
-"""Of a stored sweep: users may write ConfigMaps, and it is unpacked here."""
-_MAX_BYTES: Final = 700_000
-"""Largest sweep in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
+"""Of a stored sweep: it is unpacked here."""
 
 
 class Profiler:
@@ -101,7 +100,9 @@ class Profiler:
         assert sweep is not None
         return encode_uniform_plans(self._schedule(sweep, request), stages, sweep.clocks_mhz)
 
-    def observe_drift(self, iteration: JobIteration, solved: SolvedFrontier | None, profile: ConfigMap | None) -> None:
+    def observe_drift(
+        self, iteration: JobIteration, solved: SolvedFrontier | None, profile: StoredProfile | None
+    ) -> None:
         """Compare an iteration with the profile. Only profiles that an operator measured are measured again."""
         progress, state = self._progress, self._state
         if solved is None or profile is None or not profile.ours or not state.is_typical(iteration):
@@ -127,12 +128,11 @@ class Profiler:
             return
         ref, progress = self._state.ref, self._progress
         try:
-            stored = await self._services.kube.read_config_map(ref.namespace, ref.profiling_config_map)
+            stored = await self._services.kube.read_frontier(ref)
         except KubeNotFound:
             stored = None
-        data = stored.binary.get(_KEY) if stored is not None else None
-        if data and progress.sweep is None:
-            sweep = await asyncio.to_thread(_parse_sweep, data)
+        if stored is not None and stored.ours and progress.sweep is None:
+            sweep = await asyncio.to_thread(_parse_sweep, stored.spec.get("sweep"))
             if sweep is not None:
                 progress.sweep_restored(sweep)
                 logger.info("%s: restored a sweep with %d measured clocks", ref, len(sweep.readings))
@@ -156,10 +156,10 @@ class Profiler:
         assert sweep is not None
         assert spec is not None
         profile = profile_source.profile_from_sweep(sweep, spec, job_latency(self._state.gpus))
-        csv = profile.data[spec.profile.config_map_ref.key].encode()
+        assert spec.profile.profile_ref is not None
         try:
-            await asyncio.to_thread(check_profile, csv, spec.pipeline.stages)
-            await self._services.kube.write_beside(ref.namespace, None, profile)
+            await asyncio.to_thread(check_profile, profile["csv"].encode(), spec.pipeline.stages)
+            await self._services.kube.write_profile(ref.namespace, spec.profile.profile_ref.name, profile)
         except InvalidProfile as error:
             progress.failed(Explanation(Reason.PROFILING_FAILED, f"The measurements make no valid profile: {error}"))
         except KubeConflict as error:
@@ -195,13 +195,12 @@ class Profiler:
     async def _store_sweep(self, sweep: Sweep | None) -> bool:
         ref = self._state.ref
         data = b"" if sweep is None else await asyncio.to_thread(lambda: zlib.compress(to_json(sweep).encode()))
-        if len(data) > _MAX_BYTES:
+        if len(data) > MAX_SWEEP_BYTES:
             logger.warning("%s: a sweep of %d bytes is too large to store", ref, len(data))
             return True
         try:
-            await self._services.kube.write_owned_config_map(
-                ref, ConfigMap(ref.profiling_config_map, {}, {_KEY: data} if data else {})
-            )
+            text = base64.b64encode(data).decode() if data else None
+            await self._services.kube.write_frontier(ref, {"sweep": text})
         except KubeError as error:
             self._retry_later(f"sweep not stored, a restarted operator would measure again: {error}")
             return False
@@ -218,10 +217,12 @@ class Profiler:
         return self._schedule_cache[1]
 
 
-def _parse_sweep(data: bytes) -> Sweep | None:
+def _parse_sweep(stored: object) -> Sweep | None:
+    if not isinstance(stored, str):
+        return None
     try:
         unpacker = zlib.decompressobj()
-        text = unpacker.decompress(data, _MAX_UNPACKED_BYTES)
+        text = unpacker.decompress(base64.b64decode(stored, validate=True), _MAX_UNPACKED_BYTES)
         return from_json(text.decode()) if unpacker.eof else None
-    except (zlib.error, UnicodeDecodeError):
+    except (ValueError, zlib.error):
         return None

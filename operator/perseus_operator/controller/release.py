@@ -8,6 +8,7 @@ import logging
 from perseus_operator.api.conditions import Reason
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import AgentError, AgentUnavailable, KubeError
+from perseus_operator.formatting import counted
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.state import JobState
@@ -21,13 +22,16 @@ async def release_job(state: JobState, services: Services) -> None:
     The time is bounded by ``services.release_timeout_s``. An agent that does not answer does it when its lease expires.
     """
     deadline_s = services.monotonic_s() + services.release_timeout_s
+    epoch = max(services.epochs.first, state.raised_epoch)
+    services.epochs.forget(state.ref.uid)
     if state.fenced is not None:
         return
     nodes = [node for node in state.nodes.values() if node.address is not None]
-    released = await asyncio.gather(*(_release(state.ref, services, node, deadline_s) for node in nodes))
+    released = await asyncio.gather(*(_release(state.ref, services, node, epoch, deadline_s) for node in nodes))
     services.metrics.forget_job(state.ref)
     late = [node.name for node, done in zip(nodes, released, strict=True) if done is None]
-    message = f"{sum(filter(None, released))} GPUs on {len(nodes) - len(late)} nodes are back at default clocks."
+    gpus, answered = counted(sum(filter(None, released)), "GPU"), counted(len(nodes) - len(late), "node")
+    message = f"Back at default clocks: {gpus} on {answered}."
     if late:
         ttl_s = services.limits.lease_ttl_s
         message += f" {len(late)} agents did not answer, first {late[0]}: their leases expire within {ttl_s:g} s."
@@ -38,13 +42,13 @@ async def release_job(state: JobState, services: Services) -> None:
         logger.warning("%s: event not written: %s", state.ref, error)
 
 
-async def _release(ref: JobRef, services: Services, node: Node, deadline_s: float) -> int | None:
+async def _release(ref: JobRef, services: Services, node: Node, epoch: int, deadline_s: float) -> int | None:
     """Number of GPUs that a node returned to default clocks; None: no answer in time."""
     failures = 0
     assert node.address is not None
     while True:
         try:
-            return await services.agents.release(node.address, job_uid=ref.uid, epoch=services.epoch)
+            return await services.agents.release(node.address, job_uid=ref.uid, epoch=epoch)
         except AgentUnavailable:
             pause_s = backoff_s(failures)
             failures += 1

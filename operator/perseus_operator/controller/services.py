@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from perseus_operator.clients.agents import AgentPool
-from perseus_operator.clients.kube import Kube
+from perseus_operator.clients.kube_interface import Kube
+from perseus_operator.controller.epochs import Epochs
 from perseus_operator.planning.frontier_inputs import Limits
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.solving.cache import SolveCache
@@ -46,9 +47,7 @@ class Services:
     agents: AgentPool
     solver: SolverPool
     metrics: Metrics
-    epoch: int
-    newest_epoch: Callable[[], Awaitable[int]]
-    """The epoch of the operator that started last. Raises KubeError."""
+    epochs: Epochs
     limits: Limits
     status_interval_s: float = 5.0
     release_timeout_s: float = 10.0

@@ -13,11 +13,10 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import Profile
 from perseus_operator.controller import schedule_source
 from perseus_operator.controller.calibrator import Calibrator
-from perseus_operator.controller.profile_source import read_profile
+from perseus_operator.controller.profile_source import StoredProfile, read_profile
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, KubeError
-from perseus_operator.objects import ConfigMap
 from perseus_operator.planning.state import JobState
 from perseus_operator.solving.request import SolveRequest, check_profile
 
@@ -26,8 +25,8 @@ class SolveInputs:
     """Profile and schedule of one job."""
 
     def __init__(self, state: JobState, services: Services, calibrator: Calibrator, profiler: Profiler) -> None:
-        self.profile_map: ConfigMap | None = None
-        """The ConfigMap in which the profile was found."""
+        self.profile: StoredProfile | None = None
+        """The profile in use."""
         self._state = state
         self._services = services
         self._calibrator = calibrator
@@ -49,7 +48,7 @@ class SolveInputs:
             profile_csv=(profile_csv or b"").decode(errors="replace"),
             schedule=spec.pipeline.solver_name,
             stages=spec.pipeline.stages,
-            microbatches=spec.pipeline.microbatches or 0,
+            microbatches=spec.pipeline.solved_microbatches,
             chunks=spec.pipeline.chunks,
             blocking_power_mw=state.blocking_power_mw,
             points=spec.points,
@@ -122,15 +121,15 @@ class SolveInputs:
             if digest != state.profile_digest:
                 await asyncio.to_thread(check_profile, found.csv, state.spec.pipeline.stages)
             if self._restored_for != profile and state.schedule_known:
-                await self._calibrator.restore(found.config_map, self.request(found.csv))
+                await self._calibrator.restore(found, self.request(found.csv))
                 self._restored_for = profile
             if await self._profiler.end_sweep(digest):
                 self._calibrator.discard_record()
         except InvalidProfile as error:
             return Explanation(Reason(error.reason), str(error))
         except KubeError as error:
-            return Explanation(Reason.PROFILE_UNREADABLE, f"ConfigMap {profile.config_map_ref.name}: {error}")
+            return Explanation(Reason.PROFILE_UNREADABLE, f"{profile.where}: {error}")
         if state.spec.profile == profile:
-            self._profile_csv, self.profile_map = found.csv, found.config_map
+            self._profile_csv, self.profile = found.csv, found
             state.profile_accepted(digest, found.power_mw, found.latency)
         return None

@@ -196,7 +196,7 @@ class StatusWriter:
 
     async def _superseded(self, state: JobState) -> bool:
         """Whether a newer operator has started: the two would overwrite each other's status for ever."""
-        newest, own = await self._services.newest_epoch(), self._services.epoch
+        newest, own = await self._services.epochs.newest(), self._services.epochs.drawn
         self._contested = False
         if newest <= own:
             logger.info("%s: another writer has changed the status; writing it again", self._ref)

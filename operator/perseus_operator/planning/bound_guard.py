@@ -4,7 +4,8 @@ A prediction may be wrong. Then the plan is withdrawn, whatever it would save, a
 step after the other until the bound is kept: a plan with one clock for each segment of a stage, one with a clock for
 each stage, the fastest plan, default clocks. Steps that would change nothing are left out. The plan is tried again
 after a pause that doubles each time. At default clocks it shows whether the job itself has become slower, which is not
-the plan's fault: the bound then counts from there.
+the plan's fault: the bound then counts from there. Where a PowerBudget decides, the bound is what the plans within the
+job's share are predicted to take, and no step draws more than the share: being slow brings a job no watts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ CONFIRM: Final = 5
 """Consecutive iterations that must exceed it: more than detecting a straggler needs, or a checkpoint lasts."""
 FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 3600.0
+_MOST_DOUBLINGS: Final = 16
 
 
 class Hold(IntEnum):
@@ -77,7 +79,8 @@ class Guard:
     @property
     def pause_s(self) -> float:
         """How long the plan stays withdrawn after the last trip."""
-        return float(min(FIRST_PAUSE_S * 2 ** max(0, self.trips - 1), LONGEST_PAUSE_S))
+        doublings = min(max(0, self.trips - 1), _MOST_DOUBLINGS)
+        return float(min(FIRST_PAUSE_S * 2**doublings, LONGEST_PAUSE_S))
 
 
 def subject_of(frontier_digest: str, objective: Objective) -> str:
@@ -85,20 +88,24 @@ def subject_of(frontier_digest: str, objective: Objective) -> str:
     return hashlib.sha256(f"{frontier_digest}\n{objective!r}".encode()).hexdigest()
 
 
-def next_coarser(frontier: FrontierView, target_us: float, hold: Hold) -> Hold | None:
-    """The mildest hold at coarser plans that changes the plan of a pipeline and keeps its target.
+def next_coarser(frontier: FrontierView, allowed: Callable[[Grain], int | None], hold: Hold) -> Hold | None:
+    """The mildest hold at coarser plans that changes the plan of a pipeline and is allowed.
 
     Args:
         frontier: of one pipeline.
-        target_us: the iteration time that the objective asks for.
+        allowed: the point that objective or share allow where plans are not finer than this; None: none.
         hold: what the job is held at now.
 
     Returns:
-        The hold; None: no coarser plan ends by the target.
+        The hold; None: no coarser plan is allowed.
     """
-    running = frontier.grain(frontier.lookup(target_us + 0.5, hold.finest))
+    point = allowed(hold.finest)
+    running = Grain.INSTRUCTION if point is None else frontier.grain(point)
     for coarser in (Hold.SEGMENTS, Hold.STAGES):
-        found = frontier.grain(frontier.lookup(target_us + 0.5, coarser.finest))
+        point = allowed(coarser.finest)
+        if point is None:
+            continue
+        found = frontier.grain(point)
         if coarser > hold and running < coarser.finest <= found:
             return coarser if found < Grain.STAGE else Hold.STAGES
     return None
@@ -110,6 +117,7 @@ def judge(
     *,
     bound_us: float | None,
     coarser: Hold | None = None,
+    limited: bool = False,
     why: Callable[[Sequence[JobIteration]], Finding] | None = None,
     confirm: int,
     furthest: int,
@@ -123,6 +131,7 @@ def judge(
         iterations: the latest, oldest first.
         bound_us: what an iteration may take now, with an allowance for stragglers; None: there is no bound.
         coarser: the hold to try first if the plan has to go, see `next_coarser`; None: there is none.
+        limited: a PowerBudget decides: what draws more is no step.
         why: finds the cause in the iterations that were too slow; None: it is not looked for.
         confirm: consecutive iterations that must exceed it.
         furthest: the furthest iteration that any rank has begun.
@@ -144,9 +153,15 @@ def judge(
     if any(i.time_us <= bound_us * (1 + TOLERANCE) for i in last):
         return guard
     slower = guard.hold < Hold.FASTEST_PLAN and any(planned)
+    safer = Hold.FASTEST_PLAN if slower else Hold.DEFAULT_CLOCKS
+    if limited and coarser is None:
+        safer = guard.hold or Hold.FASTEST_PLAN
+    following = coarser or safer
+    if following is guard.hold:
+        return guard
     tripped = replace(
         guard,
-        hold=coarser or (Hold.FASTEST_PLAN if slower else Hold.DEFAULT_CLOCKS),
+        hold=following,
         since=furthest + 1,
         trips=guard.trips + (guard.hold is Hold.NOTHING),
         measured_us=round(median(i.time_us for i in last)),

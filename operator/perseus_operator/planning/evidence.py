@@ -76,8 +76,9 @@ class Evidence:
 
     @property
     def is_transition(self) -> bool:
-        """Whether clocks were held above the plan only until a timetable is known: the iteration was faster than its
-        plan, and says nothing of it. Where GPU times are never known, clocks are held for good, and that counts.
+        """Of one rank: whether its clock was held above the plan only until a timetable is known. The iteration was
+        then faster than its plan, and says nothing of it. Where GPU times are never known, clocks are held for good,
+        and that counts.
         """
         passing = self.control is ClockControl.HELD and self.marks is not MarkSource.HOST
         return passing and (self.above_share or 0.0) > HELD_SHARE

@@ -37,7 +37,7 @@ class ReadInputs:
 
 @dataclass(frozen=True)
 class Solve:
-    """Get the frontier of these inputs: restore it from its ConfigMap, or solve."""
+    """Get the frontier of these inputs: restore it from its PerseusFrontier, or solve."""
 
     digest: str
     basis: str = field(default="", compare=False)

@@ -12,6 +12,10 @@ from typing import Any, Final
 
 MAX_LATENCY_US: Final = 60_000_000
 """Longest clock change: a minute."""
+MAX_BOARD_W: Final = 10_000.0
+"""No GPU, nor a module with its CPU, draws more; agents hold energy counters to the same number."""
+UNKNOWN_BOARD_W: Final = 1_500.0
+"""Counts where a driver does not tell the board's limit: the highest of a GPU that is sold is 1.4 kW (B300)."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,17 @@ class ClockLatency:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as its agent describes it. ``latency`` None: nothing is measured, or the agent is older."""
+    """One GPU as its agent describes it.
+
+    Attributes:
+        latency: None: nothing is measured, or the agent is older.
+        max_power_w: the highest power limit of the board; None: the driver does not say, or the agent is older.
+    """
 
     model: str
     driver: str = ""
     latency: ClockLatency | None = None
+    max_power_w: float | None = None
 
 
 @dataclass(frozen=True)

@@ -171,13 +171,13 @@ class History:
 
 
 def summarise(iterations: list[JobIteration]) -> Measured | None:
-    """Medians of time and energy."""
+    """Medians of time and energy; the energy of most iterations must be known, since one may miss a reading."""
     if not iterations:
         return None
     energies = [i.energy_mj for i in iterations if i.energy_mj is not None]
     return Measured(
         time_us=round(median(i.time_us for i in iterations)),
-        energy_mj=round(median(energies)) if len(energies) == len(iterations) else None,
+        energy_mj=round(median(energies)) if 2 * len(energies) > len(iterations) else None,
         iterations=len(iterations),
     )
 
@@ -191,7 +191,9 @@ def _combine(reports: Iterable[Report]) -> _PipelineIteration:
         iteration_time_us=max(rank.iteration_time_us for rank in ranks),
         energy_mj=None if None in energies else sum(e for e in energies if e is not None),
         point=ranks[0].point,
-        mixed=len({rank.point for rank in ranks}) > 1 or (evidence is not None and evidence.is_transition),
+        # Each rank by itself: of all together one may be held, and others, that only raise early, above the plan.
+        mixed=len({rank.point for rank in ranks}) > 1
+        or any(rank.evidence is not None and rank.evidence.is_transition for rank in ranks),
         stages_us=_stages(ranks),
         evidence=evidence,
     )

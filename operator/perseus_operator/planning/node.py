@@ -5,7 +5,7 @@ Fields are read everywhere and changed only here, by one named method for each e
     pods and agent       pods_observed, address_observed
     a command            command_started, command_ended, command_succeeded, command_failed, answered
     the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested
-    plans                plan_set_stored, selection_sent, selection_accepted, selections_outdated
+    plans                plan_set_stored, selection_sent, selection_accepted, selection_outdated
     ranks                rank_joined, rank_left, rank_advanced, schedules_declared
     GPUs                 gpus_described, gpu_slowed, gpu_recovered
 """
@@ -71,8 +71,8 @@ class Node:
     """Plan set that the agent stores for the job; empty: none."""
     pushed: tuple[str, frozenset[int]] | None = None
     """Frontier digest and stages of that plan set, where this operator pushed it."""
-    selected: dict[int, int] = field(default_factory=dict)
-    """Point of each pipeline (by dp) that need not be selected again."""
+    selections: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    """Of all nodes of the job by name, so that all can be outdated at once; see ``selected``."""
     driven: bool = False
     """The agent may be following a plan of the job, selected by this operator or an earlier one."""
     from_iteration: int = 0
@@ -88,6 +88,11 @@ class Node:
     """GPU UUID → why its clocks cannot be set."""
     gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
     """Active slowdowns: (GPU UUID, kind) → the agent's message."""
+
+    @property
+    def selected(self) -> Mapping[int, int]:
+        """Point of each pipeline (by dp) that need not be selected again."""
+        return self.selections.get(self.name, {})
 
     @property
     def stages(self) -> frozenset[int]:
@@ -148,7 +153,8 @@ class Node:
             started_s: when the request was sent: the agent cannot have begun to count earlier.
             ttl_s: how long the lease lasts.
         """
-        self.leased_pods, self.plan_id, self.selected, self.driven = pods, plan_id, {}, following
+        self.leased_pods, self.plan_id, self.driven = pods, plan_id, following
+        self.selection_outdated()
         self.lease_renewed(started_s=started_s, ttl_s=ttl_s)
 
     def lease_renewed(self, *, started_s: float, ttl_s: float) -> None:
@@ -160,8 +166,8 @@ class Node:
         self.leased_pods = None
         self.pushed = None
         self.plan_id = ""
-        self.selected = {}
         self.driven = False
+        self.selection_outdated()
 
     def renewal_requested(self) -> None:
         """Renew now: a renewal also asks for the ranks, of which some may have been missed."""
@@ -170,7 +176,8 @@ class Node:
     def plan_set_stored(self, plan_id: str, *, digest: str, stages: frozenset[int]) -> None:
         """The agent stores these plans; what was selected in an earlier plan set no longer counts."""
         if plan_id != self.plan_id:
-            self.plan_id, self.selected = plan_id, {}
+            self.plan_id = plan_id
+            self.selection_outdated()
         self.pushed = digest, stages
 
     def selection_sent(self) -> None:
@@ -180,12 +187,12 @@ class Node:
     def selection_accepted(self, points: Mapping[int, int], *, plan_id: str, from_iteration: int) -> None:
         """The agent runs these points (by dp) from an iteration on, unless its plan set was replaced meanwhile."""
         if self.plan_id == plan_id:
-            self.selected = {**self.selected, **points}
+            self.selections[self.name] = {**self.selected, **points}
         self.from_iteration = from_iteration
 
-    def selections_outdated(self) -> None:
-        """Select again: a selection names an iteration, and new processes count theirs from their own start."""
-        self.selected = {}
+    def selection_outdated(self) -> None:
+        """Select again."""
+        self.selections.pop(self.name, None)
 
     def rank_joined(self, rank: Rank) -> bool:
         """A process has connected, or is seen again; whether it is another process than the one known so far."""

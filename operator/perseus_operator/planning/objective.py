@@ -46,11 +46,12 @@ class FrontierView:
     energies_mj: tuple[int, ...]
     stages: int
     blocking_power_mw: int
-    median_gap_ppm: int
+    mean_gap_ppm: int
     maximum_gap_ppm: int
+    """Proven over all deadlines up to least energy, for each of which the last point before it runs."""
     solve_ms: int
     restored: bool
-    """Restored from its ConfigMap, not solved for this operator."""
+    """Restored from its PerseusFrontier, not solved for this operator."""
     allowance: float = 0.0
     """Nearly all iterations exceed these times by less than this share, if they are calibrated: a plan exactly at a
     bound would break it in half of the iterations."""

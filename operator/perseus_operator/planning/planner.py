@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -21,8 +21,8 @@ from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardw
 from perseus_operator.planning.guard_cause import why_slow
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.node_actions import Intent, NodeAction, is_applied, next_actions
-from perseus_operator.planning.objective import Infeasible, Target, bound_us, select_points, target_of
-from perseus_operator.planning.power_allocation import Share, replicas_of, within_share
+from perseus_operator.planning.objective import Grain, Infeasible, Target, bound_us, select_points, target_of
+from perseus_operator.planning.power_allocation import Share, fastest_within, replicas_of, within_share
 from perseus_operator.planning.profile_planner import ProfilingAction, ProfilingStep, next_profiling_step
 from perseus_operator.planning.readiness import (
     baseline_pending,
@@ -66,7 +66,8 @@ class Decision:
         profiling: what is being done about a profile that is missing or no longer fits; None: nothing.
         limiting_share: of a PowerBudget, where that and not the objective decides.
         hardware: what plans are rehearsed under from now on, to be remembered; None: the GPUs are not known yet.
-        guard: whether measured iterations keep the objective's bound, to be remembered.
+        bound_us: what an iteration may take, without an allowance for stragglers; None: no bound, or not known yet.
+        guard: whether measured iterations keep the bound, to be remembered.
         wake_at_s: when to decide again at the latest (monotonic).
     """
 
@@ -82,6 +83,7 @@ class Decision:
     limiting_share: Share | None = None
     hardware: Hardware | None = None
     guard: Guard
+    bound_us: float | None = None
     wake_at_s: float
 
 
@@ -136,6 +138,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
         limiting_share=state.share if aim.limited_by_share else None,
         hardware=hardware,
         guard=aim.guard,
+        bound_us=aim.bound_us,
         wake_at_s=min(
             inputs_wake_s(state, now_s=now.monotonic_s, limits=limits),
             profiling.wake_at_s if profiling else math.inf,
@@ -157,7 +160,7 @@ class _Stragglers:
 
 def _stragglers(state: JobState, spec: JobSpec, now: Now) -> _Stragglers:
     """Stragglers that count. Where one is both declared and detected, the larger slowdown does."""
-    if spec.straggler.mode is StragglerMode.OFF:
+    if spec.straggler.mode is StragglerMode.IGNORE:
         return _Stragglers()
     declared = declared_slowdowns(
         state.declared_stragglers,
@@ -187,21 +190,26 @@ class _Aim:
     limited_by_share: bool
     hold: Hold
     guard: Guard
+    bound_us: float | None
     wake_at_s: float
 
 
 def _aim(state: JobState, spec: JobSpec, stragglers: _Stragglers, now: Now, *, profiling: ProfilingStep | None) -> _Aim:
-    target, limited = within_share(current_target(state, spec, now), state.share, state.frontier, replicas_of(spec))
-    # A job that is slowed because watts are short is slowed on purpose: no bound applies, and no fallback may draw
-    # more.
-    guard = state.guard if profiling or limited else _guard(state, spec, target, stragglers.slowdowns, now)
-    hold = Hold.NOTHING if limited else guard.hold
+    wanted, replicas = current_target(state, spec, now), replicas_of(spec)
+    target, limited = within_share(wanted, state.share, state.frontier, replicas)
+    guard = state.guard
+    if profiling is None:
+        guard = _guard(state, spec, target, stragglers.slowdowns, now, limited=limited)
+    # A job that is slowed because watts are short is slowed on purpose: no step of the guard may draw more.
+    hold = min(guard.hold, Hold.FASTEST_PLAN) if limited else guard.hold
+    if limited:
+        target, _ = within_share(wanted, state.share, state.frontier, replicas, hold.finest)
     wake_at_s = math.inf
     if profiling is None and (guard.hold is not Hold.NOTHING or guard.trips):
         wake_at_s = guard.until_s if guard.hold else guard.until_s + guard.pause_s
-    if hold is Hold.FASTEST_PLAN and state.frontier is not None and isinstance(target, Target):
+    if hold is Hold.FASTEST_PLAN and not limited and state.frontier is not None and isinstance(target, Target):
         target = Target(state.frontier.t_min_us, target.note)
-    return _Aim(target, limited, hold, guard, wake_at_s)
+    return _Aim(target, limited, hold, guard, _bound_us(state, spec, guard, target, limited=limited), wake_at_s)
 
 
 def current_target(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasible | None:
@@ -219,30 +227,67 @@ def current_target(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasi
 
 
 def _guard(
-    state: JobState, spec: JobSpec, target: Target | Infeasible | None, slowdowns: Mapping[int, float], now: Now
+    state: JobState,
+    spec: JobSpec,
+    target: Target | Infeasible | None,
+    slowdowns: Mapping[int, float],
+    now: Now,
+    *,
+    limited: bool,
 ) -> Guard:
     """Whether measured iterations keep the bound, with an allowance for stragglers."""
     if state.frontier is None or state.history is None:
         return state.guard
     subject = subject_of(state.frontier.digest, spec.objective)
     guard = state.guard if state.guard.subject == subject else Guard(subject)
-    fastest_us = fastest_iteration_us(state, guard)
-    bound = bound_us(spec.objective, fastest_us)
+    bound = _bound_us(state, spec, guard, target, limited=limited)
     slowest = max([*slowdowns.values(), *state.detector.slowdowns.values()], default=1.0)
     if bound is not None:
-        bound = max(bound, slowest * (fastest_us or state.frontier.t_min_us))
-    coarser = next_coarser(state.frontier, target.time_us, guard.hold) if isinstance(target, Target) else None
+        bound = max(bound, slowest * (fastest_iteration_us(state, guard) or state.frontier.t_min_us))
+    coarser = None
+    if isinstance(target, Target):
+        coarser = next_coarser(state.frontier, _allowed(state, spec, target, limited=limited), guard.hold)
     return judge(
         guard,
         [i for i in state.history.recent if i.iteration >= state.plan_since],
         bound_us=bound,
         coarser=coarser,
+        limited=limited,
         why=lambda slow: why_slow(slow, state.hardware.in_use),
         confirm=min(max(CONFIRM, spec.straggler.confirm_iterations + 1), state.history.recent.maxlen or CONFIRM),
         furthest=state.furthest_iteration,
         now_s=now.monotonic_s,
         wall_s=now.wall_s,
     )
+
+
+def _allowed(state: JobState, spec: JobSpec, target: Target, *, limited: bool) -> Callable[[Grain], int | None]:
+    """The point that share or objective allow where plans are not finer than a grain."""
+    frontier, share = state.frontier, state.share
+    assert frontier is not None
+    if limited and share is not None:
+        return lambda grain: fastest_within(share, frontier, replicas_of(spec), grain)
+    return lambda grain: frontier.lookup(target.time_us + 0.5, grain)
+
+
+def _bound_us(
+    state: JobState, spec: JobSpec, guard: Guard, target: Target | Infeasible | None, *, limited: bool
+) -> float | None:
+    """What an iteration may take; None: no bound, or it is not known yet.
+
+    That of the objective; where a PowerBudget decides, what the plans within the share are predicted to take. Of a job
+    that is known to be slower than predicted at its fastest, they are slower by as much.
+    """
+    fastest_us, frontier = fastest_iteration_us(state, guard), state.frontier
+    bound = bound_us(spec.objective, fastest_us)
+    if not limited or frontier is None or not isinstance(target, Target):
+        return bound
+    recent = state.history.recent if state.history is not None else ()
+    ran = {point for i in recent if i.iteration >= state.plan_since for point in i.points.values() if point is not None}
+    # The share may just have moved: iterations under the plan before are no evidence against the next one.
+    slowest_us = frontier.times_us[min(max([frontier.lookup(target.time_us), *ran]), len(frontier.times_us) - 1)]
+    slower = max(1.0, fastest_us / frontier.expected_us[0]) if fastest_us else 1.0
+    return max(bound or 0.0, slowest_us * (1 + frontier.allowance) * slower)
 
 
 def fastest_iteration_us(state: JobState, guard: Guard) -> int | None:

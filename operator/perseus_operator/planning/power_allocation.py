@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from perseus_operator.api.job import JobSpec
-from perseus_operator.planning.objective import FrontierView, Infeasible, Target
+from perseus_operator.planning.objective import FrontierView, Grain, Infeasible, Target
 from perseus_proto.units import mean_power_w
 
 MIN_GAIN: Final = 0.02
@@ -105,10 +105,21 @@ class Share:
     """None: not known yet."""
     feasible: bool = True
     """Whether the budget is enough for the plans of least power of all its jobs."""
+    held_w: float = math.inf
+    """What the job's GPUs can draw by their power limits: no plan draws more, whatever its profile says."""
 
 
-def claim(job: str, frontier: FrontierView, *, replicas: int, gpus: int, priority: int, wanted: int) -> Claim:
-    """The claim of a job.
+def claim(
+    job: str,
+    frontier: FrontierView,
+    *,
+    replicas: int,
+    gpus: int,
+    priority: int,
+    wanted: int,
+    held_w: float = math.inf,
+) -> Claim:
+    """The claim of a job. Its profile is its user's: it claims no more than its GPUs can draw.
 
     Args:
         job: namespace/name.
@@ -117,10 +128,12 @@ def claim(job: str, frontier: FrontierView, *, replicas: int, gpus: int, priorit
         gpus: of the job.
         priority: of the job.
         wanted: the point that its own objective asks for; it never runs a faster one.
+        held_w: what the GPUs that it really holds can draw by their power limits.
     """
     curve: list[tuple[float, float]] = []
     for point in range(len(frontier.times_us) - 1, wanted - 1, -1):
-        watts, speed = power_w(frontier, point, replicas), frontier.t_min_us / frontier.times_us[point]
+        watts = min(power_w(frontier, point, replicas), held_w)
+        speed = frontier.t_min_us / frontier.times_us[point]
         # Slower for more power is never chosen.
         while curve and watts <= curve[-1][0]:
             curve.pop()
@@ -193,7 +206,11 @@ def steady(before: Mapping[str, float], fresh: Allocation, claims: Sequence[Clai
 
 
 def within_share(
-    target: Target | Infeasible | None, share: Share | None, frontier: FrontierView | None, replicas: int
+    target: Target | Infeasible | None,
+    share: Share | None,
+    frontier: FrontierView | None,
+    replicas: int,
+    finest: Grain = Grain.INSTRUCTION,
 ) -> tuple[Target | Infeasible | None, bool]:
     """The target that a job may have within its share, and whether the share limits it.
 
@@ -202,15 +219,27 @@ def within_share(
         share: of a PowerBudget; None: no budget selects the job.
         frontier: of one pipeline; None: not known yet.
         replicas: how often the frontier's energy is spent.
+        finest: of a job that the share limits: points that set clocks more finely are left out, if another one fits.
     """
     if share is None or share.watts is None or frontier is None or not isinstance(target, Target):
         return target, False
-    last, bound_w = len(frontier.times_us) - 1, share.watts + _ROUNDING_W
-    fits = (p for p in range(last + 1) if power_w(frontier, p, replicas) <= bound_w)
-    point = next(fits, last)
+    last = len(frontier.times_us) - 1
+    point = fastest_within(share, frontier, replicas)
+    point = last if point is None else point
     if point <= frontier.lookup(target.time_us):
         return target, False
-    return Target(frontier.times_us[point], target.note), True
+    coarser = fastest_within(share, frontier, replicas, finest)
+    return Target(frontier.times_us[point if coarser is None else coarser], target.note), True
+
+
+def fastest_within(
+    share: Share, frontier: FrontierView, replicas: int, finest: Grain = Grain.INSTRUCTION
+) -> int | None:
+    """The fastest point that fits a share whose watts are known and is not finer than ``finest``; None: none fits."""
+    assert share.watts is not None
+    bound_w = share.watts + _ROUNDING_W
+    points = (point for point in range(len(frontier.times_us)) if frontier.grain(point) >= finest)
+    return next((p for p in points if min(power_w(frontier, p, replicas), share.held_w) <= bound_w), None)
 
 
 def _slope(low: tuple[float, float], high: tuple[float, float]) -> float:

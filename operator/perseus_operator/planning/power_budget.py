@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perseus_operator.api.budget import (
@@ -20,7 +20,8 @@ from perseus_operator.api.budget import (
 )
 from perseus_operator.api.job import Mode
 from perseus_operator.formatting import percent
-from perseus_operator.planning.objective import FrontierView, Target
+from perseus_operator.planning.gpu import UNKNOWN_BOARD_W
+from perseus_operator.planning.objective import Target
 from perseus_operator.planning.planner import Now, current_target
 from perseus_operator.planning.power_allocation import (
     Allocation,
@@ -45,7 +46,14 @@ class Member:
     claim: Claim | None = None
     drawn_w: float | None = None
     """Mean power of a job whose clocks are not set."""
-    frontier: FrontierView | None = None
+    held_w: float = math.inf
+    """What the GPUs that the job holds can draw by their power limits; infinite: it is not known yet."""
+
+    def under(self, spec: BudgetSpec) -> Member:
+        """The member with the priority that a budget grants it."""
+        priority = spec.priority(self.job.partition("/")[0], self.priority)
+        granted = None if self.claim is None else replace(self.claim, priority=priority)
+        return replace(self, priority=priority, claim=granted)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,8 @@ class BudgetDecision:
     def share(self, budget: str, job: str) -> Share:
         """The share of a selected job; its watts are unknown until the job has been counted."""
         watts = self.allocation.shares_w.get(job)
-        return Share(budget, watts, self.allocation.feasible)
+        held_w = next((member.held_w for member in self.members if member.job == job), math.inf)
+        return Share(budget, watts, self.allocation.feasible, held_w)
 
 
 @dataclass(frozen=True)
@@ -87,35 +96,63 @@ def selects(spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool
     return all(labels.get(key) == value for key, value in (chosen.match_labels or {}).items())
 
 
-def member_of(state: JobState, now: Now) -> Member | None:
-    """The job as a member of a budget; None: it draws no power, since no pod of it runs."""
+def member_of(state: JobState, now: Now, *, settled: bool = True) -> Member | None:
+    """The job as a member of a budget; None: it draws no power, since no pod of it runs.
+
+    Profile, shape and priority are what the job's user wrote. What counts of them is bounded by the GPUs on which
+    agents found processes of the job: no plan draws more than their power limits.
+
+    Args:
+        state: of the job.
+        now: the time.
+        settled: whether every rank that runs must have been seen; before, GPUs that are not known bound nothing.
+    """
     spec, job = state.spec, str(state.ref)
     if spec is None or not any(node.pods for node in state.nodes.values()):
         return None
     if state.fenced is not None:
         return Member(job, spec.priority)  # what it draws is not ours to know: it keeps its share
-    if spec.mode is Mode.RECOMMEND or spec.suspend:
-        return Member(job, spec.priority, drawn_w=_default_w(state))
+    limits_w = held_limits_w(state)
+    gpus = replicas_of(spec) * spec.pipeline.stages
+    held_w = math.fsum(limits_w.values()) if settled or len(limits_w) >= gpus else math.inf
     target = current_target(state, spec, now)
-    if state.frontier is None or target is None:
-        return Member(job, spec.priority)
-    if not isinstance(target, Target):  # the plan in force stays, and it may be none
-        return Member(job, spec.priority, drawn_w=_default_w(state))
-    replicas = replicas_of(spec)
-    wanted = state.frontier.lookup(target.time_us)
-    gpus = replicas * spec.pipeline.stages
-    found = claim(job, state.frontier, replicas=replicas, gpus=gpus, priority=spec.priority, wanted=wanted)
-    return Member(job, spec.priority, found, frontier=state.frontier)
+    steered = spec.mode is not Mode.RECOMMEND and not spec.suspend
+    if steered and (state.frontier is None or target is None or (not settled and len(state.ranks) < gpus)):
+        return Member(job, spec.priority, held_w=held_w)
+    # Without a target the plan in force stays, and it may be none. No plan runs before all ranks are there.
+    if not steered or not isinstance(target, Target) or state.frontier is None or len(state.ranks) < gpus:
+        return Member(job, spec.priority, drawn_w=_default_w(state, held_w), held_w=held_w)
+    found = claim(
+        job,
+        state.frontier,
+        replicas=replicas_of(spec),
+        gpus=min(gpus, len(limits_w)),
+        priority=spec.priority,
+        wanted=state.frontier.lookup(target.time_us),
+        held_w=held_w,
+    )
+    return Member(job, spec.priority, found, held_w=held_w)
 
 
-def _default_w(state: JobState) -> float | None:
+def held_limits_w(state: JobState) -> dict[str, float]:
+    """The power limit of every GPU on which an agent found a process of the job, by UUID."""
+    found = {}
+    for node in state.nodes.values():
+        for rank in node.ranks.values():
+            gpu = node.gpus.get(rank.gpu_uuid)
+            limit_w = None if gpu is None else gpu.max_power_w
+            found[rank.gpu_uuid] = UNKNOWN_BOARD_W if limit_w is None else limit_w
+    return found
+
+
+def _default_w(state: JobState, held_w: float) -> float | None:
     """Mean power at default clocks: as measured; else that of the fastest plan, which is lower; else None."""
     measured = state.baseline
     if measured is not None and measured.energy_mj is not None and measured.time_us > 0:
-        return mean_power_w(measured.energy_mj, measured.time_us)
+        return min(mean_power_w(measured.energy_mj, measured.time_us), held_w)
     if state.frontier is None or state.spec is None:
         return None
-    return power_w(state.frontier, 0, replicas_of(state.spec))
+    return min(power_w(state.frontier, 0, replicas_of(state.spec)), held_w)
 
 
 def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDecision) -> BudgetDecision:
@@ -126,10 +163,10 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
         members: selected jobs that draw power.
         before: the previous decision.
     """
-    known = tuple(sorted(members, key=lambda member: member.job))
+    known = tuple(sorted((member.under(spec) for member in members), key=lambda member: member.job))
     claims = [member.claim for member in known if member.claim is not None]
     kept_w = {
-        member.job: before.allocation.shares_w[member.job]
+        member.job: min(before.allocation.shares_w[member.job], member.held_w)
         for member in known
         if member.claim is None and member.drawn_w is None and member.job in before.allocation.shares_w
     }

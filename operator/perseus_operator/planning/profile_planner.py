@@ -1,8 +1,8 @@
 """Whether a job's profile is to be measured now, and the next step of the measurement.
 
-A profile is measured if the spec says ``online``, the mode allows to set clocks, and the profile's ConfigMap does not
-exist or holds a measured profile that no longer fits. The sweep's clocks are the points of a plan set, so nodes are
-driven as for any other plan.
+A profile is measured if the spec says ``online``, the mode allows to set clocks, and the PerseusProfile does not exist
+or holds a measured profile that no longer fits. The sweep's clocks are the points of a plan set, so nodes are driven as
+for any other plan.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def next_profiling_step(
         now_s: monotonic.
     """
     own, online = state.profiling, spec.profile.online
-    missing = state.profile_fault is not None and state.profile_fault.reason is Reason.CONFIG_MAP_NOT_FOUND
+    missing = state.profile_fault is not None and state.profile_fault.reason is Reason.PROFILE_NOT_FOUND
     stale = state.profile_digest is not None and own.stale_profile == state.profile_digest
     if online is None or not (missing or stale):
         return None
-    where = f"ConfigMap {spec.profile.config_map_ref.name}"
+    where = spec.profile.where
     fault = own.fault
     if spec.mode is Mode.RECOMMEND:
         why = f"{where} does not exist, and measuring a profile sets clocks: it needs spec.mode Enforce"

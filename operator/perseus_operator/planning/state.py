@@ -11,7 +11,7 @@ I/O, reads a clock or decides what to do next. The events:
     profile and schedule    read_requested, read_started, read_ended,
                             profile_accepted, schedule_accepted, schedule_rejected
     the frontier            solve_started, solve_succeeded, solve_failed, solve_ended
-    decisions of others     guard_updated, hardware_adopted, share_granted, fenced_by
+    decisions of others     guard_updated, hardware_adopted, share_granted, fenced_by, epoch_raised
 """
 
 from __future__ import annotations
@@ -77,10 +77,14 @@ class JobState:
     solve_fault: tuple[str, Explanation] | None = None
     """Digest of the inputs that could not be solved, and why."""
     nodes: dict[str, Node] = field(default_factory=dict)
+    selections: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    """Points that nodes run, by name of the node; see ``Node.selected``."""
     attempt: str = ""
     """Which attempt of the workload the pods belong to; empty: not known."""
     excluded_pods: Mapping[str, int] = field(default_factory=dict)
     """Why pods that opted in do not belong to the job, and how many."""
+    failed_pod: Pod | None = None
+    """The youngest that opted in and failed."""
     history: History | None = None
     detector: StragglerDetector = field(default_factory=StragglerDetector)
     calibration: CalibrationProgress = field(default_factory=CalibrationProgress)
@@ -93,6 +97,8 @@ class JobState:
     share: Share | None = None
     """Of a PowerBudget; None: no budget selects the job."""
     fenced: Explanation | None = None
+    raised_epoch: int = 0
+    """Drawn for this job, because an agent had seen the operator's or a higher one; 0: none was."""
 
     # --------------------------------------------------------------------------------------------------- the PerseusJob
 
@@ -148,6 +154,7 @@ class JobState:
         *,
         attempt: str = "",
         excluded: Mapping[str, int] | None = None,
+        failed: Pod | None = None,
     ) -> None:
         """Pods and agents as the cluster shows them now. Nodes without pods stay until their lease is given back.
 
@@ -158,8 +165,10 @@ class JobState:
             agents: host:port of the agent, by node.
             attempt: which attempt of the workload the pods belong to; empty: not known.
             excluded: why pods that opted in do not belong to the job, and how many.
+            failed: the youngest pod of the job that failed.
         """
         self.excluded_pods = excluded or {}
+        self.failed_pod = failed
         if attempt and attempt != self.attempt:
             if self.attempt and self.history is not None:
                 self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
@@ -171,7 +180,7 @@ class JobState:
             address, here = agents.get(name), frozenset(by_node.get(name, ()))
             node = self.nodes.get(name)
             if node is None:
-                self.nodes[name] = Node(name, address, here)
+                self.nodes[name] = Node(name, address, here, selections=self.selections)
             else:
                 node.pods_observed(here)
                 node.address_observed(address)
@@ -180,6 +189,7 @@ class JobState:
         """Nothing on the node concerns the job any more; unless another entry has replaced it."""
         if self.nodes.get(node.name) is node:
             del self.nodes[node.name]
+            self.selections.pop(node.name, None)
 
     # ------------------------------------------------------------------------------------------------------- telemetry
 
@@ -189,8 +199,9 @@ class JobState:
             return
         if self.spec is not None and self.spec.pipeline.schedule is ScheduleName.FROM_RANKS:
             self.schedule_csv = None
-        for other in self.nodes.values():
-            other.selections_outdated()
+        # A selection names an iteration, and new processes count theirs from their own start. One step for all nodes:
+        # the ranks of a large job join one by one.
+        self.selections.clear()
         if self.history is not None and rank.iteration < self.history.latest:
             self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
 
@@ -314,6 +325,10 @@ class JobState:
     def fenced_by(self, fault: Explanation) -> None:
         """A newer operator commands the job: this one must not."""
         self.fenced = fault
+
+    def epoch_raised(self, epoch: int) -> None:
+        """The counter of epochs was lost: the job goes on under this one."""
+        self.raised_epoch = epoch
 
     def _restart_history(self, pipelines: int, ranks_per_pipeline: int) -> None:
         self.history = History(pipelines, ranks_per_pipeline)

@@ -8,8 +8,8 @@ rank, and each process reports its own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from perseus_operator.api.conditions import Explanation, Reason
@@ -118,32 +118,43 @@ class Selection:
         pods: those chosen.
         attempt: which attempt of the workload they belong to; empty where that is not known.
         excluded: why pods that opted in are not among them, and how many.
+        failed: the youngest pod that opted in and failed.
     """
 
     pods: tuple[Pod, ...]
     attempt: str = ""
     excluded: Mapping[str, int] = field(default_factory=dict)
+    failed: Pod | None = None
 
 
 _OTHER_WORKLOAD: Final = "belong to another workload"
 _NOT_WORKERS: Final = "are no workers"
 _OLDER_ATTEMPT: Final = "are of an earlier attempt"
+_FAILED: Final = "failed"
 _SHOWN: Final = 3
 
 
 def select(spec: JobSpec | None, pods: Iterable[Pod]) -> Selection:
     """The pods of the job among those that opted in to it. A job that is suspended has none."""
-    workload = spec.workload if spec else None
     if spec is not None and spec.suspend:
         return Selection(())
+    there = list(pods)
+    failed = sorted((pod for pod in there if pod.failure), key=lambda pod: (pod.created, pod.name))
+    chosen = _of_job(spec, [pod for pod in there if not pod.failure])
+    if not failed:
+        return chosen
+    return replace(chosen, excluded={_FAILED: len(failed)} | dict(chosen.excluded), failed=failed[-1])
+
+
+def _of_job(spec: JobSpec | None, pods: Sequence[Pod]) -> Selection:
+    workload = spec.workload if spec else None
     if workload is None:
         return Selection(tuple(pods))
     if workload.reference is not None:
         return _of_workload(pods, workload.reference.kind, workload.reference.name)
     wanted = workload.selector.match_labels if workload.selector else {}
-    there = list(pods)
-    chosen = tuple(pod for pod in there if all(pod.labels.get(name) == value for name, value in wanted.items()))
-    return Selection(chosen, excluded=_counted({_OTHER_WORKLOAD: len(there) - len(chosen)}))
+    chosen = tuple(pod for pod in pods if all(pod.labels.get(name) == value for name, value in wanted.items()))
+    return Selection(chosen, excluded=_counted({_OTHER_WORKLOAD: len(pods) - len(chosen)}))
 
 
 def _of_workload(pods: Iterable[Pod], kind: WorkloadKind, name: str) -> Selection:
@@ -192,6 +203,17 @@ def containers_of(status: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     )
 
 
+def failure_of(status: Mapping[str, Any]) -> str:
+    """How a failed pod ended: of its first container that did not end well, or the kubelet's reason, as Evicted."""
+    if reason := status.get("reason"):
+        return str(reason)
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if code := ended.get("exitCode"):
+            return f"container {container.get('name')} exited with code {code}, {ended.get('reason') or 'no reason'}"
+    return "its containers are unknown"
+
+
 def absence(state: JobState) -> Explanation:
     """Why no pod of the job runs."""
     spec = state.spec
@@ -204,8 +226,11 @@ def absence(state: JobState) -> Explanation:
         message = f"No worker of {reference.kind} {reference.name} with the label of the job is running."
         if suspended_by := PRESETS[reference.kind].suspended_by:
             message += f" None runs while {suspended_by} is true."
-    excluded = "; ".join(f"{number} {why}" for why, number in state.excluded_pods.items())
-    return Explanation(Reason.NO_PODS, f"{message} Of the pods that opted in, {excluded}." if excluded else message)
+    if excluded := "; ".join(f"{number} {why}" for why, number in state.excluded_pods.items()):
+        message += f" Of the pods that opted in, {excluded}."
+    if (pod := state.failed_pod) is not None:
+        message += f" Pod {pod.name} failed: {pod.failure}; kubectl logs -n {pod.namespace} {pod.name} may say why."
+    return Explanation(Reason.NO_PODS, message)
 
 
 def silent_pods(state: JobState) -> str:

@@ -18,7 +18,14 @@ from typing import Any, Final, TextIO
 import yaml
 
 from perseus_operator.api.job import StragglerMode, parse_spec
-from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeUnavailable
+from perseus_operator.errors import (
+    CannotAnswer,
+    InvalidSpec,
+    KubeError,
+    KubeForbidden,
+    KubeNotFound,
+    KubeUnavailable,
+)
 from perseus_operator.objects import Json
 from perseus_operator.planning.stragglers.annotation import (
     Declaration,
@@ -26,10 +33,19 @@ from perseus_operator.planning.stragglers.annotation import (
     duration_of_iterations_s,
     parse_annotation,
 )
-from perseus_operator.plugin.job import load_job, read_job
+from perseus_operator.plugin.doctor import examine
+from perseus_operator.plugin.job import NO_DEFINITION, load_job, read_job
 from perseus_operator.plugin.kube_client import KubeReader
+from perseus_operator.plugin.listing import listing
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
-from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
+from perseus_operator.plugin.tables import (
+    Terminal,
+    diagnosis_text,
+    explanation_text,
+    frontier_text,
+    listing_text,
+    plan_text,
+)
 from perseus_proto import keys
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
@@ -46,7 +62,7 @@ def run(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
     """Run one command.
 
     Args:
-        arguments: without the program's name.
+        arguments: without the program's name; none: the help is shown.
         out: receives the answer, as the text or document that ``--output`` names.
         err: receives one line if the command fails.
 
@@ -56,7 +72,7 @@ def run(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
     Raises:
         SystemExit: the arguments are wrong (code 2), or ``--help`` was given (code 0).
     """
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments or ["--help"])
     try:
         kube = KubeReader(options.kubeconfig, options.context)
         namespace = options.namespace or kube.namespace
@@ -97,6 +113,22 @@ def _explain(kube: KubeReader, namespace: str, options: Any, terminal: Terminal)
     return document, explanation_text(document, terminal)
 
 
+def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
+    document = examine(read_job(kube, namespace, options.job))
+    return document, diagnosis_text(document, terminal)
+
+
+def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
+    everywhere = None if options.all_namespaces else namespace
+    try:
+        document = listing(kube.jobs(everywhere))
+    except KubeForbidden as error:
+        raise CannotAnswer(f"access denied: {error}") from error
+    except KubeNotFound as error:
+        raise CannotAnswer(NO_DEFINITION) from error
+    return document, listing_text(document, "any namespace" if everywhere is None else f"namespace {namespace}")
+
+
 def _set(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
     messages: list[str] = []
 
@@ -107,8 +139,8 @@ def _set(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
         messages[:] = [f"{_named(options)} of {namespace}/{options.job} takes {entry.slowdown:g} times as long{when}"]
         if entry.slowdown == 1.0:
             messages[:] = [f"{_named(options)} of {namespace}/{options.job} is back to normal"]
-        if spec.straggler.mode is StragglerMode.OFF:
-            messages.append("spec.straggler.mode is Off: the operator ignores it until the mode is changed")
+        if spec.straggler.mode is StragglerMode.IGNORE:
+            messages.append("spec.straggler.mode is Ignore: the operator ignores it until the mode is changed")
         return declare(before, entry)
 
     return _edit(kube, namespace, options, edit, messages)
@@ -192,6 +224,11 @@ def _parser() -> argparse.ArgumentParser:
     job = argparse.ArgumentParser(add_help=False, parents=[common])
     job.add_argument("job", metavar="JOB", help="name of the PerseusJob")
 
+    shown = commands.add_parser("list", parents=[common], help="all jobs, what they save, and why one does not")
+    shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
+    shown.set_defaults(command=_list)
+    shown = commands.add_parser("doctor", parents=[job], help="why a job does not save, step by step, and what to do")
+    shown.set_defaults(command=_doctor)
     shown = commands.add_parser("frontier", parents=[job], help="time, energy and savings of every plan of a job")
     shown.add_argument("--all", action="store_true", help="show every point in the table")
     shown.set_defaults(command=_frontier)

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
-from perseus_operator.objects import ConfigMap, Json
-from perseus_operator.solving.calibration import calibration_key, calibration_map_name, simulator_of
-from perseus_operator.solving.frontier import BYTES_KEY, DIGEST_KEY
+from perseus_operator.objects import ConfigMap, Json, StoredObject
+from perseus_operator.solving.calibration import calibration_key, simulator_of
+from perseus_operator.solving.frontier import stored_frontier
 from perseus_operator.solving.request import SolveRequest
+from perseus_proto import keys
 from perseus_proto.units import mw_from_w, us_from_s
 from perseus_solver.errors import SolverError
 from perseus_solver.model.result import Frontier
 from perseus_solver.model.simulator import Simulator
 
+NO_DEFINITION: Final = "this cluster has no CustomResourceDefinition of PerseusJob: is the chart installed?"
 _BEFORE_FRONTIER = (ConditionType.ACCEPTED, ConditionType.PROFILE_READY, ConditionType.FRONTIER_READY)
 
 
@@ -32,6 +34,10 @@ class Reader(Protocol):
         ...
 
     def config_map(self, namespace: str, name: str) -> ConfigMap:
+        """Raises KubeNotFound."""
+        ...
+
+    def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
         """Raises KubeNotFound."""
         ...
 
@@ -82,7 +88,7 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
         raise CannotAnswer(f"{namespace}/{name}: {error}") from error
     if "frontier" not in status:
         raise CannotAnswer(f"{namespace}/{name} has no frontier yet: {missing_frontier_reason(status)}")
-    frontier = _frontier(reader, namespace, status["frontier"])
+    frontier = _frontier(reader, namespace, name, status["frontier"])
     return PlannedJob(namespace, name, spec, status, frontier, _simulator(reader, namespace, spec, frontier))
 
 
@@ -96,9 +102,7 @@ def read_job(reader: Reader, namespace: str, name: str) -> Json:
         return reader.job(namespace, name)
     except KubeNotFound as error:
         if "could not find the requested resource" in str(error):
-            raise CannotAnswer(
-                "this cluster has no CustomResourceDefinition of PerseusJob: is the chart installed?"
-            ) from error
+            raise CannotAnswer(NO_DEFINITION) from error
         raise CannotAnswer(f"there is no PerseusJob {name} in namespace {namespace}") from error
     except KubeForbidden as error:
         raise CannotAnswer(f"access denied: {error}") from error
@@ -119,23 +123,23 @@ def _condition(status: Mapping[str, Any], kind: ConditionType) -> Mapping[str, A
     return next((found for found in status.get("conditions", ()) if found.get("type") == kind), {})
 
 
-def _frontier(reader: Reader, namespace: str, figures: Mapping[str, Any]) -> Frontier:
-    name = figures["configMapName"]
+def _frontier(reader: Reader, namespace: str, name: str, figures: Mapping[str, Any]) -> Frontier:
     try:
-        config_map = reader.config_map(namespace, name)
+        found = reader.stored(keys.FRONTIER_PLURAL, namespace, name)
     except KubeNotFound as error:
         raise CannotAnswer(
-            f"ConfigMap {name}, which stores the frontier, does not exist in namespace {namespace}: it was deleted,"
-            " or the frontier is too large for a ConfigMap"
+            f"PerseusFrontier {name} does not exist in namespace {namespace}: it was deleted, or is too large to store"
         ) from error
     except KubeForbidden as error:
-        raise CannotAnswer(f"access denied to ConfigMap {name}, which stores the frontier: {error}") from error
-    if config_map.data.get(DIGEST_KEY) != figures["digest"] or BYTES_KEY not in config_map.binary:
-        raise CannotAnswer(f"ConfigMap {name} holds another frontier than the status: it is being replaced, try again")
+        raise CannotAnswer(f"access denied to PerseusFrontier {name}: {error}") from error
+    stored = stored_frontier(found, figures["digest"])
+    if stored is None:
+        raise CannotAnswer(f"PerseusFrontier {name} is not the status's: it is being replaced, try again")
     try:
-        return Frontier.from_bytes(config_map.binary[BYTES_KEY])
+        return Frontier.from_bytes(stored[0])
     except SolverError as error:
-        raise CannotAnswer(f"ConfigMap {name}: {error}; this program and the operator may differ in version") from error
+        message = f"PerseusFrontier {name}: {error}; this program and the operator may differ in version"
+        raise CannotAnswer(message) from error
 
 
 def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier) -> Simulator | str:
@@ -146,17 +150,15 @@ def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier
     """
     if not spec.pipeline.is_named:
         return "the job has a custom schedule, and schedules are not stored with the frontier"
-    name, key = spec.profile.config_map_ref.name, spec.profile.config_map_ref.key
     try:
-        config_map = reader.config_map(namespace, name)
-        csv = config_map.data[key] if key in config_map.data else config_map.binary[key].decode(errors="replace")
+        name, csv = _profile(reader, namespace, spec)
     except (KubeError, KeyError) as error:
-        return f"the profile cannot be read from ConfigMap {name}, key {key}: {error}"
+        return f"the profile cannot be read from {spec.profile.where}: {error}"
     plain = SolveRequest(
         profile_csv=csv,
         schedule=spec.pipeline.solver_name,
         stages=spec.pipeline.stages,
-        microbatches=spec.pipeline.microbatches or 0,
+        microbatches=spec.pipeline.solved_microbatches,
         chunks=spec.pipeline.chunks,
         blocking_power_mw=mw_from_w(frontier.blocking_power_w),
         points=spec.points,
@@ -171,11 +173,28 @@ def _simulator(reader: Reader, namespace: str, spec: JobSpec, frontier: Frontier
             continue
         if us_from_s(float(run.iteration_time_s)) == us_from_s(ideal_s):
             return simulator
-    return f"the profile in ConfigMap {name} is not the one that the frontier was solved from"
+    return f"the profile in {spec.profile.where} is not the one that the frontier was solved from"
 
 
 def _calibration(reader: Reader, namespace: str, profile: str, request: SolveRequest) -> str:
     try:
-        return reader.config_map(namespace, calibration_map_name(profile)).data.get(calibration_key(request), "")
+        status = reader.stored(keys.PROFILE_PLURAL, namespace, profile).status
+        return str((status.get("calibrations") or {}).get(calibration_key(request), ""))
     except KubeError:
         return ""
+
+
+def _profile(reader: Reader, namespace: str, spec: JobSpec) -> tuple[str, str]:
+    """Return the name of the object that stores the profile, and its CSV.
+
+    Raises:
+        KubeError: it cannot be read.
+        KeyError: it holds no profile.
+    """
+    reference = spec.profile.config_map_ref
+    if reference is None:
+        assert spec.profile.profile_ref is not None
+        name = spec.profile.profile_ref.name
+        return name, reader.stored(keys.PROFILE_PLURAL, namespace, name).spec["csv"]
+    found, key = reader.config_map(namespace, reference.name), reference.key
+    return reference.name, found.data[key] if key in found.data else found.binary[key].decode(errors="replace")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import kubernetes.client as k8s
@@ -15,17 +16,18 @@ import kubernetes.config as k8s_config
 import urllib3.exceptions
 
 from perseus_operator.errors import KubeConflict, KubeError, KubeForbidden, KubeNotFound, KubeUnavailable
-from perseus_operator.objects import ConfigMap, Json
+from perseus_operator.objects import ConfigMap, Json, StoredObject
 from perseus_proto import keys
 
 _TIMEOUT_S: Final = 15.0
 _ATTEMPTS: Final = 5
+_PAGE: Final = 500
 _CONFIG_MAP: Final = "/api/v1/namespaces/{namespace}/configmaps/{name}"
 _MERGE: Final = "application/merge-patch+json"
 
 
 class KubeReader:
-    """Reads PerseusJobs and ConfigMaps, and rewrites annotations, in one context of a kubeconfig."""
+    """Reads what belongs to a PerseusJob, and rewrites annotations, in one context of a kubeconfig."""
 
     def __init__(self, kubeconfig: str | None, context: str | None) -> None:
         """Connect by a kubeconfig.
@@ -64,6 +66,29 @@ class KubeReader:
         )
         return found
 
+    def jobs(self, namespace: str | None) -> list[Json]:
+        """Read all PerseusJobs of a namespace; None: of the cluster.
+
+        Raises:
+            KubeNotFound: the cluster has no such definition.
+            KubeForbidden: the user may not list them there.
+            KubeError: the API server did not answer.
+        """
+        if namespace is None:
+            everywhere = keys.API_GROUP, keys.API_VERSION, keys.PLURAL
+            pages = partial(self._custom.list_cluster_custom_object, *everywhere)
+        else:
+            there = keys.API_GROUP, keys.API_VERSION, namespace, keys.PLURAL
+            pages = partial(self._custom.list_namespaced_custom_object, *there)
+        found: list[Json] = []
+        more = ""
+        while True:
+            answer = _request(partial(pages, limit=_PAGE, _continue=more, **_PATIENCE))
+            found += answer["items"]
+            more = answer["metadata"].get("continue") or ""
+            if not more:
+                return found
+
     def config_map(self, namespace: str, name: str) -> ConfigMap:
         """Read a ConfigMap.
 
@@ -73,6 +98,16 @@ class KubeReader:
         """
         found = _request(lambda: self._get(_CONFIG_MAP, {"namespace": namespace, "name": name}))
         return ConfigMap.from_json(found)
+
+    def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
+        """Read a PerseusProfile or a PerseusFrontier.
+
+        Raises:
+            KubeNotFound: there is none.
+            KubeError: the API server did not answer.
+        """
+        where = keys.API_GROUP, keys.API_VERSION, namespace, plural, name
+        return StoredObject.from_json(_request(lambda: self._custom.get_namespaced_custom_object(*where, **_PATIENCE)))
 
     def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
         """Rewrite one annotation of a PerseusJob; another writer's edit in between is never lost.

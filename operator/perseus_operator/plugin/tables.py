@@ -8,7 +8,7 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from perseus_operator.formatting import joules, seconds, small_percent
+from perseus_operator.formatting import counted, joules, seconds, small_percent
 from perseus_operator.objects import Json
 from perseus_operator.plugin.plot import Mark, draw
 from perseus_proto.units import j_from_mj, ratio_from_ppm, s_from_us
@@ -31,8 +31,12 @@ class Terminal:
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text
 
     def green(self, text: str) -> str:
-        """Colour what is in force."""
+        """Colour what is in force, or good."""
         return f"\x1b[32m{text}\x1b[0m" if self.colour else text
+
+    def red(self, text: str) -> str:
+        """Colour what is at fault."""
+        return f"\x1b[31m{text}\x1b[0m" if self.colour else text
 
 
 def frontier_text(document: Json, terminal: Terminal, *, everything: bool) -> str:
@@ -132,6 +136,41 @@ def explanation_text(document: Json, terminal: Terminal) -> str:
         gap = small_percent(ratio_from_ppm(document["gapPartsPerMillion"]))
         lines += ["", f"No plan of the same speed can save more than another {gap} (certified)."]
     return "\n".join([*lines, *_note(document, terminal)])
+
+
+def diagnosis_text(document: Json, terminal: Terminal) -> str:
+    """Format why a job does not save: one line for each step, what is said of it, and what to do."""
+    signs = ("✓", "…", "✗", "·") if terminal.fancy else ("ok", "..", "!!", "--")
+    sign = dict(zip(("good", "waiting", "fault", "unknown"), signs, strict=True))
+    paint = {"good": terminal.green, "fault": terminal.red}
+    lines = [*wrap(f"{document['job']}: {document['verdict']}", terminal.width), ""]
+    lines[0] = terminal.bold(lines[0])
+    for step in document["steps"]:
+        finding = step["finding"]
+        lines.append(f"{paint.get(finding, str)(sign[finding])} {step['question']}")
+        if finding != "good" and "says" in step:
+            lines += wrap(step["says"], terminal.width, initial_indent="    ", subsequent_indent="    ")
+        if "do" in step:
+            lines += wrap(f"do: {step['do']}", terminal.width, initial_indent="    ", subsequent_indent="        ")
+    return "\n".join(lines)
+
+
+def listing_text(document: Json, where: str) -> str:
+    """Format all jobs as a table; ``where``: the place that was searched."""
+    if not document["jobs"]:
+        return f"there is no PerseusJob in {where}"
+    head = ["NAMESPACE", "NAME", "MODE", "OBJECTIVE", "SAVED", "SLOWER BY", "SAVES WATTS", "STATE"]
+    rows = [
+        [
+            *(job["namespace"], job["name"], job["mode"], job["objective"]),
+            *(job.get("energy", ""), job.get("slowdown", "")),
+            f"{job['savedWatts']:,}" if "savedWatts" in job else "",
+            job["state"],
+        ]
+        for job in document["jobs"]
+    ]
+    total = f"{document['savedWatts']:,} W are saved by the {counted(document['measured'], 'job')} measured so far."
+    return "\n".join([*_table(head, rows), *(["", total] if document["measured"] else [])])
 
 
 def _note(document: Json, terminal: Terminal) -> list[str]:

@@ -11,10 +11,9 @@ from typing import Final
 
 from perseus_operator.api.conditions import Condition, ConditionType, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
-from perseus_operator.formatting import fine_percent, percent, seconds, small_percent
+from perseus_operator.formatting import counted, fine_percent, percent, seconds, small_percent
 from perseus_operator.planning.bound_guard import Hold
-from perseus_operator.planning.objective import bound_us
-from perseus_operator.planning.planner import Decision, common_point, fastest_iteration_us
+from perseus_operator.planning.planner import Decision, common_point
 from perseus_operator.planning.readiness import first_node_fault
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import absence
@@ -52,7 +51,7 @@ def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
             _plan_applied(state, decision, spec),
             _straggler_detected(state, decision, spec),
             _model_explains(state),
-            _bound_kept(state, decision, spec),
+            _bound_kept(decision, spec),
         ]
     return [*conditions, _ready(conditions, spec)]
 
@@ -87,12 +86,13 @@ def _frontier_ready(state: JobState, decision: Decision) -> Condition:
     if state.solve_fault is not None and state.frontier is None:
         return Condition(kind, False, state.solve_fault[1].reason, state.solve_fault[1].message)
     if state.frontier is None:
-        return Condition(kind, None, Reason.SOLVING, "There is no profile to solve yet.")
+        status = None if state.profile_fault is None else False
+        return Condition(kind, status, Reason.WAITING_FOR_PROFILE, "There is no usable profile yet; see ProfileReady.")
     view = state.frontier
     figures = (
         f"{len(view.times_us)} points from T_min = {seconds(view.t_min_us)} to T* = {seconds(view.t_star_us)},"
-        f" certified gap median {small_percent(ratio_from_ppm(view.median_gap_ppm))},"
-        f" at most {small_percent(ratio_from_ppm(view.maximum_gap_ppm))}"
+        f" certified gap over all deadlines {small_percent(ratio_from_ppm(view.mean_gap_ppm))} on average,"
+        f" {small_percent(ratio_from_ppm(view.maximum_gap_ppm))} at most"
     )
     rehearsed = "" if decision.hardware is None else f", rehearsed for {decision.hardware.model}"
     figures += rehearsed if view.grains else ""
@@ -100,7 +100,7 @@ def _frontier_ready(state: JobState, decision: Decision) -> Condition:
     if state.refining:
         again = " It is being computed again with what was measured since; until then it stays in use."
     if view.restored:
-        message = f"{figures}; restored from ConfigMap {state.ref.frontier_config_map}.{again}"
+        message = f"{figures}; restored from PerseusFrontier {state.ref.name}.{again}"
         return Condition(kind, True, Reason.RESTORED, message)
     return Condition(kind, True, Reason.SOLVED, f"{figures}; solved in {s_from_ms(view.solve_ms):.3f} s.{again}")
 
@@ -124,7 +124,7 @@ def _agents_ready(state: JobState) -> Condition:
     if locked:
         message = f"The clocks of {len(locked)} GPUs cannot be set; the first is {locked[0]}"
         return Condition(kind, False, Reason.GPU_NOT_CONTROLLABLE, message)
-    return Condition(kind, True, Reason.LEASED, f"Leases are held on {len(nodes)} nodes.")
+    return Condition(kind, True, Reason.LEASED, f"Leases are held on {counted(len(nodes), 'node')}.")
 
 
 def _plan_applied(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
@@ -151,8 +151,8 @@ def _plan_applied(state: JobState, decision: Decision, spec: JobSpec) -> Conditi
 
 def _straggler_detected(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
     kind = ConditionType.STRAGGLER_DETECTED
-    if spec.straggler.mode is StragglerMode.OFF:
-        message = "spec.straggler.mode is Off: stragglers are ignored."
+    if spec.straggler.mode is StragglerMode.IGNORE:
+        message = "spec.straggler.mode is Ignore: stragglers are ignored."
         return Condition(kind, False, Reason.STRAGGLERS_IGNORED, message)
     if not decision.slowdowns:
         return Condition(kind, False, Reason.NO_STRAGGLER, "No pipeline is slower than the others.")
@@ -203,24 +203,24 @@ def _model_explains(state: JobState) -> Condition:
     return Condition(kind, True, Reason.MODEL_EXPLAINS, message)
 
 
-def _bound_kept(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
-    kind, guard = ConditionType.BOUND_KEPT, decision.guard
-    if decision.limiting_share is not None:
-        message = f"PowerBudget {decision.limiting_share.budget} limits the job's power: iteration time has no bound."
-        return Condition(kind, True, Reason.NO_BOUND, message)
+def _bound_kept(decision: Decision, spec: JobSpec) -> Condition:
+    kind, guard, share = ConditionType.BOUND_KEPT, decision.guard, decision.limiting_share
+    budget = f"the plan that PowerBudget {share.budget} allows" if share is not None else ""
     if guard.hold is not Hold.NOTHING:
         cause = f" Cause: {guard.finding.evidence}." if guard.finding else ""
+        stays = share is not None and guard.hold >= Hold.FASTEST_PLAN
         message = (
-            f"Iterations took {seconds(guard.measured_us)}; {spec.objective.type.value} allows"
-            f" {seconds(guard.bound_us)}. The job runs at {_HELD_AT[guard.hold]}; the plan is tried again after"
-            f" {guard.pause_s:.0f} s.{cause}"
+            f"Iterations took {seconds(guard.measured_us)}; {budget or spec.objective.type.value} allows"
+            f" {seconds(guard.bound_us)}. The job runs at {budget if stays else _HELD_AT[guard.hold]}; the plan is"
+            f" tried again after {guard.pause_s:.0f} s.{cause}"
         )
         return Condition(kind, False, Reason.BOUND_EXCEEDED, message)
-    bound = bound_us(spec.objective, fastest_iteration_us(state, guard))
+    bound = decision.bound_us
     if bound is None:
         message = "The objective sets no bound on iteration time, or the bound is not known yet."
         return Condition(kind, True, Reason.NO_BOUND, message)
-    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}.")
+    why = f": {budget} is predicted to take no longer" if budget else ""
+    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}{why}.")
 
 
 def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:

@@ -23,6 +23,7 @@ WARNINGS: Final = frozenset(
         Reason.SPEC_INVALID,
         Reason.ANNOTATION_INVALID,
         Reason.CONFIG_MAP_NOT_FOUND,
+        Reason.PROFILE_NOT_FOUND,
         Reason.KEY_NOT_FOUND,
         Reason.PROFILE_INVALID,
         Reason.PROFILE_UNREADABLE,

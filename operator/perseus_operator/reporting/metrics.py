@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from importlib.metadata import version
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from perseus_operator.api.budget import BudgetFigures
@@ -20,8 +20,10 @@ from perseus_operator.objects import JobRef
 from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.evidence import ClockControl, Evidence
 from perseus_operator.planning.iterations import Measured
-from perseus_proto.http_server import HttpServer
+from perseus_proto.http_server import CachedPage, HttpServer
 from perseus_proto.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series of counters
 
 # Not "namespace" and "job": Prometheus gives those to the target that it scrapes.
 _JOB: Final = ("job_namespace", "job_name")
@@ -39,7 +41,7 @@ _JOB_GAUGES: Final = {
     "baseline_iteration_joules": "Median energy of all GPUs per iteration at default clocks, before the first plan.",
     "frontier_points": "Number of plans on the frontier.",
     "solve_seconds": "Time that the solver took for the frontier in use.",
-    "gap_ratio": "Median certified optimality gap of the frontier, a ratio.",
+    "gap_ratio": "Certified optimality gap of the frontier, mean over all deadlines, a ratio.",
     "prediction_error_ratio": "Measured divided by predicted iteration time of the plan in force, minus 1.",
     "model_explains": "1 if the calibrated model predicts iterations not used for calibration, 0 if it does not.",
     "calibration_error_ratio": "Mean error of predicted iteration times, on iterations not used for calibration.",
@@ -91,6 +93,20 @@ class Metrics:
             "1 for the way in which agents choose the moments of clock changes: timetable, marks or held.",
             (*_JOB, "control"),
         )
+        self._energies: tuple[Counter, Counter] = (
+            self._new(
+                Counter,
+                "perseus_job_energy_joules_total",
+                "Energy of all GPUs in all iterations since the baseline was measured, whatever their clocks.",
+                _JOB,
+            ),
+            self._new(
+                Counter,
+                "perseus_job_baseline_energy_joules_total",
+                "Energy that as many iterations draw at default clocks, by the measured baseline.",
+                _JOB,
+            ),
+        )
         self._budgets: dict[str, Gauge] = {
             name: self._new(Gauge, f"perseus_budget_{name}", text, ("budget",)) for name, text in _BUDGET_GAUGES.items()
         }
@@ -106,7 +122,7 @@ class Metrics:
             buckets=(0.0001, 0.001, 0.01, 0.1, 1.0, 10.0),
         )
         self.solves = self._counter("solves", "Attempts to solve a frontier.", "result")
-        self.restores = self._counter("frontiers_restored", "Frontiers restored from their ConfigMaps.")
+        self.restores = self._counter("frontiers_restored", "Frontiers restored from their PerseusFrontiers.")
         self.agent_calls = self._counter("agent_calls", "Calls to agents.", "call", "result")
         self.late_selections = self._counter(
             "late_selections",
@@ -166,7 +182,7 @@ class Metrics:
             "calibration_error_ratio": quality.heldout_error if quality else None,
             "frontier_points": float(frontier.points) if frontier else None,
             "solve_seconds": s_from_ms(frontier.solve_milliseconds) if frontier else None,
-            "gap_ratio": ratio_from_ppm(frontier.median_gap_parts_per_million) if frontier else None,
+            "gap_ratio": ratio_from_ppm(frontier.mean_gap_parts_per_million) if frontier else None,
             "switch_latency_median_seconds": (
                 s_from_us(hardware.switch_latency_median_microseconds) if hardware else None
             ),
@@ -183,6 +199,13 @@ class Metrics:
     def _set_control(self, labels: tuple[str, str], control: ClockControl | None) -> None:
         for one in ClockControl:
             _set(self._control, (*labels, one.lower()), None if control is None else float(one is control))
+
+    def count_iteration(self, job: JobRef, energy_mj: int | None, baseline: Measured | None) -> None:
+        """Count the energy of one iteration, and of the baseline's, where both are known."""
+        if energy_mj is None or baseline is None or baseline.energy_mj is None:
+            return
+        for counter, counted_mj in zip(self._energies, (energy_mj, baseline.energy_mj), strict=True):
+            counter.labels(job.namespace, job.name).inc(j_from_mj(counted_mj))
 
     def set_frontier(self, job: JobRef, curve: Sequence[tuple[int, int]]) -> None:
         """Set the series of a job's frontier.
@@ -211,8 +234,8 @@ class Metrics:
         """Remove all series of a job."""
         self.set_frontier(job, ())
         self._shown.pop((job.namespace, job.name), None)
-        for gauge in self._gauges.values():
-            _set(gauge, (job.namespace, job.name), None)
+        for series in (*self._gauges.values(), *self._energies):
+            series.remove(job.namespace, job.name)
         self._set_control((job.namespace, job.name), None)
 
     def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
@@ -259,11 +282,10 @@ def _joules(figures: Figures | None) -> float | None:
 
 
 def _set(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
-    if value is not None:
+    if value is None:
+        gauge.remove(*labels)  # absent is not zero
+    else:
         gauge.labels(*labels).set(value)
-        return
-    # Absent is not zero.
-    gauge.remove(*labels)
 
 
 class MetricsServer(HttpServer):
@@ -283,11 +305,12 @@ class MetricsServer(HttpServer):
         Raises:
             OSError: the address cannot be bound.
         """
+        exposition = CachedPage(metrics.exposition)
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path == "/metrics":
-                    self._answer(200, metrics.exposition(), CONTENT_TYPE_LATEST)
+                    self._answer(200, exposition(), CONTENT_TYPE_LATEST)
                 elif self.path == "/healthz":
                     wrong = healthy()
                     self._answer(200 if wrong is None else 503, (wrong or "ok").encode())

@@ -77,13 +77,12 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
     slowest = sorted(decision.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
     return StatusFigures(
         frontier=FrontierStatus(
-            config_map_name=state.ref.frontier_config_map,
             digest=view.digest,
             points=len(view.times_us),
             minimum_time_microseconds=view.t_min_us,
             minimum_energy_time_microseconds=view.least_energy_us,
             slowest_time_microseconds=view.t_star_us,
-            median_gap_parts_per_million=view.median_gap_ppm,
+            mean_gap_parts_per_million=view.mean_gap_ppm,
             maximum_gap_parts_per_million=view.maximum_gap_ppm,
             solve_milliseconds=view.solve_ms,
         ),

@@ -58,7 +58,8 @@ DeclareStraggler = Callable[[StragglerRequest], Awaitable[tuple[JobRef, str]]]
 class OperatorService(stubs.OperatorServicer):
     """``perseus.v1alpha1.Operator``."""
 
-    def __init__(self, declare: DeclareStraggler, epoch: int, allowed_sans: frozenset[str]) -> None:
+    def __init__(self, declare: DeclareStraggler, epoch: Callable[[], int], allowed_sans: frozenset[str]) -> None:
+        """``epoch``: the highest that this operator has drawn."""
         self._declare = declare
         self._epoch = epoch
         self._allowed_sans = allowed_sans
@@ -76,7 +77,7 @@ class OperatorService(stubs.OperatorServicer):
             raise
         logger.info("%s: %s declared stragglers: %s", ref, context.peer(), annotation or "none")
         return messages.SetStragglerResponse(
-            namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=self._epoch
+            namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=self._epoch()
         )
 
     def _authorise(self, context: Any) -> None:

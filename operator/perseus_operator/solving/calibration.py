@@ -35,11 +35,8 @@ from perseus_solver.stragglers import stage_pace, straggling_time_s
 
 _MAX_NUMBERS: Final = 4_000_000
 """Durations recorded of one job, 32 MB: for very large pipelines fewer iterations, or too few to calibrate."""
-MAX_STORED_BYTES: Final = 500_000
-"""Of one calibration in a ConfigMap, which must stay below 1 MiB."""
 MIN_CHANGE: Final = 0.005
 """Predictions that differ by less are not worth new plans."""
-_SUFFIX: Final = "-calibration"
 _MAX_CACHED_PLANS: Final = 32
 """Plans whose instruction times are cached."""
 
@@ -230,17 +227,12 @@ def check_calibration(text: str, inputs: SolveRequest) -> CalibrationResult:
     return result
 
 
-def calibration_map_name(profile: str) -> str:
-    """Name of the ConfigMap that stores calibrations beside the profile of this name."""
-    return f"{profile[: 253 - len(_SUFFIX)]}{_SUFFIX}"
-
-
 def calibration_key(inputs: SolveRequest) -> str:
-    """Key of a calibration in that ConfigMap: it is valid for one schedule only."""
+    """Key of a calibration among those of its profile: it is valid for one schedule only."""
     if inputs.schedule_csv:
         return f"calibration-custom-{hashlib.sha256(inputs.schedule_csv.encode()).hexdigest()[:16]}.json"
     chunks = "" if inputs.chunks is None else f"x{inputs.chunks}"
-    return f"calibration-{inputs.schedule}-{inputs.stages}x{inputs.microbatches}{chunks}.json"
+    return f"calibration-{inputs.schedule.lower()}-{inputs.stages}x{inputs.microbatches}{chunks}.json"
 
 
 def simulator_of(inputs: SolveRequest) -> Simulator:

@@ -1,4 +1,4 @@
-"""A solved frontier in all its forms: the solver's bytes, the planner's view, a ConfigMap, plan sets for agents.
+"""A solved frontier in all its forms: the solver's bytes, the planner's view, as stored, plan sets for agents.
 
 The only module of the operator that looks into a ``Frontier``. Functions here work on large arrays: run them in a
 thread.
@@ -6,15 +6,18 @@ thread.
 
 from __future__ import annotations
 
+import base64
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from perseus_operator.objects import ConfigMap
+from perseus_operator.api.schema import dump, parse
+from perseus_operator.api.stored import MAX_FRONTIER_BYTES, FrontierSpec
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.objects import Json, StoredObject
 from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.solving.calibration import FrontierTimes, open_calibration, simulator_of
 from perseus_operator.solving.request import SolveRequest
@@ -23,21 +26,16 @@ from perseus_proto.units import mj_from_j, mw_from_w, ppm_from_ratio, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.model import result
+from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import Schedule
 
-MAX_STORED_BYTES: Final = 700_000
-"""Largest frontier in a ConfigMap: base64 makes four bytes of three, and the object must stay below 1 MiB."""
-BYTES_KEY: Final = "frontier"
-DIGEST_KEY: Final = "digest"
-_SOLVE_KEY: Final = "solveMilliseconds"
 _GRAINS: Final = {
     result.Grain.INSTRUCTION: Grain.INSTRUCTION,
     result.Grain.SEGMENT: Grain.SEGMENT,
     result.Grain.STAGE: Grain.STAGE,
     result.Grain.NONE: Grain.NONE,
 }
-_MILLISECONDS: Final = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         InvalidFrontier: not a frontier, another version, or damaged.
     """
     frontier = Frontier.from_bytes(data)
-    gap = np.maximum(frontier.gap, 0.0)
+    gap = DeployedGap.of(frontier)
     simulator, rehearsed = simulator_of(request), frontier.rehearsed
     fastest_s = simulator.duration_s(simulator.choice_of(frontier.frequencies_mhz[0]))
     view = FrontierView(
@@ -70,8 +68,8 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         energies_mj=tuple(mj_from_j(e) for e in frontier.energy_j.tolist()),
         stages=frontier.stages,
         blocking_power_mw=mw_from_w(frontier.blocking_power_w),
-        median_gap_ppm=ppm_from_ratio(float(np.median(gap))),
-        maximum_gap_ppm=ppm_from_ratio(float(gap.max())),
+        mean_gap_ppm=ppm_from_ratio(max(gap.mean, 0.0)),
+        maximum_gap_ppm=ppm_from_ratio(max(gap.worst, 0.0)),
         solve_ms=solve_ms,
         restored=restored,
         allowance=open_calibration(request.calibration).quality.allowance if request.calibration else 0.0,
@@ -88,28 +86,33 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
     )
 
 
-def frontier_to_config_map(name: str, solved: SolvedFrontier) -> ConfigMap | None:
-    """The ConfigMap that stores a frontier; None: it is too large, and is solved again after a restart."""
-    if len(solved.data) > MAX_STORED_BYTES:
-        return None
-    data = {DIGEST_KEY: solved.view.digest, _SOLVE_KEY: str(solved.view.solve_ms)}
-    return ConfigMap(name, data, {BYTES_KEY: solved.data})
-
-
-def holds_frontier(stored: ConfigMap, digest: str) -> bool:
-    """Whether a ConfigMap claims to store the frontier of these inputs."""
-    return stored.data.get(DIGEST_KEY) == digest
-
-
-def stored_frontier(stored: ConfigMap, digest: str) -> tuple[bytes, int] | None:
-    """The bytes that a ConfigMap of an operator claims to be the frontier of these inputs, not verified, and how many
-    milliseconds the solve took; None: it claims nothing of the kind.
+def frontier_to_spec(solved: SolvedFrontier) -> Json | None:
+    """The spec of the PerseusFrontier that stores a frontier; None: it is too large, and is solved again after a
+    restart.
     """
-    data = stored.binary.get(BYTES_KEY)
-    solve_ms = stored.data.get(_SOLVE_KEY, "")
-    if data is None or not stored.ours or not holds_frontier(stored, digest):
+    if len(solved.data) > MAX_FRONTIER_BYTES:
         return None
-    return (data, int(solve_ms)) if _MILLISECONDS.fullmatch(solve_ms) else None
+    stored = FrontierSpec(
+        digest=solved.view.digest,
+        solve_milliseconds=solved.view.solve_ms,
+        points=len(solved.view.times_us),
+        data=base64.b64encode(solved.data).decode(),
+    )
+    spec: Json = dump(stored)
+    return spec
+
+
+def stored_frontier(stored: StoredObject, digest: str) -> tuple[bytes, int] | None:
+    """The bytes that a PerseusFrontier of an operator claims to be the frontier of these inputs, not verified, and how
+    many milliseconds the solve took; None: it claims nothing of the kind.
+    """
+    try:
+        spec = parse(FrontierSpec, stored.spec, "spec")
+        if spec.digest != digest or not stored.ours or spec.data is None or spec.solve_milliseconds is None:
+            return None
+        return base64.b64decode(spec.data, validate=True), spec.solve_milliseconds
+    except (InvalidSpec, ValueError):
+        return None
 
 
 def encode_plans(solved: SolvedFrontier, stages: Iterable[int]) -> agent_pb2.PlanSet:

@@ -6,7 +6,6 @@ are left out that change clocks often for little.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -59,27 +58,4 @@ def prefer_few_changes(frontier: Frontier, loss: float) -> Frontier:
     for point, energy_j in enumerate(frontier.energy_j.tolist()):
         allowed = np.flatnonzero(effective_j[: point + 1] <= effective_j[point] + loss * energy_j)
         kept.add(int(allowed[changes[allowed] == changes[allowed].min()][-1]))
-    return _subset(frontier, sorted(kept))
-
-
-def _subset(frontier: Frontier, points: list[int]) -> Frontier:
-    rehearsed = frontier.rehearsed
-    return replace(
-        frontier,
-        time_s=frontier.time_s[points],
-        energy_j=frontier.energy_j[points],
-        energy_lower_bound_j=frontier.energy_lower_bound_j[points],
-        statuses=tuple(frontier.statuses[point] for point in points),
-        frequencies_mhz=frontier.frequencies_mhz[points],
-        clock_changes=frontier.clock_changes[points],
-        rehearsed=rehearsed
-        and replace(
-            rehearsed,
-            grains=tuple(rehearsed.grains[point] for point in points),
-            p50_s=rehearsed.p50_s[points],
-            ideal_time_s=rehearsed.ideal_time_s[points],
-            ideal_energy_j=rehearsed.ideal_energy_j[points],
-            below_share=rehearsed.below_share[points],
-            above_share=rehearsed.above_share[points],
-        ),
-    )
+    return frontier.select(sorted(kept))

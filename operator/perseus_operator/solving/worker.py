@@ -40,7 +40,7 @@ def solve_in_process(request: SolveRequest) -> bytes:
 def main() -> int:
     """Entry point of the worker process; its exit code."""
     from perseus_solver.errors import InvalidProfile as BadProfile
-    from perseus_solver.errors import SolverError
+    from perseus_solver.errors import SolverError, content_withheld
 
     memory_bytes = int(sys.argv[1]) << 20
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
@@ -48,16 +48,8 @@ def main() -> int:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     task, data = sys.argv[2], sys.stdin.buffer.read()
     try:
-        if task == "calibrate":
-            from perseus_operator.solving.calibration import CalibrateRequest, calibrate_in_process
-
-            answer = calibrate_in_process(CalibrateRequest.from_bytes(data))
-        elif task == "restore":
-            from perseus_operator.solving.verification import RestoreRequest, verify_in_process
-
-            answer = verify_in_process(RestoreRequest.from_bytes(data))
-        else:
-            answer = solve_in_process(SolveRequest(**json.loads(data)))
+        with content_withheld():
+            answer = _answer(task, data)
     except MemoryError:
         return OUT_OF_MEMORY
     except SolverError as error:
@@ -65,6 +57,18 @@ def main() -> int:
         return INVALID_PROFILE if isinstance(error, BadProfile) else REFUSED
     sys.stdout.buffer.write(answer)
     return 0
+
+
+def _answer(task: str, data: bytes) -> bytes:
+    if task == "calibrate":
+        from perseus_operator.solving.calibration import CalibrateRequest, calibrate_in_process
+
+        return calibrate_in_process(CalibrateRequest.from_bytes(data))
+    if task == "restore":
+        from perseus_operator.solving.verification import RestoreRequest, verify_in_process
+
+        return verify_in_process(RestoreRequest.from_bytes(data))
+    return solve_in_process(SolveRequest(**json.loads(data)))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class InstructionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INSTRUCTION_KIND_INPUT_GRADIENT: _ClassVar[InstructionKind]
     INSTRUCTION_KIND_WEIGHT_GRADIENT: _ClassVar[InstructionKind]
     INSTRUCTION_KIND_CONSTANT: _ClassVar[InstructionKind]
+    INSTRUCTION_KIND_STEP: _ClassVar[InstructionKind]
 
 class MarkSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -55,6 +56,7 @@ INSTRUCTION_KIND_BACKWARD: InstructionKind
 INSTRUCTION_KIND_INPUT_GRADIENT: InstructionKind
 INSTRUCTION_KIND_WEIGHT_GRADIENT: InstructionKind
 INSTRUCTION_KIND_CONSTANT: InstructionKind
+INSTRUCTION_KIND_STEP: InstructionKind
 MARK_SOURCE_UNSPECIFIED: MarkSource
 MARK_SOURCE_HOST: MarkSource
 MARK_SOURCE_SYNCHRONISED: MarkSource
@@ -88,7 +90,7 @@ class NodeDescription(_message.Message):
     def __init__(self, node_name: _Optional[str] = ..., agent_version: _Optional[str] = ..., driver_version: _Optional[str] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter", "clock_latency")
+    __slots__ = ("uuid", "model", "supported_clocks_mhz", "current_clock_mhz", "locked_clock_mhz", "controllability", "controllability_message", "energy_mj", "has_energy_counter", "clock_latency", "max_power_mw")
     UUID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SUPPORTED_CLOCKS_MHZ_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +101,7 @@ class Gpu(_message.Message):
     ENERGY_MJ_FIELD_NUMBER: _ClassVar[int]
     HAS_ENERGY_COUNTER_FIELD_NUMBER: _ClassVar[int]
     CLOCK_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    MAX_POWER_MW_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     model: str
     supported_clocks_mhz: _containers.RepeatedScalarFieldContainer[int]
@@ -109,7 +112,8 @@ class Gpu(_message.Message):
     energy_mj: int
     has_energy_counter: bool
     clock_latency: ClockLatency
-    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ..., clock_latency: _Optional[_Union[ClockLatency, _Mapping]] = ...) -> None: ...
+    max_power_mw: int
+    def __init__(self, uuid: _Optional[str] = ..., model: _Optional[str] = ..., supported_clocks_mhz: _Optional[_Iterable[int]] = ..., current_clock_mhz: _Optional[int] = ..., locked_clock_mhz: _Optional[int] = ..., controllability: _Optional[_Union[Controllability, str]] = ..., controllability_message: _Optional[str] = ..., energy_mj: _Optional[int] = ..., has_energy_counter: _Optional[bool] = ..., clock_latency: _Optional[_Union[ClockLatency, _Mapping]] = ..., max_power_mw: _Optional[int] = ...) -> None: ...
 
 class ClockLatency(_message.Message):
     __slots__ = ("p50_us", "p99_us", "call_p50_us", "call_p99_us", "changes", "source", "shared_lock", "transitions")

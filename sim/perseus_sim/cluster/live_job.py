@@ -83,6 +83,7 @@ def tables_of(model: GpuModel, clocks_mhz: Sequence[int], forward_us: float, wei
     clocks = sorted(clocks_mhz)
     powers = [1000 * model.power_w(clock) for clock in clocks]
     ratios = {"forward": 1.0, "backward": BACKWARD_RATIO}
+    ratios["step"] = 1.0 + BACKWARD_RATIO
     ratios |= dict.fromkeys(("input_gradient", "weight_gradient"), BACKWARD_RATIO / 2)
     return {
         kind: {

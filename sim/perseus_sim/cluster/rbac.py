@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from kubernetes import client, config
 
-_OPERATOR_RULES = Path(__file__).resolve().parents[3] / "charts" / "perseus" / "files" / "operator-rules.yaml"
+_CHART_FILES = Path(__file__).resolve().parents[3] / "charts" / "perseus" / "files"
 
 
 @dataclass(frozen=True, order=True)
@@ -40,9 +40,11 @@ class Request:
 
 
 def operator_manifest(namespace: str) -> list[dict[str, Any]]:
-    """The operator's service account ``perseus-operator`` with the rules that the chart gives it, in all namespaces."""
+    """The operator's service account ``perseus-operator`` with the rules that the chart gives it, in all namespaces and
+    in this one, where the agents are.
+    """
     name, group = "perseus-operator", "rbac.authorization.k8s.io"
-    rules = yaml.safe_load(_OPERATOR_RULES.read_text(encoding="utf-8"))
+    rules = _rules("operator-rules")
     account = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     role, kind = {"apiGroup": group, "kind": "ClusterRole", "name": name}, f"{group}/v1"
     return [
@@ -55,7 +57,28 @@ def operator_manifest(namespace: str) -> list[dict[str, Any]]:
             "roleRef": role,
             "subjects": [account],
         },
+        *agents_manifest(namespace, namespace),
     ]
+
+
+def agents_manifest(agents: str, namespace: str) -> list[dict[str, Any]]:
+    """The rights that the chart gives the operator in the agents' namespace; ``namespace``: of its service account."""
+    name, group = "perseus-operator", "rbac.authorization.k8s.io"
+    metadata, kind = {"name": name, "namespace": agents}, f"{group}/v1"
+    return [
+        {"apiVersion": kind, "kind": "Role", "metadata": metadata, "rules": _rules("operator-agents-rules")},
+        {
+            "apiVersion": kind,
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        },
+    ]
+
+
+def _rules(file: str) -> Any:
+    return yaml.safe_load((_CHART_FILES / f"{file}.yaml").read_text(encoding="utf-8"))
 
 
 def granted(documents: Iterable[Mapping[str, Any]]) -> set[Permission]:

@@ -138,7 +138,13 @@ class SimulatedCluster:
         return rbac.log_in(self.server.kubeconfig, SYSTEM_NAMESPACE, "perseus-operator", into)
 
     def apply(self, manifest: Path | str | Mapping[str, Any], namespace: str = "default") -> None:
-        """Create or change every object of a manifest (a file, YAML, or one object), by server-side apply."""
+        """Create or change every object of a manifest (a file, a folder of them, YAML, or one object), by server-side
+        apply.
+        """
+        if isinstance(manifest, Path) and manifest.is_dir():
+            for path in sorted(manifest.glob("*.yaml")):
+                self.apply(path, namespace)
+            return
         text = manifest.read_text() if isinstance(manifest, Path) else manifest
         documents = [text] if isinstance(text, Mapping) else [doc for doc in yaml.safe_load_all(text) if doc]
         for document in documents:

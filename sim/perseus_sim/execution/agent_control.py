@@ -142,7 +142,7 @@ class VirtualDevice:
         self.lock_clocks(self._executor.pipeline.default_mhz)
 
     def sm_clock_mhz(self) -> int:
-        return self._executor.ranks[self._rank].clocks[self._gpu]
+        return round(self._executor.effective_mhz(self._rank, self._gpu))
 
     def energy(self) -> list[EnergyReading] | None:
         return None
@@ -151,7 +151,9 @@ class VirtualDevice:
         return None
 
     def event_reasons(self) -> EventReason:
-        return EventReason.NONE
+        set_mhz = self._executor.ranks[self._rank].clocks[self._gpu]
+        limited = self._executor.effective_mhz(self._rank, self._gpu) < set_mhz
+        return EventReason.POWER_CAP if limited else EventReason.NONE
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,7 +1,8 @@
 """The event loop: instructions on GPUs, launches on hosts, calls to drivers, in virtual seconds.
 
 An instruction begins when its rank is free, its inputs have arrived and its host has launched it. It goes on at the old
-clock until a new one is in effect, so one instruction may run at several clocks. A step ends on all ranks together, as
+clock until a new one is in effect, so one instruction may run at several clocks. Where an instruction would exceed the
+power limit, its GPU runs below the clock that is set. A step ends on all ranks together, as
 they reduce gradients, and the next begins after the problem's overhead. Durations scatter; the same seed draws the same
 for each control, so that controls are compared on the same iterations. Launches are taken to be faster than kernels: a
 GPU never starves within an instruction.
@@ -62,8 +63,8 @@ class _Rank:
 
     __slots__ = (
         "base", "begun_s", "blocked", "clocks", "count", "effective", "factor", "first", "generation", "host_index",
-        "host_iteration", "index", "iteration", "launched", "left", "number", "power_w", "running", "since_s", "span_s",
-        "wait",
+        "host_iteration", "index", "iteration", "launched", "left", "limited", "number", "power_w", "running",
+        "since_s", "span_s", "wait",
     )  # fmt: skip
 
     def __init__(self, number: int, first: int, count: int, clocks: list[int]) -> None:
@@ -73,6 +74,7 @@ class _Rank:
         self.iteration = 0
         self.left = self.since_s = self.span_s = self.power_w = 0.0
         self.factor = 1.0
+        self.limited = False  # a GPU is held below its clock by the power limit
         self.generation = 0
         self.effective = [0] * len(clocks)  # number of the call whose clock is in effect
         self.host_iteration = self.host_index = 0
@@ -104,6 +106,7 @@ class Executor:
         self._ended_ranks = 0
         self._factors: list[float] = []
         self._step_s = self._busy_s = self._work_j = self._astray_s = self._late_s = self._lead_s = 0.0
+        self._limited_s = 0.0
         self._calls = self._counted_calls = 0
         hosts, problem = machine.hosts, pipeline.problem
         self._kernels = hosts.kernels(problem) if hosts else []
@@ -144,6 +147,12 @@ class Executor:
         begin_s = lock.acquire(self.now_s, switch.call_s)
         self.at(begin_s + switch.latency_s, self._effect, rank, gpu, mhz, self._calls)
         return begin_s + switch.call_s
+
+    def effective_mhz(self, rank: int, gpu: int) -> float:
+        """The clock at which a GPU runs now: the power limit may hold it below the one that was set."""
+        state = self.ranks[rank]
+        mhz = state.clocks[gpu]
+        return mhz if state.running == _IDLE else self.pipeline.curve_of[state.running].effective_mhz(mhz)
 
     # ----------------------------------------------------------------------------------------------- the run
 
@@ -186,9 +195,10 @@ class Executor:
         outcome.changes.append((self._calls - self._counted_calls) / self.machine.gpus)
         outcome.astray.append(self._astray_s / self._busy_s)
         outcome.late.append(self._late_s / self._busy_s)
+        outcome.limited.append(self._limited_s / self._busy_s)
         outcome.lead_s.append(self._lead_s / len(self._missing))
         self._counted_calls = self._calls
-        self._busy_s = self._work_j = self._astray_s = self._late_s = self._lead_s = 0.0
+        self._busy_s = self._work_j = self._astray_s = self._late_s = self._limited_s = self._lead_s = 0.0
         self.iteration += 1
         self._begin_step()
 
@@ -222,6 +232,8 @@ class Executor:
             blocking_w = self.pipeline.problem.blocking_power_w
             work_j = sum(one_s * power_w + (time_s - one_s) * blocking_w for one_s, power_w in found)
             rank.power_w = work_j / time_s / len(clocks)
+        fastest = max(clocks)
+        rank.limited = curve.effective_mhz(fastest) < fastest
         rank.span_s = time_s * rank.factor
         rank.generation += 1
         self._serial += 1
@@ -236,6 +248,8 @@ class Executor:
         rank.since_s = self.now_s
         self._busy_s += spent_s
         self._work_j += spent_s * rank.power_w
+        if rank.limited:
+            self._limited_s += spent_s
         planned = self.pipeline.plan[rank.running]
         clocks = rank.clocks
         if clocks.count(planned) < len(clocks):

@@ -33,6 +33,7 @@ _FORWARD_SHARE: Final = {
     Kind.INPUT_GRADIENT: (0.0, 0.5),
     Kind.WEIGHT_GRADIENT: (0.0, 0.5),
     Kind.CONSTANT: (0.0, 0.0),
+    Kind.STEP: (1.0, 1.0),
 }
 
 

@@ -38,6 +38,7 @@ class Outcome:
         changes: calls to the driver, per GPU.
         astray: share of computing time in which a GPU has a clock other than planned.
         late: share of computing time in which a GPU has a clock below the planned one.
+        limited: share of computing time in which the power limit holds a GPU below its clock.
         lead_s: mean time from the host's begin of an instruction to the GPU's, seconds.
     """
 
@@ -46,4 +47,5 @@ class Outcome:
     changes: list[float] = field(default_factory=list)
     astray: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
+    limited: list[float] = field(default_factory=list)
     lead_s: list[float] = field(default_factory=list)

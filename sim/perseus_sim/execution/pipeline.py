@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
 from perseus_solver.kinds import Options
 from perseus_solver.model.problem import Problem
 
+_LIMITED: Final = 0.999
+"""Share of the power limit from which on it counts as reached: profiles are rounded."""
+
 
 class Curve:
-    """Time and power of one kind of instruction against the clock."""
+    """Time and power of one kind of instruction against the clock, held down where it would exceed a power limit."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, power_limit_w: float = math.inf) -> None:
         rows = sorted(
             zip(options.frequency_mhz.tolist(), options.time_s.tolist(), options.energy_j.tolist(), strict=True)
         )
-        self._clocks = [clock for clock, _, _ in rows]
+        self._clocks: list[int] = [clock for clock, _, _ in rows]
         self._rows = [(time_s, energy_j / time_s if time_s > 0 else 0.0) for _, time_s, energy_j in rows]
         self._found: dict[int, tuple[float, float]] = {}
+        self._plateau_mhz = self._reaches(_LIMITED * power_limit_w)
 
     def at(self, mhz: int) -> tuple[float, float]:
-        """Time (s) and power (W) at a clock: between measured ones interpolated, above them as the highest, below in
-        proportion to the period.
+        """Time (s) and power (W) at a clock that is locked: between measured ones interpolated, above them as the
+        highest, below in proportion to the period.
         """
         found = self._found.get(mhz)
         if found is None:
-            found = self._found[mhz] = self._interpolated(mhz)
+            found = self._found[mhz] = self._interpolated(self.effective_mhz(mhz))
         return found
 
-    def _interpolated(self, mhz: int) -> tuple[float, float]:
+    def effective_mhz(self, mhz: int) -> float:
+        """The clock that the power limit leaves of one that is locked."""
+        return min(mhz, self._plateau_mhz)
+
+    def _reaches(self, power_w: float) -> float:
+        """The lowest clock at which so much is drawn; infinite if none is measured."""
+        powers = [power_w for _, power_w in self._rows]
+        place = next((place for place, drawn_w in enumerate(powers) if drawn_w >= power_w), None)
+        if not place:
+            return math.inf if place is None else self._clocks[0] or math.inf
+        share = (power_w - powers[place - 1]) / (powers[place] - powers[place - 1])
+        return self._clocks[place - 1] + share * (self._clocks[place] - self._clocks[place - 1])
+
+    def _interpolated(self, mhz: float) -> tuple[float, float]:
         clocks, rows = self._clocks, self._rows
         place = bisect_left(clocks, mhz)
         if place == len(clocks) or clocks == [0]:
@@ -56,9 +75,11 @@ class Pipeline:
         default_mhz: the clock of a GPU that is not locked.
     """
 
-    def __init__(self, problem: Problem, plan: Sequence[int], default_mhz: int) -> None:
+    def __init__(
+        self, problem: Problem, plan: Sequence[int], default_mhz: int, power_limit_w: float = math.inf
+    ) -> None:
         self.problem = problem
-        curves = [Curve(options) for options in problem.options]
+        curves = [Curve(options, power_limit_w) for options in problem.options]
         self.curve_of = [curves[table] for table in problem.option_of.tolist()]
         self.offsets: list[int] = problem.stage_offset.tolist()
         self.ranks = problem.stages

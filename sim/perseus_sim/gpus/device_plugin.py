@@ -25,7 +25,6 @@ import grpc
 
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
-from perseus_proto.units import mw_from_w
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.nvml_shim import ENV_STATE, SONAME, ShimError
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER, STATE, NodeGpus, NoGpus, open_shim
@@ -51,14 +50,8 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
         shutil.copy(library, partial)
         partial.chmod(0o755)
         partial.replace(installed)  # a process that has loaded the old one continues with it
-    gpus = NodeGpus(
-        uuids=tuple(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)),
-        model=model.name,
-        clocks_mhz=model.clocks_mhz,
-        blocking_power_mw=mw_from_w(model.blocking_power_w),
-        idle_power_mw=mw_from_w(model.static_w),
-        max_power_mw=mw_from_w(model.power_limit_w),
-    )
+    names = [f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{model.name}/{index}')}" for index in range(count)]
+    gpus = NodeGpus.of(model, names)
     try:
         unchanged = NodeGpus.read(folder) == gpus
         open_shim(folder).close()

@@ -67,6 +67,12 @@ class GpuModel:
     def max_clock_mhz(self) -> int:
         return self.clocks_mhz[-1]
 
+    @property
+    def plateau_mhz(self) -> int:
+        """The supported clock that is nearest to what the power limit leaves of the highest."""
+        limited_mhz = self.effective_mhz(self.max_clock_mhz)
+        return min(self.clocks_mhz, key=lambda mhz: abs(mhz - limited_mhz))
+
     def effective_mhz(self, clock_mhz: float) -> float:
         """The clock that the power limit leaves of a clock."""
         if self._demanded_w(clock_mhz) <= self.power_limit_w:

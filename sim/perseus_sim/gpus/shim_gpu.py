@@ -12,12 +12,13 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from perseus_proto.units import us_from_ns
+from perseus_proto.units import mw_from_w, us_from_ns, us_from_s
+from perseus_sim.gpus.model import GpuModel
 from perseus_sim.gpus.nvml_shim import SONAME, Shim
 from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request
 
@@ -28,7 +29,7 @@ HOLD_US: Final = 3_000_000
 """A trainer that has written nothing for so long has died: longer than any instruction or wait for a neighbour."""
 _SHOWN: Final = (
     "clock_mhz", "locked_mhz", "max_mhz", "cap_mhz", "reasons", "energy_mj", "lock_calls", "reset_calls",
-    "last_write_ns",
+    "last_write_ns", "settle_us",
 )  # fmt: skip
 
 
@@ -46,6 +47,35 @@ class NodeGpus:
     blocking_power_mw: int
     idle_power_mw: int
     max_power_mw: int
+    driver: Mapping[str, int] = field(default_factory=dict)
+    """Values of the shim: how long changes take, and what the power limit leaves."""
+
+    @classmethod
+    def of(cls, model: GpuModel, uuids: Sequence[str]) -> NodeGpus:
+        """GPUs of a model."""
+        driver = model.driver
+        return cls(
+            uuids=tuple(uuids),
+            model=model.name,
+            clocks_mhz=model.clocks_mhz,
+            blocking_power_mw=mw_from_w(model.blocking_power_w),
+            idle_power_mw=mw_from_w(model.static_w),
+            max_power_mw=mw_from_w(model.power_limit_w),
+            driver={
+                "transition_us": us_from_s(driver.latency.p50_s),
+                "transition_p99_us": us_from_s(driver.latency.p99_s),
+                "call_us": us_from_s(driver.latency.call_s),
+                "call_p99_us": us_from_s(driver.call_p99_s),
+                "target_permille": round(1e3 * driver.target_share),
+                "outlier_ppm": round(1e6 * driver.outlier_probability),
+                "outlier_permille": round(1e3 * driver.outlier_factor),
+                "shared_lock": int(driver.latency.shared_lock),
+                "reader_period_us": us_from_s(driver.reader_period_s),
+                "reader_call_us": us_from_s(driver.reader_call_s),
+                "energy_period_us": us_from_s(driver.energy_period_s),
+                "plateau_mhz": model.plateau_mhz,
+            },
+        )
 
     @classmethod
     def read(cls, folder: Path) -> NodeGpus:
@@ -73,7 +103,7 @@ class NodeGpus:
         for index, uuid in enumerate(self.uuids):
             shim.set_text(index, uuid=uuid, name=self.model)
             shim.set(index, min_mhz=self.clocks_mhz[0], max_mhz=self.clocks_mhz[-1], step_mhz=step)
-            shim.set(index, idle_mw=self.idle_power_mw, max_mw=self.max_power_mw)
+            shim.set(index, idle_mw=self.idle_power_mw, max_mw=self.max_power_mw, **self.driver)
         shim.close()
         partial.chmod(0o666)  # trainers run as any user
         partial.replace(folder / STATE)
@@ -98,8 +128,7 @@ class ShimGpu:
             raise NoGpus(f"{folder} has no GPU {uuid}")
         self._index = gpus.uuids.index(uuid)
         self._shim = open_shim(folder)
-        latency_us = self._shim.get(self._index, "transition_us")
-        self.spec = GpuSpec(uuid, gpus.model, gpus.clocks_mhz, gpus.blocking_power_mw, latency_us)
+        self.spec = GpuSpec(uuid, gpus.model, gpus.clocks_mhz, gpus.blocking_power_mw)
 
     def physics(self) -> Physics:
         return Physics(us_from_ns(time.monotonic_ns()), 0, self.spec.blocking_power_mw)
@@ -116,7 +145,7 @@ class ShimGpu:
         return self._shim.get(self._index, "last_write_ns")
 
     def settle_us(self) -> int:
-        return self.spec.switch_latency_us
+        return self._shim.get(self._index, "settle_us")
 
     def capped(self) -> tuple[int, int]:
         return self._shim.get(self._index, "cap_mhz"), self._shim.get(self._index, "reasons")

@@ -16,6 +16,8 @@ from typing import Final, Protocol
 
 from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request
 
+_LEAST_US: Final = 1e-3
+"""Work that is not worth a turn: after a day, microseconds as floats differ by 1e-5 at least."""
 _AGENT_NEIGHBOUR_TIMEOUT_S: Final = 0.1
 """Longest that virtual time stands still for the agent: many times what it needs on a busy machine, and soon over."""
 _AGENT_POLL_S: Final = 0.0003
@@ -125,8 +127,8 @@ class Engine:
         factor = slowdown * math.exp(self._random.gauss(0.0, self._noise)) if self._noise else slowdown
         if self._spikes and self._random.random() < self._spikes:
             factor *= 1 + SPIKE * self._random.random()
-        left = 1.0
-        while left > 1e-9:
+        left, left_us = 1.0, math.inf
+        while left_us > _LEAST_US:
             self._notice(self._now_us)
             self._settle()
             time_us, power_mw = table.at(self._effective_mhz())
@@ -137,6 +139,7 @@ class Engine:
             self._spend(self._now_us, power_mw)  # a reader of the GPU sees what it draws now
             until_us = self._sleep_through(until_us)
             left -= (until_us - self._now_us) / time_us
+            left_us = left * time_us
             self._spend(until_us, power_mw)
         self._running = _NOTHING_RUNS
 

@@ -252,7 +252,7 @@ def launch(ranks: PodRanks, stop: threading.Event) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="perseus_sim.training.pod_job", description=__doc__)
     parser.add_argument("--profile", type=Path, required=True, help="CSV: what instructions take")
-    parser.add_argument("--schedule", default="1f1b", help="as in the PerseusJob (default: 1f1b)")
+    parser.add_argument("--schedule", default="1F1B", help="as in the PerseusJob (default: 1F1B)")
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--pipelines", type=int, default=1, help="data-parallel size (default: 1)")

@@ -15,13 +15,14 @@ where δ̄ and γ̄ are free common values. Absolute errors make the estimate ro
 of its kind only where the data require it. ε assigns to the overhead what only a sum determines.
 
 Modules: ``fit`` minimises, ``confidence`` gives intervals, ``estimate`` measures the error on plans that were not
-fitted, ``noise`` measures scatter, ``model`` is the result and its JSON, ``trace`` reads files and ``recorder``
-collects telemetry.
+fitted, ``rivals`` compares it with that of other schedules, ``noise`` measures scatter, ``model`` is the result and its
+JSON, ``trace`` reads files and ``recorder`` collects telemetry.
 """
 
 from perseus_solver.calibration.estimate import calibrate, predict_s
 from perseus_solver.calibration.model import Calibration
 from perseus_solver.calibration.recorder import Recorder
+from perseus_solver.calibration.rivals import calibrate_against_rivals
 from perseus_solver.calibration.trace import Trace, read_trace
 
-__all__ = ["Calibration", "Recorder", "Trace", "calibrate", "predict_s", "read_trace"]
+__all__ = ["Calibration", "Recorder", "Trace", "calibrate", "calibrate_against_rivals", "predict_s", "read_trace"]

@@ -15,7 +15,7 @@ from perseus_solver.calibration.fields import Fields
 from perseus_solver.calibration.noise import Noise
 from perseus_solver.errors import InvalidCalibration
 from perseus_solver.kinds import Floats, Kind
-from perseus_solver.schedules import Schedule
+from perseus_solver.schedules import Schedule, schedule_name
 from perseus_solver.stragglers import Thresholds, least_slowdowns
 
 VERSION: Final = 1
@@ -223,7 +223,7 @@ class Calibration:
             raise InvalidCalibration(f"verdict must be '{EXPLAINS}' or '{DOES_NOT_EXPLAIN}', not {status[:40]!r}")
         stages = root.count("stages", least=1)
         return cls(
-            schedule=root.text("schedule"),
+            schedule=schedule_name(root.text("schedule")),
             stages=stages,
             microbatches=root.count("microbatches", least=1),
             chunks=root.count("chunks", least=1),

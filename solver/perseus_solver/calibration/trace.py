@@ -224,7 +224,10 @@ def _rows(source: Source, file: str, columns: Sequence[str], optional: str | Non
     header = [name.strip() for name in next(reader, [])]
     missing = [name for name in columns if name not in header]
     if missing:
-        raise InvalidTrace(f"{file}: column {missing[0]} is missing; the first line must name {','.join(columns)}")
+        raise InvalidTrace(
+            f"{file}: column {missing[0]} is missing; the first line must name {','.join(columns)}, "
+            f"but reads {','.join(header)[:80]!r}"
+        )
     where = {name: header.index(name) for name in columns}
     if optional is not None and optional in header:
         where[optional] = header.index(optional)

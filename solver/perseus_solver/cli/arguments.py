@@ -13,6 +13,9 @@ from perseus_proto.units import ratio_from_percent
 
 DEFAULT_CONFIDENCE = 0.95
 """Share of the iterations that keep a rehearsed plan's time."""
+DEFAULT_PROOF_S = 60.0
+"""CP-SAT proves 32 instructions in two to seven seconds, and gains little after a minute."""
+MAX_GPUS = 10_000_000
 MAX_POINTS = 10_000
 """Of a frontier: on 8 stages with 96 microbatches each point is about 100 kB of JSON."""
 
@@ -26,11 +29,11 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--schedule",
         metavar="NAME",
-        help="1f1b, dualpipe, early-recompute-1f1b, gpipe, interleaved-1f1b, zb-h1 or zb-v",
+        help="1F1B, DualPipe, EarlyRecompute1F1B, GPipe, Interleaved1F1B, Steps, ZBH1 or ZBV, as in a PerseusJob",
     )
     group.add_argument("--stages", type=int, metavar="N", help="stages of one pipeline")
     group.add_argument("--microbatches", type=int, metavar="M", help="microbatches in one iteration of one pipeline")
-    group.add_argument("--chunks", type=int, metavar="V", help="model chunks on each stage (interleaved-1f1b only)")
+    group.add_argument("--chunks", type=int, metavar="V", help="model chunks on each stage (Interleaved1F1B only)")
     group.add_argument(
         "--order",
         dest="schedule_csv",
@@ -102,6 +105,19 @@ def add_deadline(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_prove(parser: argparse.ArgumentParser) -> None:
+    """Add the wish for an exact proof, and how long it may take."""
+    parser.add_argument(
+        "--prove",
+        type=positive,
+        nargs="?",
+        const=DEFAULT_PROOF_S,
+        metavar="S",
+        help="let an exact solver close or narrow the gap for up to this many seconds (default: 60); it closes that of "
+        "some dozen instructions in seconds, and narrows that of some hundred",
+    )
+
+
 def add_switching(parser: argparse.ArgumentParser) -> None:
     """Add what a clock change costs and how much energy may be spent to avoid changes."""
     group = parser.add_argument_group(
@@ -145,6 +161,18 @@ def add_hardware(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="C%",
         help="share of the iterations that keep the time (default: 95%%)",
     )
+
+
+def add_scatter(parser: argparse.ArgumentParser) -> None:
+    """Add how much instructions scatter, for plans that keep their time without a description of the hardware."""
+    parser.add_argument(
+        "--scatter",
+        type=percent,
+        metavar="P%",
+        help="standard deviation of an instruction's time; plans then keep their deadline with --confidence although "
+        "instructions scatter (default: as measured by --calibration, if --confidence is given)",
+    )
+    parser.set_defaults(confidence=None)
 
 
 def add_files(parser: argparse.ArgumentParser, *, output: bool) -> None:
@@ -211,6 +239,17 @@ def confidence(text: str) -> float:
     if not 0.5 <= (value := percent(text)) <= 0.999:
         raise argparse.ArgumentTypeError(f"must be between 50% and 99.9%, not {text}")
     return value
+
+
+def count(text: str) -> int:
+    """Read a whole number from 1 to ten million.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not (text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MAX_GPUS):
+        raise argparse.ArgumentTypeError(f"must be a whole number between 1 and {MAX_GPUS:,}, not {text}")
+    return int(text)
 
 
 def points(text: str) -> int:

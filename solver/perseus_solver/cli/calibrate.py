@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="Y.csv",
         help="the time of every iteration on every stage, a CSV with the columns plan,iteration,stage,iteration_time_s",
     )
-    parser.add_argument("--schedule", required=True, metavar="NAME", help="the schedule that was run, such as 1f1b")
+    parser.add_argument("--schedule", required=True, metavar="NAME", help="the schedule that was run, such as 1F1B")
     parser.add_argument("--stages", type=int, metavar="N", help="refuse files with another number of stages")
     parser.add_argument(
         "--microbatches", type=int, metavar="M", help="refuse files with another number of microbatches"
     )
-    parser.add_argument("--chunks", type=int, metavar="V", help="model chunks on each stage (interleaved-1f1b only)")
+    parser.add_argument("--chunks", type=int, metavar="V", help="model chunks on each stage (Interleaved1F1B only)")
     parser.add_argument(
         "--train-fraction",
         type=float,
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     """
     write = outputs.open("--output", options.output)
     plot = common.reserve_picture(options, outputs, "plot")
-    from perseus_solver.calibration import calibrate, read_trace
+    from perseus_solver.calibration import calibrate_against_rivals, read_trace
 
     trace = read_trace(
         options.instructions,
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         microbatches=options.microbatches,
         chunks=options.chunks,
     )
-    calibration = calibrate(trace, train_fraction=options.train_fraction)
+    calibration = calibrate_against_rivals(trace, train_fraction=options.train_fraction)
     write([calibration.to_json().encode()])
     if plot:
         from perseus_solver.plots import calibration_png

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from perseus_solver.cli.files import read_file
 from perseus_solver.errors import InvalidCalibration, SolverError
 
 if TYPE_CHECKING:
@@ -17,13 +18,18 @@ if TYPE_CHECKING:
 
     from perseus_solver.calibration import Calibration
     from perseus_solver.cli.files import Outputs, Writer
+    from perseus_solver.cli.progress import ProgressBar
+    from perseus_solver.frontier import Planner
     from perseus_solver.model.problem import Problem
-    from perseus_solver.model.result import Point
+    from perseus_solver.model.result import Frontier, Point
     from perseus_solver.model.simulator import Simulator
     from perseus_solver.rehearsal import Hardware, Rehearsal
+    from perseus_solver.robust import RobustPlan
     from perseus_solver.schedules import Schedule
     from perseus_solver.switching import Switching
 
+FRONTIER_POINTS = 50
+"""Plans of a frontier from which the search for plans that change clocks less often, or later, starts."""
 _NAMED = ("schedule", "stages", "microbatches")
 
 
@@ -63,13 +69,23 @@ def set_up(options: argparse.Namespace, outputs: Outputs) -> Setup:
     """
     write = outputs.open("--output", options.output)
     plot, gantt = (reserve_picture(options, outputs, name) for name in ("plot", "gantt"))
+    simulator, base_s, base_j = read_baseline(options)
+    return Setup(write, plot, gantt, simulator, base_s, base_j)
+
+
+def read_baseline(options: argparse.Namespace) -> tuple[Simulator, float, float]:
+    """Read the problem as `read_problem`, and simulate an iteration with all clocks at their maximum.
+
+    Returns:
+        The problem's simulator, and seconds and joules of that iteration.
+    """
     problem = read_problem(options)
     from perseus_solver.comparison.baselines import all_maximum
     from perseus_solver.model.simulator import Simulator
 
     simulator = Simulator(problem)
     baseline = simulator.run(all_maximum(problem))
-    return Setup(write, plot, gantt, simulator, float(baseline.iteration_time_s), float(baseline.energy_j))
+    return simulator, float(baseline.iteration_time_s), float(baseline.energy_j)
 
 
 def read_problem(options: argparse.Namespace) -> Problem:
@@ -86,6 +102,7 @@ def read_problem(options: argparse.Namespace) -> Problem:
     Raises:
         SolverError: a file cannot be used, or arguments are missing or contradict each other.
     """
+    from perseus_solver.model.plausibility import check_units
     from perseus_solver.model.problem import build_problem
     from perseus_solver.model.profile import read_profile
     from perseus_solver.model.sampling import Sampling
@@ -96,16 +113,21 @@ def read_problem(options: argparse.Namespace) -> Problem:
     if options.repair and not options.samples:
         raise SolverError("--repair needs --samples")
     profile = read_profile(options.profile, stages=schedule.stages, sampling=sampling)
+    for warning in profile.warnings:
+        print_warning(options, warning)
     for note in profile.notes:
         print_note(options, note)
-    return build_problem(
+    problem = build_problem(
         profile,
         with_constants(schedule, profile.constant_stages),
         blocking_power_w=options.blocking_power,
         delay_s=options.delay_s,
         overhead_s=options.overhead_s,
-        calibration=_read_calibration(options.calibration) if options.calibration else None,
+        calibration=read_calibration(options.calibration) if options.calibration else None,
     )
+    for doubt in check_units(problem):
+        print_warning(options, doubt)
+    return problem
 
 
 def _schedule(options: argparse.Namespace) -> Schedule:
@@ -124,15 +146,18 @@ def _schedule(options: argparse.Namespace) -> Schedule:
     )
 
 
-def _read_calibration(path: Path) -> Calibration:
+def read_calibration(path: Path) -> Calibration:
+    """Read the calibration that ``--calibration`` names.
+
+    Raises:
+        InvalidCalibration: the file cannot be read or used.
+    """
     from perseus_solver.calibration import Calibration
     from perseus_solver.calibration.model import MAX_BYTES
 
+    text = read_file("calibration", path, MAX_BYTES, InvalidCalibration)
     try:
-        with path.open("rb") as file:
-            return Calibration.from_json(file.read(MAX_BYTES + 1))
-    except OSError as error:
-        raise InvalidCalibration(f"calibration {path} cannot be read: {error.strerror or error}") from error
+        return Calibration.from_json(text)
     except InvalidCalibration as error:
         raise InvalidCalibration(f"calibration {path}: {error}") from None
 
@@ -145,13 +170,11 @@ def read_hardware(path: Path) -> Hardware:
     """
     from perseus_solver.rehearsal.hardware import MAX_BYTES, Hardware, InvalidHardware
 
+    text = read_file("hardware", path, MAX_BYTES, InvalidHardware)
     try:
-        with path.open("rb") as file:
-            return Hardware.from_json(file.read(MAX_BYTES + 1))
-    except OSError as error:
-        raise InvalidHardware(f"hardware {path} cannot be read: {error.strerror or error}") from error
+        return Hardware.from_json(text)
     except InvalidHardware as error:
-        raise InvalidHardware(f"{path}: {error}") from None
+        raise InvalidHardware(f"hardware {path}: {error}") from None
 
 
 def deadline_s(options: argparse.Namespace, baseline_time_s: float) -> float:
@@ -167,10 +190,79 @@ def deadline_s(options: argparse.Namespace, baseline_time_s: float) -> float:
     return baseline_time_s * (1 + (options.max_slowdown or 0.0))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Deployed:
+    """A plan that was chosen for real hardware.
+
+    Attributes:
+        point: the plan.
+        solved: the solution where clocks change at once.
+        before, after: rehearsals of all clocks at their maximum, and of the plan.
+    """
+
+    point: Point
+    solved: Frontier
+    before: Rehearsal
+    after: Rehearsal
+
+
+def deploy(
+    options: argparse.Namespace, planner: Planner, hardware: Hardware, progress: ProgressBar | None = None
+) -> Deployed:
+    """Return the plan of least expected energy that keeps the deadline with the confidence on this hardware.
+
+    Where none does, the fastest is returned, and a note says so.
+
+    Args:
+        options: the parsed arguments of ``add_deadline`` and ``add_hardware``.
+        planner: of the problem.
+        hardware: what plans meet.
+        progress: shows how far the solution is.
+
+    Raises:
+        Infeasible: the deadline is shorter than T_min.
+    """
+    import numpy as np
+
+    from perseus_solver.errors import Infeasible
+    from perseus_solver.kinds import latest_s
+    from perseus_solver.rehearsal import deployable_frontier, rehearse
+
+    problem, confidence = planner.problem, options.confidence
+    fastest = problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp))
+    # A slowdown is against all clocks at their maximum on the same hardware, where instructions scatter as well.
+    before = rehearse(problem, fastest, hardware)
+    wanted_s = deadline_s(options, float(before.time_kept_s(confidence)[0]))
+    if latest_s(wanted_s) < planner.t_min_s:
+        raise Infeasible(wanted_s, planner.t_min_s)
+    solved = planner.frontier(FRONTIER_POINTS, progress=progress)
+    found = deployable_frontier(problem, hardware, confidence=confidence, frontier=solved, times_s=(wanted_s,))
+    kept = np.flatnonzero(found.time_s <= latest_s(wanted_s))
+    if not len(kept):
+        print_note(
+            options,
+            f"no plan found keeps {wanted_s:.4f} s in {100 * confidence:g} % of the iterations; "
+            f"the fastest keeps {found.t_min_s:.4f} s",
+        )
+    index = int(kept[found.energy_j[kept].argmin()]) if len(kept) else 0
+    after = rehearse(problem, found.frequencies_mhz[index : index + 1], hardware)
+    return Deployed(found[index], solved, before, after)
+
+
 def wants_fewer_changes(options: argparse.Namespace) -> bool:
     """Whether any argument about clock changes was given."""
     given = (options.switch_latency_s, options.switch_cost_j, options.max_switch_loss)
     return any(value is not None for value in given)
+
+
+def check_hardware(options: argparse.Namespace) -> None:
+    """Refuse to say twice what clock changes cost.
+
+    Raises:
+        SolverError: there are both a description of the hardware and an argument about clock changes.
+    """
+    if options.hardware is not None and wants_fewer_changes(options):
+        raise SolverError("--hardware already says what clock changes cost; leave out the options for clock changes")
 
 
 def switching(options: argparse.Namespace) -> Switching:
@@ -185,6 +277,15 @@ def switch_loss(options: argparse.Namespace) -> float:
     from perseus_solver.switching import DEFAULT_LOSS
 
     return DEFAULT_LOSS if options.max_switch_loss is None else float(options.max_switch_loss)
+
+
+def reserve_json(options: argparse.Namespace, outputs: Outputs) -> Writer | None:
+    """Reserve the JSON file where ``--output`` is not required; None if it is absent.
+
+    Raises:
+        SolverError: the file cannot be written.
+    """
+    return None if options.output is None else outputs.open("--output", options.output)
 
 
 def reserve_picture(options: argparse.Namespace, outputs: Outputs, name: str) -> Writer | None:
@@ -238,10 +339,29 @@ def describe_rehearsal(rehearsal: Rehearsal, baseline_time_s: float, baseline_en
     )
 
 
+def describe_scatter(plan: RobustPlan, confidence: float, baseline_time_s: float, baseline_energy_j: float) -> str:
+    """Describe in one line what a plan does under scatter, against all clocks at their maximum without it."""
+    shares = (0.5, confidence, 0.99)
+    times = ", ".join(
+        f"{plan.time_kept_s(share):.4f} s ({100 * (plan.time_kept_s(share) / baseline_time_s - 1):+.2f} %) in "
+        f"{100 * share:g} %"
+        for share in dict.fromkeys(shares)
+    )
+    return (
+        f"under scatter: {100 * plan.kept:.1f} % of the iterations end by {plan.deadline_s:.4f} s; {times} of them; "
+        f"{plan.mean_energy_j:.1f} J ({100 * (plan.mean_energy_j / baseline_energy_j - 1):+.2f} %) on average"
+    )
+
+
 def print_summary(options: argparse.Namespace, *lines: str) -> None:
     """Print to standard output, or to standard error where standard output carries the JSON."""
     for line in lines:
         print(line, file=sys.stderr if options.output == "-" else sys.stdout)
+
+
+def print_warning(options: argparse.Namespace, warning: str) -> None:
+    """Print to standard error, in one line, what makes the result doubtful."""
+    print(f"perseus {options.command}: WARNING: {warning}", file=sys.stderr)
 
 
 def print_note(options: argparse.Namespace, note: str) -> None:

@@ -36,17 +36,19 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         outputs: where files are reserved; they are put in place when the context ends without an error.
 
     Raises:
-        SolverError: the input cannot be used, or a file cannot be written.
+        Infeasible: the deadline is shorter than T_min.
+        SolverError: the input cannot be used, lowtime is wanted but not installed, or a file cannot be written.
     """
-    write = outputs.open("--output", options.output) if options.output is not None else None
-    plot = common.reserve_picture(options, outputs, "plot")
-    problem = common.read_problem(options)
-    from perseus_solver.comparison.baselines import all_maximum
-    from perseus_solver.comparison.table import as_json, as_table, compare, single_clocks
-    from perseus_solver.model.simulator import Simulator
+    from perseus_solver.comparison.lowtime_peer import check_installed
 
-    simulator = Simulator(problem)
-    base_s = float(simulator.run(all_maximum(problem)).iteration_time_s)
+    write = common.reserve_json(options, outputs)
+    plot = common.reserve_picture(options, outputs, "plot")
+    if options.lowtime:
+        check_installed()
+    simulator, base_s, _ = common.read_baseline(options)
+    from perseus_solver.comparison.table import as_json, as_table, compare, single_clocks
+
+    problem = simulator.problem
     deadline_s = common.deadline_s(options, base_s)
     rows = compare(problem, deadline_s=deadline_s, lowtime_unit_s=options.lowtime_unit_s if options.lowtime else None)
     if write:

@@ -6,19 +6,23 @@ Other programs read these documents, so their keys do not change.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from perseus_solver.cli.files import read_file
 from perseus_solver.errors import SolverError
 from perseus_solver.kinds import Kind
+from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies, Frontier, Grain, Point
 
 if TYPE_CHECKING:
     from perseus_solver.rehearsal import Rehearsal
+    from perseus_solver.robust import RobustPlan
 
 MAX_PLAN_BYTES = 256 << 20
 """Of a plan that is read: a million instructions take about 80 MiB."""
@@ -52,8 +56,20 @@ class PlanWriter:
         rows = (",".join(cells[a:b]) for a, b in zip(self._offset[:-1], self._offset[1:], strict=True))
         return "[" + ",".join(f"[{row}]" for row in rows) + "]"
 
-    def point(self, point: Point, grain: Grain | None = None, rehearsal: Rehearsal | None = None) -> str:
-        """Return one plan with its figures, and what came of it when it was rehearsed, alone."""
+    def point(
+        self,
+        point: Point,
+        grain: Grain | None = None,
+        rehearsal: Rehearsal | None = None,
+        *,
+        straggler_part: bool | None = None,
+        robust: RobustPlan | None = None,
+    ) -> str:
+        """Return one plan with its figures, and what came of it when it was rehearsed, alone.
+
+        ``straggler_part``: whether the plan is in that part of a frontier; None: it is not of a frontier. ``robust``:
+        what the plan does under scatter, if it was made for that.
+        """
         figures: dict[str, Any] = {
             "iteration_time_s": point.iteration_time_s,
             "energy_j": point.energy_j,
@@ -64,6 +80,12 @@ class PlanWriter:
         }
         if grain is not None and rehearsal is not None:
             figures |= {"grain": str(grain), "expected": expected(rehearsal)}
+        if robust is not None:
+            times = {name: robust.time_kept_s(share) for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
+            figures["expected"] = {"iteration_time_s": times, "energy_j": {"mean": robust.mean_energy_j}}
+            figures |= {"deadline_s": robust.deadline_s, "kept": robust.kept}
+        if straggler_part is not None:
+            figures["straggler_part"] = straggler_part
         return f'{json.dumps(figures)[:-1]}, "stages": {self.stages(point.frequencies_mhz)}}}'
 
 
@@ -73,11 +95,33 @@ def expected(rehearsal: Rehearsal) -> dict[str, Any]:
     return {"iteration_time_s": times, "energy_j": {"mean": float(rehearsal.mean_energy_j[0])}}
 
 
+class Deployable(NamedTuple):
+    """The plans of a deployable frontier.
+
+    Attributes:
+        ideal: each as it is where clocks change at once.
+        rehearsal: of all of them.
+        grains: of each.
+    """
+
+    ideal: Sequence[Point]
+    rehearsal: Rehearsal
+    grains: Sequence[Grain]
+
+    def plan(self, index: int) -> tuple[Point, Grain, Rehearsal]:
+        """Return one of them."""
+        return self.ideal[index], self.grains[index], self.rehearsal.of_plan(index)
+
+
 def plan_document(
-    problem: Problem, point: Point, grain: Grain | None = None, rehearsal: Rehearsal | None = None
+    problem: Problem,
+    point: Point,
+    grain: Grain | None = None,
+    rehearsal: Rehearsal | None = None,
+    robust: RobustPlan | None = None,
 ) -> Iterator[bytes]:
     """Yield what ``perseus plan`` writes."""
-    yield PlanWriter(problem).point(point, grain, rehearsal).encode() + b"\n"
+    yield PlanWriter(problem).point(point, grain, rehearsal, robust=robust).encode() + b"\n"
 
 
 def read_plan(path: Path, problem: Problem) -> Frequencies:
@@ -93,13 +137,7 @@ def read_plan(path: Path, problem: Problem) -> Frequencies:
     Raises:
         InvalidPlan: the file cannot be read, is no plan, or is one of another schedule.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_PLAN_BYTES + 1)
-    except OSError as error:
-        raise InvalidPlan(f"plan {path} cannot be read: {error.strerror or error}") from error
-    if len(data) > MAX_PLAN_BYTES:
-        raise InvalidPlan(f"plan {path} is too large: at most {MAX_PLAN_BYTES >> 20} MiB")
+    data = read_file("plan", path, MAX_PLAN_BYTES, InvalidPlan)
     try:
         stages = json.loads(data)["stages"]
         steps = [
@@ -118,15 +156,22 @@ def read_plan(path: Path, problem: Problem) -> Frequencies:
 
 
 def frontier_document(
-    problem: Problem, frontier: Frontier, *, baseline_time_s: float, baseline_energy_j: float, solve_seconds: float
+    problem: Problem,
+    frontier: Frontier,
+    *,
+    baseline_time_s: float,
+    baseline_energy_j: float,
+    solve_seconds: float,
+    deployable: Deployable | None = None,
 ) -> Iterator[bytes]:
     """Yield what ``perseus frontier`` writes, one plan at a time.
 
     Args:
         problem: the problem that was solved.
-        frontier: its solution.
+        frontier: its solution, or the plans that are worth deploying.
         baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
         solve_seconds: how long solving took.
+        deployable: what the frontier's plans do at once and when they are rehearsed; None: they were not.
     """
     head = {
         "schedule": problem.schedule.name,
@@ -135,9 +180,12 @@ def frontier_document(
         "blocking_power_w": problem.blocking_power_w,
         "solve_seconds": solve_seconds,
         "baseline": {"iteration_time_s": baseline_time_s, "energy_j": baseline_energy_j},
+        "deployed_gap": asdict(DeployedGap.of(frontier)),
     }
     writer = PlanWriter(problem)
     yield f'{json.dumps(head)[:-1]}, "points": [\n'.encode()
     for index, point in enumerate(frontier):
-        yield (",\n" if index else "").encode() + writer.point(point).encode()
+        part = index > frontier.least_energy
+        plan = (point,) if deployable is None else deployable.plan(index)
+        yield (",\n" if index else "").encode() + writer.point(*plan, straggler_part=part).encode()
     yield b"\n]}\n"

@@ -1,4 +1,4 @@
-"""Files that the command writes: checked for writability before the work, and complete or absent after it."""
+"""Files of the command: what it reads has a limit; what it writes is checked first, and is complete or absent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -29,7 +29,13 @@ class Outputs:
     an old file survives a failure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Mapping[str, Path] | None = None) -> None:
+        """Note what is not to be overwritten.
+
+        Args:
+            inputs: the files that the command reads, by the options that name them.
+        """
+        self._inputs = {Path(os.path.realpath(path)): option for option, path in (inputs or {}).items()}
         self._pending: list[tuple[str, Path]] = []
 
     def __enter__(self) -> Outputs:
@@ -65,6 +71,8 @@ class Outputs:
                 raise IsADirectoryError(0, "it is a directory")
             if any(target == other for _, other in self._pending):
                 raise OSError(0, "another option names the same file")
+            if target in self._inputs:
+                raise OSError(0, f"{self._inputs[target]} reads the same file")
             mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
             descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
             os.chmod(temporary, mode)
@@ -78,6 +86,28 @@ class Outputs:
                 _pour(file, chunks)
 
         return write
+
+
+def read_file(what: str, path: Path, most_bytes: int, error: type[SolverError]) -> bytes:
+    """Read a whole file of the user's.
+
+    Args:
+        what: what it holds, for messages.
+        path: the file.
+        most_bytes: the largest size.
+        error: what to raise.
+
+    Raises:
+        SolverError: of the type given; the file cannot be read or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as cause:
+        raise error(f"{what} {path} cannot be read: {cause.strerror or cause}") from cause
+    if len(data) > most_bytes:
+        raise error(f"{what} {path} is too large: at most {most_bytes:,} bytes")
+    return data
 
 
 def _pour(file: BinaryIO, chunks: Iterable[bytes]) -> None:

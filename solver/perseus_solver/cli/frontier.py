@@ -1,4 +1,4 @@
-"""`perseus frontier`: all Pareto-optimal plans of a pipeline, from T_min to T*."""
+"""`perseus frontier`: the plans of a pipeline from T_min to least energy, and on to T* for pipelines that wait."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from perseus_solver.cli import arguments, common
 
 if TYPE_CHECKING:
+    from perseus_solver.cli.documents import Deployable
     from perseus_solver.cli.files import Outputs
-
-_DEFAULT_POINTS = 100
+    from perseus_solver.model.problem import Problem
+    from perseus_solver.model.result import Frontier
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,16 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--points",
         type=arguments.points,
-        default=_DEFAULT_POINTS,
         metavar="N",
-        help="plans to compute, evenly spread (default: 100)",
+        help="largest number of plans, placed so that the worst gap at any deadline is least (default: as many as are "
+        "needed for that gap, 100 to 400)",
     )
     arguments.add_switching(parser)
+    arguments.add_hardware(parser, required=False)
     arguments.add_files(parser, output=True)
 
 
 def run(options: argparse.Namespace, outputs: Outputs) -> None:
     """Solve the frontier, write it as JSON, and print a summary.
+
+    On given hardware the plans are those worth deploying there; deadlines are then for the times that they keep.
 
     Args:
         options: the parsed arguments.
@@ -38,16 +42,20 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     Raises:
         SolverError: the input cannot be used, or a file cannot be written.
     """
+    common.check_hardware(options)
     setup = common.set_up(options, outputs)
     problem, base_s, base_j = setup.problem, setup.baseline_time_s, setup.baseline_energy_j
     from perseus_solver.cli.documents import frontier_document
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import solve_frontier
 
+    deployable: Deployable | None = None
     with ProgressBar("solving") as progress:
         begin = time.perf_counter()
         frontier = solve_frontier(problem, points=options.points, progress=progress)
-        if common.wants_fewer_changes(options):
+        if options.hardware is not None:
+            frontier, deployable = _deployable(options, problem, frontier)
+        elif common.wants_fewer_changes(options):
             from perseus_solver.switching import reduce_clock_changes
 
             frontier = reduce_clock_changes(
@@ -56,21 +64,59 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         solve_seconds = time.perf_counter() - begin
     setup.write(
         frontier_document(
-            problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j, solve_seconds=solve_seconds
+            problem,
+            frontier,
+            baseline_time_s=base_s,
+            baseline_energy_j=base_j,
+            solve_seconds=solve_seconds,
+            deployable=deployable,
         )
     )
-    without_slowdown = frontier[frontier.lookup(base_s)]
+    in_time = slice(frontier.lookup(max(base_s, frontier.t_min_s)) + 1)
+    without_slowdown = int(frontier.energy_j[in_time].argmin())
     if setup.plot:
         from perseus_solver.plots import frontier_png
 
         setup.plot([frontier_png(problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j)])
     if setup.gantt:
-        setup.gantt([common.before_and_after_png(setup.simulator, without_slowdown)])
-    gap = 100 * frontier.gap
-    common.print_summary(
-        options,
-        f"{len(frontier)} plans in {solve_seconds:.2f} s, "
-        f"T_min {frontier.t_min_s:.4f} s, T* {frontier.t_star_s:.4f} s, "
-        f"gap to the proven bound {sorted(gap)[len(gap) // 2]:.3f} % (median), {gap.max():.3f} % (max)",
-        common.describe(without_slowdown, base_s, base_j),
-    )
+        setup.gantt([common.before_and_after_png(setup.simulator, frontier[without_slowdown])])
+    lines = _summary(frontier, solve_seconds)
+    if deployable is None:
+        lines.append(common.describe(frontier[without_slowdown], base_s, base_j))
+    else:
+        point, grain, rehearsal = deployable.plan(without_slowdown)
+        lines.append(common.describe(point, base_s, base_j))
+        lines.append(f"grain: {grain}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
+    common.print_summary(options, *lines)
+
+
+def _deployable(options: argparse.Namespace, problem: Problem, solved: Frontier) -> tuple[Frontier, Deployable]:
+    """Return the plans worth deploying on the hardware, and what they do at once and when they are rehearsed."""
+    from perseus_solver.cli.documents import Deployable
+    from perseus_solver.rehearsal import deployable_frontier, ideal_point, rehearse
+
+    hardware = common.read_hardware(options.hardware)
+    points = {} if options.points is None else {"points": options.points}
+    found = deployable_frontier(problem, hardware, confidence=options.confidence, frontier=solved, **points)
+    assert found.rehearsed is not None
+    rehearsal = rehearse(problem, found.frequencies_mhz, hardware)
+    ideal = [ideal_point(problem, solved, point) for point in found]
+    return found, Deployable(ideal, rehearsal, found.rehearsed.grains)
+
+
+def _summary(frontier: Frontier, solve_seconds: float) -> list[str]:
+    """Describe a frontier: its span and its gap to the proven bound."""
+    from perseus_solver.model.deployed import DeployedGap
+
+    deployed, least = DeployedGap.of(frontier), frontier.least_energy
+    lines = [
+        f"{least + 1} plans from T_min {frontier.t_min_s:.4f} s to least energy at {frontier.time_s[least]:.4f} s, in "
+        f"{solve_seconds:.2f} s; gap to the proven bound over all deadlines {100 * deployed.mean:.3f} % (mean), "
+        f"{100 * deployed.worst:.3f} % (worst)",
+    ]
+    if later := len(frontier.straggler_part):
+        lines.append(
+            f"straggler part, for pipelines that wait for a straggler: {later} plans up to T* {frontier.t_star_s:.4f} s"
+            f"; gap {100 * deployed.straggler_worst:.3f} % (worst)"
+        )
+    return lines

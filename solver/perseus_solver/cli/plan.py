@@ -11,19 +11,20 @@ from perseus_solver.errors import SolverError
 if TYPE_CHECKING:
     from perseus_solver.cli.files import Outputs
     from perseus_solver.cli.progress import ProgressBar
+    from perseus_solver.frontier import Planner
     from perseus_solver.model.result import Grain, Point
     from perseus_solver.rehearsal import Rehearsal
-
-_FRONTIER_POINTS = 50
-"""Plans of a frontier from which the search for plans with fewer clock changes starts."""
+    from perseus_solver.robust import RobustPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `run`."""
     arguments.add_pipeline(parser)
     arguments.add_deadline(parser)
+    arguments.add_prove(parser)
     arguments.add_switching(parser)
     arguments.add_hardware(parser, required=False)
+    arguments.add_scatter(parser)
     arguments.add_files(parser, output=True)
 
 
@@ -40,49 +41,105 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         Infeasible: the deadline is shorter than T_min.
         SolverError: the input cannot be used, or a file cannot be written.
     """
-    if options.hardware is not None and common.wants_fewer_changes(options):
-        raise SolverError("--hardware already says what clock changes cost; leave out the options for clock changes")
+    robust = _wants_robust(options)
     setup = common.set_up(options, outputs)
     problem, base_s, base_j = setup.problem, setup.baseline_time_s, setup.baseline_energy_j
     from perseus_solver.cli.documents import plan_document
     from perseus_solver.cli.progress import ProgressBar
-    from perseus_solver.frontier import solve_frontier
+    from perseus_solver.frontier import Planner
 
+    planner = Planner(problem)
     grain: Grain | None = None
     rehearsal: Rehearsal | None = None
+    kept: RobustPlan | None = None
     with ProgressBar("solving") as progress:
-        if options.hardware is None:
-            point = _solved(options, setup, progress)
+        if robust:
+            kept = _robust(options, setup, planner)
+            point = kept.point
+        elif options.hardware is None:
+            point = _solved(options, setup, planner, progress)
         else:
-            point, grain, rehearsal = _rehearsed(options, setup, progress)
-    setup.write(plan_document(problem, point, grain, rehearsal))
+            point, grain, rehearsal = _rehearsed(options, planner, progress)
+    setup.write(plan_document(problem, point, grain, rehearsal, kept))
     if setup.plot:
         from perseus_solver.plots import frontier_png
 
-        frontier = solve_frontier(problem)
+        frontier = planner.frontier()
         setup.plot([frontier_png(problem, frontier, baseline_time_s=base_s, baseline_energy_j=base_j, chosen=point)])
     if setup.gantt:
         setup.gantt([common.before_and_after_png(setup.simulator, point)])
     lines = [common.describe(point, base_s, base_j)]
+    if options.prove is not None:
+        lines.append(_proof(point))
     if rehearsal is not None:
         lines.append(f"grain: {grain}; {common.describe_rehearsal(rehearsal, base_s, base_j)}")
+    if kept is not None:
+        lines.append(common.describe_scatter(kept, options.confidence, base_s, base_j))
     common.print_summary(options, *lines)
 
 
-def _solved(options: argparse.Namespace, setup: common.Setup, progress: ProgressBar) -> Point:
-    """Return the cheapest plan whose clocks change at once, or as the options for clock changes say."""
-    from perseus_solver.frontier import solve_deadline, solve_frontier
+def _wants_robust(options: argparse.Namespace) -> bool:
+    """Return whether the plan is to keep its deadline under scatter alone, and set the default confidence.
 
+    Raises:
+        SolverError: options contradict each other.
+    """
+    common.check_hardware(options)
+    if options.prove is not None and (options.hardware is not None or common.wants_fewer_changes(options)):
+        raise SolverError("--prove is about plans whose clocks change at once and as often as they like")
+    robust = options.hardware is None and (options.confidence is not None or options.scatter is not None)
+    if robust and (options.prove is not None or common.wants_fewer_changes(options)):
+        raise SolverError("plans with --confidence know no clock changes and no --prove; leave these options out")
+    if options.hardware is not None and options.scatter is not None:
+        raise SolverError("--hardware already says how much instructions scatter; leave out --scatter")
+    if robust and options.scatter is None and options.calibration is None:
+        raise SolverError("--confidence needs to know how times scatter: --scatter, --calibration or --hardware")
+    options.confidence = options.confidence or arguments.DEFAULT_CONFIDENCE
+    return robust
+
+
+def _robust(options: argparse.Namespace, setup: common.Setup, planner: Planner) -> RobustPlan:
+    """Return the plan of least energy found that keeps the deadline with the confidence under scatter."""
+    import numpy as np
+
+    from perseus_solver.comparison.baselines import all_maximum
+    from perseus_solver.robust import Scatter, plan_robustly, sampled_iterations_s
+
+    problem, confidence = setup.problem, options.confidence
+    if options.scatter is not None:
+        scatter = Scatter.uniform(problem, options.scatter)
+    else:
+        scatter = Scatter.calibrated(problem, common.read_calibration(options.calibration).noise)
+    # A slowdown is against all clocks at their maximum, where instructions scatter as well.
+    highest_s = sampled_iterations_s(setup.simulator, all_maximum(problem), scatter)
+    deadline_s = common.deadline_s(options, float(np.quantile(highest_s, confidence)))
+    plan = plan_robustly(planner, deadline_s, scatter, confidence=confidence)
+    if plan.kept < confidence:
+        common.print_note(
+            options,
+            f"no plan found keeps {deadline_s:.4f} s in {100 * confidence:g} % of the iterations; this one keeps it in "
+            f"{100 * plan.kept:.1f} %, and {plan.time_kept_s(confidence):.4f} s in {100 * confidence:g} %",
+        )
+    return plan
+
+
+def _solved(options: argparse.Namespace, setup: common.Setup, planner: Planner, progress: ProgressBar) -> Point:
+    """Return the cheapest plan whose clocks change at once, or as the options for clock changes say."""
     problem, deadline_s = setup.problem, common.deadline_s(options, setup.baseline_time_s)
-    point = solve_deadline(problem, deadline_s, progress=progress)
+    point = planner.plan(deadline_s, progress=progress)
+    if options.prove is not None:
+        from perseus_solver.exact import prove
+
+        point = prove(problem, point, deadline_s, seconds=options.prove)
     if common.wants_fewer_changes(options):
+        from perseus_solver.kinds import latest_s
         from perseus_solver.switching import reduce_clock_changes_of_point
 
-        frontier = solve_frontier(problem, points=_FRONTIER_POINTS)
+        frontier = planner.frontier(common.FRONTIER_POINTS)
         point = reduce_clock_changes_of_point(
             problem, frontier, point, deadline_s, common.switching(options), loss=common.switch_loss(options)
         )
-        if point.iteration_time_s > deadline_s * (1 + 1e-9):
+        if point.iteration_time_s > latest_s(deadline_s):
             common.print_note(
                 options,
                 f"no plan found meets {deadline_s:.4f} s with this switch latency; "
@@ -91,37 +148,20 @@ def _solved(options: argparse.Namespace, setup: common.Setup, progress: Progress
     return point
 
 
-def _rehearsed(
-    options: argparse.Namespace, setup: common.Setup, progress: ProgressBar
-) -> tuple[Point, Grain, Rehearsal]:
+def _proof(point: Point) -> str:
+    """Say what was proven of a plan."""
+    from perseus_solver.model.result import Status
+
+    if point.status is Status.OPTIMAL:
+        return "proven: no plan of these clocks takes less energy by the deadline"
+    return f"proven: no plan of these clocks takes {100 * (1 - 1 / (1 + point.gap)):.3f} % less energy by the deadline"
+
+
+def _rehearsed(options: argparse.Namespace, planner: Planner, progress: ProgressBar) -> tuple[Point, Grain, Rehearsal]:
     """Return the plan of least expected energy that keeps the deadline with the confidence, and its rehearsal."""
-    import numpy as np
+    from perseus_solver.rehearsal import ideal_point
 
-    from perseus_solver.errors import Infeasible
-    from perseus_solver.frontier import solve_frontier
-    from perseus_solver.rehearsal import deployable_frontier, ideal_point, rehearse
-
-    problem, confidence = setup.problem, options.confidence
-    hardware = common.read_hardware(options.hardware)
-    fastest = np.array([[problem.options[k].frequency_mhz[0] for k in problem.option_of.tolist()]], dtype=np.uint16)
-    # A slowdown is against all clocks at their maximum on the same hardware, where instructions scatter as well.
-    kept_s = float(rehearse(problem, fastest, hardware).time_kept_s(confidence)[0])
-    deadline_s = common.deadline_s(options, kept_s)
-    shortest_s = np.array([options.time_s.min() for options in problem.options])[problem.option_of]
-    t_min_s = float(setup.simulator.end_s(shortest_s).max()) + problem.overhead_s
-    if deadline_s < t_min_s:
-        raise Infeasible(deadline_s, t_min_s)
-    solved = solve_frontier(problem, points=_FRONTIER_POINTS, progress=progress)
-    found = deployable_frontier(problem, hardware, confidence=confidence, frontier=solved, times_s=(deadline_s,))
-    kept = np.flatnonzero(found.time_s <= deadline_s * (1 + 1e-9))
-    if not len(kept):
-        common.print_note(
-            options,
-            f"no plan found keeps {deadline_s:.4f} s in {100 * confidence:g} % of the iterations; "
-            f"the fastest keeps {found.t_min_s:.4f} s",
-        )
-    index = int(kept[found.energy_j[kept].argmin()]) if len(kept) else 0
-    expectation = found[index].expectation
+    found = common.deploy(options, planner, common.read_hardware(options.hardware), progress)
+    expectation = found.point.expectation
     assert expectation is not None
-    rehearsal = rehearse(problem, found.frequencies_mhz[index : index + 1], hardware)
-    return ideal_point(problem, solved, found[index]), expectation.grain, rehearsal
+    return ideal_point(planner.problem, found.solved, found.point), expectation.grain, found.after

@@ -36,20 +36,17 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     Raises:
         SolverError: the input cannot be used, or a file cannot be written.
     """
-    write = outputs.open("--output", options.output) if options.output is not None else None
-    problem, hardware = common.read_problem(options), common.read_hardware(options.hardware)
+    write = common.reserve_json(options, outputs)
+    (simulator, base_s, base_j), hardware = common.read_baseline(options), common.read_hardware(options.hardware)
     import numpy as np
 
     from perseus_solver.cli.documents import expected, read_plan
-    from perseus_solver.comparison.baselines import all_maximum
-    from perseus_solver.model.simulator import Simulator
     from perseus_solver.rehearsal import explain_losses, rehearse
 
+    problem = simulator.problem
     plan = read_plan(options.plan, problem)
-    simulator = Simulator(problem)
     choice = simulator.choice_of(plan)
-    exact, baseline = simulator.run(choice), simulator.run(all_maximum(problem))
-    base_s, base_j = float(baseline.iteration_time_s), float(baseline.energy_j)
+    exact = simulator.run(choice)
     ideal_s, ideal_j = float(exact.iteration_time_s), float(exact.energy_j)
     rehearsal = rehearse(problem, plan[None], hardware)
     kept_s, energy_j = float(rehearsal.time_kept_s(options.confidence)[0]), float(rehearsal.mean_energy_j[0])

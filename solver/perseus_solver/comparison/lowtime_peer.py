@@ -30,6 +30,16 @@ def installed() -> bool:
     return find_spec("lowtime") is not None
 
 
+def check_installed() -> None:
+    """Raise an error if lowtime cannot be imported.
+
+    Raises:
+        PeerFailed: the message says how to install it.
+    """
+    if not installed():
+        raise PeerFailed("lowtime is not installed: pip install 'perseus-k8s[bench]'")
+
+
 def lowtime_plans(problem: Problem, *, unit_time_s: float) -> Iterator[npt.NDArray[np.intp]]:
     """Yield lowtime's plans, slow to fast, each as int[n] positions in the options. The caller may stop at any time.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perseus_solver.comparison import baselines
-from perseus_solver.errors import SolverError
+from perseus_solver.errors import Infeasible, InvalidProblem, SolverError
 from perseus_solver.frontier import Planner
 from perseus_solver.kinds import Floats, latest_s
 from perseus_solver.model.problem import Problem
@@ -52,7 +52,13 @@ def compare(problem: Problem, *, deadline_s: float | None = None, lowtime_unit_s
 
     Returns:
         One row for each method.
+
+    Raises:
+        Infeasible: the deadline is shorter than T_min.
+        InvalidProblem: the problem is no pipeline, for which alone the other methods are defined.
     """
+    if problem.names is not None:
+        raise InvalidProblem("other methods are defined for pipelines, not for any graph")
     simulator = Simulator(problem)
     maximum = baselines.all_maximum(problem)
     limit_s = float(simulator.run(maximum).iteration_time_s) if deadline_s is None else deadline_s
@@ -63,6 +69,8 @@ def compare(problem: Problem, *, deadline_s: float | None = None, lowtime_unit_s
         ("lowtime", lambda: _lowtime(simulator, limit_s, lowtime_unit_s)),
     ]
     planner = Planner(problem)
+    if latest_s(limit_s) < planner.t_min_s:
+        raise Infeasible(limit_s, planner.t_min_s)
     return [_row(simulator, planner, name, method) for name, method in methods]
 
 
@@ -79,10 +87,9 @@ def _lowtime(simulator: Simulator, deadline_s: float, unit_s: float | None) -> C
     """Return lowtime's plan of least energy that meets the deadline, or its fastest where none does."""
     from perseus_solver.comparison import lowtime_peer
 
-    if not lowtime_peer.installed():
-        raise lowtime_peer.PeerFailed("not installed: pip install 'perseus-k8s[bench]'")
     if unit_s is None:
         raise lowtime_peer.PeerFailed("not run, because it takes minutes; use --lowtime")
+    lowtime_peer.check_installed()
     plans = np.array(list(lowtime_peer.lowtime_plans(simulator.problem, unit_time_s=unit_s)))
     time_s, energy_j = simulator.totals(plans)
     fits = np.flatnonzero(time_s <= latest_s(deadline_s))

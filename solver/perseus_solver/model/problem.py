@@ -7,13 +7,17 @@ alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.kinds import Floats, Ints, Kind, Options
+from perseus_solver.model.graph import Edge, Knob, Names, Node, arrays_of
+from perseus_solver.model.point import Frequencies, Point
 from perseus_solver.model.profile import Profile
 from perseus_solver.schedules import Schedule
 
@@ -34,7 +38,7 @@ class DelaySource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Problem:
     """Choose one option for every instruction, so that the iteration is short and takes little energy.
 
@@ -52,6 +56,7 @@ class Problem:
         blocking_power_w: power of one GPU while it waits, watts.
         overhead_s: fixed time of each iteration outside the graph, seconds. It is part of every iteration time, and
             every stage waits in it.
+        names: what nodes and knobs are called, if the problem is any graph of work; None: it is of a pipeline.
     """
 
     schedule: Schedule
@@ -63,6 +68,100 @@ class Problem:
     stage_offset: Ints
     blocking_power_w: float
     overhead_s: float = 0.0
+    names: Names | None = None
+
+    @classmethod
+    def from_graph(
+        cls,
+        nodes: Mapping[Node, Sequence[tuple[Knob, float, float]]],
+        edges: Iterable[Edge],
+        *,
+        stage_of: Mapping[Node, int] | None = None,
+        blocking_power_w: float = 0.0,
+        overhead_s: float = 0.0,
+    ) -> Problem:
+        """Build a problem from any directed acyclic graph of work and options of any knob.
+
+        A knob is any hashable value: a clock, a power limit, a way to communicate, or a tuple of several. What it means
+        does not matter to the solver, so two options may have the same clock.
+
+        Args:
+            nodes: for each node its options, (knob, seconds, joules) each; see `perseus_solver.model.graph.Option`.
+            edges: (before, after) or (before, after, seconds between them).
+            stage_of: the stage, from 0, whose GPU runs each node; the nodes of a stage run one after the other, in the
+                order of ``nodes``. None: only edges bind nodes.
+            blocking_power_w: power of a stage's GPU while none of its nodes runs, watts; needs ``stage_of``.
+            overhead_s: time of each iteration outside the graph, seconds.
+
+        Returns:
+            The problem; `knobs` tells what a plan of it sets.
+
+        Raises:
+            InvalidProblem: the edges form a cycle, or a value is out of range; the message names the node or edge.
+
+        Example:
+            >>> problem = Problem.from_graph(
+            ...     {"a": [("fast", 1.0, 10.0), ("slow", 2.0, 6.0)], "b": [(1400, 1.0, 9.0), (1000, 1.5, 8.0)]},
+            ...     [("a", "b")],
+            ... )
+            >>> problem
+            Problem(graph of 2 nodes and 1 edges, 2 to 2 options each)
+        """
+        for name, value in (("blocking_power_w", blocking_power_w), ("overhead_s", overhead_s)):
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidProblem(f"{name} must be a finite number, zero or more, not {value}")
+        if blocking_power_w and stage_of is None:
+            raise InvalidProblem("blocking_power_w needs stage_of: without stages nothing waits")
+        found = arrays_of(nodes, edges, stage_of)
+        return cls(
+            schedule=found.schedule,
+            options=found.options,
+            option_of=found.option_of,
+            edge_from=found.edge_from,
+            edge_to=found.edge_to,
+            edge_delay_s=found.edge_delay_s,
+            stage_offset=found.schedule.stage_offset,
+            blocking_power_w=blocking_power_w,
+            overhead_s=overhead_s,
+            names=found.names,
+        )
+
+    def frequencies_of(self, choice: npt.NDArray[np.integer]) -> Frequencies:
+        """Return the clocks of plans that are positions in the options.
+
+        Args:
+            choice: int[n] or int[plans, n].
+
+        Returns:
+            uint16 of the same shape, MHz; 0 for constant-time instructions.
+        """
+        longest = max(len(options.frequency_mhz) for options in self.options)
+        padded = np.stack([np.resize(options.frequency_mhz, longest) for options in self.options]).astype(np.uint16)
+        clocks: Frequencies = padded[self.option_of, choice]
+        return clocks
+
+    def knobs(self, point: Point) -> dict[Node, Knob]:
+        """Return what a plan sets on each node.
+
+        Args:
+            point: a plan of this problem.
+
+        Raises:
+            InvalidProblem: the problem is of a pipeline, whose plans have clocks, or the plan is of another problem.
+        """
+        if self.names is None:
+            raise InvalidProblem("a problem of a pipeline has clocks: see frequencies_mhz of the plan")
+        numbers = point.frequencies_mhz.tolist()
+        if len(numbers) != self.instructions or not all(0 < number <= len(self.names.knobs) for number in numbers):
+            raise InvalidProblem("the plan is of another problem")
+        return {node: self.names.knobs[k - 1] for node, k in zip(self.names.nodes, numbers, strict=True)}
+
+    def __repr__(self) -> str:
+        sizes = [len(options.frequency_mhz) for options in self.options]
+        each = f"{min(sizes)} to {max(sizes)} options each"
+        if self.names is not None:
+            return f"Problem(graph of {self.instructions} nodes and {len(self.edge_from)} edges, {each})"
+        return f"Problem({self.schedule!r}, {each}, waiting at {self.blocking_power_w:g} W)"
 
     @property
     def instructions(self) -> int:

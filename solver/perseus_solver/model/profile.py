@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from perseus_solver.errors import InvalidProfile
-from perseus_solver.kinds import Floats, Kind, Options
-from perseus_solver.model.sampling import Sampling, condense
+from perseus_solver.errors import InvalidProfile, quoted
+from perseus_solver.kinds import LARGEST, SMALLEST, Floats, Kind, Options
+from perseus_solver.model.sampling import OUTLIER, Sampling, condense, farthest
 
 COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 _OPTIONAL = ("chunk", "reached")
@@ -34,7 +34,6 @@ MAX_BYTES = 64 << 20
 _MAX_STAGE = 1_023
 _MAX_CHUNK = 63
 _MAX_MHZ = 65_535  # plans store clocks in 16 bits
-_SMALLEST, _LARGEST = 1e-9, 1e9  # seconds and joules; outside, the solver's integer time would lose its precision
 _SAME_MHZ = 7.5
 """Clocks of NVIDIA GPUs are 15 MHz apart, so a mean of readings that is less than half of that higher is the same."""
 _KINDS = {kind.label: kind for kind in Kind}
@@ -43,7 +42,7 @@ Key = tuple[int, Kind, int]
 """Stage, kind, chunk."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Profile:
     """The measured options of every stage.
 
@@ -52,17 +51,23 @@ class Profile:
         tables: measured options by (stage, kind, chunk); chunk is 0 throughout where `has_chunks` is false.
         has_chunks: the CSV had a ``chunk`` column, so every chunk has its own measurements.
         notes: what was changed in the measurements or left out, one sentence each.
+        warnings: measurements that contradict each other, one sentence each.
     """
 
     stages: int
     tables: dict[Key, Options]
     has_chunks: bool = False
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def constant_stages(self) -> tuple[int, ...]:
         """Stages with a constant-time instruction, such as data loading."""
         return tuple(sorted(stage for stage, kind, _ in self.tables if kind is Kind.CONSTANT))
+
+    def __repr__(self) -> str:
+        clocks = sum(len(options.frequency_mhz) for options in self.tables.values())
+        return f"Profile({self.stages} stages, {len(self.tables)} kinds of instructions, {clocks} measured clocks)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +109,11 @@ def read_profile(source: str | bytes | Path, *, stages: int | None = None, sampl
     if stages is not None and found < stages:
         raise InvalidProfile(f"profile has {found} stages (0 … {found - 1}), but {stages} are needed")
     notes: list[str] = []
+    warnings: list[str] = []
     if stages is not None and found > stages:
         notes.append(f"the profile has {found} stages; the first {stages} are used")
-    tables = _tables([s for s in samples if stages is None or s.stage < stages], sampling, notes)
-    profile = Profile(stages=stages or found, tables=tables, has_chunks=has_chunks, notes=tuple(notes))
+    tables = _tables([s for s in samples if stages is None or s.stage < stages], sampling, notes, warnings)
+    profile = Profile(stages or found, tables, has_chunks, notes=tuple(notes), warnings=tuple(warnings))
     _check_complete(profile)
     return profile
 
@@ -146,7 +152,10 @@ def _read_rows(text: str) -> tuple[list[_Row], bool]:
     for column in COLUMNS:
         if column not in names:
             hint = "" if "\n" in text.strip() else " (this is one line of text; to read a file pass its path as a Path)"
-            raise InvalidProfile(f"profile has no column {column!r}; needed are {','.join(COLUMNS)}{hint}")
+            raise InvalidProfile(
+                f"profile has no column {column!r}; needed are {','.join(COLUMNS)}; "
+                f"the first line reads {_header(header)}{hint}"
+            )
     for column in (*COLUMNS, *_OPTIONAL):
         if names.count(column) > 1:
             raise InvalidProfile(f"profile has the column {column!r} twice")
@@ -162,7 +171,7 @@ def _read_rows(text: str) -> tuple[list[_Row], bool]:
         kind = _KINDS.get(instruction.strip().lower())
         if kind is None:
             raise InvalidProfile(
-                f"profile line {line}, column 'instruction': {_short(instruction)} is unknown; "
+                f"profile line {line}, column 'instruction': {quoted(instruction)} is unknown; "
                 f"known are {', '.join(_KINDS)}"
             )
         clock = _frequency(line, kind, frequency)
@@ -181,6 +190,16 @@ def _read_rows(text: str) -> tuple[list[_Row], bool]:
     if not samples:
         raise InvalidProfile("profile has a header but no rows")
     return samples, has_chunks
+
+
+def _header(cells: list[str]) -> str:
+    """Return a header as it was read, with the likely cause if it is in another dialect of CSV."""
+    line = ",".join(cells)
+    shown = quoted(line)
+    for separator, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(cells) == 1 and separator in line:
+            return f"{shown}: its cells are separated by {name}, not commas"
+    return shown
 
 
 def _numbered(rows: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
@@ -205,7 +224,7 @@ def _number(line: int, column: str, text: str) -> float:
             raise ValueError
         return float(stripped)
     except ValueError:
-        what = "is empty" if not stripped else f"{_short(stripped)} is not a number"
+        what = "is empty" if not stripped else f"{quoted(stripped)} is not a number"
         raise InvalidProfile(f"profile line {line}, column {column!r}: {what}") from None
 
 
@@ -213,12 +232,12 @@ def _quantity(line: int, column: str, text: str, unit: str) -> float:
     value = _number(line, column, text)
     if not math.isfinite(value) or value <= 0:
         raise InvalidProfile(
-            f"profile line {line}, column {column!r}: {_short(text)} must be finite and greater than zero"
+            f"profile line {line}, column {column!r}: {quoted(text)} must be finite and greater than zero"
         )
-    if not _SMALLEST <= value <= _LARGEST:
+    if not SMALLEST <= value <= LARGEST:
         raise InvalidProfile(
-            f"profile line {line}, column {column!r}: {_short(text)} must be between "
-            f"{_SMALLEST:g} and {_LARGEST:g} {unit}"
+            f"profile line {line}, column {column!r}: {quoted(text)} must be between "
+            f"{SMALLEST:g} and {LARGEST:g} {unit}"
         )
     return value
 
@@ -227,7 +246,7 @@ def _integer(line: int, column: str, text: str, low: int, high: int) -> int:
     value = _number(line, column, text)
     if not (math.isfinite(value) and value == int(value) and low <= value <= high):
         raise InvalidProfile(
-            f"profile line {line}, column {column!r}: {_short(text)} must be a whole number between {low} and {high}"
+            f"profile line {line}, column {column!r}: {quoted(text)} must be a whole number between {low} and {high}"
         )
     return int(value)
 
@@ -249,7 +268,7 @@ def _reached(line: int, clock_mhz: int, text: str) -> float:
     value = _number(line, "reached", text)
     if not 0 < value <= _MAX_MHZ:
         raise InvalidProfile(
-            f"profile line {line}, column 'reached': {_short(text)} must be greater than zero and at most {_MAX_MHZ}"
+            f"profile line {line}, column 'reached': {quoted(text)} must be greater than zero and at most {_MAX_MHZ}"
         )
     return value
 
@@ -261,12 +280,9 @@ def _distinct(reached_mhz: Floats) -> npt.NDArray[np.bool_]:
     return distinct
 
 
-def _short(text: str) -> str:
-    stripped = text.strip()
-    return repr(stripped if len(stripped) <= 40 else stripped[:37] + "...")
-
-
-def _tables(samples: list[_Row], sampling: Sampling | None, notes: list[str]) -> dict[Key, Options]:
+def _tables(
+    samples: list[_Row], sampling: Sampling | None, notes: list[str], warnings: list[str]
+) -> dict[Key, Options]:
     groups: dict[Key, dict[int, list[_Row]]] = {}
     for sample in samples:
         clocks = groups.setdefault((sample.stage, sample.kind, sample.chunk), {})
@@ -290,6 +306,7 @@ def _tables(samples: list[_Row], sampling: Sampling | None, notes: list[str]) ->
             energy_j = [np.array([s.energy_j for s in clocks[f]]) for f in frequencies]
             time, energy, note = condense(time_s, energy_j, sampling)
             notes.extend(f"{where}: {line}" for line in note)
+            warnings.extend(f"{where}: {line}" for line in _outliers([clocks[f] for f in frequencies]))
         distinct = _distinct(np.array([float(np.median([s.reached_mhz for s in clocks[f]])) for f in frequencies]))
         if not distinct.all():
             notes.append(
@@ -307,13 +324,48 @@ def _tables(samples: list[_Row], sampling: Sampling | None, notes: list[str]) ->
     return tables
 
 
+def _outliers(clocks: list[list[_Row]]) -> Iterator[str]:
+    """Yield, for time and energy, the worst of the samples of a table that contradict the others of their clock."""
+    for column, unit in (("time", "s"), ("energy", "J")):
+        found = []
+        for rows in clocks:
+            values = np.array([getattr(row, f"{column}_{unit.lower()}") for row in rows])
+            at, factor = farthest(values)
+            if factor > OUTLIER:
+                found.append((factor, rows[at], rows, values))
+        if not found:
+            continue
+        factor, row, rows, values = max(found, key=lambda one: one[0])
+        value = f"{getattr(row, f'{column}_{unit.lower()}'):g} {unit}"
+        more = f"; {len(found) - 1} more clocks have such samples" if len(found) > 1 else ""
+        clock = f"{row.frequency_mhz} MHz"
+        if len(rows) == 2:
+            lines = " and ".join(str(each.line) for each in rows)
+            yield (
+                f"the two samples of {column} at {clock} (lines {lines}) are {values.max() / values.min():.3g} times "
+                f"apart; their mean is used, and one of them is probably wrong{more}"
+            )
+        else:
+            yield (
+                f"{column} {value} on line {row.line} is {factor:.3g} times apart from the median of {len(rows)} "
+                f"samples at {clock}, which is used{more}"
+            )
+
+
 def _check_complete(profile: Profile) -> None:
-    """Check that every stage has a forward and a whole backward. What further chunks need depends on the schedule."""
+    """Check that every stage has a forward and a whole backward, or steps and nothing else. What further chunks need
+    depends on the schedule.
+    """
     for stage in range(profile.stages):
         has = {kind for s, kind, chunk in profile.tables if s == stage and chunk == 0}
         if not has:
             chunk = " (chunk 0)" if profile.has_chunks else ""
             raise InvalidProfile(f"profile has no rows for stage {stage}{chunk} of 0 … {profile.stages - 1}")
+        if Kind.STEP in has:
+            if others := has - {Kind.STEP}:
+                what = f"'{min(others).label}' rows beside 'step' rows"
+                raise InvalidProfile(f"profile: stage {stage} has {what}: a step is the whole iteration")
+            continue
         if Kind.FORWARD not in has:
             raise InvalidProfile(f"profile: stage {stage} has no 'forward' rows")
         split = has & {Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT}

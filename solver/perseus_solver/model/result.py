@@ -1,127 +1,64 @@
-"""Solutions: one verified plan with its bound, or the whole frontier, and the bytes in which a frontier is stored."""
+"""The whole frontier of plans, and the bytes in which it is stored."""
 
 from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from perseus_solver.errors import SolverError
+from perseus_solver.errors import Infeasible, SolverError
 from perseus_solver.kinds import Floats, Ints, latest_s
+from perseus_solver.model.point import (
+    DEFAULT_GAP,
+    OPTIMAL_GAP,
+    Expectation,
+    Frequencies,
+    Grain,
+    Point,
+    Status,
+    status_of,
+)
 
-Frequencies = npt.NDArray[np.uint16]
+if TYPE_CHECKING:
+    import pandas as pd
 
-OPTIMAL_GAP = 1e-9
-"""A certified gap below this is rounding of float64 sums: the plan is optimal."""
-DEFAULT_GAP = 3e-3
-"""The gap that the search aims for. A plan with a larger one reached the limit of the search."""
-
-
-class Status(StrEnum):
-    """How good a plan is proven to be.
-
-    Attributes:
-        OPTIMAL: no plan that ends as early takes less energy.
-        WITHIN_GAP: the certified gap is within the one aimed for.
-        LIMIT_REACHED: the search ended with a larger gap; the plan is feasible.
-        INFEASIBLE: no plan is this fast.
-    """
-
-    OPTIMAL = "optimal"
-    WITHIN_GAP = "within_gap"
-    LIMIT_REACHED = "limit_reached"
-    INFEASIBLE = "infeasible"
-
-
-def status_of(gap: float, allowed: float = DEFAULT_GAP) -> Status:
-    """Return the status of a feasible plan.
-
-    Args:
-        gap: its certified gap, a share.
-        allowed: the gap aimed for, a share.
-    """
-    if gap <= OPTIMAL_GAP:
-        return Status.OPTIMAL
-    return Status.WITHIN_GAP if gap <= allowed else Status.LIMIT_REACHED
-
-
-class Grain(StrEnum):
-    """How finely a plan sets clocks.
-
-    Attributes:
-        INSTRUCTION: every instruction has a clock of its own.
-        SEGMENT: one clock for each part of a stage's iteration: lead, steady state and tail.
-        STAGE: one clock for each stage.
-        NONE: every instruction at its highest clock.
-    """
-
-    INSTRUCTION = "instruction"
-    SEGMENT = "segment"
-    STAGE = "stage"
-    NONE = "none"
+__all__ = [
+    "DEFAULT_GAP",
+    "MAX_CELLS",
+    "OPTIMAL_GAP",
+    "Expectation",
+    "Frequencies",
+    "Frontier",
+    "Grain",
+    "InvalidFrontier",
+    "Point",
+    "Rehearsed",
+    "Status",
+    "status_of",
+]
 
 
 class InvalidFrontier(SolverError):
     """The bytes are not a frontier, or of a version that this program does not read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """What one plan is expected to do on real GPUs.
-
-    Attributes:
-        grain: how finely it sets clocks.
-        confidence: share of the iterations that take no longer than the point's ``iteration_time_s``.
-        p50_s: median iteration time, seconds.
-        ideal_time_s, ideal_energy_j: what the plan would take if every clock were in effect at once.
-        below_share, above_share: shares of the computing time below and above the planned clock.
-    """
-
-    grain: Grain
-    confidence: float
-    p50_s: float
-    ideal_time_s: float
-    ideal_energy_j: float
-    below_share: float
-    above_share: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Point:
-    """One plan, with its figures and its proven bound.
-
-    Times and energies are exact where clocks change at once. A plan that was rehearsed has times that are kept with a
-    confidence and expected energies instead, and an `Expectation`.
-
-    Attributes:
-        iteration_time_s: seconds, simulated from the profile.
-        energy_j: joules of an iteration: Σ e + blocking power × waiting time of all stages.
-        energy_lower_bound_j: no plan that ends by ``iteration_time_s`` takes less; proven by a dual flow.
-        status: how good the plan is proven to be.
-        frequencies_mhz: uint16[n], stage by stage in execution order; 0 for constant-time instructions.
-        clock_changes: clock changes in one iteration of a steady run, over all stages. The change from the last
-            instruction to the first of the next iteration counts.
-        expectation: what is expected of the plan on real GPUs; None: it was not rehearsed.
-    """
-
-    iteration_time_s: float
-    energy_j: float
-    energy_lower_bound_j: float
-    status: Status
-    frequencies_mhz: Frequencies
-    clock_changes: int
-    expectation: Expectation | None = None
-
-    @property
-    def gap(self) -> float:
-        """Certified distance from the optimum: energy divided by bound, minus one."""
-        return self.energy_j / self.energy_lower_bound_j - 1.0
+MAX_CELLS = 1 << 26
+"""Clocks in one frontier: 64 stages of 3,072 instructions at 300 points fit."""
+_MAX_HEAD = 8 << 20
+"""Bytes of all that is not clocks."""
+_MAX_LZMA = 64 << 20
+"""Bytes that the decompressor itself may take."""
+_MAGIC = b"PRSFRNT"
+_VERSION = 2
+_READ = (1, 2)
+"""Version 1 had no rehearsal; it is read as a frontier without one."""
+_STATUSES = tuple(Status)
+_GRAINS = tuple(Grain)
+_REHEARSED = ("p50_s", "ideal_time_s", "ideal_energy_j", "below_share", "above_share")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,28 +88,19 @@ class Rehearsed:
         figures = {name: float(getattr(self, name)[index]) for name in _REHEARSED}
         return Expectation(grain=self.grains[index], confidence=self.confidence, **figures)
 
-
-MAX_CELLS = 1 << 26
-"""Clocks in one frontier: 64 stages of 3,072 instructions at 300 points fit."""
-_MAX_HEAD = 8 << 20
-"""Bytes of all that is not clocks."""
-_MAX_LZMA = 64 << 20
-"""Bytes that the decompressor itself may take."""
-_MAGIC = b"PRSFRNT"
-_VERSION = 2
-_READ = (1, 2)
-"""Version 1 had no rehearsal; it is read as a frontier without one."""
-_STATUSES = tuple(Status)
-_GRAINS = tuple(Grain)
-_REHEARSED = ("p50_s", "ideal_time_s", "ideal_energy_j", "below_share", "above_share")
+    def select(self, points: Sequence[int]) -> Rehearsed:
+        """Return what is expected of some of the points."""
+        figures = {name: getattr(self, name)[points] for name in _REHEARSED}
+        return Rehearsed(confidence=self.confidence, grains=tuple(self.grains[k] for k in points), **figures)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Frontier:
     """Plans from T_min to T*, sorted by time, none dominated by another.
 
-    The first plan is the fastest, the last takes the least effective energy. ``len``, indexing and iteration give the
-    plans as `Point`.
+    The first plan is the fastest. Up to `least_energy` each plan is the best for a deadline. What follows is the
+    *straggler part*, only for pipelines that wait for a straggler, where waiting takes energy anyway; its last plan
+    takes the least effective energy. ``len``, indexing and iteration give the plans as `Point`; a slice is a frontier.
 
     Attributes:
         time_s: float[points], increasing, seconds.
@@ -199,7 +127,17 @@ class Frontier:
     def __len__(self) -> int:
         return len(self.time_s)
 
-    def __getitem__(self, index: int) -> Point:
+    @overload
+    def __getitem__(self, index: int) -> Point: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Frontier: ...
+
+    def __getitem__(self, index: int | slice) -> Point | Frontier:
+        if isinstance(index, slice):
+            if index.step is not None and index.step < 1:  # plans stay sorted by time
+                raise ValueError(f"the step of a slice of a frontier must be positive, not {index.step}")
+            return self.select(range(len(self))[index])
         return Point(
             iteration_time_s=float(self.time_s[index]),
             energy_j=float(self.energy_j[index]),
@@ -208,6 +146,34 @@ class Frontier:
             frequencies_mhz=self.frequencies_mhz[index],
             clock_changes=int(self.clock_changes[index]),
             expectation=self.rehearsed[index] if self.rehearsed else None,
+        )
+
+    def select(self, points: Sequence[int]) -> Frontier:
+        """Return some of the plans.
+
+        Args:
+            points: their indices, ascending.
+        """
+        points = list(points)
+        return replace(
+            self,
+            time_s=self.time_s[points],
+            energy_j=self.energy_j[points],
+            energy_lower_bound_j=self.energy_lower_bound_j[points],
+            statuses=tuple(self.statuses[k] for k in points),
+            frequencies_mhz=self.frequencies_mhz[points],
+            clock_changes=self.clock_changes[points],
+            rehearsed=self.rehearsed.select(points) if self.rehearsed else None,
+        )
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Frontier(no plans)"
+        least = self.least_energy
+        return (
+            f"Frontier({len(self)} plans of {self.stages} stages: {self.t_min_s:.6g} s, {self.energy_j[0]:.6g} J to "
+            f"{self.time_s[least]:.6g} s, {self.energy_j[least]:.6g} J; straggler part {len(self) - least - 1} plans "
+            f"to {self.t_star_s:.6g} s; gap up to {100 * self.gap.max():.3g} %)"
         )
 
     def __iter__(self) -> Iterator[Point]:
@@ -251,6 +217,24 @@ class Frontier:
         """
         return int(np.argmin(self.energy_j))
 
+    @property
+    def straggler_part(self) -> Frontier:
+        """The plans after least energy, only for pipelines that wait for a straggler; may be empty."""
+        return self[self.least_energy + 1 :]
+
+    def at(self, deadline_s: float) -> Point:
+        """Return the plan of least iteration energy that ends by a deadline.
+
+        Args:
+            deadline_s: longest iteration time allowed, seconds.
+
+        Raises:
+            Infeasible: no plan is this fast.
+        """
+        if not len(self) or latest_s(deadline_s) < self.t_min_s:
+            raise Infeasible(deadline_s, self.t_min_s if len(self) else float("inf"))
+        return self[int(np.argmin(self.energy_j[: self.lookup(deadline_s) + 1]))]
+
     def lookup(self, time_s: float) -> int:
         """Return the index of the slowest point not slower than a time, or of the nearest end.
 
@@ -260,6 +244,28 @@ class Frontier:
             time_s: seconds.
         """
         return max(int(self.time_s.searchsorted(latest_s(time_s), side="right")) - 1, 0)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return the figures of the plans as a table, one row each, and whether it is in the straggler part.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas as pd
+
+        columns: dict[str, Any] = {
+            "iteration_time_s": self.time_s,
+            "energy_j": self.energy_j,
+            "energy_lower_bound_j": self.energy_lower_bound_j,
+            "gap": self.gap,
+            "status": [str(status) for status in self.statuses],
+            "clock_changes": self.clock_changes,
+            "straggler_part": np.arange(len(self)) > (self.least_energy if len(self) else 0),
+        }
+        if self.rehearsed:
+            columns["grain"] = [str(grain) for grain in self.rehearsed.grains]
+            columns |= {name: getattr(self.rehearsed, name) for name in _REHEARSED}
+        return pd.DataFrame(columns)
 
     def to_bytes(self) -> bytes:
         """Return the frontier as versioned, compressed bytes.

@@ -2,6 +2,10 @@
 
 Calls of a GPU follow each other. A call that has to wait is made with the newest target, as agents do, so at most one
 waits. Changes come into effect in the order of their calls, however long each takes.
+
+The GPUs of a stage that share a driver's lock change one after another, and compute as fast as the slowest. A rise
+counts from the last of them and a fall from the first, but what they draw changes with each: in the mean, when half of
+them have changed. So such a change is two steps, one of the speed and one of the power.
 """
 
 from __future__ import annotations
@@ -11,6 +15,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from perseus_solver.kinds import Floats, Index
+
+_BOTH, _SPEED, _POWER = 0, 1, 2
+"""What a step of a change is in effect for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Takes:
+    """How long changes take from the begin of a call until the first of a stage's GPUs has the new clock, until the
+    last has it, and in the mean; seconds, any shape.
+    """
+
+    first_s: Floats
+    last_s: Floats
+    mean_s: Floats
+
+    def of(self, slot: int, rows: Index) -> Takes:
+        """Return those of a slot of some instructions, for all plans."""
+        place = slot, rows, None
+        return Takes(self.first_s[place], self.last_s[place], self.mean_s[place])
+
+    def drawn(self, at: Index) -> Takes:
+        """Return some of all, by their places."""
+        return Takes(self.first_s.ravel()[at], self.last_s.ravel()[at], self.mean_s.ravel()[at])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,16 +62,18 @@ class Calls:
         made: float[plans, samples], calls of the current iteration.
     """
 
-    def __init__(self, start: Start, samples: int, call_s: float) -> None:
+    def __init__(self, start: Start, samples: int, call_s: float, *, one_by_one: bool) -> None:
         """Begin a run.
 
         Args:
             start: the clocks in effect, and on their way.
             samples: number of samples.
             call_s: how long a call keeps the next one waiting, seconds.
+            one_by_one: the GPUs of a stage change one after another.
         """
         stages, plans = start.clock.shape
         self._shape, self._call_s = (stages, plans, samples), call_s
+        self.steps = 2 if one_by_one else 1
         coming = np.isfinite(start.effect_s).sum(axis=0)
         newest = np.take_along_axis(np.concatenate([start.clock[None], start.target]), coming[None], axis=0)[0]
         never = np.full((1, stages, plans), -np.inf)
@@ -52,11 +81,13 @@ class Calls:
         self._clock, self._asked, self._tail, self._last_s = (
             np.repeat(values.ravel(), samples) for values in (start.clock, newest, coming, last_s)
         )
+        self._power = self._clock.copy()
         self._head = np.zeros_like(self._tail)
         self._called_s = np.full(self._tail.shape, -np.inf)
         self._gpu = np.arange(self._tail.size)
         room = np.concatenate([start.effect_s, -never]), np.concatenate([start.target, start.clock[None]])
         self._effect_s, self._target = (np.repeat(values.ravel(), samples) for values in room)
+        self._part = np.full(self._target.shape, _BOTH)
         self._next_s = self._effect_s[self._gpu]
         self.made = np.zeros((plans, samples))
 
@@ -69,16 +100,17 @@ class Calls:
         """
         size, elapsed = self._gpu.size, np.tile(elapsed_s.ravel(), self._shape[0])
         pending = int((self._tail - self._head).max(initial=0))
-        effect_s = np.full((pending + capacity + 1, size), np.inf)
-        target = np.zeros((pending + capacity + 1, size), dtype=np.intp)
+        shape = pending + self.steps * capacity + 1, size
+        effect_s, target, part = np.full(shape, np.inf), np.zeros(shape, dtype=np.intp), np.full(shape, _BOTH)
         for k in range(pending):
             at = np.minimum(self._head + k, self._tail) * size + self._gpu  # the place behind the last is empty
-            effect_s[k], target[k] = self._effect_s[at] - elapsed, self._target[at]
+            effect_s[k], target[k], part[k] = self._effect_s[at] - elapsed, self._target[at], self._part[at]
         self._tail -= self._head
         self._head[:] = 0
         self._called_s -= elapsed
         self._last_s -= elapsed
-        self._effect_s, self._target, self._next_s = effect_s.ravel(), target.ravel(), effect_s[0].copy()
+        self._effect_s, self._target, self._part = effect_s.ravel(), target.ravel(), part.ravel()
+        self._next_s = effect_s[0].copy()
         self.made = np.zeros(self._shape[1:])
 
     def of(self, stages: Index) -> StageCalls:
@@ -91,22 +123,24 @@ class StageCalls:
 
     Attributes:
         clock: positions of the clocks in effect.
+        power: positions of the clocks at which the GPUs draw power in the mean.
         next_s: when the next change comes into effect; infinite where none is on its way.
     """
 
     def __init__(self, calls: Calls, stages: Index) -> None:
         self._calls = calls
         self._gpu = calls._gpu.reshape(calls._shape)[stages].ravel()
-        self.clock, self.next_s = calls._clock[self._gpu], calls._next_s[self._gpu]
+        self.clock, self.power = calls._clock[self._gpu], calls._power[self._gpu]
+        self.next_s = calls._next_s[self._gpu]
 
-    def ask(self, due_s: Floats, target: Index, wanted: np.ndarray, raise_s: Floats, lower_s: Floats) -> None:
+    def ask(self, due_s: Floats, target: Index, wanted: np.ndarray, takes: Takes) -> None:
         """Ask for clocks; all arguments are, or can be broadcast to, [stages of the level, plans, samples].
 
         Args:
             due_s: when.
             target: positions of the clocks.
             wanted: where there is a request.
-            raise_s, lower_s: from the begin of a call to its effect, for a higher and for a lower clock.
+            takes: how long the changes take.
         """
         calls, size, shape = self._calls, self._calls._gpu.size, due_s.shape
         target, wanted = np.broadcast_to(target, shape).ravel(), np.broadcast_to(wanted, shape).ravel()
@@ -116,30 +150,56 @@ class StageCalls:
         calls._asked[gpu] = target
         # Where a call waits for the one before it, it is made with the new target.
         waits = (calls._called_s[gpu] > due) & (calls._tail[gpu] > calls._head[gpu])
-        calls._target[(calls._tail[gpu[waits]] - 1) * size + gpu[waits]] = target[waits]
+        for step in range(1, calls.steps + 1):
+            last = np.maximum(calls._tail[gpu[waits]] - step, calls._head[gpu[waits]])
+            calls._target[last * size + gpu[waits]] = target[waits]
         new = ~waits
         at, gpu, target, due = at[new], gpu[new], target[new], due[new]
         start_s = np.maximum(due, calls._called_s[gpu] + calls._call_s)
         rises = target > asked[at]
         # Latencies are the same for all plans: row and sample tell them.
         draw = at // (shape[1] * shape[2]) * shape[2] + at % shape[2]
-        latency_s = np.where(rises, raise_s.ravel()[draw], lower_s.ravel()[draw])
-        effect_s = np.maximum(start_s + latency_s, calls._last_s[gpu])
-        place = calls._tail[gpu] * size + gpu
-        calls._effect_s[place], calls._target[place] = effect_s, target
-        calls._called_s[gpu], calls._last_s[gpu] = start_s, effect_s
-        calls._tail[gpu] += 1
-        self.next_s[at] = np.minimum(self.next_s[at], effect_s)
+        calls._called_s[gpu] = start_s
+        first_s = self._come(gpu, target, start_s, rises, takes.drawn(draw))
+        self.next_s[at] = np.minimum(self.next_s[at], first_s)
         calls.made += np.bincount(at % calls.made.size, minlength=calls.made.size).reshape(calls.made.shape)
+
+    def _come(self, gpu: Index, target: Index, start_s: Floats, rises: np.ndarray, takes: Takes) -> Floats:
+        """Let changes come into effect in their steps; return when each has its first."""
+        calls = self._calls
+        speed_s = start_s + np.where(rises, takes.last_s, takes.first_s)
+        if calls.steps == 1:
+            return self._step(gpu, target, speed_s, _BOTH)
+        power_s = start_s + takes.mean_s
+        first_s = self._step(gpu, target, np.minimum(speed_s, power_s), np.where(rises, _POWER, _SPEED))
+        self._step(gpu, target, np.maximum(speed_s, power_s), np.where(rises, _SPEED, _POWER))
+        return first_s
+
+    def _step(self, gpu: Index, target: Index, effect_s: Floats, part: Index | int) -> Floats:
+        """Add a step behind those that are on their way; return when it comes into effect."""
+        calls = self._calls
+        in_order_s: Floats = np.maximum(effect_s, calls._last_s[gpu])
+        place = calls._tail[gpu] * calls._gpu.size + gpu
+        calls._effect_s[place], calls._target[place], calls._part[place] = in_order_s, target, part
+        calls._last_s[gpu] = in_order_s
+        calls._tail[gpu] += 1
+        return in_order_s
 
     def take_effect(self, at: Index) -> None:
         """Bring the next change of some GPUs into effect; ``at`` are their places in ``clock``."""
         calls, gpu = self._calls, self._gpu[at]
         place = calls._head[gpu] * calls._gpu.size + gpu
-        self.clock[at] = calls._target[place]
+        target = calls._target[place]
+        if calls.steps == 1:
+            self.clock[at] = self.power[at] = target
+        else:
+            part = calls._part[place]
+            self.clock[at] = np.where(part == _POWER, self.clock[at], target)
+            self.power[at] = np.where(part == _SPEED, self.power[at], target)
         self.next_s[at] = calls._effect_s[place + calls._gpu.size]
         calls._head[gpu] += 1
 
     def keep(self) -> None:
         """Store what has come into effect."""
-        self._calls._clock[self._gpu], self._calls._next_s[self._gpu] = self.clock, self.next_s
+        calls, gpu = self._calls, self._gpu
+        calls._clock[gpu], calls._power[gpu], calls._next_s[gpu] = self.clock, self.power, self.next_s

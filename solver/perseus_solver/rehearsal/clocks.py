@@ -42,6 +42,23 @@ class ClockTables:
         )
         return cls(mhz, time_s, power_w, sets_clock)
 
+    def mixed_power_w(self, blocking_w: float) -> Floats:
+        """Return the power where the GPUs of a stage compute at one clock, as the slowest does, and draw as at another.
+
+        Those that are faster wait. Nothing draws as at a lower clock than that of the slowest.
+
+        Args:
+            blocking_w: power of a GPU that waits, watts.
+
+        Returns:
+            float[tables, clocks, clocks], by the clock of the slowest and the one at which the GPUs draw.
+        """
+        takes_s, drawn_s = self.time_s[:, :, None], self.time_s[:, None, :]
+        mixed_w = blocking_w + (self.power_w[:, None, :] - blocking_w) * drawn_s / takes_s
+        place = np.arange(len(self.mhz))
+        power_w: Floats = np.where(place[None, :, None] < place, mixed_w, self.power_w[:, :, None])
+        return power_w
+
     def positions(self, frequencies_mhz: np.ndarray) -> Index:
         """Return the positions of clocks in ``mhz``; 0 for those of constant-time instructions.
 

@@ -1,14 +1,15 @@
 """The plans that a job should run: of all grains, rehearsed, and none dominated by another.
 
 Plans of every grain come into question. All are rehearsed with few samples, those that are far from the best are
-dropped, and the rest is rehearsed with many. The result is a frontier as any other, but of times that are kept with a
-confidence and of expected energies.
+dropped, and the rest is rehearsed with many. For the times that are wanted in particular, a search then improves the
+best plan (`perseus_solver.rehearsal.refinement`). The result is a frontier as any other, but of times that are kept
+with a confidence and of expected energies.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,8 @@ from perseus_solver.model.result import Frequencies, Frontier, Grain, Point, Reh
 from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
 from perseus_solver.rehearsal.hardware import Hardware, Marks
-from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, rehearse
+from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, joined, rehearse
+from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.switching import clock_changes, proven_effective_j, reduce_clock_changes
 
 DEFAULT_CONFIDENCE = 0.95
@@ -50,7 +52,7 @@ _NEAR = 0.003
 """Share of the energy by which a plan may seem worse than another in the first rehearsal and stay. On GPT-3 with the
 latencies of an H100 the energies of both rehearsals differ by less than 0.1 %, but times decide, too.
 """
-_FINALISTS = 48
+_FINALISTS = 96
 """Plans that are rehearsed with many samples."""
 
 
@@ -102,13 +104,26 @@ def deployable_frontier(
     if points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
     executor = Executor(problem)
-    candidates = _candidates(executor, hardware, solved, np.outer(list(times_s), 1 - _SHORTER).ravel())
+    wanted = [max(time_s, solved.t_min_s) for time_s in times_s]
+    candidates = _candidates(executor, hardware, solved, np.outer(wanted, 1 - _SHORTER).ravel())
     screened = rehearse(executor, candidates.frequencies_mhz, hardware, samples=_SCREENED, steady=False, seed=seed)
     # All clocks at their maximum are always among the plans: nothing is safer.
-    chosen = np.union1d(_promising(problem, screened, points), [candidates.grains.index(Grain.NONE)])
+    chosen = np.union1d(_promising(problem, screened), [candidates.grains.index(Grain.NONE)])
     candidates = candidates.select(chosen)
     found = rehearse(executor, candidates.frequencies_mhz, hardware, samples=SAMPLES, seed=seed)
-    return _frontier_of(executor, solved, candidates, found, confidence=confidence, points=points)
+    if hardware.marks is not Marks.RUN_AHEAD:  # otherwise each stage keeps one clock, whatever is planned
+        more = [
+            Refinement(executor, hardware, wanted_s, confidence).plans(
+                candidates.frequencies_mhz[_best_within(found, wanted_s, confidence)], seed
+            )
+            for wanted_s in wanted
+        ]
+        if refined := sum(map(len, more)):
+            plans = np.concatenate(more)
+            found = joined([found, rehearse(executor, plans, hardware, samples=SAMPLES, seed=seed)])
+            clocks_mhz = np.concatenate([candidates.frequencies_mhz, plans])
+            candidates = _Candidates(clocks_mhz, (*candidates.grains, *(Grain.INSTRUCTION,) * refined))
+    return _frontier_of(executor, solved, candidates, found, confidence=confidence, points=points, wanted_s=wanted)
 
 
 def ideal_point(problem: Problem, solved: Frontier, point: Point) -> Point:
@@ -139,7 +154,7 @@ def ideal_point(problem: Problem, solved: Frontier, point: Point) -> Point:
 def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_s: Floats) -> _Candidates:
     """Return plans of all grains, from the fastest to the cheapest."""
     problem, simulator = executor.problem, executor.simulator
-    plans, grains = [_clocks(problem, np.zeros((1, problem.instructions), dtype=np.intp))], [Grain.NONE]
+    plans, grains = [problem.frequencies_of(np.zeros((1, problem.instructions), dtype=np.intp))], [Grain.NONE]
     along = np.linspace(0.0, 1.0, _TIMES) ** 1.5
     wanted_s = np.unique(np.append(solved.t_min_s + along * (solved.t_star_s - solved.t_min_s), times_s))
     groups = [(Grain.STAGE, 1)]
@@ -152,7 +167,7 @@ def _candidates(executor: Executor, hardware: Hardware, solved: Frontier, times_
             grains += [Grain.INSTRUCTION] * len(instruction)
     for grain, parts in groups:
         choices = grouped_plans(problem, simulator, group_of(problem, grain, parts), wanted_s)
-        made = [_clocks(problem, choices)]
+        made = [problem.frequencies_of(choices)]
         if grain is Grain.SEGMENT:
             made += [_raised_early(problem, made[0], early) for early in _EARLY]
         plans += made
@@ -166,15 +181,7 @@ def _some(solved: Frontier, times_s: Floats) -> Frontier:
     """Return a few points of a frontier, evenly spread, and those just before the times that are wanted."""
     rows = np.linspace(0, len(solved) - 1, min(_SOLVED, len(solved))).astype(np.intp)
     rows = np.union1d(rows, [solved.lookup(time_s) for time_s in times_s.tolist()]).astype(np.intp)
-    return replace(
-        solved,
-        time_s=solved.time_s[rows],
-        energy_j=solved.energy_j[rows],
-        energy_lower_bound_j=solved.energy_lower_bound_j[rows],
-        statuses=tuple(solved.statuses[row] for row in rows.tolist()),
-        frequencies_mhz=solved.frequencies_mhz[rows],
-        clock_changes=solved.clock_changes[rows],
-    )
+    return solved.select(rows.tolist())
 
 
 def _raised_early(problem: Problem, plans: Frequencies, early: int) -> Frequencies:
@@ -191,15 +198,7 @@ def _raised_early(problem: Problem, plans: Frequencies, early: int) -> Frequenci
     return raised
 
 
-def _clocks(problem: Problem, choices: Index) -> Frequencies:
-    """Return the clocks of plans that are positions in the options, uint16[plans, n]."""
-    longest = max(len(options.frequency_mhz) for options in problem.options)
-    padded = np.stack([np.resize(options.frequency_mhz, longest) for options in problem.options]).astype(np.uint16)
-    clocks: Frequencies = padded[problem.option_of, choices]
-    return clocks
-
-
-def _promising(problem: Problem, screened: Rehearsal, points: int) -> Index:
+def _promising(problem: Problem, screened: Rehearsal) -> Index:
     """Return the plans that may turn out to be the best for some time, spread over all times."""
     time_s, energy_j = screened.time_s.mean(axis=1), screened.mean_energy_j
     effective_j = energy_j - problem.blocking_power_w * problem.stages * time_s
@@ -207,13 +206,40 @@ def _promising(problem: Problem, screened: Rehearsal, points: int) -> Index:
     excess_j = effective_j[order] - np.minimum.accumulate(effective_j[order])
     near = excess_j <= _NEAR * energy_j[order]
     order, excess_j = order[near], excess_j[near]
-    most = min(points, _FINALISTS)
-    # The best of each of several spans of time, and of what is left the best of all.
-    span = np.linspace(0, max(most // 2, 1), len(order), endpoint=False).astype(np.intp)
-    ranked = np.lexsort((excess_j, span))
-    first = np.append(True, np.diff(span[ranked]) > 0)
-    chosen = np.append(ranked[first], ranked[~first][np.argsort(excess_j[ranked[~first]], kind="stable")])[:most]
-    return np.sort(order[chosen])
+    # Half of them for all times, and of the others those that seem the best.
+    first = _spread(time_s[order], effective_j[order], _FINALISTS // 2)
+    ranked = np.argsort(excess_j, kind="stable")
+    others = ranked[~np.isin(ranked, first)]
+    return np.sort(order[np.append(first, others)[:_FINALISTS]])
+
+
+def _spread(time_s: Floats, effective_j: Floats, most: int, wanted_s: Sequence[float] = ()) -> Index:
+    """Return so many plans, or fewer, that little energy is lost over all times by the absence of the others.
+
+    Args:
+        time_s: float[plans], ascending.
+        effective_j: float[plans].
+        most: how many plans to return.
+        wanted_s: times for which the best plan stays.
+
+    Returns:
+        int[≤ most], ascending: of the plans that are cheaper than all before them, those that are left when the one
+        whose absence loses least is left out again and again. The first and the last stay.
+    """
+    lowest_j = np.minimum.accumulate(effective_j)
+    kept = np.flatnonzero(np.append(True, lowest_j[1:] < lowest_j[:-1]))
+    stay = kept[np.maximum(np.searchsorted(time_s[kept], wanted_s, side="right") - 1, 0)]
+    while len(kept) > max(most, 2):
+        saved_j, lasts_s = -np.diff(effective_j[kept])[:-1], np.diff(time_s[kept])[1:]
+        lost = np.where(np.isin(kept[1:-1], stay), np.inf, saved_j * lasts_s)
+        kept = np.delete(kept, 1 + int(lost.argmin()))
+    return kept[:most]
+
+
+def _best_within(found: Rehearsal, wanted_s: float, confidence: float) -> int:
+    """Return the plan of least expected energy that keeps a time; if none does, the one that exceeds it least."""
+    late = np.maximum(found.time_kept_s(confidence) / wanted_s - 1.0, 0.0)
+    return int(np.lexsort((found.mean_energy_j, late))[0])
 
 
 def _frontier_of(
@@ -224,6 +250,7 @@ def _frontier_of(
     *,
     confidence: float,
     points: int,
+    wanted_s: Sequence[float],
 ) -> Frontier:
     """Return the plans that no other dominates, as a frontier."""
     problem, simulator = executor.problem, executor.simulator
@@ -231,10 +258,7 @@ def _frontier_of(
     kept_s, energy_j = found.time_kept_s(confidence), found.mean_energy_j
     effective_j = energy_j - blocking_w * kept_s
     order = np.lexsort((effective_j, kept_s))
-    best_j = np.minimum.accumulate(effective_j[order])
-    rows = order[np.append(True, best_j[1:] < best_j[:-1])]
-    if len(rows) > points:
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, points).astype(np.intp))]
+    rows = order[_spread(kept_s[order], effective_j[order], points, wanted_s)]
     plans = candidates.frequencies_mhz[rows]
     ideal_s, ideal_j = simulator.totals(simulator.choice_of(plans))
     # The execution mixes clocks within instructions, for which the bound holds as well: it is one of the relaxation.

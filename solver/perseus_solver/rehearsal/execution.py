@@ -15,7 +15,7 @@ import numpy as np
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.rehearsal.calls import Calls, StageCalls, Start
+from perseus_solver.rehearsal.calls import Calls, StageCalls, Start, Takes
 from perseus_solver.rehearsal.clocks import ClockTables
 
 
@@ -60,12 +60,11 @@ class Draws:
 
     Attributes:
         work: float[n, samples], time of each instruction as a share of its profile's.
-        raise_s, lower_s: float[slots, n, samples], from the begin of a call to its effect.
+        takes: [slots, n, samples], how long changes take.
     """
 
     work: Floats
-    raise_s: Floats
-    lower_s: Floats
+    takes: Takes
 
 
 @dataclass(slots=True, eq=False)
@@ -83,16 +82,18 @@ class Course:
     before_s: Floats
 
     @classmethod
-    def begin(cls, start: Start, samples: int, call_s: float) -> Course:
+    def begin(cls, start: Start, samples: int, call_s: float, *, one_by_one: bool) -> Course:
         """Return the state before the first iteration.
 
         Args:
             start: the clocks in effect, and on their way.
             samples: number of samples.
             call_s: how long a call keeps the next one of its stage waiting, seconds.
+            one_by_one: the GPUs of a stage change one after another.
         """
         stages, plans = start.clock.shape
-        return cls(Calls(start, samples, call_s), np.zeros((plans, samples)), np.zeros((2, stages, plans, samples)))
+        calls = Calls(start, samples, call_s, one_by_one=one_by_one)
+        return cls(calls, np.zeros((plans, samples)), np.zeros((2, stages, plans, samples)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,7 +162,7 @@ class Executor:
         room = np.add.reduceat(control.slots, problem.stage_offset[:-1]).max(initial=0)
         calls.renew(int(room), course.elapsed_s)
         begins, ends = np.empty((n, plans, samples)), np.zeros((n + 1, plans, samples))
-        work = _Work(tables.time_s, tables.power_w, plans, samples)
+        work = _Work(tables, problem.blocking_power_w, plans, samples)
         for low, high, looks, waits in simulator.levels:
             rows = simulator.order[low:high]
             stages = self._stage[rows]
@@ -173,8 +174,7 @@ class Executor:
             if used:
                 begun = Begun(rows, stages, begin, work.takes_s(level), before_s[0][stages], before_s[1][stages])
                 for slot in range(used):
-                    asked = control.due(slot, begun)
-                    level.ask(*asked, draws.raise_s[slot, rows, None], draws.lower_s[slot, rows, None])
+                    level.ask(*control.due(slot, begun), draws.takes.of(slot, rows))
                 work.wait(level)
             end = work.finish(level)
             level.keep()
@@ -216,9 +216,9 @@ class _Work:
         energy_j, computing_s, below_s, above_s: float[plans, samples], see `Iteration`.
     """
 
-    def __init__(self, time_s: Floats, power_w: Floats, plans: int, samples: int) -> None:
-        self._clocks = time_s.shape[1]
-        self._time_s, self._power_w = time_s.ravel(), power_w.ravel()
+    def __init__(self, tables: ClockTables, blocking_w: float, plans: int, samples: int) -> None:
+        self._clocks = len(tables.mhz)
+        self._time_s, self._power_w = tables.time_s.ravel(), tables.mixed_power_w(blocking_w).ravel()
         self.energy_j, self.computing_s, self.below_s, self.above_s = (np.zeros((plans, samples)) for _ in range(4))
 
     def begin(self, table: Index, planned: Index, begin_s: Floats, work: Floats) -> None:
@@ -242,7 +242,7 @@ class _Work:
 
     def finish(self, calls: StageCalls) -> Floats:
         """Do the work, from one clock in effect to the next, and return when it ends."""
-        at, clock, next_s = np.arange(self._at_s.size), calls.clock, calls.next_s
+        at, clock, power, next_s = np.arange(self._at_s.size), calls.clock, calls.power, calls.next_s
         first, from_s, left = self._first, self._at_s, self._left
         ends = np.empty_like(from_s)
         while True:
@@ -250,7 +250,7 @@ class _Work:
             time_s = self._time_s[place]
             end_s = from_s + left * time_s
             until_s = np.minimum(end_s, next_s)
-            self._add(at, until_s - from_s, self._power_w[place], clock)
+            self._add(at, until_s - from_s, self._power_w[place * self._clocks + power], clock)
             ends[at] = end_s
             changes = np.flatnonzero(next_s < end_s)
             if not changes.size:
@@ -259,7 +259,7 @@ class _Work:
             left = left[changes] - (until_s[changes] - from_s[changes]) / time_s[changes]
             from_s = until_s[changes]
             calls.take_effect(at)
-            clock, next_s = calls.clock[at], calls.next_s[at]
+            clock, power, next_s = calls.clock[at], calls.power[at], calls.next_s[at]
 
     def _add(self, at: Index, seconds: Floats, power_w: Floats, clock: Index) -> None:
         planned = self._planned[at]

@@ -31,6 +31,7 @@ DEFAULT_KERNELS: Final = MappingProxyType(
         Kind.INPUT_GRADIENT: 300,
         Kind.WEIGHT_GRADIENT: 300,
         Kind.CONSTANT: 1,
+        Kind.STEP: 1_000,
     }
 )
 """Of an instruction: a transformer layer launches about 30 kernels forward and twice as many backward."""

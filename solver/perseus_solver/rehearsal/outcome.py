@@ -13,6 +13,7 @@ import numpy as np
 from perseus_solver.kinds import Floats
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.simulator import Choice
+from perseus_solver.rehearsal.calls import Takes
 from perseus_solver.rehearsal.control import NO_CLOCK, Expected, Timetable, timetable
 from perseus_solver.rehearsal.execution import Course, Draws, Executor, Iteration
 from perseus_solver.rehearsal.hardware import Hardware, Marks
@@ -59,6 +60,12 @@ class Rehearsal:
     calls: Floats
     begin_s: Floats
     end_s: Floats
+
+    def of_plan(self, plan: int) -> Rehearsal:
+        """Return what became of one of the plans."""
+        one = slice(plan, plan + 1)
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Rehearsal(**{name: v[:, one] if name in _BY_INSTRUCTION else v[one] for name, v in parts.items()})
 
     def time_kept_s(self, confidence: float) -> Floats:
         """Return the iteration time that each plan keeps with a probability, float[plans] in seconds.
@@ -125,16 +132,16 @@ def rehearse(
         part = slice(begin, begin + size)
         run = _Run(executor, frequencies_mhz[part], choices[part], hardware, rule)
         parts.append(run.result(samples, np.random.default_rng(seed), steady=steady))
-    return _joined(parts)
+    return joined(parts)
 
 
-def _joined(parts: list[Rehearsal]) -> Rehearsal:
-    """Join the plans of several rehearsals."""
+def joined(parts: list[Rehearsal]) -> Rehearsal:
+    """Join the plans of several rehearsals, of equally many samples."""
 
-    def joined(name: str) -> Floats:
+    def whole(name: str) -> Floats:
         return np.concatenate([getattr(part, name) for part in parts], axis=1 if name in _BY_INSTRUCTION else 0)
 
-    return Rehearsal(**{field.name: joined(field.name) for field in fields(Rehearsal)})
+    return Rehearsal(**{field.name: whole(field.name) for field in fields(Rehearsal)})
 
 
 _BY_INSTRUCTION = ("begin_s", "end_s")
@@ -178,7 +185,8 @@ class _Run:
             control = self._control()
             if course is None:
                 start = control.start if isinstance(control, HostEnds) else self._expected.start()
-                course = Course.begin(start, samples, hardware.latency.call_s * hardware.gpus_per_lock)
+                gpus = hardware.gpus_per_lock
+                course = Course.begin(start, samples, hardware.latency.call_s * gpus, one_by_one=gpus > 1)
             draws = self._draws(int(control.slots.max(initial=0)), samples, random)
             iteration = self._executor.iterate(self._planned, control, course, draws)
             scatter_s = iteration.begin_s.std(axis=2)[rank] if hardware.marks is Marks.EVENTS else None
@@ -217,11 +225,10 @@ class _Run:
         spread = hardware.noise
         # Log-normal, and 1 in the mean: a plan's expected energy does not depend on the scatter.
         share = np.exp(spread * work.standard_normal((n, samples)) - spread**2 / 2) if spread else np.ones((n, samples))
-        raise_s, lower_s = np.empty((slots, n, samples)), np.empty((slots, n, samples))
+        first_s, last_s, mean_s = (np.empty((slots, n, samples)) for _ in range(3))
         wait_s = np.arange(gpus) * hardware.latency.call_s
         for slot in range(slots):
             normal = latency.standard_normal((n, samples, gpus))
             each_s = hardware.latency.p50_s * np.exp(hardware.latency.sigma * normal) + wait_s
-            # The GPUs of a stage compute as fast as the slowest: a rise counts from the last, a fall from the first.
-            raise_s[slot], lower_s[slot] = each_s.max(axis=2), each_s.min(axis=2)
-        return Draws(share, raise_s, lower_s)
+            first_s[slot], last_s[slot], mean_s[slot] = each_s.min(axis=2), each_s.max(axis=2), each_s.mean(axis=2)
+        return Draws(share, Takes(first_s, last_s, mean_s))

@@ -19,7 +19,7 @@ from perseus_solver.certify import Bound, Certificate, prove
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.relaxation.graph import Graph, build_graph
-from perseus_solver.relaxation.network import Dual, build_network, intervals, optimal_timetables, solve_price, stretch
+from perseus_solver.relaxation.network import Dual, build_network, intervals, solve_price, stretch
 from perseus_solver.relaxation.periods import find_repetitions
 from perseus_solver.relaxation.prices import Uncertainty
 from perseus_solver.relaxation.steady import NotSteady, Steady
@@ -31,17 +31,16 @@ SHARPNESS = 2e-5
 """Refinement ends when a new line can raise the envelope by no more than this share of the energy."""
 _NOTHING = 1e-300
 """Joules; avoids a division by zero where a problem takes no energy at all."""
-MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 7, 60_000
-"""With 40 well chosen prices the envelope is within a few hundredths of a percent of the relaxed frontier. A network
-with many rows gets fewer, so that prices × rows is about constant, and flows between two prices are mixed instead
-(`Engine.mixed`).
+MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 12, 40_000
+"""With 40 well chosen prices the envelope is within a few thousandths of a percent of the relaxed frontier. A network
+with many rows gets fewer, so that prices × rows is about constant.
 """
-MIXED = 4
-"""Mixtures between two samples."""
-BOUNDARY_BLOCKS, LEAST_SAVING = 8, 2
-"""Blocks that are solved at either end of a repetition, because disturbances decay within about so many: eight prove
-the same as the whole graph to 1e-5 on the published profiles. Repetition is used where it leaves out at least
-`LEAST_SAVING` times as many blocks as it solves.
+MIXED = 2
+"""Mixtures between two samples: they raise the envelope, and their timetables are further ones to round."""
+BOUNDARY_BLOCKS, MOST_BOUNDARY_BLOCKS, BOUNDARY_SHARE = 8, 12, 0.4
+"""Blocks that are solved at either end of a repetition: this share of the stages, but no fewer and no more than these.
+Disturbances decay within about so many: on eight stages eight blocks prove the same as the whole graph to 1e-5. With
+more than thirty stages, more blocks prove more, but their flows would take longer than all else.
 """
 
 
@@ -101,11 +100,13 @@ class Engine:
 
     def _find_steady_state(self) -> Steady | None:
         """Return the solver of the repeated part of the graph, None where nothing repeats often enough."""
-        repetitions = find_repetitions(self.problem, self.graph, (2 + LEAST_SAVING) * BOUNDARY_BLOCKS)
+        share = math.ceil(BOUNDARY_SHARE * self.problem.stages)
+        keep = min(max(share, BOUNDARY_BLOCKS), MOST_BOUNDARY_BLOCKS)
+        repetitions = find_repetitions(self.problem, self.graph, 2 * keep + 1)
         if not repetitions:
             return None
         try:
-            return Steady(self.problem, self.tables, repetitions, BOUNDARY_BLOCKS)
+            return Steady(self.problem, self.tables, repetitions, keep)
         except NotSteady:
             return None
 
@@ -143,9 +144,7 @@ class Engine:
         return _sorted([*samples, *self.sample(sorted({price for price, _ in prices if price is not None}))])
 
     def mixed(self, samples: list[Sample]) -> list[Sample]:
-        """Return proofs between the samples where these are few: convex combinations of two flows are flows."""
-        if self.most_prices == MOST_PRICES:
-            return []
+        """Return proofs between the samples: convex combinations of two flows are flows."""
         found = []
         for one, other in pairwise(samples):
             # Prices in geometric steps; in linear steps from 0.
@@ -174,9 +173,6 @@ class Engine:
         """
         order = self.graph.order
         through = np.stack([s.through for s in samples], axis=1)[order].astype(np.int64)
-        if not self.steady:
-            duals = [Dual(s.price, s.edge.astype(np.int64), s.through[order].astype(np.int64)) for s in samples]
-            return optimal_timetables(self.tables, self.graph, self.table_of, duals)
         meeting_ticks = [self.fastest_ticks]
         for fast, slow in pairwise(samples):
             meeting_ticks.append(crossing(fast.bound, slow.bound) / self.tables.tick_s)
@@ -310,5 +306,5 @@ def trace_curve(engine: Engine, report: Callable[[float], None], only_ticks: flo
     """
     at_s = None if only_ticks is None else only_ticks * engine.tables.tick_s
     most = engine.most_prices
-    samples = engine.sample(engine.forecast(most) if only_ticks is None else engine.end_prices())
+    samples = engine.sample(engine.forecast(most - 3) if only_ticks is None else engine.end_prices())
     return engine.explore(samples, engine.sample, most, at_s=at_s, report=report)

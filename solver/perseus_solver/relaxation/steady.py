@@ -27,11 +27,6 @@ from perseus_solver.relaxation.network import Dual, Network, build_network, solv
 from perseus_solver.relaxation.periods import Repetition
 from perseus_solver.relaxation.tables import Tables
 
-COST_BITS = 13
-"""Costs in the pieces are rounded to this many bits. Any flow that results is proven on the measurements, and a path
-averages the rounding out; coarse costs take the flow solver a third less time.
-"""
-
 
 class Circulations:
     """The circulations of one repetition, by price."""
@@ -223,7 +218,7 @@ class Steady:
         leaves = np.flatnonzero((self._edge_class >= 0) & inside[tail])
         return _Piece(
             graph=graph,
-            network=_coarse(build_network(self._tables, graph, part.option_of[graph.order].astype(np.intp))),
+            network=build_network(self._tables, graph, part.option_of[graph.order].astype(np.intp)),
             rows=rows,
             edges=edges,
             enters=(2 * graph.rank[renumber[head[enters]]], self._edge_class[enters]),
@@ -274,11 +269,6 @@ class Steady:
             edge[piece.edges] = dual.edge
             through[piece.rows] = dual.through[piece.graph.rank]
         return Dual(price, edge, through)
-
-
-def _coarse(network: Network) -> Network:
-    unit = max(int(network.gain_ticks.max(initial=0)) >> COST_BITS, 1)
-    return replace(network, gain_ticks=np.rint(network.gain_ticks / unit).astype(np.int64))
 
 
 class NotSteady(Exception):

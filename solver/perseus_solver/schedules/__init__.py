@@ -10,12 +10,20 @@ from collections.abc import Callable, Collection
 
 from perseus_solver.errors import InvalidSchedule
 from perseus_solver.schedules.base import Schedule, with_constants
-from perseus_solver.schedules.classic import early_recompute, gpipe, interleaved, one_f_one_b
+from perseus_solver.schedules.classic import early_recompute, gpipe, interleaved, one_f_one_b, steps
 from perseus_solver.schedules.dualpipe import dualpipe
 from perseus_solver.schedules.torch_csv import read_schedule, write_schedule
 from perseus_solver.schedules.zero_bubble import zb_h1, zb_v
 
-__all__ = ["SCHEDULES", "Schedule", "build_schedule", "read_schedule", "with_constants", "write_schedule"]
+__all__ = [
+    "SCHEDULES",
+    "Schedule",
+    "build_schedule",
+    "read_schedule",
+    "schedule_name",
+    "with_constants",
+    "write_schedule",
+]
 
 MAX_STAGES = 1_024
 MAX_INSTRUCTIONS = 4_000_000
@@ -24,18 +32,35 @@ refused before memory runs out.
 """
 
 _GENERATORS: dict[str, Callable[[int, int], Schedule]] = {
-    "gpipe": gpipe,
-    "1f1b": one_f_one_b,
-    "early-recompute-1f1b": early_recompute,
-    "zb-h1": zb_h1,
-    "zb-v": zb_v,
-    "dualpipe": dualpipe,
+    "Steps": steps,
+    "GPipe": gpipe,
+    "1F1B": one_f_one_b,
+    "EarlyRecompute1F1B": early_recompute,
+    "ZBH1": zb_h1,
+    "ZBV": zb_v,
+    "DualPipe": dualpipe,
 }
-_INTERLEAVED = "interleaved-1f1b"
-_FIXED_CHUNKS = {"zb-v": 2, "dualpipe": 2}
+_INTERLEAVED = "Interleaved1F1B"
+_FIXED_CHUNKS = {"ZBV": 2, "DualPipe": 2}
 
 SCHEDULES = tuple(sorted((*_GENERATORS, _INTERLEAVED)))
-"""Names that `build_schedule` accepts."""
+"""Names of schedules, the same as in a PerseusJob."""
+
+
+def schedule_name(text: str) -> str:
+    """Return the name of `SCHEDULES` that is meant; case, hyphens and underscores do not count.
+
+    Args:
+        text: a name, such as ``1f1b`` or ``interleaved-1f1b``.
+
+    Returns:
+        The name as in `SCHEDULES`; what is none of them comes back as it is.
+    """
+    return next((name for name in SCHEDULES if _letters(name) == _letters(text)), text)
+
+
+def _letters(text: str) -> str:
+    return text.casefold().replace("-", "").replace("_", "")
 
 
 def build_schedule(
@@ -44,10 +69,10 @@ def build_schedule(
     """Build a named schedule.
 
     Args:
-        name: one of `SCHEDULES`.
+        name: one of `SCHEDULES`; case and hyphens do not count.
         stages: number of stages, 1 to `MAX_STAGES`.
         microbatches: number of microbatches in an iteration of one pipeline, at least 1.
-        chunks: model chunks (virtual stages) on each stage; None: as many as the schedule needs. Only interleaved-1f1b
+        chunks: model chunks (virtual stages) on each stage; None: as many as the schedule needs. Only Interleaved1F1B
             has a choice, and needs 2 or more.
         constants: stages that run a constant-time instruction (data loading) before each forward of their first chunk;
             usually `Profile.constant_stages`.
@@ -58,6 +83,7 @@ def build_schedule(
     Raises:
         InvalidSchedule: unknown name, or counts that the schedule cannot run.
     """
+    name = schedule_name(name)
     if name not in SCHEDULES:
         raise InvalidSchedule(f"schedule {name!r} is unknown; known are {', '.join(SCHEDULES)}")
     for field, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks or 1)):

@@ -21,7 +21,7 @@ ABSENT = -1
 _NAMED_IN_CYCLE = 8  # enough to see the loop, short enough for one line
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Schedule:
     """Which instructions every stage runs, and in which order, as flat arrays stage by stage.
 
@@ -68,6 +68,12 @@ class Schedule:
     def stage(self) -> Ints:
         """int32[n], the stage of each instruction."""
         return np.repeat(np.arange(self.stages, dtype=np.int32), np.diff(self.stage_offset))
+
+    def __repr__(self) -> str:
+        return (
+            f"Schedule({self.name}, {self.stages} stages, {self.microbatches} microbatches, {self.chunks} chunks, "
+            f"{self.instructions} instructions)"
+        )
 
     def span(self, stage: int) -> slice:
         """Return the slice of the arrays that holds a stage."""
@@ -135,6 +141,8 @@ class Schedule:
 
     def _data_flow(self) -> tuple[Ints, Ints]:
         """Forwards go up the positions, gradients down; weight gradients follow the input gradients of their stage."""
+        if self.kind[0] == Kind.STEP:  # the whole iteration, which passes nothing on
+            return np.empty(0, np.int32), np.empty(0, np.int32)
         position = self.position[self.stage, self.chunk]
         positions = int(self.position.max()) + 1
         place = self.microbatch.astype(np.int64) * positions + position

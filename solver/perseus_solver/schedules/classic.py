@@ -1,4 +1,4 @@
-"""GPipe and the 1F1B family: plain, interleaved over chunks, and with early recomputation.
+"""No pipeline at all, GPipe, and the 1F1B family: plain, interleaved over chunks, and with early recomputation.
 
 Pure functions of counts that were checked before.
 """
@@ -15,10 +15,20 @@ RECOMPUTATION = 1
 """Chunk number of the recomputations of early-recompute 1F1B."""
 
 
+def steps(stages: int, microbatches: int) -> Schedule:
+    """Return the schedule of a job without a pipeline: an iteration is one instruction, the step.
+
+    Every rank of a data-parallel or sharded job is a pipeline of one stage.
+    """
+    if (stages, microbatches) != (1, 1):
+        raise InvalidSchedule(f"Steps has 1 stage and 1 microbatch, not {stages} and {microbatches}: a step is whole")
+    return assemble("Steps", [run(Kind.STEP, 0, 1)], microbatches=1, position=np.array([[0]]))
+
+
 def gpipe(stages: int, microbatches: int) -> Schedule:
     """Return GPipe: all forwards, then all backwards (Huang et al., 2019)."""
     rows_of_stage = np.concatenate([run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)])
-    return assemble("gpipe", [rows_of_stage] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
+    return assemble("GPipe", [rows_of_stage] * stages, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
@@ -28,7 +38,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
         warm = min(microbatches, stages - stage)
         forward, backward = run(Kind.FORWARD, 0, microbatches), run(Kind.BACKWARD, 0, microbatches)
         per_stage.append(alternate(forward, backward, warm))
-    return assemble("1f1b", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
+    return assemble("1F1B", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def early_recompute(stages: int, microbatches: int) -> Schedule:
@@ -58,7 +68,7 @@ def early_recompute(stages: int, microbatches: int) -> Schedule:
             )
         )
     position = np.stack([np.arange(stages), np.full(stages, ABSENT)], axis=1)
-    return assemble("early-recompute-1f1b", per_stage, microbatches=microbatches, position=position)
+    return assemble("EarlyRecompute1F1B", per_stage, microbatches=microbatches, position=position)
 
 
 def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
@@ -70,7 +80,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
     rounds = max(1, microbatches // stages)
     if microbatches % rounds:
         raise InvalidSchedule(
-            f"interleaved-1f1b runs microbatches in {rounds} rounds, and {microbatches} is not a multiple of {rounds}; "
+            f"Interleaved1F1B runs microbatches in {rounds} rounds, and {microbatches} is not a multiple of {rounds}; "
             "use a multiple of the number of stages"
         )
     length = microbatches // rounds
@@ -84,7 +94,7 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> Schedule:
         warm = min((chunks - 1) * length + 2 * (stages - 1 - stage) + 1, k.size)
         per_stage.append(alternate(forward, backward, warm))
     position = np.arange(chunks)[None, :] * stages + np.arange(stages)[:, None]
-    return assemble("interleaved-1f1b", per_stage, microbatches=microbatches, position=position)
+    return assemble("Interleaved1F1B", per_stage, microbatches=microbatches, position=position)
 
 
 def alternate(forward: Ints, backward: Ints, warm: int) -> Ints:

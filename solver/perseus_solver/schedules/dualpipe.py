@@ -26,17 +26,17 @@ def dualpipe(stages: int, microbatches: int) -> Schedule:
         InvalidSchedule: an odd number of stages or microbatches, or fewer than two microbatches for each stage.
     """
     if stages % 2:
-        raise InvalidSchedule(f"dualpipe needs an even number of stages, not {stages}")
+        raise InvalidSchedule(f"DualPipe needs an even number of stages, not {stages}")
     if microbatches % 2 or microbatches < 2 * stages:
         raise InvalidSchedule(
-            f"dualpipe needs an even number of microbatches, at least 2 × stages = {2 * stages}, not {microbatches}"
+            f"DualPipe needs an even number of microbatches, at least 2 × stages = {2 * stages}, not {microbatches}"
         )
     half = microbatches // 2
     per_stage = [
         _instructions(_steps(stages, stage, half), half, far=int(stage >= stages // 2)) for stage in range(stages)
     ]
     position = np.stack([np.arange(stages), stages - 1 - np.arange(stages)], axis=1)
-    return assemble("dualpipe", per_stage, microbatches=microbatches, position=position, bidirectional=True)
+    return assemble("DualPipe", per_stage, microbatches=microbatches, position=position, bidirectional=True)
 
 
 def _steps(stages: int, stage: int, half: int) -> Ints:

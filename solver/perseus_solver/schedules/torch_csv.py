@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perseus_solver.errors import InvalidSchedule
+from perseus_solver.errors import InvalidSchedule, quoted
 from perseus_solver.kinds import Ints, Kind
 from perseus_solver.schedules.base import ABSENT, Schedule, assemble, name_cycle
 from perseus_solver.topology import STUCK, levels
@@ -116,9 +116,8 @@ def _read_row(number: int, cells: list[str]) -> list[tuple[int, int, int]]:
                 continue
             kind = _KINDS.get(action["action"]) if action else None
             if action is None or kind is None or action["microbatch"] is None:
-                short = text if len(text) <= 40 else text[:37] + "..."
                 raise InvalidSchedule(
-                    f"schedule CSV row {number}, cell {column}: {short!r} is not an action such as 0F0 or 2I1"
+                    f"schedule CSV row {number}, cell {column}: {quoted(text)} is not an action such as 0F0 or 2I1"
                 )
             found.append((int(kind), int(action["microbatch"]), int(action["place"])))
     return found

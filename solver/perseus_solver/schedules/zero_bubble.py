@@ -30,7 +30,7 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
         turn = np.concatenate([3 * step, 3 * (step[:now] + lag) + 1, 3 * step[:new] + 2])
         steady = np.concatenate([inputs, weights[:now], forward[warm:]])[np.argsort(turn)]
         per_stage.append(np.concatenate([forward[:warm], steady, weights[now:]]))
-    return assemble("zb-h1", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
+    return assemble("ZBH1", per_stage, microbatches=microbatches, position=np.arange(stages)[:, None])
 
 
 def zb_v(stages: int, microbatches: int) -> Schedule:
@@ -45,7 +45,7 @@ def zb_v(stages: int, microbatches: int) -> Schedule:
         rows_of_stage = _v_stage(stages, stage, filled)
         per_stage.append(rows_of_stage[rows_of_stage[:, 1] < microbatches])
     position = np.stack([np.arange(stages), 2 * stages - 1 - np.arange(stages)], axis=1)
-    return assemble("zb-v", per_stage, microbatches=microbatches, position=position)
+    return assemble("ZBV", per_stage, microbatches=microbatches, position=position)
 
 
 def _v_stage(stages: int, stage: int, microbatches: int) -> Ints:

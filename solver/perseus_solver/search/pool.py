@@ -1,62 +1,56 @@
 """All plans found so far, with their exact figures and bounds, and the ways to find better ones.
 
-For each deadline relaxed timetables are rounded (``rounding``). Where that leaves a gap, more prices are solved, more
-mixtures are tried, plans are spliced with their neighbours, and small graphs are searched (``recreate``). Every plan is
-simulated exactly before it counts.
+Relaxed timetables are rounded where they end by themselves (``rounding``). Of the plans that result, those on the lower
+convex hull are searched for better ones (``recreate``) and mixed for all deadlines, in turn, as often as the budget of
+work allows. Every plan is simulated exactly before it counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from perseus_solver.certify import deadline_bound, iteration_bound
-from perseus_solver.kinds import Floats, Index, latest_s
-from perseus_solver.model.result import DEFAULT_GAP, Frontier, Point, status_of
+from perseus_solver.kinds import SAME_TIME, Floats, Index, latest_s
+from perseus_solver.model.result import Frontier, Point, status_of
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
 from perseus_solver.relaxation.tables import lower_hull, undominated
 from perseus_solver.search.cuts import Cuts
 from perseus_solver.search.placement import chosen
+from perseus_solver.search.recreate import SWEEPS as RECREATE_SWEEPS
 from perseus_solver.search.recreate import Recreate
-from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans
+from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans, sweeps
 from perseus_solver.switching import clock_changes
 
 Columns = npt.NDArray[np.int16]
 
-_GOOD_GAP = 1e-3
-"""Plans within this gap are not improved further."""
-_CELLS, _LARGE = 4_000_000, 2_000_000
-"""Instructions × plans rounded at once, a few hundred megabytes of work arrays. If there are more than `_LARGE` in all,
-there are two passes: relaxed timetables alone, then mixtures of the best plans that result.
+_CELLS = 4_000_000
+"""Instructions × plans swept at once, a few hundred megabytes of work arrays."""
+_WORK, _WORK_ONE = 3e7, 5e6
+"""The budgets of work, whatever the size of the graph: instructions × plans × sweeps. Along the frontier it is about
+two seconds. A larger graph gets fewer turns, never less than one mixture for each deadline.
 """
-_NEAR = [(0, 0), (1, 1)]
-_WIDE = [(2, 2), (0, 1), (1, 0), (4, 4), (0, 3), (3, 0), (0, 6), (6, 0), (7, 7)]
-"""Spans tried for every deadline (`_NEAR`), and where the result is poor; see `round_plans`."""
+_TURNS = 4
+"""Turns after which plans hardly improve."""
+_NEAREST, _NEAR = [(0, 0)], [(0, 0), (1, 1)]
+"""Spans that are tried where plans are mixed, and for relaxed timetables; see `round_plans`."""
 _FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
-_SPLICES = [(True, _BOTH, [(0, 0)]), (False, _FORTH, [(0, 0), (1, 1)]), (False, _BOTH, [(0, 0), (2, 2)])]
-"""The passes that mix plans with plans: whether only those on the convex hull, their directions and spans. Each pass
-may use what the one before found.
+_SEARCHED = 0.25
+"""Share of the deadlines, those with the largest gaps, that are searched, and mixed from relaxed timetables."""
+_STARTS, _TRIES, _ROUNDS = 2, 8, 8
+"""A search begins at so many plans for each deadline, with so many trials in a round, and so many rounds."""
+_SEARCH_LAST, _SEARCH_ONE, _REFINED = (6, 8, 30), (4, 16, 24), 2
+"""The same for the worst deadlines, with what the turns leave of the budget, and for a single deadline; and how many
+prices are solved for its bound.
 """
-_SMALL, _MIDDLE = 400, 2_000
-"""Instructions of the largest graphs that are searched: for all deadlines, and for a single one."""
+_MIDDLE = 2_000
+"""Instructions of the largest graphs of which parts are moved for a single deadline."""
 _MOVED, _MOVED_ROWS = 4, 3_072
-"""Plans for a single deadline of which parts are moved, and their instructions: the second best may lead further than
-the best.
-"""
-_WORST = 24
-"""Largest number of deadlines of a frontier for which parts of the timetable are moved."""
-_SEARCH = ((_GOOD_GAP, 2, 16, 10), (2 * _GOOD_GAP, 6, 8, 30), (2.5 * _GOOD_GAP, 12, 16, 30))
-_SEARCH_SMALL, _SEARCH_MIDDLE = (6, 16, 30), (1, 32, 12)
-_REFINED = 3
-_WORK = 4e6
-"""Passes of the search: for gaps above this, from so many plans, with so many trials in a round, and so many rounds.
-`_SEARCH` is for the whole frontier; the others, without a gap, are for a single deadline on a small graph or a larger
-one. `_REFINED` prices are solved for its bound. `_WORK` is the budget of a pass along the frontier, whatever the size
-of the graph: instructions × plans × trials × rounds, about a second.
-"""
+"""Plans of which parts are moved, and their instructions: the second best may lead further than the best."""
 
 
 class Pool:
@@ -79,6 +73,8 @@ class Pool:
         self._rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         self._simulator = Simulator(engine.problem)
         self._columns: list[Columns] = []
+        self._improved: list[float] = []
+        self._left = 0.0
         self._makespan_ticks, self._time_s, self._energy_j, self._effective_j = (np.zeros(0) for _ in range(4))
         self._use_samples(samples)
 
@@ -86,8 +82,7 @@ class Pool:
         """Replace the samples, and the timetables and proofs that follow from them."""
         self.samples = samples
         self.proofs = sorted([*samples, *self._engine.mixed(samples)], key=lambda s: -s.price)
-        # Only optimal flows determine a timetable. Those of circulations are rounded, so mixtures serve as well.
-        flows = self.proofs if self._engine.steady else samples
+        flows = self.proofs
         duration_ticks, makespan_ticks = self._engine.timetables(flows)
         finish_ticks = self._engine.graph.finish_ticks(duration_ticks)[:-1]
         order = np.argsort(makespan_ticks, kind="stable")
@@ -110,43 +105,39 @@ class Pool:
         return iteration_bound(self._engine.problem, [s.bound for s in self.proofs], time_s)
 
     def add(self, deadline_ticks: Floats, report: Callable[[float], None]) -> None:
-        """Round for these deadlines, a few at a time; where the result is poor, solve more prices and mix more plans.
+        """Make plans for these deadlines, as good as the budget of work allows.
 
         Args:
             deadline_ticks: float[deadlines].
             report: called with the share of the work that is done.
         """
-        n = self._engine.graph.n
-        if n * len(deadline_ticks) > _LARGE:
-            # Relaxed timetables are rounded best at their own ends.
-            self._round(self.curve, np.unique(np.floor(self.curve.makespan_ticks)), _NEAR[:1], ways=_BACK)
-            report(1 / 3)
-            self._round(
-                self._plans(corners=True),
-                deadline_ticks,
-                _NEAR[:1],
-                ways=_BACK,
-                report=lambda s: report((1 + 2 * s) / 3),
-            )
-            return
-        self._round(self.curve, deadline_ticks, _NEAR, report=report)
-        for worst in (_GOOD_GAP, DEFAULT_GAP):
-            poor = deadline_ticks[self._gap(deadline_ticks) > worst]
-            if len(poor):
-                self._use_samples(self._engine.refine(self.samples, poor))
-                self._round(self.curve, poor, _WIDE, ways=_FORTH)
-        for corners, ways, spans in _SPLICES:
-            poor = deadline_ticks[self._gap(deadline_ticks) > _GOOD_GAP]
-            if len(poor):
-                self._round(self._plans(corners=corners), poor, spans, ways=ways)
+        own_ticks = np.unique(np.append(np.floor(self.curve.makespan_ticks), self._engine.fastest_ticks))
+        thorough = self._engine.graph.n * len(own_ticks) * sweeps(_NEAR, _BOTH) <= _WORK / 2
+        spans, ways = (_NEAR, _BOTH) if thorough else (_NEAREST, _BACK)
+        self._left = _WORK
+        self._round(self.curve, own_ticks, spans, ways)
+        self._left = max(self._left, self._engine.graph.n * len(deadline_ticks) * sweeps(_NEAREST, _BACK))
+        self._improve_all(deadline_ticks, _TURNS, report)
 
-    def search(self, deadline_ticks: Floats) -> None:
-        """Search from the cheapest plans for the deadlines whose gaps are largest, as many as the work allows."""
-        for good, starts, tries, rounds in _SEARCH:
-            gap = self._gap(deadline_ticks)
-            most = int(_WORK // (self._engine.graph.n * starts * tries * rounds))
-            worst = np.argsort(-gap, kind="stable")[:most]
-            self._recreate(deadline_ticks[worst[gap[worst] > good]], starts, tries, rounds)
+    def _improve_all(self, deadline_ticks: Floats, turns: int, report: Callable[[float], None]) -> None:
+        """Search plans and mix them for these deadlines, in turn, while the budget lasts."""
+        self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, _BACK)
+        self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, _FORTH)
+        self._round(self.curve, self._worst(deadline_ticks, _SEARCHED), _NEAR, _BOTH)
+        for turn in range(turns):
+            report(turn / turns)
+            self._recreate(self._makespan_ticks[self._best(corners=True)])
+            self._recreate(self._worst(deadline_ticks, _SEARCHED))
+            for ways in (_BACK, _FORTH):
+                self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, ways)
+                self._round(self._plans(), self._worst(deadline_ticks), [(turn, turn)], ways)
+        self._recreate(self._worst(deadline_ticks), *_SEARCH_LAST)
+
+    def _worst(self, deadline_ticks: Floats, share: float = 1.0) -> Floats:
+        """Return a share of the deadlines, those with the largest gaps first."""
+        order = np.argsort(-self._gap(deadline_ticks), kind="stable")
+        worst: Floats = deadline_ticks[order[: math.ceil(share * len(order))]]
+        return worst
 
     def improve_at(self, end_ticks: float, around_ticks: Floats) -> None:
         """Improve the plans for a single deadline, with all that is too much work along the whole frontier.
@@ -156,24 +147,22 @@ class Pool:
             around_ticks: float[deadlines], near it, for which plans are made as well: a plan for a slightly shorter
                 deadline is sometimes cheaper.
         """
-        n, end = self._engine.graph.n, np.array([end_ticks])
-        for _ in range(_REFINED):
-            self._use_samples(self._engine.refine(self.samples, end))
-        self.add(around_ticks, lambda _share: None)
-        self._store(improve(self._rounder, self._select(self._cheapest(self._makespan_ticks <= end_ticks, 8)), end))
-        if n <= _MIDDLE:
-            self._recreate(end, *(_SEARCH_SMALL if n <= _SMALL else _SEARCH_MIDDLE))
-            self._move_at(end_ticks)
-
-    def move(self, deadline_ticks: Floats) -> None:
-        """Move whole parts of the timetable, by minimum cuts, where the gaps of the cheapest plans are largest."""
-        if self._engine.graph.n > _MIDDLE:
+        if any(abs(end_ticks - known) <= SAME_TIME * end_ticks for known in self._improved):
             return
-        gap = self._gap(deadline_ticks)
-        worst = np.argsort(-gap, kind="stable")[:_WORST]
-        cuts = Cuts(self._rounder)
-        for end_ticks in deadline_ticks[worst[gap[worst] > 2 * _GOOD_GAP]].tolist():
-            self._improve(cuts, self._cheapest(self._makespan_ticks <= end_ticks, 1), end_ticks)
+        self._improved.append(end_ticks)
+        end = np.array([end_ticks])
+        samples = self.samples
+        for _ in range(_REFINED):
+            samples = self._engine.refine(samples, end)
+        self._use_samples(samples)
+        self._left = _WORK_ONE
+        self._round(self.curve, around_ticks, _NEAR, _BOTH)
+        self._improve_all(around_ticks, 1, lambda _share: None)
+        self._store(improve(self._rounder, self._select(self._cheapest(self._makespan_ticks <= end_ticks, 8)), end))
+        self._left = _WORK_ONE
+        self._recreate(end, *_SEARCH_ONE)
+        if self._engine.graph.n <= _MIDDLE:
+            self._move_at(end_ticks)
 
     def _move_at(self, deadline_ticks: float) -> None:
         """Move whole parts of the timetable for one deadline.
@@ -212,46 +201,49 @@ class Pool:
         """Add every plan with one clock for all, its slack distributed, so that no such plan beats the result."""
         engine = self._engine
         clocks = np.unique(np.concatenate([o.frequency_mhz for o in engine.problem.options]))
-        if len(clocks) * engine.graph.n > _LARGE:
-            return
         tables = engine.tables
         position = np.empty((len(tables.size), len(clocks)), dtype=np.intp)
         for k, options in enumerate(engine.problem.options):
             nearest = np.abs(options.frequency_mhz[:, None] - clocks).argmin(axis=0)
             efficient_s = tables.time_s[k, : tables.size[k]]
             position[k] = np.maximum(efficient_s.searchsorted(options.time_s[nearest], side="right") - 1, 0)
-        columns = position[engine.table_of]
-        self._store(improve(self._rounder, columns, np.zeros(len(clocks))))
+        size = max(_CELLS // engine.graph.n, 1)
+        for begin in range(0, len(clocks), size):
+            columns = position[engine.table_of, begin : begin + size]
+            self._store(improve(self._rounder, columns, np.zeros(columns.shape[1])))
 
     def _round(
-        self,
-        curve: Curve,
-        deadline_ticks: Floats,
-        spans: list[tuple[int, int]],
-        *,
-        ways: tuple[bool, ...] = _BOTH,
-        report: Callable[[float], None] = lambda _share: None,
+        self, curve: Curve, deadline_ticks: Floats, spans: list[tuple[int, int]], ways: tuple[bool, ...]
     ) -> None:
-        """Mix timetables of the curve, for a few deadlines at a time."""
+        """Mix timetables of the curve for the first of these deadlines, as many as the budget allows."""
+        deadline_ticks = self._affordable(deadline_ticks, sweeps(spans, ways))
         size = max(_CELLS // self._engine.graph.n, 1)
         for begin in range(0, len(deadline_ticks), size):
             self._store(round_plans(self._rounder, curve, deadline_ticks[begin : begin + size], spans, ways=ways))
-            report(min(begin + size, len(deadline_ticks)) / len(deadline_ticks))
 
-    def _plans(self, *, corners: bool = False) -> Curve:
-        """Return the plans that no other dominates as timetables, to be mixed like relaxed ones.
+    def _affordable(self, deadline_ticks: Floats, sweeps_each: int) -> Floats:
+        """Return the first deadlines, as many as what is left of the budget pays for, and spend it."""
+        work = self._engine.graph.n * sweeps_each
+        found = deadline_ticks[: max(int(self._left // work), 0)]
+        self._left -= work * len(found)
+        return found
 
-        With ``corners``, only those on the lower convex hull.
-        """
+    def _best(self, *, corners: bool = False) -> Index:
+        """Return the plans that no other dominates, in ticks; with ``corners``, those on the lower convex hull."""
         order = np.lexsort((self._effective_j, self._makespan_ticks))
         least = np.minimum.accumulate(self._effective_j[order])
-        kept = order[np.append(True, least[1:] < least[:-1])]
-        if corners:
-            kept = kept[lower_hull(self._makespan_ticks[kept], self._effective_j[kept])]
-        return self._rounder.curve(self._select(kept), self.curve)
+        kept: Index = order[np.append(True, least[1:] < least[:-1])]
+        return kept[lower_hull(self._makespan_ticks[kept], self._effective_j[kept])] if corners else kept
 
-    def _recreate(self, deadline_ticks: Floats, starts: int, tries: int, rounds: int) -> None:
-        """Search from the cheapest plans for these deadlines."""
+    def _plans(self, *, corners: bool = False) -> Curve:
+        """Return the best plans as timetables, to be mixed like relaxed ones."""
+        return self._rounder.curve(self._select(self._best(corners=corners)), self.curve)
+
+    def _recreate(
+        self, deadline_ticks: Floats, starts: int = _STARTS, tries: int = _TRIES, rounds: int = _ROUNDS
+    ) -> None:
+        """Search from the cheapest plans for the first of these deadlines, as many as the budget allows."""
+        deadline_ticks = self._affordable(deadline_ticks, starts * tries * rounds * RECREATE_SWEEPS)
         if not len(deadline_ticks):
             return
         ends: list[float] = deadline_ticks.tolist()
@@ -296,8 +288,8 @@ class Pool:
     def _gap(self, deadline_ticks: Floats) -> Floats:
         """Return the gap of the best plan for each deadline, at the deadline, waiting until then included."""
         problem = self._engine.problem
-        ends: list[float] = deadline_ticks.tolist()
-        best = np.array([self._cheapest(self._makespan_ticks <= end_ticks, 1)[0] for end_ticks in ends], dtype=np.intp)
+        plans = self._best()
+        best = plans[np.searchsorted(self._makespan_ticks[plans], deadline_ticks, side="right") - 1]
         time_s, energy_j = self._time_s[best], self._energy_j[best]
         end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
         energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
@@ -325,10 +317,7 @@ class Pool:
         """Return these plans, by increasing time, with the bounds given."""
         problem = self._engine.problem
         time_s, energy_j = self._time_s[kept], self._energy_j[kept]
-        clocks = np.zeros((len(problem.options), max(len(o.frequency_mhz) for o in problem.options)), dtype=np.uint16)
-        for row, options in zip(clocks, problem.options, strict=True):
-            row[: len(options.frequency_mhz)] = options.frequency_mhz
-        frequency = clocks[problem.option_of, self._choice(self._select(kept))]
+        frequency = problem.frequencies_of(self._choice(self._select(kept)))
         return Frontier(
             time_s=time_s,
             energy_j=energy_j,

@@ -19,6 +19,8 @@ _REACH, _DENSITY = 6, 0.6
 """A ruined part is within at most this distance of an instruction (in levels), and contains this share of those that
 are.
 """
+SWEEPS = 3
+"""Sweeps over the graph for each trial of a round."""
 _FEW, _FINE = 4, 3
 """Instructions ruined anywhere, on average at most; and how many options a small step back is."""
 

@@ -291,6 +291,12 @@ def round_plans(
     return best
 
 
+def sweeps(spans: list[tuple[int, int]], ways: tuple[bool, ...]) -> int:
+    """Return how many times `round_plans` sweeps over the graph for each deadline."""
+    shares = SHARES if len(ways) > 1 else QUICK_SHARES
+    return len(spans) * len(ways) ** 2 * (len(shares) + 2)
+
+
 def improve(rounder: Rounder, choices: Index, deadline_ticks: Floats) -> Index:
     """Return the plans with their slack distributed, up to their own end or a later deadline, at no more energy."""
     choice = choices.copy()

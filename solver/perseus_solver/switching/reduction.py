@@ -162,7 +162,10 @@ class _Search:
         self._plans = np.searchsorted(self._clocks.mhz, frequencies_mhz).astype(np.intp)
         self._capacity = max(_CELLS // max(problem.instructions, 1), 2)
         self._blocking_w = problem.blocking_power_w * problem.stages
-        self._pool = self._measured(self._starting_plans())
+        # Where latency lets no other plan be as fast, all clocks at their maximum need no change.
+        highest = [int(np.searchsorted(self._clocks.mhz, options.frequency_mhz[0])) for options in problem.options]
+        maximum = np.array(highest, dtype=np.intp)[problem.option_of]
+        self._pool = self._measured(np.concatenate([self._starting_plans(), maximum[None]]))
         self.fastest_s = float(self._pool.time_s.min())
 
     def _measured(self, plans: Index) -> Candidates:

@@ -98,13 +98,14 @@ class FakeAgent(stubs.AgentServicer):
 
     async def _check(self, request: Any, context: Any, *, leased: bool = True) -> None:
         if request.epoch < self.epoch:
-            await self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, "StaleEpoch")
+            await self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, "StaleEpoch", str(self.epoch))
         if leased and not self.leased:
             await self._abort(context, grpc.StatusCode.FAILED_PRECONDITION, "NoLease")
         self.epoch = request.epoch
 
-    async def _abort(self, context: Any, code: grpc.StatusCode, name: str) -> None:
-        await context.abort(code, name, trailing_metadata=(("perseus-error", name),))
+    async def _abort(self, context: Any, code: grpc.StatusCode, name: str, epoch: str = "") -> None:
+        metadata = (("perseus-error", name), *((("perseus-epoch", epoch),) if epoch else ()))
+        await context.abort(code, name, trailing_metadata=metadata)
 
     def _lease(self) -> pb.Lease:
         points = [] if self.point is None else [pb.Selection(data_parallel_rank=self.pipeline, point=self.point)]
@@ -279,6 +280,10 @@ class World:
     async def profile(self, data: dict[str, str]) -> None:
         await self.core.create_namespaced_config_map(self.namespace, {"metadata": {"name": "profile"}, "data": data})
 
+    async def stored(self, plural: str, name: str) -> Any:
+        """A PerseusProfile or a PerseusFrontier."""
+        return await self.custom.get_namespaced_custom_object(*GROUP, self.namespace, plural, name)
+
     async def apply(self, name: str = "gpt3", **changes: Any) -> None:
         spec = {
             "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4, "dataParallel": PIPELINES},
@@ -353,12 +358,13 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One API server for all tests; each has a namespace of its own in it."""
     with embedded_server(tmp_path_factory.mktemp("api")) as server:
         api = kubernetes.config.new_client_from_config(str(server.kubeconfig))
-        crd = yaml.safe_load((REPOSITORY / "deploy/crds/perseusjobs.yaml").read_text())
-        kubernetes.client.ApiextensionsV1Api(api).create_custom_resource_definition(crd)
+        for plural in ("perseusjobs", "perseusprofiles", "perseusfrontiers"):  # without PowerBudget
+            crd = yaml.safe_load((REPOSITORY / f"deploy/crds/{plural}.yaml").read_text())
+            kubernetes.client.ApiextensionsV1Api(api).create_custom_resource_definition(crd)
         for name in (
             "shared-system",
             *SHARED_NAMESPACES,
-            *(f"own-{n}{end}" for n in range(8) for end in ("", "-system")),
+            *(f"own-{n}{end}" for n in range(12) for end in ("", "-system")),
         ):
             kubernetes.client.CoreV1Api(api).create_namespace({"metadata": {"name": name}})
         api.close()

@@ -7,7 +7,6 @@ from tests.integration.operator_loop.conftest import ENERGY_MJ, GROUP, PIPELINES
 
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.errors import KubeConflict
-from perseus_operator.objects import ConfigMap
 from perseus_proto import keys
 from perseus_sim.gpus.model import profile_csv
 
@@ -152,9 +151,11 @@ async def test_a_running_job_is_calibrated_and_the_next_one_begins_with_it(world
     assert times[0] == pytest.approx(times[1], rel=0.002)
     assert world.operators[0].metric("perseus_job_model_explains", world.namespace) == 1
 
-    kept = await world.core.read_namespaced_config_map("profile-calibration", world.namespace)
-    assert list(kept.data) == ["calibration-1f1b-2x4.json"]
-    assert [owner.name for owner in kept.metadata.owner_references] == ["profile"], "goes with the profile"
+    kept = await world.stored(keys.PROFILE_PLURAL, "profile")
+    assert (kept["spec"], list(kept["status"]["calibrations"])) == ({}, ["calibration-1f1b-2x4.json"])
+    assert [(owner["kind"], owner["name"]) for owner in kept["metadata"]["ownerReferences"]] == [
+        ("ConfigMap", "profile")
+    ]
     profile = await world.core.read_namespaced_config_map("profile", world.namespace)
     assert list(profile.data) == ["profile.csv"], "the user's object is not touched"
 
@@ -189,19 +190,43 @@ async def test_a_plan_that_is_slower_than_planned_is_withdrawn(world: World) -> 
     await world.until("said as an event", said)
 
 
-async def test_what_is_stored_beside_a_profile_never_touches_keys_of_others(world: World) -> None:
+async def test_what_is_stored_for_a_profile_never_touches_what_others_wrote(world: World) -> None:
     await world.profile({"profile.csv": "x"})
     kube = KubeClient(world.api)
     profile = await kube.read_config_map(world.namespace, "profile")
     for key, text in (("a.json", "1"), ("b.json", "2"), ("a.json", "3")):
-        await kube.write_beside(world.namespace, profile, ConfigMap("profile-calibration", {key: text}, {}))
-    kept = await kube.read_config_map(world.namespace, "profile-calibration")
-    assert kept.data == {"a.json": "3", "b.json": "2"}, "other pipelines' keys stay"
-    foreign = {"metadata": {"name": "other-calibration"}, "data": {"mine": "yes"}}
-    await world.core.create_namespaced_config_map(world.namespace, foreign)
-    with pytest.raises(KubeConflict, match="other-calibration exists and is not the operator's"):
-        await kube.write_beside(world.namespace, profile, ConfigMap("other-calibration", {"a.json": "1"}, {}))
-    assert (await kube.read_config_map(world.namespace, "other-calibration")).data == {"mine": "yes"}
+        await kube.write_calibrations(world.namespace, "profile", {key: text}, profile)
+    kept = await kube.read_profile(world.namespace, "profile")
+    assert kept.status["calibrations"] == {"a.json": "3", "b.json": "2"}, "other pipelines' keys stay"
+    body = {
+        "apiVersion": "/".join(GROUP),
+        "kind": keys.PROFILE_KIND,
+        "metadata": {"name": "own"},
+        "spec": {"csv": "mine"},
+    }
+    await world.custom.create_namespaced_custom_object(*GROUP, world.namespace, keys.PROFILE_PLURAL, body)
+    with pytest.raises(KubeConflict, match="own exists and is not the operator's"):
+        await kube.write_profile(world.namespace, "own", {"csv": "measured"})
+    await kube.write_calibrations(world.namespace, "own", {"a.json": "1"}, None)
+    kept = await kube.read_profile(world.namespace, "own")
+    assert (kept.spec, kept.status) == ({"csv": "mine"}, {"calibrations": {"a.json": "1"}})
+
+
+async def test_a_profile_of_its_own_kind_is_used_with_what_it_holds(world: World) -> None:
+    body = {
+        "apiVersion": "/".join(GROUP),
+        "kind": keys.PROFILE_KIND,
+        "metadata": {"name": "given"},
+        "spec": {"csv": profile_csv(STAGES), "blockingPowerMilliwatts": 83640, "measuredOn": f"{STAGES} stages"},
+    }
+    await world.apply(profile={"profileRef": {"name": "given"}})
+    message = await world.until_condition("ProfileReady", "False", "ProfileNotFound")
+    assert message.startswith("spec.profile.profileRef.name: PerseusProfile given does not exist in namespace ")
+    await world.custom.create_namespaced_custom_object(*GROUP, world.namespace, keys.PROFILE_PLURAL, body)
+    await world.until_condition("FrontierReady", "True", "Solved")
+    kept = await world.stored(keys.FRONTIER_PLURAL, "gpt3")
+    assert kept["spec"]["digest"] == (await world.job())["status"]["frontier"]["digest"]
+    assert kept["spec"]["points"] == (await world.job())["status"]["frontier"]["points"]
 
 
 async def test_a_declared_straggler_and_a_mode_that_only_recommends(world: World) -> None:

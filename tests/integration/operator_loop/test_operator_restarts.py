@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import kubernetes.aio.client as k8s
 import pytest
 from tests.integration.operator_loop.conftest import GROUP, STAGES, World
 
@@ -60,8 +61,8 @@ async def test_a_frontier_stored_for_an_earlier_job_of_the_same_name_is_replaced
     """Its owner has gone, so it will be collected, though it is just what this job needs."""
 
     async def owners() -> list[str]:
-        kept = await own_world.core.read_namespaced_config_map("gpt3-frontier", own_world.namespace)
-        return [owner.uid for owner in kept.metadata.owner_references]
+        kept = await own_world.stored(keys.FRONTIER_PLURAL, "gpt3")
+        return [owner["uid"] for owner in kept["metadata"]["ownerReferences"]]
 
     await own_world.profile({"profile.csv": profile_csv(STAGES)})
     await own_world.apply()
@@ -72,9 +73,11 @@ async def test_a_frontier_stored_for_an_earlier_job_of_the_same_name_is_replaced
     own_world.operators[0].child.popen.wait()
     other = await own_world.core.read_namespaced_config_map("profile", own_world.namespace)
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "profile", "uid": other.metadata.uid}
-    await own_world.core.patch_namespaced_config_map(
-        "gpt3-frontier",
+    await own_world.custom.patch_namespaced_custom_object(
+        *GROUP,
         own_world.namespace,
+        keys.FRONTIER_PLURAL,
+        "gpt3",
         {"metadata": {"ownerReferences": [owner]}},
         _content_type="application/merge-patch+json",
     )
@@ -135,6 +138,26 @@ async def test_of_two_operators_the_newer_commands_and_the_older_keeps_still(own
     await own_world.until("the newer one's plan", changed)
     await own_world.until_condition("Ready", "True", "Ready")
     assert "unexpected error" not in older.log + newer.log
+
+
+async def test_a_counter_of_epochs_that_was_lost_is_raised_above_what_agents_have_seen(own_world: World) -> None:
+    own_world.agents[0].epoch, own_world.agents[1].epoch = 57, 60  # of operators that no counter knows any more
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply(baselineIterations=0)
+    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    assert len({agent.epoch for agent in own_world.agents}) == 1
+    raised = own_world.agents[0].epoch
+    assert raised > 60
+    leases = k8s.CoordinationV1Api(own_world.api)
+    counter = await leases.read_namespaced_lease("perseus-epoch", own_world.system)
+    assert counter.spec.lease_transitions == raised
+    own_world.start()
+    assert own_world.operators[-1].epoch == raised + 1, "the next operator counts on from it"
+
+    async def followed() -> bool:
+        return all(agent.epoch == raised + 1 for agent in own_world.agents)
+
+    await own_world.until("commanded by the next operator", followed)
 
 
 async def test_a_stopped_operator_leaves_the_leases_to_the_next(own_world: World) -> None:

@@ -5,6 +5,7 @@ Some inputs each by default; PERSEUS_FUZZ_INPUTS=100000 runs the long loop.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from perseus_agent.clocks.gpu_worker import WorkerLimits
 from perseus_agent.clocks.journal import Journal, JournalState, decode_journal, encode_journal
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.errors import JournalError
+from perseus_agent.node import budgets
 from perseus_agent.node.leases import PodName
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import Allocation
@@ -107,7 +109,9 @@ class Agent:
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     agent = Agent(tmp_path_factory.mktemp("agent"))
-    yield agent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budgets, "REFUSALS", math.inf)  # all inputs come from one process, and each is to be read
+        yield agent
     agent.assert_untouched()
     assert agent.node.drain(60) == []
     agent.local.stop()

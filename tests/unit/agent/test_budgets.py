@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_agent.node.budgets import LEASED, WAITING, Budgets, OverBudget, Share
+from perseus_agent.node.budgets import (
+    LEASED,
+    MAX_REMEMBERED,
+    REFUSALS,
+    REFUSALS_PER_S,
+    WAITING,
+    Budgets,
+    OverBudget,
+    Refusals,
+    Share,
+)
 from perseus_agent.servers.quiet_log import Quiet
 from perseus_proto.hello import MAX_BODY_BYTES
 
@@ -113,3 +123,28 @@ def test_messages_that_peers_cause_are_bounded_and_counted(caplog: pytest.LogCap
     now_s = 11.0
     quiet.warning("refused")
     assert "995 messages" in caplog.text
+
+
+@given(st.lists(st.floats(0, 2), max_size=100))
+def test_a_process_is_answered_as_often_as_it_may_be_refused(pauses_s: list[float]) -> None:
+    now_s, answered_s = 0.0, []
+    refusals = Refusals(lambda: now_s)
+    for pause_s in pauses_s:
+        now_s += pause_s
+        if not refusals.exhausted(1):
+            refusals.add(1)
+            answered_s.append(now_s)
+        assert len(answered_s) <= REFUSALS + REFUSALS_PER_S * now_s + 1e-6
+        assert not refusals.exhausted(2), "another process pays nothing for it"
+    now_s += 1 / REFUSALS_PER_S
+    assert not refusals.exhausted(1)
+
+
+def test_processes_that_were_refused_are_forgotten_oldest_first() -> None:
+    refusals = Refusals(lambda: 0.0)
+    for pid in range(1, MAX_REMEMBERED + 2):
+        for _ in range(REFUSALS):
+            refusals.add(pid)
+    assert not refusals.exhausted(1)
+    assert refusals.exhausted(2)
+    assert refusals.exhausted(MAX_REMEMBERED + 1)

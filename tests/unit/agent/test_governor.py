@@ -14,9 +14,8 @@ from perseus_agent.clocks.governor import (
     STRIKES,
     Governor,
     GovernorLimits,
-    GpuNotice,
-    GpuNoticeKind,
 )
+from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.devices.base import Controllability, EventReason
 from perseus_agent.errors import (

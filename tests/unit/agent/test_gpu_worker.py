@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.doubles.recording_gpu import RecordingGpu
 from tests.doubles.recording_node import plan_set_of, wait_for
 from tests.doubles.recording_trainer import schedule_of
 
 from perseus_agent.clocks.call_queue import CallQueue, CallTurns
-from perseus_agent.clocks.governor import GovernorLimits, GpuNotice, GpuNoticeKind
-from perseus_agent.clocks.gpu_worker import READING_LATE_S, READING_SHARE, READINGS, GpuWorker, WorkerLimits
+from perseus_agent.clocks.governor import Governor, GovernorLimits
+from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
+from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
 from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.lost_gpu import ANSWERS, LostGpu
 from perseus_agent.clocks.plans import JobPlans
+from perseus_agent.clocks.rank_budget import RankBudget
 from perseus_agent.clocks.rank_follower import RankFollower
+from perseus_agent.clocks.reading_pace import READING_LATE_S, READING_SHARE, ReadingPace
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankProcess
 from perseus_agent.clocks.timetable import Lead
 from perseus_agent.devices.base import Controllability, EnergyReading, EventReason
-from perseus_agent.errors import DeviceBusy, DeviceLost
+from perseus_agent.errors import DeviceBusy, DeviceLost, DriverMismatch
 from perseus_proto.channel import ChannelReader, ChannelWriter, Faults
 from perseus_proto.hello import make_schedule
 from perseus_proto.planset import decode_plan_set
@@ -236,7 +241,7 @@ def test_a_counter_that_is_slow_to_answer_is_read_seldom(rig: Rig, monkeypatch: 
             taken_s.append(time.monotonic() - began_s)
 
     monkeypatch.setattr(rig.gpu, "energy", slow)
-    monkeypatch.setattr(rig.worker, "_readings_s", deque(maxlen=READINGS))
+    monkeypatch.setattr(rig.worker, "_pace", ReadingPace(time.monotonic()))
     began_s = time.monotonic()
     wait_for(lambda: len(taken_s) == 4, "four readings")
     assert time.monotonic() - began_s >= 3 * min(taken_s) / READING_SHARE
@@ -248,15 +253,16 @@ def test_a_reading_of_energy_gives_way_to_a_clock_that_is_due_but_not_for_ever(t
     rig.gpu.energy = lambda: readings.append(1)  # type: ignore[assignment, method-assign]
     now_s = time.monotonic()
     worker._watch_s = now_s + 60
-    worker._readings_s.append(0.02)
-    worker._sample_s, worker._look_s = now_s, now_s + 0.01
+    worker._pace.read(now_s - 0.02, now_s, 0.0)
+    worker._pace.at_once(now_s)
+    worker._look_s = now_s + 0.01
     worker._routine(now_s)
     assert readings == []
     assert worker._due_s == worker._look_s
     worker._look_s = now_s + 0.03  # the next mark is far enough
     worker._routine(now_s)
     assert len(readings) == 1
-    worker._sample_s = now_s
+    worker._pace.at_once(now_s)
     for late_s in (0.0, 0.5 * READING_LATE_S, 1.01 * READING_LATE_S):
         assert len(readings) == 1
         worker._look_s = now_s + late_s + 0.01  # marks follow one another too closely
@@ -316,11 +322,55 @@ def test_a_call_that_hangs_loses_the_gpu_and_still_gives_it_back_when_it_returns
     hang.set()
     assert left.result(60) is True
     assert rig.written[before:] == [None]
-    rig.worker.attach(rig.follower).result(60)
-    rig.rank.step_begin(1, rig.now_us)
-    wait_for(lambda: rig.follower.iteration == 1, "the rank is seen")
-    assert rig.written[before:] == [None]
-    assert rig.worker.governor.controllability is Controllability.LOST
+
+
+def test_a_gpu_that_answers_again_is_taken_back_and_driven(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.iterate(0)
+    hang = threading.Event()
+    monkeypatch.setattr(rig.gpu, "event_reasons", lambda: hang.wait(60) and EventReason.NONE)
+    wait_for(lambda: rig.worker.check_hang() or rig.worker.governor.lost, "the watchdog")
+    before = len(rig.written)
+    hang.set()
+    wait_for(lambda: rig.told(GpuNoticeKind.LOST) == [True, False], "it is taken back")
+    assert rig.worker.governor.controllability is Controllability.YES
+    wait_for(lambda: rig.written[before:], "a write")
+    assert rig.written[before] is None, "from its default clocks on"
+    rig.iterate(1)
+    assert set(rig.written[before + 1 :]) == set(CLOCKS)
+
+
+def test_a_gpu_that_answers_but_cannot_be_driven_is_taken_back_ever_more_seldom(tmp_path: Path) -> None:
+    gpu = RecordingGpu("GPU-0")
+    journal, _ = Journal.open(tmp_path / "journal", "boot")
+    governor = Governor(gpu, journal, GovernorLimits(0.0, 0.05), lambda _: None)
+    lost = LostGpu(gpu, governor)
+
+    def checks_until_taken_back() -> int:
+        governor.declare_lost("again")
+        checks = 0
+        while governor.lost:
+            lost.check()
+            checks += 1
+        return checks
+
+    assert [checks_until_taken_back() for _ in range(4)] == [ANSWERS, 2 * ANSWERS, 4 * ANSWERS, 8 * ANSWERS]
+    governor.want(900)
+    assert checks_until_taken_back() == ANSWERS, "it was driven"
+    governor.declare_lost("again")
+    gpu.state = (Controllability.LOST, "fell off the bus")
+    for _ in range(10 * ANSWERS):
+        lost.check()
+    assert governor.lost
+
+
+def test_a_replaced_driver_is_not_met_by_this_process(tmp_path: Path) -> None:
+    gpu = RecordingGpu("GPU-0")
+    journal, _ = Journal.open(tmp_path / "journal", "boot")
+    governor = Governor(gpu, journal, GovernorLimits(0.0, 0.05), lambda _: None)
+    governor.stop_using(DriverMismatch("replaced"))
+    for _ in range(3 * ANSWERS):
+        LostGpu(gpu, governor).check()
+    assert governor.lost
 
 
 def test_a_gpu_that_is_lost_is_not_used_and_reported(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,3 +450,39 @@ def test_after_the_end_commands_are_cancelled_and_nothing_is_touched(tmp_path: P
     assert rig.worker.detach(rig.follower, "late").cancelled()
     assert rig.worker.attach(rig.follower).cancelled()
     rig.channel.close()
+
+
+def test_a_rank_that_costs_too_much_is_not_followed_until_it_has_paid(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, start=False)
+    rig.worker._budget = RankBudget(share=0.02, burst_s=0.005)
+    rig.worker.start()
+    rig.worker.attach(rig.follower).result(60)
+    try:
+        rig.rank.step_begin(0, rig.now_us)
+        wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[0], "the plan is followed")
+        while not rig.worker._budget.muted_until_s:
+            rig.rank.ring()
+        wait_for(lambda: rig.gpu.locked_mhz is None, "default clocks")
+        wait_for(lambda: not rig.worker._budget.muted_until_s, "it has paid")
+        for iteration in (1, 2):
+            rig.rank.step_begin(iteration, rig.now_us)
+        wait_for(lambda: rig.gpu.locked_mhz == CLOCKS[0], "the plan is followed again")
+    finally:
+        rig.worker.stop("test over").result(60)
+        rig.channel.close()
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1)), max_size=50), st.floats(0.01, 0.9), st.floats(0.001, 1))
+def test_a_rank_uses_its_share_its_burst_and_one_turn_at_most(
+    turns: list[tuple[float, float]], share: float, burst_s: float
+) -> None:
+    budget, now_s, spent_s, longest_s = RankBudget(share, burst_s), 0.0, 0.0, 0.0
+    for pause_s, cpu_s in turns:
+        now_s += pause_s
+        budget.paid(now_s)
+        if budget.muted_until_s:
+            continue
+        assert budget.spend(cpu_s, now_s) is (budget.muted_until_s > 0)
+        spent_s += cpu_s
+        longest_s = max(longest_s, cpu_s)
+        assert spent_s <= burst_s + share * now_s + longest_s + 1e-6

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from perseus_agent.clocks.latency import ENOUGH, KEPT, READ_STEPS, TRANSITIONS_KEPT, LatencyMeter
 from perseus_proto.latency import SwitchLatency
+from perseus_proto.units import s_from_us
+from perseus_solver.rehearsal import Hardware
 
 PUBLISHED = SwitchLatency(0.030, 0.100, 0.0045, True, "assumed")
 CALL_US = 1_000
@@ -85,6 +87,22 @@ def test_the_wait_for_a_turn_is_a_part_of_the_lead() -> None:
     assert queued.meter.switch.p50_s == alone.meter.switch.p50_s
     assert queued.meter.lead.median_us == alone.meter.lead.median_us + 30_000
     assert queued.meter.lead.deviation_us > alone.meter.lead.deviation_us
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_the_agent_asks_as_early_as_the_rehearsal_expects_of_it(gpus: int) -> None:
+    """Turns of a lock come one call after another, in any order; a difference is what plans are late by."""
+    latency = SwitchLatency(p50_s=0.0054, p99_s=0.014, call_s=s_from_us(CALL_US), shared_lock=True, source="published")
+    meter, now_us = LatencyMeter(latency, 0), 0
+    for number in range(KEPT):
+        began_us = now_us + number % gpus * CALL_US
+        meter.wrote(
+            900, 1200, wanted_us=now_us, began_us=began_us, ended_us=began_us + CALL_US, tolerance_mhz=15
+        )  # never read: the published latency holds
+        now_us += 1_000_000
+    expected = Hardware("A100", latency, gpus_per_lock=gpus)
+    assert meter.lead.median_us == pytest.approx(1e6 * expected.asked_ahead_s, abs=CALL_US / 2 + 1)
+    assert meter.lead.deviation_us == pytest.approx(1e6 * expected.deviation_s, abs=CALL_US / 2 + 1)
 
 
 def test_a_clock_that_is_never_reached_is_not_measured_and_the_reading_ends() -> None:

@@ -18,7 +18,6 @@ from perseus_agent.clocks.gpu_worker import WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import RankChange, TelemetryHub
 from perseus_agent.errors import Draining, InvalidRequest, PeerRefused, StaleEpoch, TooMuch
-from perseus_agent.node import node as module
 from perseus_agent.node.leases import PodName
 from perseus_agent.node.node import Node
 from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, Session
@@ -170,7 +169,7 @@ def test_two_jobs_do_not_touch_each_other(bench: Bench) -> None:
 
 
 def test_plan_sets_are_bounded_over_all_jobs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_PLAN_BYTES", 7)
+    monkeypatch.setattr("perseus_agent.node.leases.MAX_PLAN_BYTES", 7)
     bench.lease("job", ("pod-0",))
     bench.lease("other", ("pod-1",))
     bench.node.push("job", 1, PLANS)

@@ -154,6 +154,15 @@ def test_a_rank_that_waits_for_its_gpu_is_followed_from_mark_to_mark_until_its_t
 
 
 @LATE
+def test_a_plan_of_one_clock_has_no_moment_to_choose(flight: Flight) -> None:
+    flight.select(1, from_iteration=2)
+    flight.iterate(9)
+    assert flight.finished[0].control is ClockControl.HELD
+    assert flight.finished[-1].control is ClockControl.TIMETABLE
+    assert flight.asked[-1][1] == 600
+
+
+@LATE
 def test_before_its_times_are_known_a_rank_that_runs_ahead_keeps_the_highest_clock(flight: Flight) -> None:
     flight.iterate(2)
     assert [mhz for _, mhz in flight.asked] == [1200]

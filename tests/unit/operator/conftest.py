@@ -3,13 +3,14 @@ I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from perseus_operator.api.job import JobSpec, parse_spec
+from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.services import Pace, Services
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
@@ -46,11 +47,24 @@ def frontier_of(spec: JobSpec, points: int = 11) -> FrontierView:
         energies_mj=tuple(1_000_000 - 20_000 * i + 1_200 * i * i for i in range(points)),
         stages=2,
         blocking_power_mw=80_000,
-        median_gap_ppm=10,
+        mean_gap_ppm=10,
         maximum_gap_ppm=20,
         solve_ms=100,
         restored=False,
     )
+
+
+def epochs_of(first: int, newest: Callable[[], Awaitable[int]] | None = None) -> Epochs:
+    """The epochs of an operator that started last, or after which ``newest`` says."""
+
+    async def own() -> int:
+        return first
+
+    async def raise_to(epoch: int, known: int) -> int:
+        counter = await (newest or own)()
+        return counter if counter > known else epoch
+
+    return Epochs(first, newest=newest or own, raise_to=raise_to)
 
 
 class Job:
@@ -154,6 +168,18 @@ class Job:
                     Report(p, stage, 0, iteration, max(spans), spans[p], energy_mj, point, evidence=evidence),
                 )
 
+    def train_on(self, first: int, count: int, factor: float) -> int:
+        """Iterations in which every pipeline takes ``factor`` times what its plan says; then the operator thinks.
+
+        Returns:
+            The iteration after them.
+        """
+        for iteration in range(first, first + count):
+            self.train(iteration, (factor, factor))
+            self.act()
+        self.settle()
+        return first + count
+
 
 class Desk:
     """A job's reporter, and an API server that remembers all versions of the job's PerseusJob."""
@@ -177,8 +203,7 @@ class Desk:
             status_interval_s=status_interval_s,
             figures_pace=pace or Pace(10.0),
             monotonic_s=lambda: self.job.now_s,
-            epoch=EPOCH,
-            newest_epoch=self._newest_epoch,
+            epochs=epochs_of(EPOCH, self._newest_epoch),
         )
         self.reporter = StatusWriter(self.job.state.ref, cast(Services, services), self.spawned.append)
         self.reporter.restore({}, {}, "0")

@@ -33,15 +33,6 @@ def settled(make_job: Any, **changes: Any) -> Any:
     return job
 
 
-def train(job: Any, first: int, count: int, factor: float) -> int:
-    """Iterations in which every pipeline takes ``factor`` times what its plan says; then the operator thinks."""
-    for iteration in range(first, first + count):
-        job.train(iteration, (factor, factor))
-        job.act()
-    job.settle()
-    return first + count
-
-
 def points(job: Any) -> set[int]:
     return {point for node in job.nodes for point in node.selected.values()}
 
@@ -55,15 +46,15 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
     job = settled(make_job)
     assert points(job) == {2}
     assert said(job)[:2] == (True, Reason.BOUND_KEPT)
-    at = train(job, 1, CONFIRM - 1, 1.06)  # 1.1 s planned, 1.166 s measured
+    at = job.train_on(1, CONFIRM - 1, 1.06)  # 1.1 s planned, 1.166 s measured
     assert points(job) == {2}, "a few iterations say nothing"
-    at = train(job, at, 1, 1.06)
+    at = job.train_on(at, 1, 1.06)
     assert points(job) == {0}
     assert said(job)[:2] == (False, Reason.BOUND_EXCEEDED)
     assert "took 1.166 s; MaxSlowdown allows 1.1 s. The job runs at the fastest plan" in said(job)[2]
-    at = train(job, at + 1, 10, 1.06)
+    at = job.train_on(at + 1, 10, 1.06)
     assert points(job) == {0}, "1.06 s is within the bound"
-    train(job, at, CONFIRM + 1, 1.2)
+    job.train_on(at, CONFIRM + 1, 1.2)
     assert points(job) == set(), "not even the fastest plan keeps it"
     made = job.decide()
     assert made.waiting is not None
@@ -75,14 +66,14 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
 def test_without_the_guard_the_plan_would_have_stayed(make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perseus_operator.planning.planner.judge", lambda guard, *_, **__: guard)
     job = settled(make_job)
-    train(job, 1, 3 * CONFIRM, 1.06)
+    job.train_on(1, 3 * CONFIRM, 1.06)
     assert points(job) == {2}
 
 
 def test_the_plan_is_tried_again_after_pauses_that_double_until_it_holds(make_job: Any) -> None:
     job, at, pauses = settled(make_job), 1, []
     for _ in range(4):
-        at = train(job, at, CONFIRM, 1.06)
+        at = job.train_on(at, CONFIRM, 1.06)
         assert points(job) == {0}
         assert job.decide().wake_at_s <= job.state.guard.until_s
         pauses.append(job.state.guard.until_s - job.now_s)
@@ -94,7 +85,7 @@ def test_the_plan_is_tried_again_after_pauses_that_double_until_it_holds(make_jo
         assert points(job) == {2}
         at += 1
     assert pauses == [60, 120, 240, 480]
-    at = train(job, at, CONFIRM, 1.0)
+    at = job.train_on(at, CONFIRM, 1.0)
     job.now_s += 480
     job.settle()
     assert job.state.guard.trips == 0, "it held for as long as it was away"
@@ -104,26 +95,26 @@ def test_a_job_that_is_slower_by_itself_gets_its_plan_back_with_a_bound_that_fit
     job = make_job(objective={"type": "MaxThroughput"})
     job.state.baseline = Measured(FASTEST_US, 1000, 5)
     job.run()
-    at = train(job, 1, CONFIRM, 1.05)
+    at = job.train_on(1, CONFIRM, 1.05)
     assert job.state.guard.hold is Hold.DEFAULT_CLOCKS
     assert not any(node.selected for node in job.nodes)
-    at = train(job, at, CONFIRM + 2, 1.05)  # at default clocks as well
+    at = job.train_on(at, CONFIRM + 2, 1.05)  # at default clocks as well
     job.now_s = job.state.guard.until_s
     job.settle()
     assert points(job) == {0}
-    train(job, at, 3 * CONFIRM, 1.05)
+    job.train_on(at, 3 * CONFIRM, 1.05)
     assert points(job) == {0}, "the bound counts from what default clocks took"
     assert "1.05 s" in said(job)[2]
 
 
 def test_noise_checkpoints_and_stragglers_do_not_trip_it(make_job: Any) -> None:
     job = settled(make_job)
-    at = train(job, 1, 10, 1.009)
+    at = job.train_on(1, 10, 1.009)
     for _ in range(4):
-        at = train(job, at, 1, 1.0)
-        at = train(job, at, CONFIRM - 1, 1.5)
+        at = job.train_on(at, 1, 1.0)
+        at = job.train_on(at, CONFIRM - 1, 1.5)
     assert points(job) == {2}
-    at = train(job, at, 2, 1.0)
+    at = job.train_on(at, 2, 1.0)
     for iteration in range(at, at + 20):
         job.train(iteration, (1.0, 1.4))
         job.act()
@@ -136,7 +127,7 @@ def test_objectives_without_a_bound_have_no_guard(make_job: Any, objective: dict
     job.state.baseline = Measured(FASTEST_US, 1000, 5)
     job.run()
     before = points(job)
-    train(job, 1, 3 * CONFIRM, 1.5)
+    job.train_on(1, 3 * CONFIRM, 1.5)
     assert points(job) == before
     assert said(job)[1] is Reason.NO_BOUND
 
@@ -144,17 +135,17 @@ def test_objectives_without_a_bound_have_no_guard(make_job: Any, objective: dict
 def test_without_anything_measured_only_an_absolute_bound_is_known(make_job: Any) -> None:
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
     job.run()
-    train(job, 1, 3 * CONFIRM, 1.5)
+    job.train_on(1, 3 * CONFIRM, 1.5)
     assert points(job) == {2}, "a prediction that nobody has confirmed is no bound"
     absolute = make_job(objective={"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_300_000}})
     absolute.run()
-    train(absolute, 1, CONFIRM, 1.05)
+    absolute.train_on(1, CONFIRM, 1.05)
     assert points(absolute) == {0}
 
 
 def test_an_edited_objective_starts_with_a_new_guard(make_job: Any) -> None:
     job = settled(make_job)
-    train(job, 1, CONFIRM, 1.06)
+    job.train_on(1, CONFIRM, 1.06)
     assert points(job) == {0}
     job.state.spec_accepted(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
     job.settle()
@@ -167,7 +158,7 @@ def test_it_comes_and_goes_as_events(make_job: Any) -> None:
     job = settled(make_job)
     kept = conditions_of(job.state, job.decide())
     stored = status.document(kept, status.figures(job.state, job.decide()), {}, generation=1, wall_s=0.0)
-    train(job, 1, CONFIRM, 1.06)
+    job.train_on(1, CONFIRM, 1.06)
     broken = conditions_of(job.state, job.decide())
     (went,) = [e for e in condition_events(stored, broken) if e.reason is Reason.BOUND_EXCEEDED]
     assert went.kind == "Warning"
@@ -191,7 +182,7 @@ def restarted(job: Any, make_job: Any, *, after_s: float) -> Any:
 
 def test_a_plan_that_broke_its_bound_is_not_tried_again_because_the_operator_restarts(make_job: Any) -> None:
     job = settled(make_job)
-    train(job, 1, CONFIRM, 1.06)
+    job.train_on(1, CONFIRM, 1.06)
     assert points(job) == {0}
     heir = restarted(job, make_job, after_s=20)
     heir.run()
@@ -204,15 +195,15 @@ def test_a_plan_that_broke_its_bound_is_not_tried_again_because_the_operator_res
     heir.now_s += 2
     heir.settle()
     assert points(heir) == {2}, "tried again when the first operator would have"
-    train(heir, heir.state.guard.since, CONFIRM, 1.06)
+    heir.train_on(heir.state.guard.since, CONFIRM, 1.06)
     assert heir.state.guard.trips == 2, "and the pause doubles"
     assert heir.state.guard.until_s - heir.now_s == 120
 
 
 def test_default_clocks_and_their_reference_outlive_a_restart(make_job: Any) -> None:
     job = settled(make_job)
-    at = train(job, 1, CONFIRM, 1.3)
-    train(job, at, CONFIRM + 1, 1.3)
+    at = job.train_on(1, CONFIRM, 1.3)
+    job.train_on(at, CONFIRM + 1, 1.3)
     assert job.state.guard.hold is Hold.DEFAULT_CLOCKS
     heir = restarted(job, make_job, after_s=1)
     heir.run()
@@ -223,7 +214,7 @@ def test_default_clocks_and_their_reference_outlive_a_restart(make_job: Any) -> 
 @pytest.mark.parametrize("after_s", [-86_400, 0, 30, 10**6])
 def test_whatever_the_clocks_say_a_pause_is_never_longer_than_it_was(make_job: Any, after_s: float) -> None:
     job = settled(make_job)
-    train(job, 1, CONFIRM, 1.06)
+    job.train_on(1, CONFIRM, 1.06)
     heir = restarted(job, make_job, after_s=after_s)
     assert heir.state.guard.until_s - heir.now_s <= job.state.guard.pause_s
     assert heir.state.guard.until_s >= heir.now_s - job.state.guard.pause_s
@@ -231,7 +222,7 @@ def test_whatever_the_clocks_say_a_pause_is_never_longer_than_it_was(make_job: A
 
 def test_what_was_held_for_another_objective_or_cannot_be_read_holds_nothing(make_job: Any) -> None:
     job = settled(make_job)
-    train(job, 1, CONFIRM, 1.06)
+    job.train_on(1, CONFIRM, 1.06)
     heir = restarted(job, make_job, after_s=1)
     heir.state.spec_accepted(make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
     heir.run()
@@ -244,13 +235,13 @@ def test_what_was_held_for_another_objective_or_cannot_be_read_holds_nothing(mak
 
 def test_nothing_is_stored_of_a_guard_that_never_tripped(make_job: Any) -> None:
     job = settled(make_job)
-    train(job, 1, 10, 1.0)
+    job.train_on(1, 10, 1.0)
     assert status.figures(job.state, job.decide()).guard is None
 
 
 def test_a_new_attempt_of_the_training_counts_its_iterations_from_its_own_start(make_job: Any) -> None:
     job = settled(make_job)
-    train(job, 1, CONFIRM, 1.06)
+    job.train_on(1, CONFIRM, 1.06)
     assert job.state.guard.since > 0
     job.connect_ranks(pid=2)
     assert job.state.guard.since == 0
@@ -271,12 +262,12 @@ def test_coarser_plans_are_tried_before_the_fastest_and_default_clocks(make_job:
     mixed(job, "itiissitiii")  # 1.0 s, 1.05 s, ...; the objective allows 1.1 s
     job.settle()
     assert points(job) == {2}
-    at = train(job, 1, CONFIRM, 1.06)
+    at = job.train_on(1, CONFIRM, 1.06)
     assert (job.state.guard.hold, points(job)) == (Hold.STAGES, {1}), "no plan of segments ends in time"
     assert "one clock for each stage; the plan is tried again" in said(job)[2]
-    at = train(job, at + 1, CONFIRM + 1, 1.12)
+    at = job.train_on(at + 1, CONFIRM + 1, 1.12)
     assert (job.state.guard.hold, points(job)) == (Hold.FASTEST_PLAN, {0})
-    train(job, at + 1, CONFIRM + 1, 1.2)
+    job.train_on(at + 1, CONFIRM + 1, 1.2)
     assert (job.state.guard.hold, points(job)) == (Hold.DEFAULT_CLOCKS, set())
     assert job.state.guard.trips == 1, "one withdrawal in several steps"
 
@@ -288,16 +279,16 @@ def test_each_step_is_coarser_than_the_one_before(make_job: Any) -> None:
     mixed(job, "istististis")
     job.settle()
     assert points(job) == {6}
-    at = train(job, 1, CONFIRM, 1.1)
+    at = job.train_on(1, CONFIRM, 1.1)
     assert (job.state.guard.hold, points(job)) == (Hold.STAGES, {5}), "a plan of one clock for each stage ran the best"
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"})
     job.state.baseline = Measured(FASTEST_US, 1000, 5)
     job.run()
     mixed(job, "ittissiitii")
     job.settle()
-    at = train(job, 1, CONFIRM, 1.1)
+    at = job.train_on(1, CONFIRM, 1.1)
     assert (job.state.guard.hold, points(job)) == (Hold.SEGMENTS, {5})
-    train(job, at + 1, CONFIRM + 1, 1.1)
+    job.train_on(at + 1, CONFIRM + 1, 1.1)
     assert (job.state.guard.hold, points(job)) == (Hold.STAGES, {2})
 
 
@@ -310,7 +301,7 @@ def test_a_coarser_hold_changes_the_plan_to_a_coarser_one_that_ends_in_time(
     grains: list[Grain], target_us: int, hold: Hold
 ) -> None:
     view = replace(frontier_of(spec_of(), len(grains)), grains=tuple(grains))
-    coarser = next_coarser(view, target_us, hold)
+    coarser = next_coarser(view, lambda grain: view.lookup(target_us + 0.5, grain), hold)
     before = view.lookup(target_us + 0.5, hold.finest)
     if coarser is None:
         return
@@ -321,7 +312,8 @@ def test_a_coarser_hold_changes_the_plan_to_a_coarser_one_that_ends_in_time(
 
 
 def test_a_frontier_that_was_not_rehearsed_has_no_coarser_plans() -> None:
-    assert next_coarser(frontier_of(spec_of()), 1_200_000, Hold.NOTHING) is None
+    view = frontier_of(spec_of())
+    assert next_coarser(view, lambda grain: view.lookup(1_200_000, grain), Hold.NOTHING) is None
 
 
 GOOD = Evidence(MarkSource.GPU, ClockControl.TIMETABLE, 0, below_us=0, above_us=5_000, computing_us=1_000_000)

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.api.job import Objective
 from perseus_operator.api.schema import parse
 from perseus_operator.controller.calibrator import Calibrator
-from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound, KubeUnavailable, SolveFailed
+from perseus_operator.controller.profile_source import StoredProfile
+from perseus_operator.errors import KubeConflict, KubeUnavailable, SolveFailed
 from perseus_operator.objects import ConfigMap, JobRef
 from perseus_operator.planning.frontier_inputs import Calibrate, Solve, inputs_digest
 from perseus_operator.planning.iterations import JobIteration
@@ -31,7 +33,7 @@ from perseus_sim.gpus.model import profile_csv
 
 INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
 OVERHEAD_S, DELAY_S = 0.02, 0.003
-PROFILE = ConfigMap("profile", {}, {}, uid="u-1")
+PROFILE = StoredProfile("profile", b"", ConfigMap("profile", {}, {}, uid="u-1"))
 
 
 def solved(inputs: SolveRequest = INPUTS) -> frontier.SolvedFrontier:
@@ -176,27 +178,13 @@ def test_stragglers_starts_and_transitions_are_not_recorded(job: Any) -> None:
 # ------------------------------------------------------------------------------------------------------- remembering
 
 
-class Cluster:
-    """ConfigMaps, and the worker's answers."""
+class Cluster(StoredObjects):
+    """What is stored, and the worker's answers."""
 
     def __init__(self, answer: Mapping[str, Any] | Exception | None = None) -> None:
-        self.maps: dict[str, ConfigMap] = {}
+        super().__init__()
         self.answer = answer
-        self.failing: KubeError | None = None
         self.kube = self.solver = self
-
-    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
-        if self.failing:
-            raise self.failing
-        if name not in self.maps:
-            raise KubeNotFound(name)
-        return self.maps[name]
-
-    async def write_beside(self, namespace: str, owner: ConfigMap, config_map: ConfigMap) -> None:
-        if self.failing:
-            raise self.failing
-        assert owner is PROFILE
-        self.maps[config_map.name] = config_map
 
     async def calibrate(self, request: bytes, namespace: str = "") -> bytes:
         if isinstance(self.answer, Exception):
@@ -223,7 +211,7 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
     assert state.calibration.recorded == 40
     await learner.calibrate(INPUTS, PROFILE)
     assert state.calibration.digest_in_use
-    assert set(cluster.maps) == {"profile-calibration"}, "not in the user's object"
+    assert (set(cluster.profiles), cluster.config_maps) == ({"profile"}, {}), "not in the user's object"
 
     following = JobState(JobRef("ns", "next", "uid-2"))
     heir = Calibrator(following, cluster)
@@ -237,11 +225,10 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
     await stranger.restore(PROFILE, replace(INPUTS, microbatches=5))
     assert stranger.calibration == "", "another pipeline has other delays"
 
-    kept = cluster.maps["profile-calibration"]
-    (key,) = kept.data
-    cluster.maps["profile-calibration"] = replace(
-        kept, data={key: kept.data[key].replace('"stages": 2', '"stages": 0')}
-    )
+    kept = cluster.profiles["profile"].status["calibrations"]
+    (key,) = kept
+    wrong = {"calibrations": {key: kept[key].replace('"stages": 2', '"stages": 0')}}
+    cluster.profiles["profile"] = stored_object("profile", {}, wrong)
     damaged = JobState(JobRef("ns", "late", "uid-4"))
     await Calibrator(damaged, cluster).restore(PROFILE, INPUTS)
     assert damaged.calibration.fault is not None

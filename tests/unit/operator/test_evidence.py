@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perseus_operator.clients.hardware import evidence_of, gpu_of
-from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource, combine, summarise
+from perseus_operator.planning.evidence import HELD_SHARE, ClockControl, Evidence, MarkSource, combine, summarise
 from perseus_operator.planning.iterations import History, Report
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
@@ -132,3 +132,21 @@ def test_an_iteration_held_above_its_plan_proves_nothing_of_the_plan() -> None:
         found = history.add(Report(0, 0, 0, iteration, 100, 90, None, 3, evidence=evidence))
         assert found is not None
         assert found.mixed == evidence.is_transition
+
+
+def test_ranks_that_raise_early_and_one_that_holds_its_only_clock_are_no_transition() -> None:
+    """Otherwise a straggler was not seen: of the whole pipeline, one rank is held and time is spent above the plan."""
+    raises_early = Evidence(MarkSource.GPU, ClockControl.TIMETABLE, above_us=8, computing_us=100)
+    one_clock = Evidence(MarkSource.GPU, ClockControl.HELD, above_us=0, computing_us=100)
+    together = combine([raises_early, raises_early, one_clock])
+    assert together is not None
+    assert together.control is ClockControl.HELD
+    assert (together.above_share or 0) > HELD_SHARE
+    history = History(pipelines=1, ranks_per_pipeline=3)
+    reports = [
+        Report(0, stage, 0, 0, 100, 90, None, 3, evidence=evidence)
+        for stage, evidence in enumerate((raises_early, raises_early, one_clock))
+    ]
+    *_, found = [history.add(report) for report in reports]
+    assert found is not None
+    assert not found.mixed

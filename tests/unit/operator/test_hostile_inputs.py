@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.operator.conftest import spec_of
 
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import MAX_CELLS, MAX_PLACES
 from perseus_operator.controller.profiler import _parse_sweep
-from perseus_operator.errors import InvalidProfile, InvalidSpec, SolveFailed, SolveTimeout
+from perseus_operator.controller.schedule_source import check_schedule
+from perseus_operator.errors import InvalidProfile, InvalidSchedule, InvalidSpec, SolveFailed, SolveTimeout
 from perseus_operator.solving.memory import worker_memory_mib
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest, check_profile, problem_of
@@ -184,3 +186,49 @@ def test_an_error_in_a_profile_quotes_little_of_it() -> None:
         with pytest.raises(InvalidProfile) as refused:
             check_profile(csv.encode(), 1)
         assert len(str(refused.value)) <= 203
+
+
+SECRET = "hunter2-of-another-team"
+
+
+@pytest.mark.parametrize(
+    "csv",
+    [
+        f"stage,instruction,frequency,time,energy\n0,{SECRET},1410,0.1,10\n",
+        f"stage,instruction,frequency,time,energy\n0,forward,1410,{SECRET},10\n",
+        f"stage,instruction,frequency,time,energy\n{SECRET},forward,1410,0.1,10\n",
+        f"{SECRET}\n{SECRET}\n",
+        f'"{SECRET}\n',
+        "stage,instruction,frequency,time,energy\n0,forward,-31337,0.1,10\n",
+    ],
+)
+def test_a_profile_s_error_quotes_nothing_of_the_config_map(csv: str) -> None:
+    """Whoever may write a PerseusJob names any ConfigMap, and reads the condition."""
+    with pytest.raises(InvalidProfile) as refused:
+        check_profile(csv.encode(), 1)
+    assert SECRET not in str(refused.value)
+    assert "31337" not in str(refused.value)
+    assert "profile" in str(refused.value)
+
+
+def test_a_schedule_s_error_quotes_nothing_of_the_config_map() -> None:
+    pipeline = spec_of().pipeline
+    with pytest.raises(InvalidSchedule) as refused:
+        check_schedule(f"0F0,{SECRET}\n", pipeline)
+    assert SECRET not in str(refused.value)
+    assert "row 1, cell 2" in str(refused.value)
+
+
+async def test_the_worker_s_error_quotes_nothing_either() -> None:
+    request = SolveRequest(
+        f"stage,instruction,frequency,time,energy\n0,{SECRET},1410,0.1,10\n",
+        "1f1b",
+        stages=1,
+        microbatches=1,
+        chunks=None,
+        blocking_power_mw=0,
+        points=3,
+    )
+    with pytest.raises(InvalidProfile) as refused:
+        await SolverPool(workers=1, timeout_s=60, memory_mib=2048).solve(request, namespace="a")
+    assert SECRET not in str(refused.value)

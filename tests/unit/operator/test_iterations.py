@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from perseus_operator.planning.iterations import History, Measured, Report, summarise
 
 
@@ -67,6 +69,17 @@ def test_the_first_iteration_is_no_baseline() -> None:
         history.add(report(0, 0, iteration, point=None))
     assert [i.iteration for i in history.unplanned] == [1, 2]
     assert summarise([]) is None
+
+
+@pytest.mark.parametrize(("missing", "known"), [(0, True), (1, True), (2, False), (3, False)])
+def test_one_reading_that_is_missed_does_not_take_the_energy_of_a_baseline(missing: int, known: bool) -> None:
+    history = History(pipelines=1, ranks_per_pipeline=1)
+    for iteration in range(4):
+        history.add(report(0, 0, iteration, point=None, energy_mj=None if iteration <= missing else 1_000))
+    baseline = summarise(history.unplanned)
+    assert baseline is not None
+    assert baseline.energy_mj == (1_000 if known else None)
+    assert baseline.iterations == 3
 
 
 def test_memory_stays_bounded_when_a_rank_never_reports() -> None:

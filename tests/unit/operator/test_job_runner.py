@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from tests.unit.operator.conftest import LIMITS, Desk, Job, spec_of
+from tests.unit.operator.conftest import LIMITS, Desk, Job, epochs_of, spec_of
 from tests.waiting import eventually
 
 from perseus_operator.__main__ import job_field
@@ -101,7 +101,7 @@ async def test_an_operator_that_an_agent_fences_does_nothing_more() -> None:
         wall_s=lambda: 0.0,
         agents=SimpleNamespace(renew=refuse),
         limits=LIMITS,
-        epoch=1,
+        epochs=epochs_of(1),
         metrics=Metrics(),
     )
     job = Job()
@@ -140,7 +140,7 @@ async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away(
         monotonic_s=lambda: job.now_s,
         agents=SimpleNamespace(renew=answer, acquire=answer),
         limits=LIMITS,
-        epoch=1,
+        epochs=epochs_of(1),
         metrics=Metrics(),
     )
     session, node = session_of(job, services), job.nodes[0]

@@ -12,7 +12,8 @@ import kubernetes.aio.client as k8s
 import pytest
 from aiohttp import web
 
-from perseus_operator.clients.kube import KubeClient, agent_of, pod_of
+from perseus_operator.clients.kube import KubeClient
+from perseus_operator.clients.pods import agent_of, pod_of
 from perseus_operator.controller.operator import Operator
 from perseus_operator.errors import KubeForbidden, KubeUnavailable
 from perseus_operator.reporting.metrics import Metrics

@@ -15,16 +15,19 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.doubles.stored_objects import stored_object
 
+from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.errors import CannotAnswer, KubeConflict, KubeForbidden, KubeNotFound, KubeUnavailable
-from perseus_operator.objects import ConfigMap, Json
+from perseus_operator.objects import ConfigMap, Json, StoredObject
 from perseus_operator.plugin import cli
+from perseus_operator.plugin.doctor import ADVICE, examine
 from perseus_operator.plugin.job import load_job
 from perseus_operator.plugin.plot import LEAST_WIDTH, Mark, draw
 from perseus_operator.plugin.reports import explanation, frontier_document, plan_document
 from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_text, plan_text
-from perseus_operator.solving.frontier import frontier_to_config_map, open_frontier
+from perseus_operator.solving.frontier import frontier_to_spec, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
 from perseus_proto import keys
@@ -44,11 +47,11 @@ DIGEST = hashlib.sha256(b"inputs").hexdigest()
 
 
 @pytest.fixture(scope="module")
-def kept() -> ConfigMap:
+def kept() -> StoredObject:
     solved = open_frontier(solve_in_process(REQUEST), REQUEST, digest=DIGEST, solve_ms=1, restored=False)
-    found = frontier_to_config_map("gpt3-frontier", solved)
-    assert found is not None
-    return found
+    spec = frontier_to_spec(solved)
+    assert spec is not None
+    return stored_object("gpt3", spec)
 
 
 class Stored:
@@ -56,11 +59,11 @@ class Stored:
 
     namespace = "team"
 
-    def __init__(self, kept: ConfigMap) -> None:
-        frontier = {"configMapName": "gpt3-frontier", "digest": DIGEST, "points": 20}
+    def __init__(self, kept: StoredObject) -> None:
+        frontier = {"digest": DIGEST, "points": 20}
         said = {"type": "PlanApplied", "status": "True", "reason": "PlanInForce", "message": "Point 1 of 20."}
         self.body: Json = {
-            "metadata": {"name": "gpt3", "resourceVersion": "7"},
+            "metadata": {"name": "gpt3", "namespace": "team", "resourceVersion": "7"},
             "spec": SPEC,
             "status": {
                 "frontier": frontier,
@@ -72,10 +75,8 @@ class Stored:
                 "conditions": [said],
             },
         }
-        self.maps = {
-            "gpt3-frontier": kept,
-            "profile": ConfigMap("profile", {"profile.csv": CSV}, {}),
-        }
+        self.maps = {"profile": ConfigMap("profile", {"profile.csv": CSV}, {})}
+        self.objects = {("perseusfrontiers", "gpt3"): kept}
         self.rivals = 0
         """Edits by others, still to come."""
 
@@ -84,10 +85,18 @@ class Stored:
             raise KubeNotFound(f'perseusjobs.perseus.energy "{name}" not found')
         return self.body
 
+    def jobs(self, namespace: str | None) -> list[Json]:
+        return [self.body] if namespace in (None, "team") else []
+
     def config_map(self, namespace: str, name: str) -> ConfigMap:
         if name not in self.maps:
             raise KubeNotFound(f'configmaps "{name}" not found')
         return self.maps[name]
+
+    def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
+        if (plural, name) not in self.objects:
+            raise KubeNotFound(f'{plural} "{name}" not found')
+        return self.objects[plural, name]
 
     def edit_annotation(self, namespace: str, name: str, key: str, edit: Callable[[Json, str], str]) -> str:
         annotations = self.body["metadata"].setdefault("annotations", {})
@@ -96,7 +105,7 @@ class Stored:
 
 
 @pytest.fixture
-def stored(kept: ConfigMap, monkeypatch: pytest.MonkeyPatch) -> Stored:
+def stored(kept: StoredObject, monkeypatch: pytest.MonkeyPatch) -> Stored:
     found = Stored(kept)
     monkeypatch.setattr(cli, "KubeReader", lambda *_: found)
     monkeypatch.setenv("COLUMNS", "80")
@@ -186,6 +195,17 @@ def test_measured_is_measured_and_predicted_is_predicted(stored: Stored) -> None
 # ------------------------------------------------------------------------------------------------ what is missing
 
 
+def test_a_profile_of_its_own_kind_is_read_with_its_calibrations(stored: Stored) -> None:
+    stored.body["spec"] = {**SPEC, "profile": {"profileRef": {"name": "measured"}}}
+    stored.objects["perseusprofiles", "measured"] = stored_object(
+        "measured", {"csv": CSV}, {"calibrations": {"x": "{}"}}
+    )
+    assert "predicted" in explanation(load_job(stored, "team", "gpt3"))["saves"]
+    stored.objects["perseusprofiles", "measured"] = stored_object("measured", {})
+    found = frontier_text(frontier_document(load_job(stored, "team", "gpt3")), Terminal(), everything=False)
+    assert "Note: the profile cannot be read from PerseusProfile measured" in found
+
+
 def test_without_the_profile_all_but_names_and_comparison_is_shown(stored: Stored) -> None:
     for other in (None, ConfigMap("profile", {"profile.csv": profile_csv(STAGES, imbalance=1.1)}, {})):
         stored.maps.pop("profile", None)
@@ -220,10 +240,10 @@ def test_every_gap_is_one_line_with_its_reason(stored: Stored) -> None:
     assert "runs no plan: WaitingForRanks: 1 of 6 have connected." in command("plan", "gpt3")[2]
     assert command("frontier", "gpt3")[0] == 0, "a frontier is there all the same"
 
-    stored.maps["gpt3-frontier"] = ConfigMap("gpt3-frontier", {"digest": "other"}, {})
+    stored.objects["perseusfrontiers", "gpt3"] = stored_object("gpt3", {"digest": "other"})
     assert "it is being replaced, try again" in command("frontier", "gpt3")[2]
-    del stored.maps["gpt3-frontier"]
-    assert "ConfigMap gpt3-frontier, which stores the frontier, does not exist" in command("frontier", "gpt3")[2]
+    del stored.objects["perseusfrontiers", "gpt3"]
+    assert "PerseusFrontier gpt3 does not exist" in command("frontier", "gpt3")[2]
     del status["frontier"]
     wrong = {"type": "ProfileReady", "status": "False", "reason": "KeyNotFound", "message": "no key p.csv"}
     status["conditions"] = [{"type": "Accepted", "status": "True"}, wrong]
@@ -256,7 +276,6 @@ def test_an_error_of_the_api_server_becomes_an_exit_code(
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
         ("frontier",),
         ("straggler", "set", "gpt3", "--slowdown", "1.2"),
         ("straggler", "set", "gpt3", "--pipeline", "1"),
@@ -272,6 +291,109 @@ def test_wrong_arguments_are_two(stored: Stored, arguments: tuple[str, ...], cap
         command(*arguments)
     assert left.value.code == cli.USAGE
     assert "kubectl perseus" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------ doctor and list
+
+
+def conditions(**said: tuple[str, str]) -> list[Json]:
+    return [
+        {"type": kind, "status": status, "reason": reason, "message": f"{reason} is so."}
+        for kind, (status, reason) in said.items()
+    ]
+
+
+HEALTHY = {
+    "Accepted": ("True", "Accepted"),
+    "ProfileReady": ("True", "ProfileRead"),
+    "FrontierReady": ("True", "Solved"),
+    "AgentsReady": ("True", "Leased"),
+    "PlanApplied": ("True", "PlanInForce"),
+    "BoundKept": ("True", "BoundKept"),
+    "ModelExplains": ("True", "ModelExplains"),
+    "StragglerDetected": ("False", "NoStraggler"),
+}
+
+
+def diagnosed(stored: Stored, **said: tuple[str, str]) -> dict[str, Json]:
+    stored.body["status"]["conditions"] = conditions(**(HEALTHY | said))
+    document = examine(stored.body)
+    return {"verdict": document["verdict"], **{step["condition"]: step for step in document["steps"]}}
+
+
+def test_a_healthy_job_has_good_steps_alone_and_its_savings(stored: Stored) -> None:
+    found = diagnosed(stored)
+    assert {step["finding"] for name, step in found.items() if name != "verdict"} == {"good"}
+    assert found["verdict"] == "It saves 30.00% of the energy and is slower by 1.67%, as measured."
+    del stored.body["status"]["savings"]
+    assert "not measured yet" in diagnosed(stored)["verdict"]
+
+
+def test_the_first_fault_is_the_one_to_mend(stored: Stored) -> None:
+    found = diagnosed(
+        stored,
+        ProfileReady=("False", "ProfileInvalid"),
+        FrontierReady=("False", "WaitingForProfile"),
+        PlanApplied=("False", "WaitingForFrontier"),
+    )
+    assert found["verdict"] == "It does not save: ProfileInvalid."
+    assert found["ProfileReady"]["finding"] == "fault"
+    assert found["ProfileReady"]["do"]
+    assert found["AgentsReady"]["finding"] == "good", "what does not depend on it is examined all the same"
+    assert {found[kind]["finding"] for kind in ("FrontierReady", "PlanApplied")} == {"unknown"}
+
+
+def test_a_step_that_ends_by_itself_is_no_fault(stored: Stored) -> None:
+    found = diagnosed(stored, PlanApplied=("False", "MeasuringBaseline"))
+    assert found["PlanApplied"]["finding"] == "waiting"
+    assert found["verdict"].startswith("It waits")
+
+
+def test_a_job_that_no_operator_has_seen(stored: Stored) -> None:
+    stored.body["status"] = {}
+    assert "No operator has reported" in examine(stored.body)["verdict"]
+    stored.body["metadata"]["generation"] = 3
+    stored.body["status"] = {"observedGeneration": 2, "conditions": conditions(**HEALTHY)}
+    assert "has not seen the latest edit" in examine(stored.body)["verdict"]
+
+
+def test_every_reason_that_keeps_a_job_from_saving_has_advice() -> None:
+    fine = {
+        *("Accepted", "ProfileRead", "Solved", "Restored", "Leased", "PlanInForce", "LimitedByBudget", "NoStraggler"),
+        *("DeadlineOutOfReach", "StragglersIgnored", "ModelExplains", "BoundKept", "NoBound", "Ready"),
+    }
+    events = {"StragglerRecovered", "PlanRetried", "PlanChanged", "BaselineMeasured", "ClocksReleased"}
+    assert {reason.value for reason in ADVICE} == {reason.value for reason in Reason} - fine - events
+
+
+def test_the_doctor_says_what_to_do(stored: Stored) -> None:
+    diagnosed(stored, AgentsReady=("False", "NoAgent"))
+    code, out, _ = command("doctor", "gpt3")
+    assert code == 0
+    assert "do: let the agents' DaemonSet run on that node" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_list_adds_up_what_is_measured(stored: Stored) -> None:
+    code, out, _ = command("list", "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    (job,) = document["jobs"]
+    # 3,000 J in 0.6 s before, 2,100 J in 0.61 s now.
+    assert job["savedWatts"] == document["savedWatts"] == round(3000 / 0.6 - 2100 / 0.61)
+    assert (job["energy"], job["state"]) == ("30.00%", "NotSeen")
+    assert "1,557 W are saved by the 1 job measured so far." in command("list", "-A")[1]
+    del stored.body["status"]["savings"]
+    assert json.loads(command("list", "-o", "json")[1])["measured"] == 0
+    assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
+
+
+def test_without_a_command_the_commands_are_listed(stored: Stored, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as left:
+        command()
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n    {name} " in shown for name in ("frontier", "plan", "explain"))
 
 
 # ---------------------------------------------------------------------------------------------------- stragglers
@@ -313,7 +435,7 @@ def test_an_invalid_annotation_is_not_edited_but_can_be_cleared(stored: Stored) 
 
 
 def test_a_job_that_ignores_stragglers_says_so(stored: Stored) -> None:
-    stored.body["spec"] = {**SPEC, "straggler": {"mode": "Off"}}
+    stored.body["spec"] = {**SPEC, "straggler": {"mode": "Ignore"}}
     assert "the operator ignores it" in command("straggler", "set", "gpt3", "--pipeline", "1", "--slowdown", "2")[1]
 
 
@@ -415,14 +537,14 @@ def test_it_starts_without_what_only_the_operator_needs() -> None:
 
 def test_it_reads_a_config_map_without_the_models_of_every_kind(tmp_path: Path) -> None:
     kept = {
-        "metadata": {"name": "gpt3-frontier", "uid": "u"},
-        "data": {"digest": "d"},
-        "binaryData": {"frontier": "AAE="},
+        "metadata": {"name": "profile", "uid": "u"},
+        "data": {"a": "b"},
+        "binaryData": {"c": "AAE="},
     }
 
     class Api(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            there = self.path == "/api/v1/namespaces/team/configmaps/gpt3-frontier"
+            there = self.path == "/api/v1/namespaces/team/configmaps/profile"
             answer = json.dumps(kept if there else {"message": f"no {self.path}"}).encode()
             self.send_response(200 if there else 404)
             self.send_header("Content-Type", "application/json")
@@ -438,7 +560,7 @@ import sys
 from perseus_operator.errors import KubeNotFound
 from perseus_operator.plugin.kube_client import KubeReader
 cluster = KubeReader(sys.argv[1], None)
-print(cluster.config_map("team", "gpt3-frontier"))
+print(cluster.config_map("team", "profile"))
 try:
     cluster.config_map("team", "another")
 except KubeNotFound as error:
@@ -463,7 +585,7 @@ print("kubernetes.client.models.v1_pod" in sys.modules)
             server.shutdown()
     assert found.stderr == ""
     assert found.stdout.splitlines() == [
-        str(ConfigMap("gpt3-frontier", {"digest": "d"}, {"frontier": b"\0\1"}, "u")),
+        str(ConfigMap("profile", {"a": "b"}, {"c": b"\0\1"}, "u")),
         "no /api/v1/namespaces/team/configmaps/another",
         "False",
     ]

@@ -126,7 +126,7 @@ async def test_two_equal_jobs_share_equally_and_keep_the_budget(site: Site) -> N
     assert (met, reason) == (True, Reason.LIMITED_BY_BUDGET)
     assert "PowerBudget hall grants" in message
     assert f"this plan draws {site.drawn_w('a'):.0f} W" in message
-    assert condition(b, ConditionType.BOUND_KEPT)[1] is Reason.NO_BOUND
+    assert condition(b, ConditionType.BOUND_KEPT)[1] is Reason.BOUND_KEPT
     assert site.kept()["status"] == "True"
     assert site.written["observedGeneration"] == 3
     assert site.written["jobs"] == 2

@@ -16,9 +16,9 @@ from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX, Mean, Readi
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
 
-ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
+ONLINE: dict[str, Any] = {"profileRef": {"name": "p"}, "online": {"maxClocks": 4, "iterationsPerClock": 2}}
 CLOCKS = tuple(range(600, 1001, 100))
-MISSING = Explanation(Reason.CONFIG_MAP_NOT_FOUND, "ConfigMap p does not exist.")
+MISSING = Explanation(Reason.PROFILE_NOT_FOUND, "PerseusProfile p does not exist.")
 
 
 def profiled(make_job: Any, **changes: Any) -> Any:
@@ -96,12 +96,12 @@ def test_nothing_is_measured_where_there_is_a_profile_or_nobody_asked(make_job: 
     job.solve()
     assert settle(job).applied
     assert job.state.profiling.sweep is None
-    bare = profiled(make_job, profile={"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 1})
+    bare = profiled(make_job, profile={"profileRef": {"name": "p"}})
     assert settle(bare).profiling is None
-    assert said(bare, bare.decide()).reason is Reason.CONFIG_MAP_NOT_FOUND
-    other_key = profiled(make_job)
-    other_key.state.profile_fault = Explanation(Reason.KEY_NOT_FOUND, "no such key")
-    assert settle(other_key).profiling is None, "the ConfigMap is somebody's: nothing is written into it"
+    assert said(bare, bare.decide()).reason is Reason.PROFILE_NOT_FOUND
+    damaged = profiled(make_job)
+    damaged.state.profile_fault = Explanation(Reason.PROFILE_INVALID, "row 3")
+    assert settle(damaged).profiling is None, "it is somebody's: nothing is written into it"
 
 
 def test_recommend_changes_no_clock_and_says_what_it_needs(make_job: Any) -> None:

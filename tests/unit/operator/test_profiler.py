@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_operator.api.conditions import Reason
+from perseus_operator.api.stored import MAX_PROFILE_BYTES
 from perseus_operator.controller import profile_source
+from perseus_operator.controller.profile_source import StoredProfile
 from perseus_operator.controller.profiler import Profiler
-from perseus_operator.errors import InvalidProfile, KubeConflict, KubeNotFound, KubeUnavailable
-from perseus_operator.objects import ConfigMap, JobRef
+from perseus_operator.errors import InvalidProfile, KubeUnavailable
+from perseus_operator.objects import Json
 from perseus_operator.planning.gpu import ClockLatency, Gpu, StoredLatency
 from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node, Rank
@@ -24,42 +28,12 @@ from perseus_operator.planning.state import JobState
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import decode_plan_set
 
-ONLINE: dict[str, Any] = {"configMapRef": {"name": "p"}, "online": {}}
+ONLINE: dict[str, Any] = {"profileRef": {"name": "p"}, "online": {}}
 REQUEST = SolveRequest("", "1f1b", 2, 4, None, 0, 10)
 CLOCKS = (1400, 1200)
 
 
-class Kube:
-    """ConfigMaps, and an API server that can be away."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, ConfigMap] = {}
-        self.away = False
-
-    async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
-        self._ask()
-        if name not in self.kept:
-            raise KubeNotFound(name)
-        return self.kept[name]
-
-    async def write_owned_config_map(self, owner: JobRef, config_map: ConfigMap) -> None:
-        self._ask()
-        self.kept[config_map.name] = config_map
-
-    async def write_beside(self, namespace: str, owner: ConfigMap | None, config_map: ConfigMap) -> None:
-        self._ask()
-        there = self.kept.get(config_map.name)
-        if there is not None and not there.ours:
-            raise KubeConflict("not the operator's")
-        assert owner is None, "a profile outlives its job"
-        self.kept[config_map.name] = config_map
-
-    def _ask(self) -> None:
-        if self.away:
-            raise KubeUnavailable("away")
-
-
-def profiler(kube: Kube, make_job: Any, **changes: Any) -> tuple[Profiler, JobState]:
+def profiler(kube: StoredObjects, make_job: Any, **changes: Any) -> tuple[Profiler, JobState]:
     state: JobState = make_job(**{"profile": ONLINE, **changes}).state
     services: Any = SimpleNamespace(kube=kube, monotonic_s=lambda: 100.0)
     return Profiler(state, services), state
@@ -76,7 +50,7 @@ def sweep(*measured: int, replaces: str = "") -> Sweep:
 
 
 async def test_a_restarted_operator_goes_on_with_the_sweep(make_job: Any) -> None:
-    kube = Kube()
+    kube = StoredObjects()
     first, state = profiler(kube, make_job)
     first.begin(sweep(1400))
     await first.write(SaveSweep())
@@ -84,15 +58,16 @@ async def test_a_restarted_operator_goes_on_with_the_sweep(make_job: Any) -> Non
     second, after = profiler(kube, make_job)
     await second.restore()
     assert after.profiling.sweep == sweep(1400)
-    kube.kept["job-profiling"] = ConfigMap("job-profiling", {}, {"sweep": b"damaged"})
-    third, damaged = profiler(kube, make_job)
-    await third.restore()
-    assert damaged.profiling.sweep is None
+    for damage in ("damaged", base64.b64encode(b"damaged").decode(), 7, None):
+        kube.frontiers[state.ref.name] = stored_object("job", {"sweep": damage})
+        third, damaged = profiler(kube, make_job)
+        await third.restore()
+        assert damaged.profiling.sweep is None
 
 
 async def test_what_is_not_known_is_not_taken_for_nothing(make_job: Any) -> None:
-    kube = Kube()
-    kube.away = True
+    kube = StoredObjects()
+    kube.failing = KubeUnavailable("away")
     own, state = profiler(kube, make_job)
     with pytest.raises(KubeUnavailable):
         await own.restore()
@@ -100,13 +75,13 @@ async def test_what_is_not_known_is_not_taken_for_nothing(make_job: Any) -> None
     await own.write(SaveSweep())
     assert (state.profiling.readings_stored, state.profiling.writing) == (0, False)
     assert state.profiling.retry_at_s > 100.0
-    kube.away = False
+    kube.failing = None
     await own.write(SaveSweep())
     assert (state.profiling.readings_stored, state.profiling.failures) == (1, 0)
 
 
 async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_job: Any) -> None:
-    kube = Kube()
+    kube = StoredObjects()
     own, state = profiler(kube, make_job)
     own.begin(sweep(*CLOCKS))
     await own.write(SaveSweep())
@@ -122,16 +97,16 @@ async def test_a_finished_sweep_becomes_a_profile_that_other_jobs_can_use(make_j
     assert await own.end_sweep("digest of it")
     assert state.profiling.sweep is None
     assert "Measured at 2 clocks in 5 s of training: all clocks are measured." in state.profiling.summary
-    assert kube.kept["job-profiling"].binary == {}, "nothing is left to go on with"
+    assert kube.frontiers[state.ref.name].spec == {}, "nothing is left to go on with"
     assert not await own.end_sweep("digest of it")
     # A later job without a figure of its own takes the one that was measured; one of another shape is refused.
     other = make_job(profile=ONLINE, pipeline={"schedule": "1F1B", "stages": 3, "microbatches": 4}).spec
-    with pytest.raises(InvalidProfile, match=r"ConfigMap p was measured on 2 stages, spec\.pipeline has 3 stages"):
+    with pytest.raises(InvalidProfile, match=r"PerseusProfile p was measured on 2 stages, spec\.pipeline has 3 stages"):
         await profile_source.read_profile(kube, "ns", other)  # type: ignore[arg-type]
 
 
 async def test_how_long_changes_took_is_stored_with_the_profile_for_later_jobs(make_job: Any) -> None:
-    kube = Kube()
+    kube = StoredObjects()
     own, state = profiler(kube, make_job)
     measured = ClockLatency(21_000, 80_000, 4_500, changes=500, shared_lock=True)
     node = Node("n", None, frozenset())
@@ -144,25 +119,25 @@ async def test_how_long_changes_took_is_stored_with_the_profile_for_later_jobs(m
     spec = make_job(profile=ONLINE).spec
     stored = await profile_source.read_profile(cast(Any, kube), "ns", spec)
     assert stored.latency == StoredLatency("NVIDIA H100 80GB HBM3", "560.1", measured)
-    kube.kept["p"] = replace(kube.kept["p"], data={**kube.kept["p"].data, "clockLatency": "{"})
+    kube.profiles["p"] = stored_object("p", {**kube.profiles["p"].spec, "clockLatency": "{"})
     damaged = await profile_source.read_profile(cast(Any, kube), "ns", spec)
     assert damaged.latency is None, "the published figures hold"
 
 
 async def test_a_foreign_profile_is_never_overwritten(make_job: Any) -> None:
-    kube = Kube()
+    kube = StoredObjects()
     own, state = profiler(kube, make_job)
     own.begin(sweep(*CLOCKS))
-    kube.kept["p"] = ConfigMap("p", {"profile.csv": "theirs"}, {})
+    kube.profiles["p"] = stored_object("p", {"csv": "theirs"}, ours=False)
     await own.write(StoreProfile())
-    assert kube.kept["p"].data == {"profile.csv": "theirs"}
+    assert kube.profiles["p"].spec == {"csv": "theirs"}
     assert not state.profiling.profile_stored
     assert state.read_at_s is None, "and what is there is looked at"
     assert await own.end_sweep("digest of theirs"), "and ends the sweep"
 
 
 async def test_measurements_that_are_no_profile_are_said_to_be(make_job: Any) -> None:
-    own, state = profiler(Kube(), make_job)
+    own, state = profiler(StoredObjects(), make_job)
     bad = reading(1400)
     nothing = replace(bad, stages=tuple(replace(s, means={("forward", 0): Mean(4, 1.0, 1.0)}) for s in bad.stages))
     own.begin(replace(sweep(), clocks_mhz=(1400,), readings=(nothing,)))
@@ -175,16 +150,19 @@ async def test_measurements_that_are_no_profile_are_said_to_be(make_job: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("spec", "why"),
     [
-        ({"profile.csv": "x"}, r"spec\.profile\.blockingPowerMilliwatts: must be set, as ConfigMap p has no key"),
-        ({"profile.csv": "x", "blockingPowerMilliwatts": "-1"}, "must be an integer from 0 to 2000000, not '-1'"),
-        ({"profile.csv": "x", "blockingPowerMilliwatts": "2000001"}, "must be an integer from 0 to 2000000"),
+        ({"csv": "x"}, r"spec\.profile\.blockingPowerMilliwatts: must be set, as PerseusProfile p has none"),
+        ({}, r"PerseusProfile p has no spec\.csv: nothing is measured yet"),
+        ({"csv": "x", "blockingPowerMilliwatts": -1}, "must be an integer from 0 to 2000000"),
+        ({"csv": "x", "blockingPowerMilliwatts": 2000001}, "must be an integer from 0 to 2000000"),
+        ({"csv": 7}, r"PerseusProfile p: spec\.csv: must be CSV"),
+        ({"csv": "x" * (MAX_PROFILE_BYTES + 1)}, r"PerseusProfile p: spec\.csv: must be CSV of at most 1000000"),
     ],
 )
-async def test_a_kept_power_must_be_there_and_a_number(make_job: Any, data: Mapping[str, str], why: str) -> None:
-    kube: Any = Kube()
-    kube.kept["p"] = ConfigMap("p", data, {})
+async def test_what_a_profile_holds_is_checked(make_job: Any, spec: Json, why: str) -> None:
+    kube: Any = StoredObjects()
+    kube.profiles["p"] = stored_object("p", spec, ours=False)
     with pytest.raises(InvalidProfile, match=why):
         await profile_source.read_profile(kube, "ns", make_job(profile=ONLINE).spec)
 
@@ -199,7 +177,7 @@ def reports(iteration: int, point: int | None = 0) -> Iterable[Report]:
 
 
 def test_only_what_ran_under_the_sweeps_clocks_is_measured_and_nothing_while_a_gpu_is_hot(make_job: Any) -> None:
-    kube = Kube()
+    kube = StoredObjects()
     own, state = profiler(kube, make_job)
     job = make_job(profile=ONLINE)
     job.start_pods()
@@ -245,11 +223,11 @@ class Paces:
 
 
 async def test_drift_of_a_profile_of_our_own_asks_for_another_and_then_rests(make_job: Any) -> None:
-    own, state = profiler(Kube(), make_job)
+    own, state = profiler(StoredObjects(), make_job)
     state.profile_digest = "old"
     iteration = JobIteration(5, {0: 1, 1: 1}, 1, None, {0: 0, 1: 0}, mixed=False)
     solved: Any = SimpleNamespace(planned_times=Paces(1.2))
-    ours, theirs = ConfigMap("p", {}, {}, ours=True), ConfigMap("p", {}, {})
+    ours, theirs = StoredProfile("p", b"", ours=True), StoredProfile("p", b"")
     for _ in range(2 * DRIFT_ITERATIONS):
         own.observe_drift(iteration, solved, theirs)
     assert state.profiling.stale_profile == "", "a profile that somebody has stored is theirs"

@@ -1,4 +1,4 @@
-"""Frontiers for real GPUs: solved in the worker, kept in a ConfigMap, and read by the planner and by users."""
+"""Frontiers for real GPUs: solved in the worker, kept in a PerseusFrontier, and read by the planner and by users."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.doubles.stored_objects import stored_object
 
 from perseus_operator.api.job import Switching, parse_spec
-from perseus_operator.objects import ConfigMap
+from perseus_operator.errors import KubeNotFound
+from perseus_operator.objects import ConfigMap, StoredObject
 from perseus_operator.planning.evidence import MarkSource
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.objective import Grain
@@ -18,7 +20,7 @@ from perseus_operator.plugin.tables import Terminal, explanation_text, frontier_
 from perseus_operator.reporting.hardware import grain_name
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
-    frontier_to_config_map,
+    frontier_to_spec,
     open_frontier,
     stored_frontier,
 )
@@ -63,9 +65,9 @@ def test_a_rehearsed_frontier_says_its_grains_and_what_to_expect(real: SolvedFro
 
 
 def test_what_is_kept_has_all_of_it(real: SolvedFrontier) -> None:
-    stored = frontier_to_config_map("job-frontier", real)
-    assert stored is not None
-    claimed = stored_frontier(replace(stored, ours=True), real.view.digest)
+    spec = frontier_to_spec(real)
+    assert spec is not None
+    claimed = stored_frontier(stored_object("job", spec), real.view.digest)
     assert claimed is not None
     data = verify_in_process(RestoreRequest(real.request, claimed[0]))
     again = open_frontier(data, real.request, digest="d", solve_ms=claimed[1], restored=True)
@@ -164,5 +166,8 @@ def test_the_plugin_finds_the_profile_behind_a_rehearsed_frontier(real: SolvedFr
 
         def config_map(self, namespace: str, name: str) -> ConfigMap:
             return ConfigMap(name, {"profile.csv": REQUEST.profile_csv}, {})
+
+        def stored(self, plural: str, namespace: str, name: str) -> StoredObject:
+            raise KubeNotFound(name)
 
     assert not isinstance(_simulator(Reader(), "team", spec, real.frontier), str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.made_up_profiles import PIPELINES
 
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
@@ -15,14 +16,14 @@ from perseus_operator.controller.schedule_source import (
     needs_schedule_from_ranks,
     read_schedule_csv,
 )
-from perseus_operator.errors import InvalidSchedule, KubeNotFound
+from perseus_operator.errors import InvalidSchedule, InvalidSpec, KubeNotFound
 from perseus_operator.objects import ConfigMap
 from perseus_operator.planning.frontier_inputs import Solve, inputs_digest
 from perseus_operator.planning.node import Rank
 from perseus_operator.solving.request import SolveRequest, schedule_of
 from perseus_proto.rank import RankId
 from perseus_solver.kinds import Kind
-from perseus_solver.schedules import SCHEDULES, Schedule, build_schedule, read_schedule, write_schedule
+from perseus_solver.schedules import Schedule, build_schedule, read_schedule, write_schedule
 
 KINDS = {kind.label: int(kind) for kind in Kind}
 
@@ -39,10 +40,10 @@ def pipeline(**changes: Any) -> Any:
 
 
 # DualPipe has no order in torch's notation; a recomputation is recorded as another forward.
-@pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"dualpipe", "early-recompute-1f1b"}))
+@pytest.mark.parametrize("name", sorted(set(PIPELINES) - {"DualPipe", "EarlyRecompute1F1B"}))
 @pytest.mark.parametrize("stages", [2, 4])
 def test_what_processes_report_is_the_schedule_they_were_given(name: str, stages: int) -> None:
-    chunks = 2 if name == "interleaved-1f1b" else None
+    chunks = 2 if name == "Interleaved1F1B" else None
     schedule = build_schedule(name, stages=stages, microbatches=2 * stages, chunks=chunks)
     order = assemble_schedule([told(schedule, stage) for stage in range(stages)])
     assert order == write_schedule(schedule)
@@ -59,6 +60,16 @@ def test_stages_that_do_not_fit_together_are_one_clear_error() -> None:
         assemble_schedule([told(three, 0), told(four, 1)])
     with pytest.raises(InvalidSchedule, match="Stage 1 runs constant-time instructions"):
         assemble_schedule([told(three, 0), ((5, 0, 0), *told(three, 1))])
+    with pytest.raises(InvalidSchedule, match=r"mark whole steps: spec\.pipeline\.schedule must be Steps"):
+        assemble_schedule([((6, 0, 0),)])
+
+
+def test_steps_have_one_stage_and_no_microbatches() -> None:
+    steps = {"schedule": "Steps", "stages": 1, "dataParallel": 8}
+    assert pipeline(**steps).solved_microbatches == 1
+    for wrong in ({"stages": 2}, {"microbatches": 1}, {"microbatches": 4}):
+        with pytest.raises(InvalidSpec, match="stages must be 1 and microbatches must not be set for schedule Steps"):
+            pipeline(**{**steps, **wrong})
 
 
 def test_a_schedule_of_another_shape_is_refused_by_field() -> None:
@@ -109,7 +120,7 @@ def test_processes_must_agree_and_all_must_have_reported(make_job: Any) -> None:
     assert collect_schedule(job.state, {place: said[place] for place in list(said)[:3]}) is None
     assert collect_schedule(job.state, {**said, RankId(1, 1, 0): ()}) is None
     assert collect_schedule(job.state, said) == write_schedule(schedule)
-    other = told(build_schedule("gpipe", stages=2, microbatches=4), 1)
+    other = told(build_schedule("GPipe", stages=2, microbatches=4), 1)
     with pytest.raises(InvalidSchedule, match="dp 1, stage 1, tp 0 differs from dp 0, stage 1, tp 0"):
         collect_schedule(job.state, {**said, RankId(1, 1, 0): other})
 
@@ -135,7 +146,7 @@ def test_nothing_is_solved_before_the_schedule_is_known_and_another_schedule_is_
 
 
 def test_a_request_with_a_custom_schedule_is_solved_by_it() -> None:
-    schedule = build_schedule("zb-h1", stages=2, microbatches=3)
+    schedule = build_schedule("ZBH1", stages=2, microbatches=3)
     request = SolveRequest("", "custom", 2, 0, None, 1, 4, schedule_csv=write_schedule(schedule))
     again = schedule_of(request)
     assert [again.of_stage(stage) for stage in range(2)] == [schedule.of_stage(stage) for stage in range(2)]

@@ -1,25 +1,28 @@
-"""The operator's small doors: settings, metrics and probes, the solver's worker, the frontier's ConfigMap."""
+"""The operator's small doors: settings, metrics and probes, the solver's worker, the PerseusFrontier."""
 
 from __future__ import annotations
 
+import re
 import urllib.error
 import urllib.request
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.doubles.stored_objects import stored_object
 
 from perseus_operator.api.status import Figures, StatusFigures
+from perseus_operator.api.stored import MAX_FRONTIER_BYTES
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
 from perseus_operator.objects import JobRef
+from perseus_operator.planning.iterations import Measured
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.settings import InvalidSetting, Settings, parse_settings
 from perseus_operator.solving.frontier import (
-    MAX_STORED_BYTES,
     SolvedFrontier,
     _fill,
     encode_plans,
-    frontier_to_config_map,
+    frontier_to_spec,
     open_frontier,
     stored_frontier,
 )
@@ -103,6 +106,24 @@ def test_what_is_not_known_is_not_shown_and_a_job_takes_its_series_along() -> No
     assert 'job_name="a"' not in metrics.exposition().decode()
 
 
+def test_saved_energy_is_the_difference_of_two_counters_that_miss_no_iteration_with_a_baseline() -> None:
+    metrics, job = Metrics(), JobRef("ns", "a", "u")
+    baseline = Measured(time_us=1_000_000, energy_mj=10_000, iterations=5)
+
+    def counted() -> dict[str, float]:
+        found = re.findall(r'perseus_job_(\w+_total){job_name="a".*} (\S+)', metrics.exposition().decode())
+        return {name: float(value) for name, value in found}
+
+    for energy_mj, before in ((9_000, None), (None, baseline), (9_000, replace(baseline, energy_mj=None))):
+        metrics.count_iteration(job, energy_mj, before)
+        assert counted() == {}, "nothing is counted on one side alone"
+    for energy_mj in (9_000, 12_000, 8_000):
+        metrics.count_iteration(job, energy_mj, baseline)
+    assert counted() == {"energy_joules_total": 29, "baseline_energy_joules_total": 30}
+    metrics.forget_job(job)
+    assert counted() == {}
+
+
 def test_the_probes_tell_progress() -> None:
     wrong: list[str | None] = [None]
     server = MetricsServer("127.0.0.1:0", Metrics(), healthy=lambda: wrong[0], ready=lambda: True)
@@ -162,22 +183,23 @@ def data() -> bytes:
 
 
 def test_a_kept_frontier_comes_back_only_for_the_same_inputs(data: bytes) -> None:
-    kept = frontier_to_config_map("job-frontier", solved(data))
-    assert kept is not None
-    assert stored_frontier(kept, "d") is None  # somebody else wrote it
-    ours = replace(kept, ours=True)
+    spec = frontier_to_spec(solved(data))
+    assert spec is not None
+    ours = stored_object("job", spec)
+    assert stored_frontier(replace(ours, ours=False), "d") is None  # somebody else wrote it
     claimed = stored_frontier(ours, "d")
     assert claimed is not None
     back = open_frontier(claimed[0], REQUEST, digest="d", solve_ms=claimed[1], restored=True)
     assert back.view == replace(solved(data).view, restored=True)
     assert stored_frontier(ours, "other") is None
-    assert stored_frontier(replace(ours, binary={}), "d") is None
-    assert stored_frontier(replace(ours, data={**ours.data, "solveMilliseconds": "9" * 5_000}), "d") is None
+    for wrong in ({"data": None}, {"data": "a"}, {"data": "é" * 8}, {"data": "A" * 10**6}, {"solveMilliseconds": "9"}):
+        assert stored_frontier(replace(ours, spec={**spec, **wrong}), "d") is None
 
 
-def test_what_does_not_fit_into_a_config_map_is_not_kept(data: bytes) -> None:
-    huge = replace(solved(data), data=b"x" * (MAX_STORED_BYTES + 1))
-    assert frontier_to_config_map("job-frontier", huge) is None
+def test_what_does_not_fit_into_an_object_is_not_kept(data: bytes) -> None:
+    huge = replace(solved(data), data=b"x" * (MAX_FRONTIER_BYTES + 1))
+    assert frontier_to_spec(huge) is None
+    assert frontier_to_spec(replace(huge, data=huge.data[1:])) is not None
 
 
 def test_an_agent_gets_exactly_the_clocks_of_its_stages(data: bytes) -> None:
@@ -202,9 +224,9 @@ def test_constant_instructions_keep_the_clock_before_them() -> None:
     assert _fill(clocks).tolist() == [[1200, 900, 900, 900, 1200], [1410] * 5]
 
 
-@pytest.mark.parametrize("schedule", sorted({"interleaved-1f1b", "early-recompute-1f1b", "gpipe"}))
+@pytest.mark.parametrize("schedule", sorted({"Interleaved1F1B", "EarlyRecompute1F1B", "GPipe"}))
 def test_other_schedules_reach_the_agents_too(schedule: str) -> None:
-    chunks = 2 if schedule == "interleaved-1f1b" else None
+    chunks = 2 if schedule == "Interleaved1F1B" else None
     request = replace(REQUEST, schedule=schedule, chunks=chunks, microbatches=4, points=4)
     opened = open_frontier(solve_in_process(request), request, digest="d", solve_ms=1, restored=False)
     plans = decode_plan_set(encode_plans(opened, {0, 1}))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.workload import WorkloadKind
-from perseus_operator.clients.kube import pod_of
+from perseus_operator.clients.pods import pod_of
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.node import Rank
@@ -296,7 +296,9 @@ def state_of(spec: Any, pods: list[Pod]) -> JobState:
     state = JobState(JobRef("ns", "gpt3", "uid"), generation=1)
     state.spec_accepted(spec)
     chosen = select(spec, pods)
-    state.pods_observed(chosen.pods, {"node": "1.2.3.4:5"}, attempt=chosen.attempt, excluded=chosen.excluded)
+    state.pods_observed(
+        chosen.pods, {"node": "1.2.3.4:5"}, attempt=chosen.attempt, excluded=chosen.excluded, failed=chosen.failed
+    )
     return state
 
 
@@ -311,6 +313,30 @@ def test_why_no_pod_runs_is_said() -> None:
         " true. Of the pods that opted in, 1 belong to another workload."
     )
     assert "suspend" not in absence(state_of(refer("VolcanoJob"), [])).message, "it has no such field"
+
+
+def failed_pod(name: str, created: str, **status: Any) -> dict[str, Any]:
+    raw = raw_pod(name=name, uid=name, creationTimestamp=created)
+    return raw | {"status": {"phase": "Failed"} | status}
+
+
+def test_a_pod_that_failed_is_named_with_how_it_ended() -> None:
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    done = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    containers = [{"name": "sidecar", "state": done}, {"name": "trainer", "state": ended}]
+    older = pod_of(failed_pod("w0", "2030-01-01T00:00:00Z", containerStatuses=containers))
+    newer = pod_of(failed_pod("w1", "2030-01-01T00:01:00Z", reason="Evicted"))
+    assert older is not None
+    assert newer is not None
+    state = state_of(spec_of(), [newer, older])
+    assert not state.nodes, "a failed pod runs on no node"
+    assert absence(state).message == (
+        "No pod of the job is running. Of the pods that opted in, 2 failed."
+        " Pod w1 failed: Evicted; kubectl logs -n ns w1 may say why."
+    )
+    oom = absence(state_of(spec_of(), [older])).message
+    assert "Pod w0 failed: container trainer exited with code 137, OOMKilled;" in oom
+    assert names(select(spec_of(), [older, pod("a", {})])) == {"a"}
 
 
 def test_pods_without_a_rank_are_named() -> None:

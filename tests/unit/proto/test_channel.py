@@ -134,11 +134,10 @@ def test_marks_for_which_a_look_is_announced_do_not_ring(from_us: int) -> None:
         assert not reader.acknowledge()
         writer.end(index, 2 * index + 3)
         assert rung_as_announced(2 * index + 3)
-        assert reader.passed() == (0, index + 1)
-        assert reader.ended_us(0, index) == 2 * index + 3
+        assert reader.position() == Position(0, index, Phase.ENDED)
     writer.step_end(0, 2 * N + 2)
     assert not reader.acknowledge()
-    assert reader.passed() == (0, N + 1)
+    assert reader.position().phase is Phase.STEP_ENDED
     writer.step_begin(1, 2 * N + 3)
     reader.acknowledge()
     writer.deviate(Faults.OUT_OF_ORDER)
@@ -413,9 +412,9 @@ def test_a_record_that_is_overwritten_while_it_is_copied_is_not_drained(reader: 
         def __getitem__(self, key: int | slice) -> object:
             found = self.words[key]
             if isinstance(key, slice):
-                copy = found.tolist()
+                copy = found.tobytes()
                 run_iteration(writer, SLOTS, 1000, [2] * N)
-                return types.SimpleNamespace(tolist=lambda: copy)
+                return types.SimpleNamespace(tobytes=lambda: copy)
             return found
 
     reader._words = Racing()  # type: ignore[assignment]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from perseus_proto import http_server
 from perseus_proto.addresses import parse_address
-from perseus_proto.http_server import HttpServer
+from perseus_proto.http_server import MAX_CONNECTIONS, CachedPage, HttpServer
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,40 @@ def test_without_ipv6_everywhere_is_every_ipv4_address(monkeypatch: pytest.Monke
     with serving("[::]:0") as server:
         assert server.address == f"0.0.0.0:{server.port}"
         assert answers("127.0.0.1", server.port)
+
+
+def test_silent_connections_end_and_keep_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "CONNECTION_S", 0.5)
+    before = threading.active_count()
+    with serving("127.0.0.1:0") as server:
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3 * MAX_CONNECTIONS)]
+        assert answers("127.0.0.1", server.port)
+        assert threading.active_count() - before <= MAX_CONNECTIONS + 2, "a thread each, and the server's"
+        for connection in silent:
+            connection.settimeout(60)
+            assert connection.recv(1) == b"", "ended by the server, all of them"
+            connection.close()
+
+
+def test_the_host_with_most_connections_loses_one_to_the_others() -> None:
+    with serving("0.0.0.0:0") as server:
+        greedy = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
+        other = socket.create_connection(("127.0.0.1", server.port), source_address=("127.0.0.2", 0))
+        other.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        other.settimeout(60)
+        assert b" 204 " in other.recv(100)
+        greedy[0].settimeout(60)
+        assert greedy[0].recv(1) == b""
+        for connection in (*greedy, other):
+            connection.close()
+
+
+def test_a_page_is_drawn_so_many_times_a_second_at_most() -> None:
+    drawn: list[int] = []
+
+    def draw() -> bytes:
+        drawn.append(len(drawn))
+        return str(len(drawn)).encode()
+
+    page = CachedPage(draw, per_s=1e-6, burst=3)
+    assert [page() for _ in range(100)] == [b"1", b"2", *[b"3"] * 98]

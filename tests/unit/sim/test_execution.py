@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perseus_agent.devices.base import EventReason
+from perseus_sim.execution.agent_control import VirtualDevice
 from perseus_sim.execution.bound import least_work_j, mean_call_s
 from perseus_sim.execution.controls import DefaultClocks, GpuMarks, HostMarks, Ideal
 from perseus_sim.execution.executor import Control, Executor
@@ -176,6 +178,58 @@ def test_marks_of_the_host_change_clocks_at_the_wrong_time(framework: Framework)
     right, wrong = (execute(line, machine, control) for control in (GpuMarks(), HostMarks()))
     assert max(right.astray[1:]) == 0
     assert min(wrong.astray[1:]) > 0.1
+
+
+# ------------------------------------------------------------------------------------------- the power limit
+
+
+class Limits(Control):
+    """Sets the highest clock, and records the reasons that the agent reads for a lower one."""
+
+    def start(self) -> None:
+        self.device = VirtualDevice(self.executor, 0, 0, A100.name, A100.clocks_mhz)
+        self.reasons = set[EventReason]()
+
+    def gpu_begins(self, number: int, now_s: float) -> None:
+        self.executor.set_clock(self.executor.pipeline.rank_of[number], A100.max_clock_mhz)
+
+    def host_begun(self, number: int, now_s: float) -> None:
+        self.reasons.add(self.device.event_reasons())
+
+
+@pytest.mark.parametrize("limit_w", [300.0, 380.0, 450.0])
+def test_a_power_limit_holds_clock_and_power_down_and_says_so(limit_w: float) -> None:
+    problem = pipeline().problem
+    flat = [A100.max_clock_mhz] * problem.instructions
+    free, limited = (
+        execute(Pipeline(problem, flat, A100.max_clock_mhz, w), Machine(hosts=Hosts()), Limits())
+        for w in (1_000.0, limit_w)
+    )
+    line = Pipeline(problem, flat, A100.max_clock_mhz, limit_w)
+    assert max(line.curve_of[0].at(mhz)[1] for mhz in A100.clocks_mhz) <= limit_w
+    assert min(limited.time_s) > max(free.time_s)
+    assert max(free.limited) == 0
+    assert min(limited.limited) > 0.99
+
+
+def test_a_clock_that_the_power_limit_does_not_reach_is_the_one_that_was_set() -> None:
+    line = pipeline()
+    limited = Pipeline(line.problem, line.plan, A100.max_clock_mhz, A100.power_limit_w)
+    for curve in limited.curve_of[:2]:
+        for mhz in A100.clocks_mhz:
+            effective_mhz = curve.effective_mhz(mhz)
+            assert effective_mhz <= mhz
+            assert effective_mhz == pytest.approx(A100.effective_mhz(mhz), abs=15)
+    # What was measured at the limit is not limited twice.
+    assert execute(limited, EXACT, Ideal()).time_s == pytest.approx(execute(line, EXACT, Ideal()).time_s, rel=1e-4)
+
+
+def test_the_agent_reads_why_a_clock_is_lower() -> None:
+    problem = pipeline().problem
+    limits = Limits()
+    line = Pipeline(problem, [A100.max_clock_mhz] * problem.instructions, A100.max_clock_mhz, 300.0)
+    execute(line, Machine(hosts=Hosts()), limits)
+    assert limits.reasons == {EventReason.NONE, EventReason.POWER_CAP}  # idle, and computing
 
 
 # ----------------------------------------------------------------------------------- drivers and their locks

@@ -299,3 +299,15 @@ def test_a_request_that_comes_while_the_gpu_waits_counts_from_then(
     engine.wait_until(10_000.0)
     engine.wait_until(engine.now_us)
     assert engine._pending == [(7_000.0, 1000)]
+
+
+@pytest.mark.timeout(20)
+def test_work_ends_however_long_the_machine_has_been_up(tmp_path: Path) -> None:
+    """After days, a float of microseconds cannot express what is left of an instruction when its end is rounded."""
+    gpu = make(tmp_path)
+    gpu.advance(Physics(10**12, 0, 0))
+    engine = Engine(gpu, speed=None, noise=0.0, seed=1)
+    lengths_us = [1000 + k / 7 for k in range(20)]
+    for length_us in lengths_us:
+        engine.work(Table([gpu.spec.default_clock_mhz], [length_us], [300_000.0]))
+    assert engine.now_us == pytest.approx(10**12 + sum(lengths_us), abs=1)

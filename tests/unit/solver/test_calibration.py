@@ -22,14 +22,14 @@ from tests.made_up_runs import (
     truth_s,
 )
 
-from perseus_solver.calibration import Calibration, Trace, calibrate, predict_s
+from perseus_solver.calibration import Calibration, Trace, calibrate, calibrate_against_rivals, predict_s
 from perseus_solver.calibration.estimate import replay_s
 from perseus_solver.errors import InvalidCalibration, InvalidProblem, InvalidTrace
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import build_schedule
+from perseus_solver.schedules import Schedule, build_schedule
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +114,9 @@ def test_iterations_shorter_than_their_own_computations_are_not_explained() -> N
     assert not found.explains
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "dualpipe"])
+@pytest.mark.parametrize("name", ["GPipe", "1f1b", "ZBH1", "Interleaved1F1B", "DualPipe"])
 def test_every_schedule_can_be_calibrated(name: str) -> None:
-    chunks = 2 if name == "interleaved-1f1b" else None
+    chunks = 2 if name == "Interleaved1F1B" else None
     schedule = build_schedule(name, stages=4, microbatches=8, chunks=chunks)
     plan, duration_s = durations(12, 2, 0.01, schedule=schedule)
     flat = Trace(schedule, plan, duration_s, np.ones(24))
@@ -190,8 +190,8 @@ def test_a_calibration_is_for_its_own_pipeline(calibrated: Calibration) -> None:
     longer = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES + 1)
     with pytest.raises(InvalidCalibration, match="of microbatches 8, but the problem has microbatches 9"):
         build_problem(profile, longer, blocking_power_w=50, calibration=calibrated)
-    other = build_schedule("gpipe", stages=STAGES, microbatches=MICROBATCHES)
-    with pytest.raises(InvalidCalibration, match="schedule 1f1b"):
+    other = build_schedule("GPipe", stages=STAGES, microbatches=MICROBATCHES)
+    with pytest.raises(InvalidCalibration, match="schedule 1F1B"):
         build_problem(profile, other, blocking_power_w=50, calibration=calibrated)
     with pytest.raises(InvalidProblem, match="must not be given with a calibration"):
         build_problem(profile, SCHEDULE, blocking_power_w=50, overhead_s=0.1, calibration=calibrated)
@@ -263,3 +263,21 @@ def test_damaged_json_is_refused_by_name(
 def test_text_that_is_no_calibration_is_refused(text: str) -> None:
     with pytest.raises(InvalidCalibration):
         Calibration.from_json(text)
+
+
+@pytest.mark.parametrize(("ran", "named"), [("1F1B", "GPipe"), ("GPipe", "1F1B")])
+def test_a_schedule_that_the_run_contradicts_is_refused(ran: str, named: str) -> None:
+    schedule, other = (build_schedule(name, stages=STAGES, microbatches=12) for name in (ran, named))
+    plan, duration_s = durations(24, 2, 0.003, seed=3, schedule=schedule)
+    time_s = truth_s(duration_s, schedule, 0.009)
+    assert calibrate_against_rivals(Trace(schedule, plan, duration_s, time_s), train_fraction=0.34).explains
+    place = {key: k for k, key in enumerate(keys_of(schedule))}
+    columns = [place[key] for key in keys_of(other)]
+    wrong = calibrate_against_rivals(Trace(other, plan, duration_s[:, columns], time_s), train_fraction=0.34)
+    assert not wrong.explains
+    assert wrong.parameters is None
+    assert Calibration.from_json(wrong.to_json()).reason == wrong.reason
+
+
+def keys_of(schedule: Schedule) -> list[tuple[int, str, int, int]]:
+    return [(stage, *step) for stage in range(schedule.stages) for step in schedule.of_stage(stage)]

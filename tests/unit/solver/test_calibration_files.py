@@ -83,7 +83,7 @@ def test_files_are_read_back(files: tuple[list[str], list[str]], tmp_path: Path)
         (1, 3, "0,0,2", "0,0,1", "iterations, line 4: the same stage"),
         (1, 3, "0,0,2", "0,0,9", "iterations, line 4: stage is 9, but instructions has 3 stages"),
         (1, 3, "0,0,2", "0,50,2", "iterations: plan 0, iteration 0 has no row for stage 2"),
-        (0, 3, "forward,2,", "weight_gradient,2,", "schedule 1f1b has no weight_gradient of microbatch 2"),
+        (0, 3, "forward,2,", "weight_gradient,2,", "schedule 1F1B has no weight_gradient of microbatch 2"),
     ],
 )
 def test_bad_files_are_refused_by_name(
@@ -99,10 +99,10 @@ def test_bad_files_are_refused_by_name(
 
 def test_incomplete_and_unfitting_files_are_refused(files: tuple[list[str], list[str]]) -> None:
     instructions, iterations = ("\n".join(lines) for lines in files)
-    with pytest.raises(InvalidTrace, match="lacks forward 0 on stage 0, which schedule 1f1b runs"):
+    with pytest.raises(InvalidTrace, match="lacks forward 0 on stage 0, which schedule 1F1B runs"):
         read_trace("\n".join([files[0][0], *files[0][2:]]), iterations, "1f1b")
     with pytest.raises(InvalidTrace, match=r"lacks input_gradient 0 on stage 0|has no backward"):
-        read_trace(instructions, iterations, "zb-h1")
+        read_trace(instructions, iterations, "ZBH1")
     with pytest.raises(InvalidTrace, match=r"stages are 0 … 2, but the schedule has 4"):
         read_trace(instructions, iterations, "1f1b", stages=4)
     with pytest.raises(InvalidTrace, match=r"microbatches are 0 … 7, but the schedule has 16"):

@@ -91,7 +91,7 @@ def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path:
     file = tmp_path / "frontier.json"
     code, out, err = perseus("frontier", "--points", "20", "--output", str(file))
     assert (code, err) == (0, "")
-    assert "plans in" in out
+    assert "20 plans from T_min" in out
     document = json.loads(file.read_text())
     assert list(document) == [
         "schedule",
@@ -100,9 +100,10 @@ def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path:
         "blocking_power_w",
         "solve_seconds",
         "baseline",
+        "deployed_gap",
         "points",
     ]
-    assert document["schedule"] == "1f1b"
+    assert document["schedule"] == "1F1B"
     assert (document["stages"], document["microbatches"], document["blocking_power_w"]) == (3, 6, 60.0)
     baseline = document["baseline"]
     points = document["points"]
@@ -113,9 +114,12 @@ def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path:
     effective = [p["energy_j"] - 60 * 3 * p["iteration_time_s"] for p in points]
     assert times == sorted(times)
     assert effective == sorted(effective, reverse=True)
+    assert set(document["deployed_gap"]) == {"worst", "mean", "straggler_worst"}
+    least = min(range(len(points)), key=lambda k: float(points[k]["energy_j"]))
+    assert [point["straggler_part"] for point in points] == [k > least for k in range(len(points))]
     for point in points:
         figures = ["iteration_time_s", "energy_j", "energy_lower_bound_j", "gap", "status", "clock_changes"]
-        assert list(point) == [*figures, "stages"]
+        assert list(point) == [*figures, "straggler_part", "stages"]
         assert point["energy_lower_bound_j"] <= point["energy_j"]
         assert point["gap"] == pytest.approx(point["energy_j"] / point["energy_lower_bound_j"] - 1)
         assert point["status"] in {"optimal", "within_gap", "limit_reached"}
@@ -157,6 +161,170 @@ def test_standard_output_carries_the_json_alone(perseus: Callable[..., tuple[int
     assert "against all clocks at maximum" in err
 
 
+def test_what_is_read_is_never_overwritten(
+    perseus: Callable[..., tuple[int, str, str]], profile: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link.csv"
+    link.symlink_to(profile)
+    for command, words in (("plan", ("--output", str(profile))), ("plan", ("--output", str(link)))):
+        code, _, err = perseus(command, *words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "cannot be written: --profile reads the same file" in err
+    code, _, err = perseus("compare", "--plot", str(profile))
+    assert "--plot" in err
+    assert code == 2
+    assert profile.read_text() == PROFILE
+
+
+def test_schedules_are_named_as_in_a_job(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    written = [perseus("plan", "--output", "-", "--schedule", name)[1] for name in ("1f1b", "1F1B")]
+    assert json.loads(written[0]) == json.loads(written[1])
+
+
+def test_a_comparison_refuses_what_a_plan_refuses(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    refusals = [perseus(command, "--deadline-s", "0.1", "--output", "-") for command in ("plan", "compare")]
+    assert [code for code, _, _ in refusals] == [2, 2]
+    assert len({err.partition(": ")[2] for _, _, err in refusals}) == 1
+
+
+def test_a_comparison_says_when_lowtime_is_wanted_and_absent(
+    perseus: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perseus_solver.comparison.lowtime_peer.installed", lambda: False)
+    code, out, err = perseus("compare", "--lowtime")
+    assert (code, out) == (2, "")
+    assert "lowtime is not installed: pip install" in err
+    assert "not run, because it takes minutes" in perseus("compare")[1]
+
+
+@pytest.mark.parametrize(
+    ("column", "factor", "code", "message"),
+    [
+        (4, 1000, 2, "300 kW a GPU at the highest clock; likely cause: energy in mJ"),
+        (3, 1000, 2, "a GPU that waits takes 60 W, more than one that computes"),
+        (4, 12, 0, "WARNING: instructions take 3.6 kW a GPU"),
+        (4, 1.7, 0, ""),
+    ],
+)
+def test_implausible_units_are_named(
+    perseus: Callable[..., tuple[int, str, str]],
+    profile: Path,
+    column: int,
+    factor: float,
+    code: int,
+    message: str,
+) -> None:
+    rows = [line.split(",") for line in PROFILE.splitlines()]
+    for row in rows[1:]:
+        row[column] = repr(float(row[column]) * factor)
+    profile.write_text("\n".join(map(",".join, rows)))
+    found, _, err = perseus("compare")
+    assert found == code
+    assert message in err
+    assert bool(err) == bool(message)
+
+
+def test_an_outlier_among_repeated_rows_is_not_averaged_silently(
+    perseus: Callable[..., tuple[int, str, str]], profile: Path
+) -> None:
+    first = PROFILE.splitlines()[1].split(",")
+    profile.write_text(PROFILE + ",".join([*first[:3], repr(10 * float(first[3])), first[4]]) + "\n")
+    code, _, err = perseus("compare", "--samples")
+    assert code == 0
+    assert "WARNING: stage 0, forward: the two samples of time at 1400 MHz (lines 2 and 44) are 10 times apart" in err
+    assert "time raised" not in err  # what an outlier differs by is no scatter
+
+
+def test_another_dialect_of_csv_is_recognised(perseus: Callable[..., tuple[int, str, str]], profile: Path) -> None:
+    profile.write_text(PROFILE.replace(",", ";"))
+    code, _, err = perseus("plan", "--output", "-")
+    assert code == 2
+    assert "the first line reads 'stage;instruction;frequency;time;energy'" in err
+    assert "separated by semicolons, not commas" in err
+
+
+def test_latency_never_makes_the_fastest_plan_slower_than_all_clocks_at_maximum(
+    perseus: Callable[..., tuple[int, str, str]],
+) -> None:
+    for latency in ("0.02", "0.3"):
+        code, out, err = perseus("plan", "--output", "-", "--switch-latency-s", latency)
+        assert code == 0
+        assert "no plan found" not in err
+        assert json.loads(out)["iteration_time_s"] <= 1.3950001
+
+
+def test_a_terminal_without_unicode_gets_ascii(profile: Path) -> None:
+    words = ["--profile", str(profile), "--blocking-power", "60", "--schedule", "1F1B", "--microbatches", "6"]
+    for stages, shown in (("3", "lowtime                        -"), ("9", "(0 ... 2)")):
+        command = [sys.executable, "-m", "perseus_solver.cli.main", "compare", *words, "--stages", stages]
+        ended = subprocess.run(
+            command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False
+        )
+        assert shown in (ended.stdout + ended.stderr).decode("ascii")
+
+
+def test_a_proof_closes_the_gap_of_a_small_pipeline(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    words = ("--microbatches", "2", "--max-slowdown", "5%", "--output", "-")
+    code, out, err = perseus("plan", *words, "--prove", "30")
+    assert code == 0
+    assert json.loads(out)["status"] == "optimal"
+    assert "proven: no plan of these clocks takes less energy by the deadline" in err
+    assert json.loads(out)["energy_j"] <= json.loads(perseus("plan", *words)[1])["energy_j"]
+    code, _, err = perseus("plan", *words, "--prove", "--switch-latency-s", "0.1")
+    assert code == 2
+    assert "--prove is about plans whose clocks change at once" in err
+
+
+def test_an_estimate_is_what_a_plan_saves_on_so_many_gpus(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    _, out, _ = perseus("plan", "--max-slowdown", "5%", "--output", "-")
+    plan = json.loads(out)
+    fleet = ("--gpus", "300", "--hours", "10", "--max-slowdown", "5%")
+    _, out, err = perseus("estimate", *fleet, "--price", "0.5", "--carbon", "400", "--output", "-")
+    found = json.loads(out)
+    baseline = found["baseline"]
+    assert found["expected"] is None
+    assert found["ideal"]["energy"] == pytest.approx(plan["energy_j"] / baseline["energy_j"] - 1)
+    iterations = 10 * 3600 / baseline["iteration_time_s"]
+    saved_kwh = iterations * (baseline["energy_j"] - plan["energy_j"]) * (300 / 3) / 3.6e6
+    assert found["saved_kwh"] == [pytest.approx(saved_kwh)]
+    assert f"{0.5 * saved_kwh:,.0f} at 0.5 a kWh" in err
+    assert f"{0.4 * saved_kwh / 1000:,.1f} t of CO2 at 400 g a kWh" in err
+    assert "this is the most" in err
+
+
+def test_slow_clocks_make_an_estimate_an_interval(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    _, out, err = perseus("estimate", "--gpus", "3", "--gpu", "NVIDIA H100 80GB HBM3", "--output", "-")
+    found = json.loads(out)
+    least, most = found["saved_kwh"]
+    assert 0 <= least < most == pytest.approx(-found["ideal"]["energy"] * found["baseline"]["energy_kwh"])
+    assert least == pytest.approx(-found["expected"]["energy"] * found["baseline"]["energy_kwh"])
+    assert "between clocks that change in 30 ms" in err
+    for wrong, message in (
+        (("--gpus", "0"), "argument --gpus: must be a whole number between 1 and 10,000,000, not 0"),
+        (("--hours", "0"), "argument --hours: must be greater than zero, not 0"),
+        (("--gpu", "x", "--hardware", "h.json"), "--hardware already says what --gpu would; leave one out"),
+    ):
+        assert perseus("estimate", *wrong) == (2, "", f"perseus estimate: {message}\n")
+
+
+def test_a_plan_keeps_its_deadline_under_scatter(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    words = ("--max-slowdown", "2%", "--output", "-")
+    code, out, err = perseus("plan", *words, "--scatter", "1%", "--confidence", "90%")
+    assert code == 0
+    plan = json.loads(out)
+    assert plan["kept"] >= 0.9
+    times = plan["expected"]["iteration_time_s"]
+    assert times["p50"] <= times["p95"] <= times["p99"]
+    assert "of the iterations end by" in err
+    assert resimulate(plan) == pytest.approx((plan["iteration_time_s"], plan["energy_j"]), rel=1e-9)
+    code, _, err = perseus("plan", *words, "--confidence", "90%")
+    assert code == 2
+    assert "--confidence needs to know how times scatter" in err
+    assert "no plan found keeps" in perseus("plan", "--output", "-", "--deadline-s", "1.396", "--scatter", "3%")[2]
+    for more in (("--prove",), ("--max-switch-loss", "1%"), ("--hardware", "h.json")):
+        assert perseus("plan", *words, "--scatter", "1%", *more)[0] == 2
+
+
 def test_an_exported_schedule_gives_the_same_plan(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     csv_file = tmp_path / "order.csv"
     csv_file.write_text(write_schedule(build_schedule("1f1b", stages=3, microbatches=6)))
@@ -186,8 +354,8 @@ def test_a_deadline_below_t_min_is_refused_with_t_min(
         (["--stages", "9"], "profile has 3 stages (0 … 2), but 9 are needed"),
         (["--stages", "many"], "argument --stages: invalid int value: 'many'"),
         (["--microbatches", "-1"], "microbatches must be at least 1, not -1"),
-        (["--chunks", "2"], "chunks must be 1 for 1f1b, not 2"),
-        (["--schedule", "zb-h1"], "needs 'input_gradient' of stage 0, for which the profile has no rows"),
+        (["--chunks", "2"], "chunks must be 1 for 1F1B, not 2"),
+        (["--schedule", "ZBH1"], "needs 'input_gradient' of stage 0, for which the profile has no rows"),
         (["--blocking-power", "nan"], "argument --blocking-power: nan is not finite"),
         (["--blocking-power", "-3"], "argument --blocking-power: must be zero or more, not -3"),
         (["--deadline-s", "0"], "argument --deadline-s: must be greater than zero, not 0"),
@@ -240,7 +408,7 @@ def test_unwritable_output_is_found_before_the_work(
     def solve(*_: object, **__: object) -> None:
         raise AssertionError("solved although the output cannot be written")
 
-    monkeypatch.setattr("perseus_solver.frontier.solve_deadline", solve)
+    monkeypatch.setattr("perseus_solver.frontier.Planner.plan", solve)
     code, _, err = perseus("plan", "--output", str(tmp_path / "profile.csv" / "plan.json"))
     assert code == 2
     assert "cannot be written: Not a directory" in err
@@ -413,6 +581,32 @@ def test_a_plan_for_hardware_keeps_its_deadline_when_it_is_rehearsed(
     assert written["gpu"]["expected"]["energy_j"]["mean"] < written["run-ahead"]["expected"]["energy_j"]["mean"]
 
 
+def test_a_frontier_for_hardware_has_the_plans_that_are_worth_deploying(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    target, words = tmp_path / "frontier.json", ("--hardware", hardware_file(tmp_path), "--confidence", "90%")
+    code, out, err = perseus("frontier", *words, "--output", str(target))
+    assert (code, err) == (0, "")
+    assert "grain: " in out
+    points = json.loads(target.read_text())["points"]
+    assert {point["grain"] for point in points} <= {"instruction", "segment", "stage", "none"}
+    for point in points:
+        times = point["expected"]["iteration_time_s"]
+        assert times["p50"] <= times["p95"]
+        assert resimulate(point) == pytest.approx((point["iteration_time_s"], point["energy_j"]), rel=1e-9)
+    least = min(points, key=lambda point: point["expected"]["energy_j"]["mean"])
+    assert [point for point in points if not point["straggler_part"]][-1] == least
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(points[0]))
+    report = tmp_path / "report.json"
+    code, _, err = perseus("rehearse", "--plan", str(plan), *words, "--output", str(report))
+    assert (code, err) == (0, "")
+    assert json.loads(report.read_text())["energy_j"] == pytest.approx(points[0]["expected"]["energy_j"])
+    code, _, err = perseus("frontier", *words, "--switch-latency-s", "0.1", "--output", "-")
+    assert code == 2
+    assert "leave out the options for clock changes" in err
+
+
 def test_a_rehearsal_names_the_cause_when_a_plan_does_worse(
     perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -435,7 +629,7 @@ def test_a_rehearsal_names_the_cause_when_a_plan_does_worse(
         ("{", "is not what perseus plan writes"),
         ("[]", "is not what perseus plan writes"),
         ('{"stages": [[{"instruction": "forward"}]]}', "is not what perseus plan writes"),
-        ('{"stages": []}', "is of another schedule than 1f1b"),
+        ('{"stages": []}', "is of another schedule than 1F1B"),
     ],
 )
 def test_what_is_no_plan_of_the_schedule_is_refused(

@@ -76,9 +76,9 @@ def test_envpipe_ends_where_another_stage_is_heaviest() -> None:
 
 
 def test_methods_that_do_not_apply_say_so() -> None:
-    rows = compare(pipeline("zb-h1"))
+    rows = compare(pipeline("ZBH1"))
     assert rows[2].iteration_time_s is None
-    assert rows[2].note == "EnvPipe is defined for plain forwards and backwards, not for zb-h1"
+    assert rows[2].note == "EnvPipe is defined for plain forwards and backwards, not for ZBH1"
     assert "EnvPipe is defined" in as_table(rows)
     assert json.loads(as_json(rows))[2] == {
         "name": "EnvPipe's heuristic",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.made_up_profiles import PIPELINES
 
 from perseus_solver.certify import check_frontier
 from perseus_solver.errors import Infeasible, InvalidProblem
@@ -18,7 +19,7 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Status
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.relaxation.curve import Engine
-from perseus_solver.schedules import SCHEDULES, build_schedule
+from perseus_solver.schedules import build_schedule
 
 BLOCKING_W = {"gpt3-175b_a100-sxm": 83.64, "bloom-176b_a40": 70.38}
 
@@ -42,7 +43,7 @@ def synthetic(
 def problem_of(name: str = "1f1b", stages: int = 3, microbatches: int = 5, **more: float) -> Problem:
     kinds = ("forward", "backward", "input_gradient", "weight_gradient")
     profile = read_profile(synthetic(stages, kinds))
-    chunks = 2 if name.startswith("interleaved") else None
+    chunks = 2 if name.startswith("Interleaved") else None
     schedule = build_schedule(name, stages=stages, microbatches=microbatches, chunks=chunks)
     return build_problem(profile, schedule, blocking_power_w=80.0, **more)
 
@@ -116,7 +117,7 @@ def test_points_must_be_positive_and_progress_only_grows() -> None:
     assert seen[-1][0] == seen[-1][1]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", PIPELINES)
 def test_every_schedule_is_solved_and_proven(schedule: str) -> None:
     problem = problem_of(schedule, stages=4, microbatches=8)
     frontier, proofs = solve_certified(problem, 12)
@@ -150,7 +151,7 @@ def test_odd_shapes_are_solved_and_proven(problem: Problem) -> None:
 
 def test_a_single_choice_gives_a_single_point() -> None:
     profile = read_profile("stage,instruction,frequency,time,energy\n0,forward,900,1,9\n0,backward,900,2,18\n")
-    problem = build_problem(profile, build_schedule("gpipe", stages=1, microbatches=3), blocking_power_w=1.0)
+    problem = build_problem(profile, build_schedule("GPipe", stages=1, microbatches=3), blocking_power_w=1.0)
     frontier = solve_frontier(problem, 10)
     assert len(frontier) == 1
     assert (frontier.t_min_s, frontier.energy_j[0], frontier.statuses[0]) == (9.0, 81.0, Status.OPTIMAL)
@@ -168,7 +169,7 @@ def test_a_cycle_is_refused() -> None:
         solve_frontier(looped, 5)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+@pytest.mark.parametrize("schedule", ["1f1b", "GPipe", "ZBH1"])
 def test_repeating_the_steady_state_proves_what_solving_it_all_proves(schedule: str) -> None:
     problem = problem_of(schedule, stages=3, microbatches=40)
     quick, slow = Engine(problem), Engine(problem, repeat=False)

@@ -48,7 +48,7 @@ def test_delay_is_paid_between_stages_only() -> None:
 
 
 def test_chunks_without_rows_of_their_own_share_the_stage() -> None:
-    schedule = build_schedule("interleaved-1f1b", stages=2, microbatches=2, chunks=4)
+    schedule = build_schedule("Interleaved1F1B", stages=2, microbatches=2, chunks=4)
     problem = build_problem(profile(2), schedule, blocking_power_w=0)
     for table in problem.options:
         whole = profile(2).tables[table.stage, table.kind, 0]
@@ -61,7 +61,7 @@ def test_chunks_with_rows_of_their_own_take_them() -> None:
         f"{s},{what},1000,{1 + s + 10 * c},1,{c}\n" for s in (0, 1) for what in ("forward", "backward") for c in (0, 1)
     )
     measured = read_profile(f"{HEADER},chunk\n{rows}")
-    schedule = build_schedule("interleaved-1f1b", stages=2, microbatches=2, chunks=2)
+    schedule = build_schedule("Interleaved1F1B", stages=2, microbatches=2, chunks=2)
     problem = build_problem(measured, schedule, blocking_power_w=0)
     for i in range(problem.instructions):
         table = problem.options[problem.option_of[i]]
@@ -71,7 +71,7 @@ def test_chunks_with_rows_of_their_own_take_them() -> None:
 
 def test_dualpipe_takes_the_whole_row_of_each_place() -> None:
     kinds = ("forward", "backward", "input_gradient", "weight_gradient")
-    schedule = build_schedule("dualpipe", stages=4, microbatches=8)
+    schedule = build_schedule("DualPipe", stages=4, microbatches=8)
     problem = build_problem(profile(4, kinds), schedule, blocking_power_w=0)
     for table in problem.options:
         place = table.stage if table.chunk == 0 else 3 - table.stage
@@ -79,7 +79,7 @@ def test_dualpipe_takes_the_whole_row_of_each_place() -> None:
 
 
 def test_recomputations_cost_a_forward_unless_measured() -> None:
-    schedule = build_schedule("early-recompute-1f1b", stages=2, microbatches=2)
+    schedule = build_schedule("EarlyRecompute1F1B", stages=2, microbatches=2)
     problem = build_problem(profile(2), schedule, blocking_power_w=0)
     again = next(t for t in problem.options if (t.stage, t.kind, t.chunk) == (0, Kind.FORWARD, 1))
     assert again.time_s == pytest.approx(profile(2).tables[0, Kind.FORWARD, 0].time_s)
@@ -92,14 +92,14 @@ def test_constants_are_single_options() -> None:
     constant = next(t for t in problem.options if t.kind is Kind.CONSTANT)
     assert constant.frequency_mhz.tolist() == [0]
     assert constant.time_s.tolist() == [0.125]
-    with pytest.raises(InvalidProblem, match="constant instruction for stage 0, which schedule 1f1b does not run"):
+    with pytest.raises(InvalidProblem, match="constant instruction for stage 0, which schedule 1F1B does not run"):
         build_problem(loading, build_schedule("1f1b", stages=2, microbatches=3), blocking_power_w=0)
 
 
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("zb-h1", {}, "the schedule zb-h1 needs 'input_gradient' of stage 0, for which the profile has no rows"),
+        ("ZBH1", {}, "the schedule ZBH1 needs 'input_gradient' of stage 0, for which the profile has no rows"),
         ("1f1b", {"blocking_power_w": -1.0}, "blocking_power_w must be a finite number, zero or more, not -1.0"),
         ("1f1b", {"blocking_power_w": float("nan")}, "blocking_power_w must be a finite number"),
         ("1f1b", {"overhead_s": float("inf")}, "overhead_s must be a finite number"),

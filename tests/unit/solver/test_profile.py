@@ -178,7 +178,7 @@ def test_single_samples_get_no_guard_band_and_a_note() -> None:
     profile = read_profile(GOOD, sampling=Sampling())
     assert profile.tables[0, Kind.FORWARD, 0].time_s.tolist() == [0.05, 0.06]
     assert (
-        "stage 0, forward: no clock has two samples, so the spread is unknown and no guard band was added"
+        "stage 0, forward: no clock has two samples that agree, so the spread is unknown and no guard band was added"
         in profile.notes
     )
 

@@ -16,6 +16,7 @@ from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.errors import InvalidProblem
 from perseus_solver.frontier import solve_deadline, solve_frontier
 from perseus_solver.kinds import Kind
+from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier
@@ -32,7 +33,10 @@ from perseus_solver.rehearsal import (
     ideal_point,
     rehearse,
 )
+from perseus_solver.rehearsal.clocks import ClockTables
+from perseus_solver.rehearsal.execution import Executor
 from perseus_solver.rehearsal.grains import group_of, grouped_plans
+from perseus_solver.rehearsal.refinement import Refinement
 from perseus_solver.schedules import build_schedule
 from perseus_solver.switching import proven_effective_j
 
@@ -234,10 +238,38 @@ def test_all_clocks_at_their_maximum_are_kept_for_the_shortest_deadline(problem:
         assert found.t_min_s <= kept_s
 
 
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_the_search_for_a_wanted_time_saves_more(problem: Problem, solved: Frontier, gpus: int) -> None:
+    hardware, wanted_s = replace(slow(0.03, 0.1), gpus_per_lock=gpus, noise=0.003), 1.03 * solved.t_min_s
+    grains = deployable_frontier(problem, hardware, frontier=solved)
+    before = grains.frequencies_mhz[grains.lookup(wanted_s)]
+    found = Refinement(Executor(problem), hardware, wanted_s, 0.95).plans(before, seed=1)
+    assert len(found)
+    # Draws that the search has not seen; whoever is chosen among many looks a little better than it is.
+    judged = rehearse(problem, np.stack([before, found[-1]]), hardware, samples=256, seed=99)
+    assert judged.mean_energy_j[1] < judged.mean_energy_j[0]
+    assert judged.time_kept_s(0.95)[1] <= wanted_s * 1.005
+    measured = [set(options.frequency_mhz.tolist()) for options in problem.options]
+    assert all(int(clock) in measured[k] for plan in found for clock, k in zip(plan, problem.option_of, strict=True))
+
+
 def test_times_that_are_wanted_are_nearly_used_up(problem: Problem, solved: Frontier) -> None:
     wanted_s = 1.0371 * solved.t_min_s
     found = deployable_frontier(problem, slow(0.005, 0.013), frontier=solved, times_s=[wanted_s])
     assert found.time_s[found.lookup(wanted_s)] >= 0.98 * wanted_s
+
+
+def test_few_points_are_spread_over_all_times(problem: Problem, solved: Frontier) -> None:
+    hardware, wanted_s = slow(0.005, 0.013), 1.0371 * solved.t_min_s
+    many, few = (
+        deployable_frontier(problem, hardware, frontier=solved, times_s=[wanted_s], points=points)
+        for points in (100, 12)
+    )
+    assert len(few) == 12 < len(many)
+    # Equal steps over what is saved between the fastest and the cheapest lose half a step on average.
+    saved = many.energy_j[0] / many.energy_j[many.least_energy] - 1
+    assert DeployedGap.of(few).mean <= DeployedGap.of(many).mean + saved / 12 / 2
+    assert few.energy_j[few.lookup(wanted_s)] == many.energy_j[many.lookup(wanted_s)]
 
 
 @pytest.mark.parametrize(("confidence", "points"), [(0.0, 10), (1.0, 10), (float("nan"), 10), (0.95, 0)])
@@ -256,6 +288,18 @@ def test_gpus_behind_one_lock_lose_more_than_gpus_with_their_own(problem: Proble
     behind = replace(alone, latency=replace(alone.latency, call_s=0.005), gpus_per_lock=8)
     one, other = (rehearse(problem, solved.frequencies_mhz[:1], hardware) for hardware in (alone, behind))
     assert other.below_share[0] + other.above_share[0] > one.below_share[0] + one.above_share[0]
+
+
+def test_gpus_that_are_faster_than_the_slowest_of_their_stage_wait_for_it(problem: Problem) -> None:
+    tables = ClockTables.of(problem)
+    mixed_w, time_s = tables.mixed_power_w(80.0), tables.time_s
+    for table, slow, fast in itertools.product(
+        range(len(time_s)), range(0, len(tables.mhz), 4), range(len(tables.mhz))
+    ):
+        drawn = max(slow, fast)
+        waited_s = time_s[table, slow] - time_s[table, drawn]
+        energy_j = time_s[table, drawn] * tables.power_w[table, drawn] + 80.0 * waited_s
+        assert time_s[table, slow] * mixed_w[table, slow, fast] == pytest.approx(energy_j)
 
 
 def test_a_timetable_beats_the_marks_of_hosts_on_measurements(sosp24: Path) -> None:

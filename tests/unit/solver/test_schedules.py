@@ -6,13 +6,15 @@ import re
 
 import numpy as np
 import pytest
+from tests.made_up_profiles import PIPELINES
 
-from perseus_solver.errors import InvalidSchedule
+from perseus_solver.errors import InvalidProfile, InvalidSchedule
+from perseus_solver.frontier import solve_frontier
 from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.schedules import SCHEDULES, build_schedule, read_schedule, write_schedule
+from perseus_solver.schedules import build_schedule, read_schedule, write_schedule
 
 UNIT = "stage,instruction,frequency,time,energy\n" + "".join(
     f"{stage},{what},1000,{duration},1\n"
@@ -31,17 +33,17 @@ def length(name: str, stages: int, microbatches: int, chunks: int | None = None)
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 5), (2, 4), (4, 8), (8, 24), (6, 11)])
 def test_lengths_are_the_published_ones(stages: int, microbatches: int) -> None:
     work, hops = 3 * microbatches, stages - 1
-    assert length("gpipe", stages, microbatches) == work + 3 * hops
+    assert length("GPipe", stages, microbatches) == work + 3 * hops
     assert length("1f1b", stages, microbatches) == work + 3 * hops
     if microbatches >= stages:
-        assert length("zb-h1", stages, microbatches) == work + hops  # a third of 1F1B's bubble
+        assert length("ZBH1", stages, microbatches) == work + hops  # a third of 1F1B's bubble
     if microbatches >= 2 * stages - 1:
-        assert length("zb-v", stages, microbatches) == work + hops / 2
+        assert length("ZBV", stages, microbatches) == work + hops / 2
     if stages % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * stages:
-        assert length("dualpipe", stages, microbatches) == work + stages / 2 - 1
+        assert length("DualPipe", stages, microbatches) == work + stages / 2 - 1
     if microbatches % stages == 0:
         for chunks in (2, 3, 4):
-            assert length("interleaved-1f1b", stages, microbatches, chunks) == pytest.approx(work + 3 * hops / chunks)
+            assert length("Interleaved1F1B", stages, microbatches, chunks) == pytest.approx(work + 3 * hops / chunks)
 
 
 def test_1f1b_is_as_published() -> None:
@@ -51,7 +53,7 @@ def test_1f1b_is_as_published() -> None:
 
 
 def test_recomputation_precedes_each_backward_except_on_the_last_stage() -> None:
-    schedule = build_schedule("early-recompute-1f1b", stages=2, microbatches=2)
+    schedule = build_schedule("EarlyRecompute1F1B", stages=2, microbatches=2)
     assert schedule.of_stage(0) == [
         ("forward", 0, 0),
         ("forward", 1, 0),
@@ -74,18 +76,18 @@ def test_constants_precede_each_forward_of_the_first_chunk() -> None:
     [
         (
             {"name": "2f2b"},
-            "schedule '2f2b' is unknown; known are 1f1b, dualpipe, early-recompute-1f1b, gpipe, interleaved",
+            "schedule '2f2b' is unknown; known are 1F1B, DualPipe, EarlyRecompute1F1B, GPipe, Interleaved",
         ),
         ({"stages": 0}, "stages must be at least 1, not 0"),
         ({"microbatches": -3}, "microbatches must be at least 1, not -3"),
         ({"stages": 5000}, "stages must be at most 1,024, not 5,000"),
         ({"microbatches": 10**9}, "at most 4,000,000 forwards and backwards are supported"),
         ({"chunks": 0}, "chunks must be at least 1, not 0"),
-        ({"chunks": 2}, "chunks must be 1 for 1f1b, not 2"),
-        ({"name": "interleaved-1f1b"}, "interleaved-1f1b needs chunks of 2 or more"),
-        ({"name": "interleaved-1f1b", "chunks": 2, "microbatches": 9}, "9 is not a multiple of 2"),
-        ({"name": "dualpipe", "stages": 3}, "dualpipe needs an even number of stages, not 3"),
-        ({"name": "dualpipe", "microbatches": 6}, "at least 2 × stages = 8, not 6"),
+        ({"chunks": 2}, "chunks must be 1 for 1F1B, not 2"),
+        ({"name": "Interleaved1F1B"}, "Interleaved1F1B needs chunks of 2 or more"),
+        ({"name": "Interleaved1F1B", "chunks": 2, "microbatches": 9}, "9 is not a multiple of 2"),
+        ({"name": "DualPipe", "stages": 3}, "DualPipe needs an even number of stages, not 3"),
+        ({"name": "DualPipe", "microbatches": 6}, "at least 2 × stages = 8, not 6"),
         ({"constants": (9,)}, "constants must be stages 0 … 3, not [9]"),
     ],
 )
@@ -172,16 +174,42 @@ def test_long_cycles_are_shortened() -> None:
     assert len(str(refusal.value)) < 500
 
 
-@pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in {"dualpipe", "early-recompute-1f1b"}])
+@pytest.mark.parametrize("name", [n for n in PIPELINES if n not in {"DualPipe", "EarlyRecompute1F1B"}])
 def test_named_schedules_round_trip_through_torch_csv(name: str) -> None:
-    schedule = build_schedule(name, stages=4, microbatches=8, chunks=2 if name == "interleaved-1f1b" else None)
+    schedule = build_schedule(name, stages=4, microbatches=8, chunks=2 if name == "Interleaved1F1B" else None)
     again = read_schedule(write_schedule(schedule))
     assert (again.position == schedule.position).all()
     for stage in range(4):
         assert again.of_stage(stage) == schedule.of_stage(stage)
 
 
-@pytest.mark.parametrize("name", ["dualpipe", "early-recompute-1f1b"])
+STEPS = """stage,instruction,frequency,time,energy
+0,step,1400,1.0,400
+0,step,1200,1.1,330
+0,step,1000,1.3,300
+"""
+
+
+def test_a_step_is_a_pipeline_of_one_instruction() -> None:
+    schedule = build_schedule("steps", stages=1, microbatches=1)
+    assert schedule.of_stage(0) == [("step", 0, 0)]
+    problem = build_problem(read_profile(STEPS), schedule, blocking_power_w=80)
+    frontier = solve_frontier(problem)
+    assert list(zip(frontier.time_s, frontier.energy_j, strict=True)) == [(1.0, 400.0), (1.1, 330.0), (1.3, 300.0)]
+    assert (frontier.gap < 1e-6).all()
+    for stages, microbatches in ((2, 1), (1, 4)):
+        with pytest.raises(InvalidSchedule, match="Steps has 1 stage and 1 microbatch"):
+            build_schedule("Steps", stages=stages, microbatches=microbatches)
+    with pytest.raises(InvalidSchedule, match="torch's CSV has no cell for"):
+        write_schedule(schedule)
+
+
+def test_a_profile_has_steps_or_parts_of_them() -> None:
+    with pytest.raises(InvalidProfile, match="stage 0 has 'forward' rows beside 'step' rows"):
+        read_profile(STEPS + "0,forward,1400,0.3,100\n")
+
+
+@pytest.mark.parametrize("name", ["DualPipe", "EarlyRecompute1F1B"])
 def test_schedules_without_torch_actions_are_not_written(name: str) -> None:
     with pytest.raises(InvalidSchedule, match="torch's CSV has no cell for"):
         write_schedule(build_schedule(name, stages=2, microbatches=4))

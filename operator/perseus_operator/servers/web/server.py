@@ -120,7 +120,7 @@ class _Pages:
             return _json(HTTPStatus.OK, job_document(self._job(job[1], job[2])))
         if plan:
             return _json(HTTPStatus.OK, plan_document(self._job(plan[1], plan[2]), int(plan[3])))
-        raise NotThere("no such page")
+        raise NotThere("no such page; metrics are served on a port of their own, see --metrics-address")
 
     def _job(self, namespace: str, name: str) -> JobView:
         for view in self._views():

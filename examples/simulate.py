@@ -1,20 +1,22 @@
-"""``make example``: train.py for real, on simulated GPUs; profiled and planned by the operator while it runs; measured.
+"""``make example``: training for real, on simulated GPUs; profiled and planned by the operator while it runs; measured.
 
-An embedded API server, the operator, an agent and four simulated A100s run on this machine. The four training
-processes are real PyTorch, exchange real tensors and learn; after each instruction they sleep for as long as the
-simulated GPU would still compute at its clock. Figures are those of the simulated GPUs' own counters. Ends with 0 only
-if the plan was applied, in the order of instructions, and saved energy.
+An embedded API server, the operator, an agent and simulated A100s run on this machine. The training processes are real
+PyTorch, exchange real tensors and learn; after each instruction they sleep for as long as the simulated GPU would still
+compute at its clock. Figures are those of the simulated GPUs' own counters. Ends with 0 only if the plan was applied,
+in the order of instructions, and saved energy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, variance
 from typing import Any, TypeVar
 
 import yaml
@@ -22,37 +24,98 @@ from kubernetes import client
 
 from perseus_proto import keys
 from perseus_proto.rank import RankId
-from perseus_sim.cluster.live_job import LiveIteration, LiveJob, start_live_job, tables_of
+from perseus_sim.cluster.live_job import LiveJob, Tables, start_live_job, tables_of
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
-from perseus_sim.gpus.model import MODELS, stage_weights
+from perseus_sim.gpus.model import BACKWARD_RATIO, MODELS, stage_weights
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule
 
 HERE = Path(__file__).resolve().parent
-CRD = HERE.parents[1] / "deploy" / "crds" / "perseusjobs.yaml"
-MANIFEST = HERE / "perseusjob.yaml"
+CRDS = HERE.parent / "deploy" / "crds"
 GPU = MODELS["a100"]
-CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[::5][:9]
-MICROBATCHES = 8
+PIPELINE_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[::5][:9]
+STEP_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[::2][:9]
+STAGES, MICROBATCHES, RANKS = 4, 8, 2
 FORWARD_US = 20_000
+STEP_US = 400_000
 IMBALANCE = 1.2
 MEASURED_ITERATIONS = 8
+STUDENT_95 = 2.145
+"""Two-sided 95 % quantile of Student's distribution for twice as many measurements."""
 PATIENCE_S = 120.0
+STEPS = "1000000"
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What trains.
+
+    Attributes:
+        command: script and arguments.
+        manifest: of the PerseusJob.
+        tables: what instructions take, of each stage.
+        clocks_mhz: of the simulated GPUs.
+        schedule: what every rank is to run.
+        exported: whether the script writes its schedule.
+    """
+
+    command: Sequence[str]
+    manifest: Path
+    tables: Sequence[Tables]
+    clocks_mhz: Sequence[int]
+    schedule: Schedule
+    exported: bool = False
+
+    @classmethod
+    def of(cls, framework: str) -> Scenario:
+        """The example of a framework."""
+        if framework == "pipelining":
+            weights = stage_weights(STAGES, IMBALANCE)
+            return cls(
+                command=[
+                    str(HERE / "torch_pipelining" / "train.py"),
+                    *("--schedule", "1F1B", "--microbatches", str(MICROBATCHES), "--steps", STEPS),
+                ],
+                manifest=HERE / "torch_pipelining" / "perseusjob.yaml",
+                tables=[tables_of(GPU, PIPELINE_CLOCKS_MHZ, FORWARD_US, weight) for weight in weights],
+                clocks_mhz=PIPELINE_CLOCKS_MHZ,
+                schedule=build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES),
+                exported=True,
+            )
+        return cls(
+            command=[str(HERE / "steps" / f"train_{framework}.py"), STEPS],
+            manifest=HERE / "steps" / "perseusjob.yaml",
+            tables=[tables_of(GPU, STEP_CLOCKS_MHZ, STEP_US / (1 + BACKWARD_RATIO))],
+            clocks_mhz=STEP_CLOCKS_MHZ,
+            schedule=build_schedule("Steps", stages=1, microbatches=1),
+        )
 
 
 class DemoFailed(Exception):
     """Something did not happen, or not as predicted."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What iterations take; ``error``: the standard error of the energy, as a share of it."""
+
+    time_s: float
+    energy_j: float
+    error: float
+
+
 class Example:
     """One run."""
 
-    def __init__(self, python: Path, output: Path) -> None:
+    def __init__(self, python: Path, output: Path, framework: str = "pipelining") -> None:
         self._python = python
         self._output = output
-        self._manifest: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
+        self._scenario = Scenario.of(framework)
+        self._manifest: dict[str, Any] = yaml.safe_load(self._scenario.manifest.read_text())
         self._name: str = self._manifest["metadata"]["name"]
-        self._stages: int = self._manifest["spec"]["pipeline"]["stages"]
+        pipeline = self._manifest["spec"]["pipeline"]
+        self._stages: int = pipeline["stages"]
+        self._pipelines: int = pipeline.get("dataParallel", 1)
         self._started_s = time.monotonic()
 
     def run(self) -> dict[str, float]:
@@ -64,23 +127,22 @@ class Example:
         self._output.mkdir(parents=True, exist_ok=True)
         schedule_csv = self._output / "schedule.csv"
         schedule_csv.unlink(missing_ok=True)
+        export = ("--export-schedule", str(schedule_csv)) if self._scenario.exported else ()
         with SimulatedCluster() as cluster:
-            cluster.apply(CRD)
+            cluster.apply(CRDS)
             cluster.start_operator("--status-interval-s", "0.5")
-            node = cluster.add_node("node-0", self._stages, GPU, clocks_mhz=CLOCKS_MHZ)
+            gpus = self._stages * self._pipelines
+            node = cluster.add_node("node-0", gpus, GPU, clocks_mhz=self._scenario.clocks_mhz)
             job = start_live_job(
                 cluster,
                 node,
                 self._name,
-                [
-                    str(HERE / "train.py"),
-                    *("--schedule", "1F1B", "--microbatches", str(MICROBATCHES)),
-                    *("--steps", "1000000", "--export-schedule", str(schedule_csv)),
-                ],
-                [tables_of(GPU, CLOCKS_MHZ, FORWARD_US, weight) for weight in stage_weights(self._stages, IMBALANCE)],
+                [*self._scenario.command, *export],
+                self._scenario.tables,
                 python=self._python,
+                pipelines=self._pipelines,
             )
-            self._say(f"{self._stages} PyTorch processes train on as many simulated GPUs; the operator runs")
+            self._say(f"{gpus} PyTorch processes train on as many simulated GPUs; the operator runs")
             try:
                 return self._run_scenario(cluster, job, schedule_csv)
             finally:
@@ -88,25 +150,28 @@ class Example:
 
     def _run_scenario(self, cluster: SimulatedCluster, job: LiveJob, schedule_csv: Path) -> dict[str, float]:
         baseline = self._measure(job, 3, "at default clocks")
-        schedule = read_schedule(schedule_csv)
-        declared = build_schedule("1f1b", stages=self._stages, microbatches=MICROBATCHES)
-        self._require(_same(schedule, declared), "the exported schedule is not 1F1B")
-        self._say(f"schedule exported by the training process: {schedule_csv}, {schedule.instructions} instructions")
+        schedule = self._scenario.schedule
+        if self._scenario.exported:
+            self._require(_same(read_schedule(schedule_csv), schedule), f"what was exported is not {schedule.name}")
+            self._say(
+                f"schedule exported by the training process: {schedule_csv}, {schedule.instructions} instructions"
+            )
 
         cluster.apply(self._manifest)
-        self._say(f"applied {MANIFEST.name}: there is no profile, so the operator measures one")
+        self._say(f"applied {self._scenario.manifest.name}: there is no profile, so the operator measures one")
         self._follow_profiling(cluster, job)
         profile = self._profile(cluster)
         (self._output / "profile.csv").write_text(profile)
         self._say(f"profile measured: {self._output / 'profile.csv'}, {len(profile.splitlines()) - 1} rows")
         status = self._await(lambda: self._planned(cluster, job), "a plan")
         self._say(f"plan applied: point {status['plan']['point']} of {status['frontier']['points']}")
-        planned = self._measure(job, len(job.iterations(0)) + 1, "under the plan")
+        planned = self._measure(job, len(job.iterations(0)) + 2, "under the plan")
         self._require_order(job, schedule)
 
         saved = 1 - planned.energy_j / baseline.energy_j
+        within = STUDENT_95 * (1 - saved) * math.hypot(planned.error, baseline.error)
         slower = planned.time_s / baseline.time_s - 1
-        self._say(f"measured: energy {-saved:+.1%}, iteration time {slower:+.1%}")
+        self._say(f"measured: energy {-saved:+.1%} ± {within:.1%} (95 % confidence), iteration time {slower:+.1%}")
         self._require(saved > 0, "the plan saved no energy")
         savings = self._await(lambda: self._planned(cluster, job).get("savings"), "savings in the PerseusJob's status")
         self._say(f"the PerseusJob's status: energy saved {savings['energy']}, slowdown {savings['slowdown']}")
@@ -116,18 +181,24 @@ class Example:
             "planned_time_s": planned.time_s,
             "planned_energy_j": planned.energy_j,
             "energy_saved": saved,
+            "energy_saved_within": within,
             "slowdown": slower,
         }
         (self._output / "example.json").write_text(json.dumps(figures, indent=2) + "\n")
         return figures
 
-    def _measure(self, job: LiveJob, first: int, what: str) -> LiveIteration:
-        """Medians over the next iterations: this machine has other things to do."""
+    def _measure(self, job: LiveJob, first: int, what: str) -> Measured:
+        """The next iterations. Of times the median: this machine has other things to do."""
         enough = first + MEASURED_ITERATIONS
         chosen = self._await(
             lambda: (found := job.iterations(0))[enough:] and found[first:enough], f"iterations {what}"
         )
-        usual = LiveIteration(median(one.time_s for one in chosen), median(one.energy_j for one in chosen))
+        energies_j = [one.energy_j for one in chosen]
+        usual = Measured(
+            time_s=median(one.time_s for one in chosen),
+            energy_j=fmean(energies_j),
+            error=math.sqrt(variance(energies_j) / len(chosen)) / fmean(energies_j),
+        )
         self._say(f"{what}: {usual.time_s:.3f} s and {usual.energy_j:.0f} J an iteration")
         return usual
 
@@ -139,8 +210,11 @@ class Example:
                 executed = [tuple(mark[:3]) for mark in one["instructions"]]
                 self._require(executed == schedule.of_stage(stage), f"stage {stage} left the exported schedule")
                 clocks |= {mark[3] for mark in one["instructions"]}
-        self._require(len(clocks) > 1, "every instruction ran at the same clock")
-        self._say(f"instructions ran in the exported order, at {len(clocks)} different clocks")
+        if schedule.instructions > 1:
+            self._require(len(clocks) > 1, "every instruction ran at the same clock")
+            self._say(f"instructions ran in the exported order, at {len(clocks)} different clocks")
+        else:
+            self._say(f"iterations ran at {', '.join(map(str, sorted(clocks)))} MHz")
 
     def _follow_profiling(self, cluster: SimulatedCluster, job: LiveJob) -> None:
         """Print each clock as it is measured, until the profile is there."""
@@ -163,9 +237,10 @@ class Example:
 
     def _profile(self, cluster: SimulatedCluster) -> str:
         """The profile as the operator has stored it."""
-        reference = self._manifest["spec"]["profile"]["configMapRef"]
-        stored = cluster.core.read_namespaced_config_map(reference["name"], "default")
-        return str(stored.data[reference.get("key", keys.PROFILE_KEY)])
+        name = self._manifest["spec"]["profile"]["profileRef"]["name"]
+        where = keys.API_GROUP, keys.API_VERSION, "default", keys.PROFILE_PLURAL, name
+        stored: Any = client.CustomObjectsApi(cluster.api).get_namespaced_custom_object(*where)
+        return str(stored["spec"]["csv"])
 
     def _status(self, cluster: SimulatedCluster, job: LiveJob) -> dict[str, Any]:
         job.check()
@@ -212,10 +287,16 @@ def main() -> int:
     """0: everything was seen."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", type=Path, required=True, help="interpreter that has PyTorch and perseus_client")
+    parser.add_argument(
+        "--framework",
+        default="pipelining",
+        choices=["pipelining", *sorted(path.stem.removeprefix("train_") for path in HERE.glob("steps/train_*.py"))],
+        help="what trains (default: torch.distributed.pipelining)",
+    )
     parser.add_argument("--output", type=Path, default=Path("out"), help="folder of profile, schedule and figures")
     arguments = parser.parse_args()
     try:
-        Example(arguments.python.absolute(), arguments.output.absolute()).run()
+        Example(arguments.python.absolute(), arguments.output.absolute(), arguments.framework).run()
     except DemoFailed as error:
         print(f"NOT SEEN: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,73 @@
+"""What the operator stores in custom resources of its own, typed: profiles that it measured, and each job's frontier.
+
+Users may write the spec of a PerseusProfile, too. Everything else is the operator's: the chart's roles let no user
+write a PerseusFrontier, or a status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perseus_operator.api.job import MAX_BLOCKING_POWER_MW
+from perseus_operator.api.schema import integer, text
+
+MAX_PROFILE_BYTES = 1_000_000
+MAX_CALIBRATION_BYTES = 400_000
+MAX_FRONTIER_BYTES = 700_000
+"""base64 makes four bytes of three, and an object must stay below the 1.5 MiB that etcd stores."""
+MAX_SWEEP_BYTES = 300_000
+
+
+def _base64(description: str, max_bytes: int) -> str | None:
+    field: str | None = text(
+        description, rule="base64", max_length=4 * (max_bytes // 3 + 1), string_format="byte", required=False
+    )
+    return field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSpec:
+    """Time and energy of every instruction of a pipeline at every clock."""
+
+    csv: str | None = text(
+        "The profile: stage,instruction,frequency,time,energy (MHz, seconds, joules). Absent: not measured yet.",
+        rule=f"CSV of at most {MAX_PROFILE_BYTES} characters",
+        max_length=MAX_PROFILE_BYTES,
+        required=False,
+    )
+    blocking_power_milliwatts: int | None = integer(
+        "Power of one GPU while it waits for another stage, in milliwatts; a PerseusJob may say otherwise.",
+        minimum=0,
+        maximum=MAX_BLOCKING_POWER_MW,
+        required=False,
+    )
+    measured_on: str | None = text(
+        "Shape of the pipeline that was measured; the profile is used for no other. Absent: for any.",
+        rule="a shape such as 4 stages",
+        max_length=253,
+        required=False,
+    )
+    clock_latency: str | None = text(
+        "How long clock changes took on the GPUs that were measured, as JSON of the operator.",
+        rule="JSON",
+        max_length=100_000,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontierSpec:
+    """What the operator has worked out for one PerseusJob, so that a restarted operator need not do it again."""
+
+    digest: str | None = text(
+        "SHA-256 of everything the frontier was solved from, as in the status of the PerseusJob.",
+        rule="a digest",
+        max_length=64,
+        required=False,
+    )
+    solve_milliseconds: int | None = integer("Time the solver took.", minimum=0, maximum=10**9, required=False)
+    points: int | None = integer("Number of plans.", minimum=1, maximum=100_000, required=False)
+    data: str | None = _base64("The frontier in the solver's format.", MAX_FRONTIER_BYTES)
+    sweep: str | None = _base64(
+        "Measurements of a profile that is not finished, in the operator's format.", MAX_SWEEP_BYTES
+    )

@@ -1,0 +1,153 @@
+"""Why a job does not save: its conditions in the order in which they depend on each other, and what to do.
+
+It needs no frontier and no operator: whatever the API server has stored is examined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.objects import Json
+
+
+class Finding(StrEnum):
+    """What a step came to."""
+
+    GOOD = "good"
+    WAITING = "waiting"
+    FAULT = "fault"
+    UNKNOWN = "unknown"
+    """A step before it has not ended."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One condition: the question that it answers, and the status that is as it should be."""
+
+    condition: ConditionType
+    question: str
+    good: str = "True"
+
+
+STEPS: Final = (
+    Step(ConditionType.ACCEPTED, "Is the manifest valid?"),
+    Step(ConditionType.PROFILE_READY, "Is there a profile of its instructions?"),
+    Step(ConditionType.FRONTIER_READY, "Are there plans?"),
+    Step(ConditionType.AGENTS_READY, "Do agents command its GPUs?"),
+    Step(ConditionType.PLAN_APPLIED, "Is a plan in force?"),
+    Step(ConditionType.BOUND_KEPT, "Do iterations keep the bound?"),
+    Step(ConditionType.MODEL_EXPLAINS, "Do iterations take as long as predicted?"),
+    Step(ConditionType.STRAGGLER_DETECTED, "Are its pipelines equally fast?", good="False"),
+)
+
+ADVICE: Final[Mapping[Reason, str]] = {
+    Reason.SPEC_INVALID: "correct the field that the message names",
+    Reason.ANNOTATION_INVALID: "kubectl perseus straggler clear JOB, or correct the annotation",
+    Reason.CONFIG_MAP_NOT_FOUND: "create the object that spec.profile names, in the job's namespace",
+    Reason.PROFILE_NOT_FOUND: "create the PerseusProfile that spec.profile names, or let online measure it",
+    Reason.KEY_NOT_FOUND: "name a key that the ConfigMap has",
+    Reason.PROFILE_INVALID: "correct the line that the message names; perseus frontier --profile reads the same file",
+    Reason.PROFILE_UNREADABLE: "wait some seconds; then look at the operator's log",
+    Reason.PROFILING: "wait: the profile is being measured while the job trains",
+    Reason.PROFILING_FAILED: "follow the message; it is tried again when the spec changes",
+    Reason.PROFILING_NEEDS_ENFORCE: "set spec.mode: Enforce, or give a profile",
+    Reason.SCHEDULE_INVALID: "correct the schedule that the message names",
+    Reason.SCHEDULE_UNREADABLE: "wait for the ranks, or name a schedule in spec.pipeline",
+    Reason.WAITING_FOR_PROFILE: "see the profile's step",
+    Reason.SOLVING: "wait: seconds, or minutes for a thousand instructions a stage",
+    Reason.SOLVE_FAILED: "follow the message",
+    Reason.SOLVE_TIMEOUT: "ask for fewer points (spec.points), or give the solver more time",
+    Reason.NO_PODS: "label the pod template perseus.energy/job: JOB; if pods failed, read their log",
+    Reason.SUSPENDED: "set spec.suspend: false",
+    Reason.NO_AGENT: "let the agents' DaemonSet run on that node (affinity, tolerations, GPU label)",
+    Reason.AGENT_UNAVAILABLE: "look at the agent's pod and log on that node",
+    Reason.AGENT_REFUSED: "follow the message; often another PerseusJob claims the same pod",
+    Reason.GPU_NOT_CONTROLLABLE: "free the GPU of MIG, sharing and other programs that set clocks",
+    Reason.FENCED: "find the other operator; one of both must go",
+    Reason.APPLYING: "wait: less than an iteration",
+    Reason.RECOMMEND_ONLY: "set spec.mode: Enforce",
+    Reason.WAITING_FOR_FRONTIER: "see the plans' step",
+    Reason.WAITING_FOR_AGENTS: "see the agents' step",
+    Reason.WAITING_FOR_RANKS: "call perseus_client in the training code, and mount the agent's socket",
+    Reason.RANKS_MISMATCH: "make spec.pipeline agree with the launch command",
+    Reason.MEASURING_BASELINE: "wait for some iterations, or set spec.baselineIterations: 0",
+    Reason.OBJECTIVE_INFEASIBLE: "relax spec.objective; kubectl perseus frontier JOB shows what there is",
+    Reason.BOUND_EXCEEDED: "follow the cause in the message; coarser plans are tried by themselves",
+    Reason.CALIBRATING: "wait for more iterations",
+    Reason.MODEL_DOES_NOT_EXPLAIN: "measure the profile again; something in an iteration is not in it",
+    Reason.CALIBRATION_INVALID: "delete the calibration that the message names",
+    Reason.CALIBRATION_FAILED: "follow the message",
+    Reason.STRAGGLER_DETECTED: "follow the evidence: the other pipelines run slower meanwhile and save more",
+    Reason.STRAGGLER_DECLARED: "kubectl perseus straggler clear JOB, when it is over",
+}
+"""What to do about a reason that keeps a job from saving."""
+
+_ESSENTIAL: Final = frozenset({
+    *(ConditionType.ACCEPTED, ConditionType.PROFILE_READY, ConditionType.FRONTIER_READY),
+    *(ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED),
+})  # fmt: skip
+
+
+def examine(job: Json) -> Json:
+    """Examine one PerseusJob as the API server returns it.
+
+    Args:
+        job: with metadata, spec and status.
+
+    Returns:
+        ``verdict``, one sentence; ``steps`` in order, each with ``question``, ``finding``, ``reason``, ``says`` and,
+        unless good, ``do``.
+    """
+    metadata, status = job["metadata"], job.get("status") or {}
+    name = str(metadata["name"])
+    steps = list(_steps(status, name))
+    return {
+        "job": f"{metadata['namespace']}/{name}",
+        "verdict": _verdict(metadata, status, steps),
+        "steps": steps,
+        **({"saves": status["savings"]} if "savings" in status else {}),
+    }
+
+
+def _steps(status: Mapping[str, Any], name: str) -> Iterator[Json]:
+    found = {condition["type"]: condition for condition in status.get("conditions", ())}
+    blocked = False
+    for step in STEPS:
+        condition = found.get(step.condition)
+        finding = _finding(condition, step, blocked=blocked)
+        line: Json = {"condition": step.condition.value, "question": step.question, "finding": finding.value}
+        if condition is not None and finding is not Finding.UNKNOWN:
+            line |= {"reason": condition["reason"], "says": condition["message"]}
+            if finding is not Finding.GOOD and condition["reason"] in ADVICE:
+                line["do"] = ADVICE[Reason(condition["reason"])].replace("JOB", name)
+        yield line
+        blocked = blocked or (finding is not Finding.GOOD and step.condition in _ESSENTIAL)
+
+
+def _finding(condition: Mapping[str, Any] | None, step: Step, *, blocked: bool) -> Finding:
+    # What depends on a step that has not ended repeats its reason: the first one is the one to mend.
+    if condition is None or (blocked and condition["status"] != step.good):
+        return Finding.UNKNOWN
+    if condition["status"] == step.good:
+        return Finding.GOOD
+    waits = {Reason.PROFILING, Reason.SOLVING, Reason.APPLYING, Reason.MEASURING_BASELINE, Reason.WAITING_FOR_PROFILE}
+    return Finding.WAITING if condition["status"] == "Unknown" or condition["reason"] in waits else Finding.FAULT
+
+
+def _verdict(metadata: Mapping[str, Any], status: Mapping[str, Any], steps: list[Json]) -> str:
+    if not status.get("conditions"):
+        return "No operator has reported on it yet: check that one runs and serves this namespace."
+    if status.get("observedGeneration", 0) < metadata.get("generation", 0):
+        return "The operator has not seen the latest edit yet; what follows is older."
+    first = next((step for step in steps if step["finding"] != Finding.GOOD and step["condition"] in _ESSENTIAL), None)
+    if first is not None:
+        what = "It waits" if first["finding"] == Finding.WAITING else "It does not save"
+        return f"{what}: {first.get('reason', 'not reported yet')}."
+    savings = status.get("savings")
+    if savings is None:
+        return "A plan is in force; savings are not measured yet."
+    return f"It saves {savings['energy']} of the energy and is slower by {savings['slowdown']}, as measured."

@@ -1,0 +1,48 @@
+"""All jobs of a namespace or of the cluster at a glance, and the watts that they save together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from perseus_operator.api.conditions import ConditionType
+from perseus_operator.objects import Json
+from perseus_proto.units import mean_power_w
+
+
+def listing(jobs: Iterable[Json]) -> Json:
+    """List PerseusJobs as the API server returns them.
+
+    Args:
+        jobs: with metadata, spec and status.
+
+    Returns:
+        ``jobs`` by namespace and name; ``savedWatts``: of all jobs whose savings are measured, and ``measured``: how
+        many these are.
+    """
+    lines = sorted((_line(job) for job in jobs), key=lambda line: (line["namespace"], line["name"]))
+    saved = [line["savedWatts"] for line in lines if "savedWatts" in line]
+    return {"jobs": lines, "savedWatts": sum(saved), "measured": len(saved)}
+
+
+def _line(job: Json) -> Json:
+    metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
+    ready: Any = next((c for c in status.get("conditions", ()) if c.get("type") == ConditionType.READY), {})
+    line: Json = {
+        "namespace": metadata["namespace"],
+        "name": metadata["name"],
+        "mode": spec.get("mode", "Enforce"),
+        "objective": (spec.get("objective") or {}).get("type", ""),
+        "state": ready.get("reason", "NotSeen"),
+        **status.get("savings", {}),
+    }
+    baseline, measured = _watts(status.get("baseline")), _watts(status.get("measured"))
+    if "savings" in status and baseline is not None and measured is not None:
+        line["savedWatts"] = round(baseline - measured)
+    return line
+
+
+def _watts(figures: Json | None) -> float | None:
+    if not figures or "energyMillijoules" not in figures or not figures.get("iterationTimeMicroseconds"):
+        return None
+    return mean_power_w(figures["energyMillijoules"], figures["iterationTimeMicroseconds"])

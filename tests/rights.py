@@ -1,0 +1,32 @@
+"""What the operator may do and what it did, by the API server's audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perseus_proto import keys
+from perseus_sim.cluster.rbac import Permission, Request
+
+OCCASIONAL = {
+    *(
+        Permission(verb, keys.API_GROUP, plural)
+        for plural in (keys.PROFILE_PLURAL, keys.FRONTIER_PLURAL)
+        for verb in ("get", "create", "patch")
+    ),
+    Permission("patch", keys.API_GROUP, f"{keys.PROFILE_PLURAL}/status"),
+    Permission("update", "coordination.k8s.io", "leases"),
+}
+"""To store profiles that are measured again, calibrations and frontiers, and to count a second start of the operator.
+``tests/e2e`` uses every one of them.
+"""
+
+
+def lacking(requests: Iterable[Request]) -> set[tuple[str, str]]:
+    """Return permission and path of the requests that were refused and never allowed.
+
+    An API server learns of a role a moment after it was made.
+    """
+    found = list(requests)
+    allowed = {request.permission for request in found if request.code < 400}
+    refused = (request for request in found if request.code in (401, 403) and request.permission not in allowed)
+    return {(str(request.permission), request.path) for request in refused}
