@@ -8,6 +8,7 @@ under the new number. Other jobs keep theirs, so nothing that an agent says abou
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -40,6 +41,8 @@ class Epochs:
         self.newest = newest
         self._raise_to = raise_to
         self._raises: Counter[str] = Counter()
+        # One question at a time: what is drawn for one agent must not look to the next like another operator's.
+        self._asking = asyncio.Lock()
 
     async def above(self, seen: int | None, job_uid: str) -> int | None:
         """An epoch for a job above one that an agent has seen.
@@ -54,6 +57,10 @@ class Epochs:
         Raises:
             KubeError: the API server did not answer, or another writer was faster; try again.
         """
+        async with self._asking:
+            return await self._above(seen, job_uid)
+
+    async def _above(self, seen: int | None, job_uid: str) -> int | None:
         if seen is None or self._raises[job_uid] >= MAX_RAISES or seen > self.drawn + MAX_LOST:
             return None
         if seen >= self.drawn:

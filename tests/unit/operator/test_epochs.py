@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ class Counter:
         self.answers = True
 
     async def newest(self) -> int:
+        await asyncio.sleep(0)  # others run while the API server answers
         if not self.answers:
             raise KubeUnavailable("503")
         return self.value
@@ -44,6 +46,15 @@ async def test_a_lost_counter_is_raised_once_for_all_jobs() -> None:
     assert await epochs.above(57, "a") == 58
     assert await epochs.above(40, "b") == 58, "it is above that already"
     assert (counter.value, counter.writes, epochs.first) == (58, 1, 1)
+
+
+async def test_agents_that_answer_at_once_with_different_epochs_are_all_commanded() -> None:
+    counter = Counter(1)
+    epochs = counter.epochs(1)
+    seen = {"a": 57, "b": 60, "c": 40, "d": 60}
+    drawn = await asyncio.gather(*(epochs.above(epoch, job) for job, epoch in seen.items()))
+    assert all(epoch is not None and epoch > before for epoch, before in zip(drawn, seen.values(), strict=True)), drawn
+    assert counter.value == epochs.drawn == 61
 
 
 async def test_a_newer_operator_is_left_in_command() -> None:
