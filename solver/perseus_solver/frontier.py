@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from perseus_solver.certify import Certificate
+from perseus_solver.certify import Bound, Certificate
 from perseus_solver.errors import Infeasible, InvalidProblem
 from perseus_solver.kinds import Floats, latest_s
 from perseus_solver.model.problem import Problem
@@ -72,6 +72,11 @@ class Planner:
         """The dual flows that prove all bounds so far."""
         proofs = self._pool.proofs if self._pool else []
         return tuple(self._engine.certificate(proof.edge, proof.through) for proof in proofs)
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The lines below all plans that are proven so far; see `perseus_solver.certify`."""
+        return tuple(proof.bound for proof in self._pool.proofs) if self._pool else ()
 
     def frontier(self, points: int | None = None, *, progress: Progress | None = None) -> Frontier:
         """Compute plans on the frontier; see `solve_frontier`.

@@ -25,7 +25,7 @@ from perseus_sim.execution.hosts import Framework, Hosts
 from perseus_sim.execution.machine import Machine, Outcome
 from perseus_sim.execution.pipeline import Pipeline
 from perseus_sim.gpus.model import MODELS, profile_csv
-from perseus_solver.frontier import solve_frontier
+from perseus_solver.frontier import Planner, solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier, Grain
@@ -160,10 +160,9 @@ def deployed_plan(cell: Cell) -> Plan:
 @cache
 def _deployed_plan(cell: Cell) -> Plan:
     problem = problem_of(cell.gpu, cell.microbatches, cell.forward_ms)
-    known = solved(cell.gpu, cell.microbatches, cell.forward_ms)
     bound_s = reference_of(cell)[0]
     wanted_s = (1 + NO_SLOWDOWN) * bound_s
-    found = deployable_frontier(problem, hardware_of(cell), confidence=CONFIDENCE, frontier=known, times_s=[wanted_s])
+    found = deployable_frontier(Planner(problem), hardware_of(cell), confidence=CONFIDENCE, times_s=[wanted_s])
     assert found.rehearsed is not None
     rows = np.flatnonzero(found.time_s <= wanted_s)
     row = int(rows[found.energy_j[rows].argmin()]) if len(rows) else 0

@@ -73,6 +73,11 @@ class FrontierView:
         """Expected iteration time of each point, to compare measured ones with."""
         return self.medians_us or self.times_us
 
+    @property
+    def scatter(self) -> float:
+        """What the fastest plan keeps over what it is expected to take, a ratio; 1.0: not rehearsed."""
+        return self.times_us[0] / self.expected_us[0]
+
     def grain(self, point: int) -> Grain:
         """How finely a point sets clocks."""
         return self.grains[min(point, len(self.grains) - 1)] if self.grains else Grain.INSTRUCTION
@@ -144,8 +149,10 @@ def target_of(
         return _power_cap(objective.power_cap_watts, frontier, gpus_per_stage)
     allowed: Target | Infeasible = Target(frontier.no_slower_us)
     if objective.max_slowdown_ratio is not None:
-        bound_us = frontier.expected_us[0] * (1 + objective.max_slowdown_ratio)
-        allowed = Target(max(frontier.no_slower_us, bound_us / (1 + frontier.allowance)))
+        # Like with like: rehearsed times are kept in spite of scatter, and the fastest iteration scatters as well.
+        allowance = 0.0 if frontier.hardware else frontier.allowance
+        bound_us = frontier.t_min_us * (1 + objective.max_slowdown_ratio)
+        allowed = Target(max(frontier.no_slower_us, bound_us / (1 + allowance)))
     if objective.deadline is not None:
         allowed = _deadline(objective.deadline, frontier, iterations_done, remaining_s)
     if isinstance(allowed, Target) and allowed.time_us > frontier.least_energy_us:
@@ -153,12 +160,13 @@ def target_of(
     return allowed
 
 
-def bound_us(objective: Objective, fastest_us: int | None) -> float | None:
+def bound_us(objective: Objective, fastest_us: int | None, scatter: float = 1.0) -> float | None:
     """What a measured iteration may take at most, in microseconds.
 
     Args:
         objective: what the user wants.
-        fastest_us: an iteration without any slowdown, as measured; None: not known.
+        fastest_us: an iteration without any slowdown, as measured, in the median; None: not known.
+        scatter: what such iterations keep over that, a ratio.
 
     Returns:
         The bound; None: there is none, or it is not known yet. A deadline by date needs none: its target follows what
@@ -168,7 +176,7 @@ def bound_us(objective: Objective, fastest_us: int | None) -> float | None:
         return objective.deadline.iteration_time_microseconds
     if fastest_us is None or objective.type not in {ObjectiveType.MAX_THROUGHPUT, ObjectiveType.MAX_SLOWDOWN}:
         return None
-    return fastest_us * (1 + (objective.max_slowdown_ratio or 0.0))
+    return fastest_us * scatter * (1 + (objective.max_slowdown_ratio or 0.0))
 
 
 def _power_cap(cap_w: int, frontier: FrontierView, gpus_per_stage: int) -> Target | Infeasible:

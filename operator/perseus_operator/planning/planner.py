@@ -279,7 +279,7 @@ def _bound_us(
     that is known to be slower than predicted at its fastest, they are slower by as much.
     """
     fastest_us, frontier = fastest_iteration_us(state, guard), state.frontier
-    bound = bound_us(spec.objective, fastest_us)
+    bound = bound_us(spec.objective, fastest_us, frontier.scatter if frontier else 1.0)
     if not limited or frontier is None or not isinstance(target, Target):
         return bound
     recent = state.history.recent if state.history is not None else ()

@@ -12,7 +12,7 @@ import numpy as np
 
 from perseus_operator.planning.objective import NO_SLOWDOWN
 from perseus_operator.solving.request import SolveRequest
-from perseus_solver.frontier import solve_frontier
+from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
 from perseus_solver.rehearsal.deployment import deployable_frontier
@@ -36,10 +36,10 @@ def solve_rehearsed(problem: Problem, request: SolveRequest) -> Frontier:
         SolverError: the hardware cannot be used, or there is no plan.
     """
     hardware = Hardware.from_json(request.hardware)
-    solved = solve_frontier(problem, points=100)
-    no_slower_s = solved.t_min_s * (1 + NO_SLOWDOWN)
+    planner = Planner(problem)
+    no_slower_s = planner.t_min_s * (1 + NO_SLOWDOWN)
     frontier = deployable_frontier(
-        problem, hardware, points=request.points, confidence=CONFIDENCE, frontier=solved, times_s=[no_slower_s]
+        planner, hardware, points=request.points, confidence=CONFIDENCE, times_s=[no_slower_s]
     )
     return frontier if request.switch_loss is None else prefer_few_changes(frontier, request.switch_loss)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import Planner
     from perseus_solver.model.problem import Problem
-    from perseus_solver.model.result import Frontier, Point
+    from perseus_solver.model.result import Point
     from perseus_solver.model.simulator import Simulator
     from perseus_solver.rehearsal import Hardware, Rehearsal
     from perseus_solver.robust import RobustPlan
@@ -196,12 +196,10 @@ class Deployed:
 
     Attributes:
         point: the plan.
-        solved: the solution where clocks change at once.
         before, after: rehearsals of all clocks at their maximum, and of the plan.
     """
 
     point: Point
-    solved: Frontier
     before: Rehearsal
     after: Rehearsal
 
@@ -235,8 +233,7 @@ def deploy(
     wanted_s = deadline_s(options, float(before.time_kept_s(confidence)[0]))
     if latest_s(wanted_s) < planner.t_min_s:
         raise Infeasible(wanted_s, planner.t_min_s)
-    solved = planner.frontier(FRONTIER_POINTS, progress=progress)
-    found = deployable_frontier(problem, hardware, confidence=confidence, frontier=solved, times_s=(wanted_s,))
+    found = deployable_frontier(planner, hardware, confidence=confidence, times_s=(wanted_s,), progress=progress)
     kept = np.flatnonzero(found.time_s <= latest_s(wanted_s))
     if not len(kept):
         print_note(
@@ -246,7 +243,7 @@ def deploy(
         )
     index = int(kept[found.energy_j[kept].argmin()]) if len(kept) else 0
     after = rehearse(problem, found.frequencies_mhz[index : index + 1], hardware)
-    return Deployed(found[index], solved, before, after)
+    return Deployed(found[index], before, after)
 
 
 def wants_fewer_changes(options: argparse.Namespace) -> bool:

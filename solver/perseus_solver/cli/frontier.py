@@ -11,7 +11,7 @@ from perseus_solver.cli import arguments, common
 if TYPE_CHECKING:
     from perseus_solver.cli.documents import Deployable
     from perseus_solver.cli.files import Outputs
-    from perseus_solver.model.problem import Problem
+    from perseus_solver.frontier import Planner
     from perseus_solver.model.result import Frontier
 
 
@@ -47,14 +47,15 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     problem, base_s, base_j = setup.problem, setup.baseline_time_s, setup.baseline_energy_j
     from perseus_solver.cli.documents import frontier_document
     from perseus_solver.cli.progress import ProgressBar
-    from perseus_solver.frontier import solve_frontier
+    from perseus_solver.frontier import Planner
 
     deployable: Deployable | None = None
     with ProgressBar("solving") as progress:
         begin = time.perf_counter()
-        frontier = solve_frontier(problem, points=options.points, progress=progress)
+        planner = Planner(problem)
+        frontier = planner.frontier(options.points, progress=progress)
         if options.hardware is not None:
-            frontier, deployable = _deployable(options, problem, frontier)
+            frontier, deployable = _deployable(options, planner)
         elif common.wants_fewer_changes(options):
             from perseus_solver.switching import reduce_clock_changes
 
@@ -90,17 +91,17 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     common.print_summary(options, *lines)
 
 
-def _deployable(options: argparse.Namespace, problem: Problem, solved: Frontier) -> tuple[Frontier, Deployable]:
+def _deployable(options: argparse.Namespace, planner: Planner) -> tuple[Frontier, Deployable]:
     """Return the plans worth deploying on the hardware, and what they do at once and when they are rehearsed."""
     from perseus_solver.cli.documents import Deployable
     from perseus_solver.rehearsal import deployable_frontier, ideal_point, rehearse
 
     hardware = common.read_hardware(options.hardware)
     points = {} if options.points is None else {"points": options.points}
-    found = deployable_frontier(problem, hardware, confidence=options.confidence, frontier=solved, **points)
+    found = deployable_frontier(planner, hardware, confidence=options.confidence, **points)
     assert found.rehearsed is not None
-    rehearsal = rehearse(problem, found.frequencies_mhz, hardware)
-    ideal = [ideal_point(problem, solved, point) for point in found]
+    rehearsal = rehearse(planner.problem, found.frequencies_mhz, hardware)
+    ideal = [ideal_point(planner, point) for point in found]
     return found, Deployable(ideal, rehearsal, found.rehearsed.grains)
 
 

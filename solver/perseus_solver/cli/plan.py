@@ -164,4 +164,4 @@ def _rehearsed(options: argparse.Namespace, planner: Planner, progress: Progress
     found = common.deploy(options, planner, common.read_hardware(options.hardware), progress)
     expectation = found.point.expectation
     assert expectation is not None
-    return ideal_point(planner.problem, found.solved, found.point), expectation.grain, found.after
+    return ideal_point(planner, found.point), expectation.grain, found.after

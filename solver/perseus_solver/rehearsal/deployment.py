@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perseus_solver.certify import Bound, deadline_bound, iteration_bound
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.frontier import solve_frontier
+from perseus_solver.frontier import Planner, Progress
 from perseus_solver.kinds import Floats, Index
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frequencies, Frontier, Grain, Point, Rehearsed, status_of
@@ -24,10 +25,12 @@ from perseus_solver.rehearsal.grains import group_of, grouped_plans
 from perseus_solver.rehearsal.hardware import Hardware, Marks
 from perseus_solver.rehearsal.outcome import SAMPLES, Rehearsal, joined, rehearse
 from perseus_solver.rehearsal.refinement import Refinement
-from perseus_solver.switching import clock_changes, proven_effective_j, reduce_clock_changes
+from perseus_solver.switching import clock_changes, reduce_clock_changes
 
 DEFAULT_CONFIDENCE = 0.95
 """Share of the iterations that keep a plan's time."""
+_POINTS = 100
+"""Points of the frontier from which plans are chosen."""
 _TIMES = 12
 """Times between T_min and T* for which plans of each coarser grain are made; they lie closer at the fast end."""
 _SHORTER = np.array([0.0, 0.0005, 0.001, 0.002, 0.005, 0.01])
@@ -71,38 +74,38 @@ class _Candidates:
 
 
 def deployable_frontier(
-    problem: Problem,
+    planner: Planner,
     hardware: Hardware,
     *,
     points: int = 100,
     confidence: float = DEFAULT_CONFIDENCE,
-    frontier: Frontier | None = None,
     times_s: Iterable[float] = (),
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> Frontier:
     """Return the plans worth deploying on this hardware, with what each is expected to do there.
 
     Args:
-        problem: the problem.
+        planner: of the problem.
         hardware: what plans meet.
         points: the largest number of plans to return.
         confidence: share of the iterations that keep a plan's ``time_s``.
-        frontier: the solution of the problem, if it is known; otherwise it is solved first.
         times_s: iteration times for which plans are wanted in particular, seconds.
         seed: of the random numbers.
+        progress: called with (done, total) while the frontier is solved.
 
     Returns:
-        A frontier whose ``rehearsed`` holds grains and figures. Its gaps are those of the expected energy to the bound
-        that the solution proves.
+        A frontier whose ``rehearsed`` holds grains and figures. Its gaps are those of the expected energy to what is
+        proven of every plan that ends by the same time.
 
     Raises:
         InvalidProblem: ``confidence`` is not between 0 and 1, or ``points`` is not positive.
     """
     if not 0 < confidence < 1:
         raise InvalidProblem(f"confidence must be between 0 and 1, not {confidence}")
-    solved = solve_frontier(problem, points=100) if frontier is None else frontier
     if points < 1:
         raise InvalidProblem(f"points must be 1 or more, not {points}")
+    problem, solved = planner.problem, planner.frontier(_POINTS, progress=progress)
     executor = Executor(problem)
     wanted = [max(time_s, solved.t_min_s) for time_s in times_s]
     candidates = _candidates(executor, hardware, solved, np.outer(wanted, 1 - _SHORTER).ravel())
@@ -123,15 +126,16 @@ def deployable_frontier(
             found = joined([found, rehearse(executor, plans, hardware, samples=SAMPLES, seed=seed)])
             clocks_mhz = np.concatenate([candidates.frequencies_mhz, plans])
             candidates = _Candidates(clocks_mhz, (*candidates.grains, *(Grain.INSTRUCTION,) * refined))
-    return _frontier_of(executor, solved, candidates, found, confidence=confidence, points=points, wanted_s=wanted)
+    return _frontier_of(
+        executor, planner.bounds, candidates, found, confidence=confidence, points=points, wanted_s=wanted
+    )
 
 
-def ideal_point(problem: Problem, solved: Frontier, point: Point) -> Point:
+def ideal_point(planner: Planner, point: Point) -> Point:
     """Return what a rehearsed plan takes where clocks change at once, with its gap there.
 
     Args:
-        problem: the problem.
-        solved: its solution, which proves the bound.
+        planner: of the problem; it has computed the frontier.
         point: a point of a deployable frontier.
 
     Raises:
@@ -140,8 +144,7 @@ def ideal_point(problem: Problem, solved: Frontier, point: Point) -> Point:
     if point.expectation is None:
         raise InvalidProblem("point must be one that was rehearsed")
     time_s, energy_j = point.expectation.ideal_time_s, point.expectation.ideal_energy_j
-    proven_j = float(proven_effective_j(problem, solved, np.array([time_s]))[0])
-    bound_j = min(proven_j + problem.blocking_power_w * problem.stages * time_s, energy_j)
+    bound_j = min(float(iteration_bound(planner.problem, planner.bounds, np.array([time_s]))[0]), energy_j)
     return replace(
         point,
         iteration_time_s=time_s,
@@ -244,7 +247,7 @@ def _best_within(found: Rehearsal, wanted_s: float, confidence: float) -> int:
 
 def _frontier_of(
     executor: Executor,
-    solved: Frontier,
+    proven: Iterable[Bound],
     candidates: _Candidates,
     found: Rehearsal,
     *,
@@ -262,10 +265,12 @@ def _frontier_of(
     plans = candidates.frequencies_mhz[rows]
     ideal_s, ideal_j = simulator.totals(simulator.choice_of(plans))
     # The execution mixes clocks within instructions, for which the bound holds as well: it is one of the relaxation.
-    # It is convex and falls with time, so for the mean of all samples it is at least that at a later time.
+    # Its lines hold for the mean of all samples, and for every later time: up to least energy for the iteration alone,
+    # after it for a pipeline that waits.
     mean_s = found.time_s.mean(axis=1)[rows]
-    bound_j = proven_effective_j(problem, solved, np.maximum(kept_s[rows], mean_s)) + blocking_w * mean_s
-    bound_j = np.minimum(bound_j, energy_j[rows])
+    deadline_s = np.maximum(kept_s[rows], mean_s)
+    waiting_j = iteration_bound(problem, proven, deadline_s) - blocking_w * (deadline_s - mean_s)
+    bound_j = np.minimum(np.maximum(deadline_bound(problem, proven, deadline_s), waiting_j), energy_j[rows])
     return Frontier(
         time_s=kept_s[rows],
         energy_j=energy_j[rows],

@@ -36,7 +36,7 @@ from perseus_operator.planning.hardware import (
     scatter,
 )
 from perseus_operator.planning.hardware_progress import HardwareProgress
-from perseus_operator.planning.iterations import JobIteration
+from perseus_operator.planning.iterations import JobIteration, Measured
 from perseus_operator.planning.objective import FrontierView, Grain
 from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.planning.state import JobState
@@ -385,6 +385,24 @@ def test_the_plan_says_its_grain_why_and_what_to_expect(make_job: Any) -> None:
     assert shown.plan.kept_iteration_time_microseconds == view.times_us[point]
     assert shown.predicted is not None
     assert shown.predicted.iteration_time_microseconds == medians[point], "a prediction is what is expected"
+
+
+@pytest.mark.parametrize("scatter", [1.0, 1.02, 1.15])
+def test_scatter_uses_up_nothing_of_the_allowed_slowdown(make_job: Any, scatter: float) -> None:
+    job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
+    job.state.baseline = Measured(1_000_000, 1000, 5)
+    job.run()
+    describe(job)
+    learn(job)
+    rehearsed(job)
+    view = job.state.frontier
+    kept_us = tuple(round(scatter * time_us) for time_us in view.times_us)
+    job.state.frontier = replace(view, times_us=kept_us, medians_us=view.times_us, allowance=scatter - 1)
+    made = job.settle()
+    assert set(made.wanted.values()) == {2}, "1.1 s, whatever iterations scatter"
+    assert made.bound_us == pytest.approx(1_100_000 * scatter)
+    job.train_on(1, 40, 1.0)  # every iteration as late as one in twenty is
+    assert set(job.settle().wanted.values()) == {2}, "the guard knows that they scatter"
 
 
 def test_a_lead_that_changes_is_no_reason_to_write_at_once() -> None:

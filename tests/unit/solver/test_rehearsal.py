@@ -14,7 +14,7 @@ import pytest
 from perseus_proto.latency import SwitchLatency
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.errors import InvalidProblem
-from perseus_solver.frontier import solve_deadline, solve_frontier
+from perseus_solver.frontier import Planner, solve_deadline
 from perseus_solver.kinds import Kind
 from perseus_solver.model.deployed import DeployedGap
 from perseus_solver.model.problem import Problem, build_problem
@@ -70,8 +70,13 @@ def problem() -> Problem:
 
 
 @pytest.fixture(scope="module")
-def solved(problem: Problem) -> Frontier:
-    return solve_frontier(problem, 40)
+def planner(problem: Problem) -> Planner:
+    return Planner(problem)
+
+
+@pytest.fixture(scope="module")
+def solved(planner: Planner) -> Frontier:
+    return planner.frontier(40)
 
 
 def slow(p50_s: float, p99_s: float, marks: Marks = Marks.GPU) -> Hardware:
@@ -181,8 +186,8 @@ def test_one_clock_for_each_stage_is_nearly_the_best_of_all_combinations(share: 
 
 
 @pytest.mark.parametrize("hardware", [slow(0.005, 0.013), slow(0.03, 0.1), slow(0.03, 0.1, Marks.EVENTS)])
-def test_a_deployable_frontier_says_what_its_plans_do(problem: Problem, solved: Frontier, hardware: Hardware) -> None:
-    found = deployable_frontier(problem, hardware, frontier=solved, points=20)
+def test_a_deployable_frontier_says_what_its_plans_do(planner: Planner, problem: Problem, hardware: Hardware) -> None:
+    found = deployable_frontier(planner, hardware, points=20)
     assert 3 <= len(found) <= 20
     assert found.rehearsed is not None
     assert (np.diff(found.time_s) > 0).all()
@@ -195,25 +200,25 @@ def test_a_deployable_frontier_says_what_its_plans_do(problem: Problem, solved: 
     exact = Simulator(problem).run(Simulator(problem).choice_of(found.frequencies_mhz))
     assert exact.iteration_time_s == pytest.approx(found.rehearsed.ideal_time_s)
     for point in found:
-        ideal = ideal_point(problem, solved, point)
+        ideal = ideal_point(planner, point)
         assert ideal.gap >= 0
         assert point.expectation is not None
         assert ideal.energy_j == point.expectation.ideal_energy_j
     assert Frontier.from_bytes(found.to_bytes()).to_bytes() == found.to_bytes()
 
 
-def test_without_latency_deployable_plans_are_the_solved_ones(problem: Problem, solved: Frontier) -> None:
-    found = deployable_frontier(problem, slow(0.0, 0.0), frontier=solved)
+def test_without_latency_deployable_plans_are_the_solved_ones(planner: Planner, solved: Frontier) -> None:
+    found = deployable_frontier(planner, slow(0.0, 0.0))
     at = found.lookup(1.1 * solved.t_min_s)
     best_j = solved.energy_j[solved.lookup(1.1 * solved.t_min_s)]
     assert found.energy_j[at] <= best_j * 1.01
 
 
-def test_the_longer_changes_take_the_less_is_saved(problem: Problem, solved: Frontier) -> None:
+def test_the_longer_changes_take_the_less_is_saved(planner: Planner, solved: Frontier) -> None:
     deadline_s = 1.02 * solved.t_min_s
 
     def saved_at(hardware: Hardware) -> float:
-        found = deployable_frontier(problem, hardware, frontier=solved, times_s=[deadline_s])
+        found = deployable_frontier(planner, hardware, times_s=[deadline_s])
         kept = found.time_s <= deadline_s
         return float(found.energy_j[kept].min())
 
@@ -222,26 +227,28 @@ def test_the_longer_changes_take_the_less_is_saved(problem: Problem, solved: Fro
     assert least[0] < least[1] < least[2] <= nothing * (1 + 1e-9)
 
 
-def test_where_the_host_runs_ahead_each_stage_keeps_one_clock(problem: Problem, solved: Frontier) -> None:
-    found = deployable_frontier(problem, slow(0.03, 0.1, Marks.RUN_AHEAD), frontier=solved)
+def test_where_the_host_runs_ahead_each_stage_keeps_one_clock(planner: Planner) -> None:
+    found = deployable_frontier(planner, slow(0.03, 0.1, Marks.RUN_AHEAD))
     assert found.rehearsed is not None
     assert set(found.rehearsed.grains) <= {Grain.STAGE, Grain.NONE}
     assert (found.clock_changes == 0).all()
     assert len(found) > 3
 
 
-def test_all_clocks_at_their_maximum_are_kept_for_the_shortest_deadline(problem: Problem, solved: Frontier) -> None:
+def test_all_clocks_at_their_maximum_are_kept_for_the_shortest_deadline(planner: Planner, problem: Problem) -> None:
     fastest = np.array([[problem.options[k].frequency_mhz[0] for k in problem.option_of]], dtype=np.uint16)
     for hardware in (slow(0.03, 0.1), replace(slow(0.03, 0.1), gpus_per_lock=8, noise=0.002)):
         kept_s = float(rehearse(problem, fastest, hardware).time_kept_s(0.95)[0])
-        found = deployable_frontier(problem, hardware, frontier=solved, times_s=[kept_s])
+        found = deployable_frontier(planner, hardware, times_s=[kept_s])
         assert found.t_min_s <= kept_s
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
-def test_the_search_for_a_wanted_time_saves_more(problem: Problem, solved: Frontier, gpus: int) -> None:
+def test_the_search_for_a_wanted_time_saves_more(
+    planner: Planner, problem: Problem, solved: Frontier, gpus: int
+) -> None:
     hardware, wanted_s = replace(slow(0.03, 0.1), gpus_per_lock=gpus, noise=0.003), 1.03 * solved.t_min_s
-    grains = deployable_frontier(problem, hardware, frontier=solved)
+    grains = deployable_frontier(planner, hardware)
     before = grains.frequencies_mhz[grains.lookup(wanted_s)]
     found = Refinement(Executor(problem), hardware, wanted_s, 0.95).plans(before, seed=1)
     assert len(found)
@@ -253,18 +260,15 @@ def test_the_search_for_a_wanted_time_saves_more(problem: Problem, solved: Front
     assert all(int(clock) in measured[k] for plan in found for clock, k in zip(plan, problem.option_of, strict=True))
 
 
-def test_times_that_are_wanted_are_nearly_used_up(problem: Problem, solved: Frontier) -> None:
+def test_times_that_are_wanted_are_nearly_used_up(planner: Planner, solved: Frontier) -> None:
     wanted_s = 1.0371 * solved.t_min_s
-    found = deployable_frontier(problem, slow(0.005, 0.013), frontier=solved, times_s=[wanted_s])
+    found = deployable_frontier(planner, slow(0.005, 0.013), times_s=[wanted_s])
     assert found.time_s[found.lookup(wanted_s)] >= 0.98 * wanted_s
 
 
-def test_few_points_are_spread_over_all_times(problem: Problem, solved: Frontier) -> None:
+def test_few_points_are_spread_over_all_times(planner: Planner, solved: Frontier) -> None:
     hardware, wanted_s = slow(0.005, 0.013), 1.0371 * solved.t_min_s
-    many, few = (
-        deployable_frontier(problem, hardware, frontier=solved, times_s=[wanted_s], points=points)
-        for points in (100, 12)
-    )
+    many, few = (deployable_frontier(planner, hardware, times_s=[wanted_s], points=points) for points in (100, 12))
     assert len(few) == 12 < len(many)
     # Equal steps over what is saved between the fastest and the cheapest lose half a step on average.
     saved = many.energy_j[0] / many.energy_j[many.least_energy] - 1
@@ -272,15 +276,30 @@ def test_few_points_are_spread_over_all_times(problem: Problem, solved: Frontier
     assert few.energy_j[few.lookup(wanted_s)] == many.energy_j[many.lookup(wanted_s)]
 
 
+def test_where_nothing_waits_the_gap_does_not_depend_on_what_waiting_takes() -> None:
+    rows = ["stage,instruction,frequency,time,energy"]
+    for clock in range(1410, 1150, -30):
+        seconds = 0.4 * (0.15 + 0.85 * 1410 / clock)
+        rows.append(f"0,step,{clock},{seconds},{seconds * (95 + 305 * (clock / 1410) ** 2.2)}")
+    profile, schedule = read_profile("\n".join(rows)), build_schedule("Steps", stages=1, microbatches=1)
+    hardware = replace(slow(0.005, 0.013), noise=0.02)
+    low, high = (
+        DeployedGap.of(deployable_frontier(Planner(build_problem(profile, schedule, blocking_power_w=watts)), hardware))
+        for watts in (0.0, 320.0)
+    )
+    assert high.mean == pytest.approx(low.mean, rel=0.01)
+    assert high.mean < 0.04, "half a step between two clocks, and the scatter"
+
+
 @pytest.mark.parametrize(("confidence", "points"), [(0.0, 10), (1.0, 10), (float("nan"), 10), (0.95, 0)])
-def test_confidence_and_points_are_checked(problem: Problem, solved: Frontier, confidence: float, points: int) -> None:
+def test_confidence_and_points_are_checked(planner: Planner, confidence: float, points: int) -> None:
     with pytest.raises(InvalidProblem, match=r"confidence|points"):
-        deployable_frontier(problem, slow(0.0, 0.0), frontier=solved, confidence=confidence, points=points)
+        deployable_frontier(planner, slow(0.0, 0.0), confidence=confidence, points=points)
 
 
-def test_only_a_rehearsed_point_has_an_ideal(problem: Problem, solved: Frontier) -> None:
+def test_only_a_rehearsed_point_has_an_ideal(planner: Planner, solved: Frontier) -> None:
     with pytest.raises(InvalidProblem, match="rehearsed"):
-        ideal_point(problem, solved, solved[0])
+        ideal_point(planner, solved[0])
 
 
 def test_gpus_behind_one_lock_lose_more_than_gpus_with_their_own(problem: Problem, solved: Frontier) -> None:
