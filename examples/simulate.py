@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 CRDS = HERE.parent / "deploy" / "crds"
 GPU = MODELS["a100"]
 PIPELINE_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[::5][:9]
-STEP_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[::2][:9]
+STEP_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[:20]
 STAGES, MICROBATCHES, RANKS = 4, 8, 2
 FORWARD_US = 20_000
 STEP_US = 400_000

@@ -212,8 +212,8 @@ class Objective:
         default=ObjectiveType.MAX_THROUGHPUT.value,
     )
     max_slowdown: str | None = text(
-        "Allowed slowdown against the fastest iteration, for type MaxSlowdown. Iterations scatter: compared are the times"
-        " that 95 % of them keep.",
+        "Allowed slowdown against the fastest iteration, for type MaxSlowdown. Iterations scatter: compared are the"
+        " times that 95 % of them keep.",
         rule=PERCENT_RULE,
         max_length=9,
         pattern=PERCENT,

@@ -3,6 +3,9 @@
 A profile is measured if the spec says ``online``, the mode allows to set clocks, and the PerseusProfile does not exist
 or holds a measured profile that no longer fits. The sweep's clocks are the points of a plan set, so nodes are driven as
 for any other plan.
+
+Where an iteration is one instruction, a plan is one clock, and no other instruction makes up for a step between two
+measured ones. So the clocks around the one that the objective asks for are measured as well.
 """
 
 from __future__ import annotations
@@ -13,7 +16,18 @@ from dataclasses import dataclass, replace
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode
-from perseus_operator.planning.profiling.sweep import FEWEST, Recipe, Sweep, choose_clocks
+from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.planning.objective import FrontierView, Target, target_of
+from perseus_operator.planning.power_allocation import replicas_of
+from perseus_operator.planning.profiling.sweep import (
+    FEWEST,
+    Reading,
+    Recipe,
+    Sweep,
+    choose_clocks,
+    common_clocks,
+    finer_clocks,
+)
 from perseus_operator.planning.state import JobState
 from perseus_proto.units import us_from_s
 
@@ -84,17 +98,22 @@ def next_profiling_step(
         )
     fresh = fault or _fresh(state, spec)
     if isinstance(fresh, Sweep):
-        return _step(state, fresh, now_s)
+        return _step(state, spec, fresh, now_s)
     # A profile that fits badly is better than none.
     return None if stale else ProfilingStep(fresh, drive=fresh.reason is Reason.PROFILING)
 
 
-def _step(state: JobState, fresh: Sweep, now_s: float) -> ProfilingStep:
+def _step(state: JobState, spec: JobSpec, fresh: Sweep, now_s: float) -> ProfilingStep:
     own = state.profiling
     sweep = replace(own.sweep, recipe=fresh.recipe) if own.sweep and own.sweep.fits(fresh) else fresh
+    finer_mhz = _finer_clocks(state, spec, sweep)
+    if finer_mhz:
+        sweep = sweep.refined(finer_mhz)
     if sweep == own.sweep:
         return _go_on(state, sweep, now_s)
-    explanation = Explanation(Reason.PROFILING, f"{len(sweep.clocks_mhz)} clocks will be measured.")
+    to_come = len(sweep.clocks_mhz) - len(sweep.readings)
+    where = " around the best one" if finer_mhz else ""
+    explanation = Explanation(Reason.PROFILING, f"{to_come} clocks{where} will be measured.")
     return ProfilingStep(explanation, drive=True, actions=() if own.writing else (BeginSweep(sweep),))
 
 
@@ -102,6 +121,19 @@ def _fresh(state: JobState, spec: JobSpec) -> Sweep | Explanation:
     """A sweep of the job as it is now, with no readings yet; or why there can be none."""
     online = spec.profile.online
     assert online is not None
+    common = _common_clocks(state)
+    if isinstance(common, Explanation):
+        return common
+    chosen = choose_clocks(common, online.max_clocks)
+    if len(chosen) < FEWEST:
+        return Explanation(Reason.PROFILING_FAILED, f"The GPUs of the job have {len(chosen)} clocks in common.")
+    recipe = Recipe(online.iterations_per_clock, online.max_slowdown_ratio, us_from_s(online.max_duration_seconds))
+    schedule = _schedule_digest(spec, state.schedule_csv or "")
+    return Sweep(chosen, schedule, recipe, replaces=state.profiling.stale_profile)
+
+
+def _common_clocks(state: JobState) -> tuple[int, ...] | Explanation:
+    """The clocks that all GPUs of the job support, or why they are not known."""
     clocks: dict[str, tuple[int, ...]] = {}
     for node in state.nodes.values():
         for gpu, why in sorted(node.uncontrollable.items()):
@@ -112,12 +144,46 @@ def _fresh(state: JobState, spec: JobSpec) -> Sweep | Explanation:
                     Reason.PROFILING, f"The agent of {node.name} has not reported the clocks of its GPUs yet."
                 )
             clocks[rank.gpu_uuid] = node.clocks_mhz[rank.gpu_uuid]
-    chosen = choose_clocks(clocks.values(), online.max_clocks)
-    if len(chosen) < FEWEST:
-        return Explanation(Reason.PROFILING_FAILED, f"The GPUs of the job have {len(chosen)} clocks in common.")
-    recipe = Recipe(online.iterations_per_clock, online.max_slowdown_ratio, us_from_s(online.max_duration_seconds))
-    schedule = _schedule_digest(spec, state.schedule_csv or "")
-    return Sweep(chosen, schedule, recipe, replaces=state.profiling.stale_profile)
+    return common_clocks(clocks.values())
+
+
+def _finer_clocks(state: JobState, spec: JobSpec, sweep: Sweep) -> tuple[int, ...]:
+    """Clocks to be measured around the best one; empty: the sweep goes on, has had them, or needs none."""
+    if spec.pipeline.schedule is not ScheduleName.STEPS or sweep.chosen_mhz or sweep.failed or not sweep.finished:
+        return ()
+    common, best = _common_clocks(state), _best_reading(state, spec, sweep)
+    if best is None or isinstance(common, Explanation):
+        return ()
+    return finer_clocks(common, [reading.clock_mhz for reading in sweep.readings], best.clock_mhz)
+
+
+def _best_reading(state: JobState, spec: JobSpec, sweep: Sweep) -> Reading | None:
+    """The reading at whose clock a job of one instruction would run; None: it changes with the date."""
+    if spec.objective.deadline is not None and spec.objective.deadline.finish_by is not None:
+        return None
+    plans: list[Reading] = []
+    for reading in sorted(sweep.readings, key=lambda reading: reading.iteration_time_us):
+        if not plans or reading.energy_mj < plans[-1].energy_mj:
+            plans.append(reading)
+    view = FrontierView(
+        digest=sweep.digest,
+        times_us=tuple(round(plan.iteration_time_us) for plan in plans),
+        energies_mj=tuple(round(plan.energy_mj) for plan in plans),
+        stages=1,
+        blocking_power_mw=0,
+        mean_gap_ppm=0,
+        maximum_gap_ppm=0,
+        solve_ms=0,
+        restored=False,
+    )
+    target = target_of(
+        spec.objective,
+        view,
+        gpus_per_stage=replicas_of(spec),
+        iterations_done=state.furthest_iteration,
+        remaining_s=None,
+    )
+    return plans[view.lookup(target.time_us + 0.5) if isinstance(target, Target) else -1]
 
 
 def _schedule_digest(spec: JobSpec, schedule_csv: str) -> str:

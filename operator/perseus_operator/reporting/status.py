@@ -139,7 +139,7 @@ def planned_slowdown(state: JobState, decision: Decision) -> float:
     """
     sweep = state.profiling.sweep
     if decision.profiling is not None and decision.wanted and sweep is not None:
-        return sweep.clocks_mhz[0] / sweep.clocks_mhz[sweep.point]
+        return max(sweep.clocks_mhz) / sweep.clocks_mhz[sweep.point]
     if not decision.applied or state.frontier is None:
         return 1.0
     return max(state.frontier.times_us[point] for point in decision.wanted.values()) / state.frontier.t_min_us

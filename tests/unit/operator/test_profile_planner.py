@@ -218,6 +218,54 @@ def test_stragglers_and_the_objective_s_bound_wait_until_it_is_over(make_job: An
     assert made.guard == job.state.guard
 
 
+STEPS: dict[str, Any] = {"schedule": "Steps", "stages": 1, "dataParallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("objective", "best_mhz"),
+    [
+        ({"type": "MaxSlowdown", "maxSlowdown": "30%"}, 1000),
+        ({"type": "MinEnergy"}, 800),
+        ({"type": "MaxThroughput"}, 1200),
+        ({"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 1_050_000}}, 1000),
+        ({"type": "PowerCap", "powerCapWatts": 1_300}, 1000),
+    ],
+)
+def test_where_a_plan_is_one_clock_those_around_the_best_are_measured(
+    make_job: Any, objective: dict[str, Any], best_mhz: int
+) -> None:
+    """Of 300 to 1,200 MHz every 50, every fourth is measured first; energy is least at 800."""
+    supported = tuple(range(300, 1201, 50))
+    online = {**ONLINE, "online": {**ONLINE["online"], "maxClocks": 5}}
+    job = profiled(make_job, profile=online, pipeline=STEPS, objective=objective)
+    for node in job.nodes:
+        node.clocks_mhz = dict.fromkeys(node.clocks_mhz, supported)
+    settle(job)
+    while not job.state.profiling.profile_stored:
+        sweep = job.state.profiling.sweep
+        clock = sweep.clocks_mhz[sweep.point]
+        energy_mj = 500_000.0 + abs(clock - 800) * 500
+        stage = StageReading(1e9 / clock, energy_mj, {("step", 0): Mean(1, 1e9 / clock, energy_mj)})
+        job.state.profiling.sweep = sweep.add(Reading(clock, 1e9 / clock, (stage,)))
+        made = settle(job)
+        if not job.state.profiling.profile_stored:
+            assert "will be measured" in said(job, made).message or "Measuring" in said(job, made).message
+    clocks = job.state.profiling.sweep.clocks_mhz
+    assert clocks[:4] == (1200, 1000, 800, 600)
+    around = range(best_mhz + 150, best_mhz - 200, -50)
+    assert clocks[4:] == tuple(clock for clock in around if clock < 1200 and clock != best_mhz)
+
+
+def test_a_pipeline_mixes_clocks_and_needs_none_between_them(make_job: Any) -> None:
+    job = profiled(make_job)
+    settle(job)
+    for energy in (1000, 990, 980):
+        measure(job, energy)
+    settle(job)
+    assert job.state.profiling.profile_stored
+    assert not job.state.profiling.sweep.chosen_mhz
+
+
 def test_a_profile_that_no_longer_fits_is_measured_again(make_job: Any) -> None:
     job = make_job(profile=ONLINE)
     job.run()

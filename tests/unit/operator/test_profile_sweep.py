@@ -19,6 +19,7 @@ from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, Drift
 from perseus_operator.planning.profiling.sweep import (
+    MOST_FINER,
     QUIET_US,
     RISES,
     Reading,
@@ -27,7 +28,9 @@ from perseus_operator.planning.profiling.sweep import (
     Sweep,
     blocking_power,
     choose_clocks,
+    common_clocks,
     csv_of,
+    finer_clocks,
     from_json,
     to_json,
 )
@@ -42,7 +45,7 @@ STAGES, PIPELINES = 2, 2
 SCHEDULE = build_schedule("1f1b", stages=STAGES, microbatches=3)
 SHAPE = JobShape(PIPELINES, STAGES, 1)
 RECIPE = Recipe(iterations=2, most_slowdown=1.0, most_us=10**12)
-CLOCKS = choose_clocks([A100.clocks_mhz], 12)
+CLOCKS = choose_clocks(common_clocks([A100.clocks_mhz]), 12)
 FORWARD_US = 40_000
 WEIGHTS = stage_weights(STAGES, 1.2)
 
@@ -436,14 +439,47 @@ def test_time_passes_though_nothing_can_be_measured() -> None:
 
 @given(st.lists(st.sets(st.integers(210, 2000), min_size=1), min_size=1, max_size=4), st.integers(2, 30))
 def test_clocks_are_common_to_all_gpus_descend_and_hold_the_highest(sets: list[set[int]], most: int) -> None:
-    chosen = choose_clocks(sets, most)
+    chosen = choose_clocks(common_clocks(sets), most)
     common = set.intersection(*sets)
     assert set(chosen) <= common
     assert list(chosen) == sorted(chosen, reverse=True)
     assert len(chosen) == min(most, len(common)) or len(chosen) <= most
     if common:
         assert chosen[0] == max(common)
-    assert choose_clocks([], most) == ()
+    assert choose_clocks(common_clocks([]), most) == ()
+
+
+@given(st.sets(st.integers(210, 2000), min_size=3), st.integers(2, 30), st.data())
+def test_finer_clocks_lie_between_the_best_one_and_its_neighbours(
+    clocks: set[int], most: int, data: st.DataObject
+) -> None:
+    common = common_clocks([clocks])
+    measured = choose_clocks(common, most)
+    best = data.draw(st.sampled_from(measured))
+    finer = finer_clocks(common, measured, best)
+    assert len(finer) <= MOST_FINER
+    assert not set(finer) & set(measured)
+    place = measured.index(best)
+    around = set(measured[max(place - 1, 0) : place + 2])
+    assert all(min(around) < clock < max(around) for clock in finer)
+    between = {clock for clock in common if min(around) < clock < max(around)} - set(measured)
+    assert bool(finer) == bool(between)
+
+
+def test_a_refined_sweep_measures_on_where_it_was_and_survives_a_restart() -> None:
+    coarse = measured()
+    finer = finer_clocks(common_clocks([A100.clocks_mhz]), [r.clock_mhz for r in coarse.readings], CLOCKS[2])
+    refined = coarse.refined(finer)
+    assert not refined.finished
+    assert refined.clocks_mhz[refined.point] == finer[0]
+    assert refined.digest != coarse.digest
+    assert refined.fits(fresh())
+    assert from_json(to_json(refined)) == refined
+    whole = run(Job(), refined)
+    assert [reading.clock_mhz for reading in whole.readings] == list(refined.clocks_mhz)
+    assert whole.finished == "all clocks are measured"
+    for table in read_profile(csv_of(whole), stages=STAGES).tables.values():
+        assert set(finer) < set(table.frequency_mhz.tolist())
 
 
 def test_what_is_kept_of_another_release_or_damaged_is_measured_again() -> None:

@@ -1,7 +1,8 @@
 """Online profiling: which clock to measure next, when the readings suffice, and the profile that follows from them.
 
-A ``Sweep`` holds one ``Reading`` for each clock measured so far, from the highest clock down. Its time is the training
-time of its iterations; it reads no clock.
+A ``Sweep`` holds one ``Reading`` for each clock measured so far, from the highest clock down, and then of the clocks
+around the best, where an iteration is one instruction. Its time is the training time of its iterations; it reads no
+clock.
 
 Per stage s at clock f, with means over the iterations measured: E is the energy and T the time of an iteration, t_k and
 ê_k time and energy of instruction kind k, n_k their number; the stage computes C = Σ n_k·t_k and waits W = T − C.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -35,6 +36,8 @@ QUIET_US: Final = 2_000_000
 error."""
 FEWEST: Final = 2
 """Fewest clocks of a profile: with one there is nothing to choose."""
+MOST_FINER: Final = 8
+"""Clocks that are measured around the best one."""
 DIGEST_PREFIX: Final = "sweep-"
 _FORMAT: Final = 1
 
@@ -108,11 +111,12 @@ class Sweep:
     """A sweep so far.
 
     Attributes:
-        clocks_mhz: to be measured, from the highest down; the points of its plan set.
+        clocks_mhz: to be measured, in this order; the points of its plan set.
         schedule: digest of what every stage executes.
         readings: of the first clocks.
         spent_us: training time of all iterations under the sweep.
         replaces: digest of the profile that no longer fits; empty: there was none.
+        chosen_mhz: the clocks that it began with, where those around the best have been added; empty: they have not.
     """
 
     clocks_mhz: tuple[int, ...]
@@ -121,6 +125,7 @@ class Sweep:
     readings: tuple[Reading, ...] = ()
     spent_us: int = 0
     replaces: str = ""
+    chosen_mhz: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -141,6 +146,8 @@ class Sweep:
             return "all clocks are measured"
         if self.spent_us >= self.recipe.most_us:
             return f"the limit of {s_from_us(self.recipe.most_us):g} s of training is reached"
+        if self.chosen_mhz:
+            return ""
         energies = [reading.energy_mj for reading in readings[-RISES - 1 :]]
         if len(energies) > RISES and all(later > earlier for earlier, later in pairwise(energies)):
             return f"the energy of an iteration has risen {RISES} times in a row"
@@ -164,21 +171,45 @@ class Sweep:
             raise ValueError(f"{reading.clock_mhz} MHz is not the next clock of the sweep")
         return replace(self, readings=(*self.readings, reading))
 
+    def refined(self, finer_mhz: tuple[int, ...]) -> Sweep:
+        """The sweep with more clocks to be measured, instead of those that it has left out."""
+        measured = tuple(reading.clock_mhz for reading in self.readings)
+        return replace(self, clocks_mhz=measured + finer_mhz, chosen_mhz=self.clocks_mhz)
+
     def fits(self, other: Sweep) -> bool:
-        """Whether readings of this sweep are valid for the other."""
-        return (self.clocks_mhz, self.schedule, self.replaces) == (other.clocks_mhz, other.schedule, other.replaces)
+        """Whether readings of this sweep are valid for the other, which has just been chosen."""
+        began = self.chosen_mhz or self.clocks_mhz
+        return (began, self.schedule, self.replaces) == (other.clocks_mhz, other.schedule, other.replaces)
 
 
-def choose_clocks(supported: Iterable[Iterable[int]], most: int) -> tuple[int, ...]:
-    """Choose the clocks of a sweep: equal steps from the highest clock down, of those that all GPUs support.
+def common_clocks(supported: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """The clocks that all GPUs support, the highest first."""
+    sets = [set(clocks) for clocks in supported]
+    return tuple(sorted(set.intersection(*sets), reverse=True)) if sets else ()
+
+
+def choose_clocks(common_mhz: Sequence[int], most: int) -> tuple[int, ...]:
+    """Choose the clocks of a sweep: equal steps from the highest clock down.
 
     Args:
-        supported: clocks of each GPU in MHz.
+        common_mhz: the clocks that all GPUs support, the highest first.
         most: largest number of clocks.
     """
-    sets = [set(clocks) for clocks in supported]
-    common = sorted(set.intersection(*sets), reverse=True) if sets else []
-    return tuple(common[:: max(1, math.ceil(len(common) / most))])
+    return tuple(common_mhz[:: max(1, math.ceil(len(common_mhz) / most))])
+
+
+def finer_clocks(common_mhz: Sequence[int], measured_mhz: Iterable[int], best_mhz: int) -> tuple[int, ...]:
+    """Choose the clocks around the best one, up to the nearest that are measured, the highest first.
+
+    Args:
+        common_mhz: the clocks that all GPUs support, the highest first.
+        measured_mhz: of the readings.
+        best_mhz: one of them.
+    """
+    measured = sorted(measured_mhz)
+    place = measured.index(best_mhz)
+    low, high = measured[max(place - 1, 0)], measured[min(place + 1, len(measured) - 1)]
+    return choose_clocks([clock for clock in common_mhz if low < clock < high and clock != best_mhz], MOST_FINER)
 
 
 @dataclass(frozen=True)
@@ -216,7 +247,8 @@ def csv_of(sweep: Sweep) -> str:
     """
     power_w = blocking_power(sweep.readings).watts
     rows: dict[Key, list[str]] = {}
-    for reading in sweep.readings:
+    readings = sorted(sweep.readings, key=lambda reading: -reading.clock_mhz)
+    for reading in readings:
         for stage, own in enumerate(reading.stages):
             waiting_mj = energy_mj(power_w, max(0.0, own.time_us - own.computing_us))
             share = (own.energy_mj - waiting_mj) / own.computing_mj
@@ -224,12 +256,12 @@ def csv_of(sweep: Sweep) -> str:
                 row = f"{reading.clock_mhz},{s_from_us(mean.time_us):.6f},{j_from_mj(share * mean.energy_mj):.6f}"
                 rows.setdefault((stage, kind, chunk), []).append(row)
     chunked = any(chunk for _, _, chunk in rows)
-    reached = all(own.reached_mhz for reading in sweep.readings for own in reading.stages)
+    reached = all(own.reached_mhz for reading in readings for own in reading.stages)
     lines = [
         "stage,instruction,frequency,time,energy" + (",chunk" if chunked else "") + (",reached" if reached else "")
     ]
     for (stage, kind, chunk), own_rows in sorted(rows.items()):
-        clocks = [reading.stages[stage].reached_mhz for reading in sweep.readings]
+        clocks = [reading.stages[stage].reached_mhz for reading in readings]
         lines += [
             f"{stage},{kind},{row}" + (f",{chunk}" if chunked else "") + (f",{clock}" if reached else "")
             for row, clock in zip(own_rows, clocks, strict=True)
@@ -287,6 +319,7 @@ def from_json(text: str) -> Sweep | None:
         )
         changes = {
             "clocks_mhz": tuple(raw["clocks_mhz"]),
+            "chosen_mhz": tuple(raw.get("chosen_mhz", ())),
             "recipe": Recipe(**raw["recipe"]),
             "readings": readings,
         }
