@@ -15,8 +15,10 @@ OCCASIONAL = {
     ),
     Permission("patch", keys.API_GROUP, f"{keys.PROFILE_PLURAL}/status"),
     Permission("update", "coordination.k8s.io", "leases"),
+    Permission("delete", keys.API_GROUP, keys.PLURAL),
 }
-"""To store profiles that are measured again, calibrations and frontiers, and to count a second start of the operator.
+"""To store profiles that are measured again, calibrations and frontiers, to count a second start of the operator, and
+to delete jobs that have finished.
 ``tests/e2e`` uses every one of them.
 """
 

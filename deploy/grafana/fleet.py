@@ -46,8 +46,8 @@ def fleet() -> str:
         figure(
             "Jobs not ready",
             "none",
-            "Jobs whose condition Ready is not True.",
-            f"sum(1 - {_JOB} (perseus_job_ready))",
+            "Jobs whose pods run, and whose condition Ready is not True.",
+            f"sum({_JOB} (perseus_job_active) * (1 - {_JOB} (perseus_job_ready)))",
             bad_from=1,
         ),
         figure("Nodes with an agent", "none", "Agents that are scraped.", "count(perseus_agent_build_info)"),

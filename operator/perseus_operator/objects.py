@@ -35,7 +35,7 @@ class JobRef:
 
 @dataclass(frozen=True)
 class Pod:
-    """A training pod that is bound to a node and either runs or has failed."""
+    """A training pod that is bound to a node and runs, has succeeded or has failed."""
 
     uid: str
     namespace: str
@@ -50,6 +50,7 @@ class Pod:
     asks_for_gpu: bool = False
     containers: frozenset[tuple[str, str]] = frozenset()
     """Identifier and name of each container of a pod with several: agents let only those with a GPU drive it."""
+    succeeded: bool = False
     failure: str = ""
     """How a pod that has failed ended, for people; empty: it has not failed."""
 

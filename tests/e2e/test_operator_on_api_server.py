@@ -175,8 +175,9 @@ def test_the_operator_needs_exactly_its_rights(world: Any, api: Any, server: Ser
     world.budget("exact", 1000)
     world.until("shared", lambda: "conditions" in world.read_budget("exact").get("status", {}))
     world.delete_budget("exact")
-    world.delete()
-    world.until("gone", world.gone)
+    world.finish_pod()
+    world.patch({"spec": {"ttlSecondsAfterFinished": 0}})
+    world.until("deleted, since it has finished", world.gone)
     asyncio.run(measure(world))
 
     operator = rbac.user_name(SYSTEM, "perseus-operator")

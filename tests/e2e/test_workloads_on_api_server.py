@@ -169,15 +169,9 @@ class Cluster:
 
 @pytest.fixture
 def cluster(world: World, api: Any, stubs: None) -> Cluster:
-    world.until("an account", lambda: _has_account(world))
+    world.until_pods_can_be_made()
     world.profile(profile_csv=profile_csv(STAGES))
     return Cluster(world, api)
-
-
-def _has_account(world: World) -> bool:
-    """Return whether pods can be made: a server with controllers refuses them until the service account exists."""
-    kinds = world.core.list_namespace(field_selector="metadata.name=kube-system").items
-    return not kinds or bool(world.core.list_namespaced_service_account(world.namespace).items)
 
 
 def refer(kind: str) -> dict[str, Any]:

@@ -27,6 +27,10 @@ class ConditionType(StrEnum):
     """The model of the pipeline, calibrated on measured iterations, predicts iterations that it was not fitted to."""
     BOUND_KEPT = "BoundKept"
     """Measured iterations keep the time that the objective allows."""
+    ACTIVE = "Active"
+    """Pods of the job run. Alerts look at no other job."""
+    SUSPENDED = "Suspended"
+    FINISHED = "Finished"
     READY = "Ready"
 
 
@@ -92,6 +96,11 @@ class Reason(StrEnum):
     BOUND_KEPT = "BoundKept"
     BOUND_EXCEEDED = "BoundExceeded"
     NO_BOUND = "NoBound"
+    # Active, Suspended and Finished; also Suspended of AgentsReady
+    RUNNING = "Running"
+    NOT_SUSPENDED = "NotSuspended"
+    FINISHED = "Finished"
+    NOT_FINISHED = "NotFinished"
     # Ready
     READY = "Ready"
     # Events only

@@ -320,6 +320,12 @@ class JobSpec:
     suspend: bool = flag(
         "Do not manage the job: its GPUs run at default clocks and nothing is measured. Profile and frontier are kept."
     )
+    ttl_seconds_after_finished: int | None = integer(
+        "Delete the PerseusJob so long after all its pods have succeeded, as a Job does; absent: keep it.",
+        minimum=0,
+        maximum=10 * 365 * 24 * 3600,
+        required=False,
+    )
     mode: Mode = choice(
         "Enforce: set clocks. Recommend: plan and report only, set no clocks.", Mode, default=Mode.ENFORCE.value
     )

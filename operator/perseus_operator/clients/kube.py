@@ -83,6 +83,13 @@ class KubeClient(ObjectStore, EpochCounter):
             )
         )
 
+    async def delete_job(self, job: JobRef) -> None:
+        """See ``Kube``."""
+        body = k8s.V1DeleteOptions(preconditions=k8s.V1Preconditions(uid=job.uid), propagation_policy="Background")
+        await self._request(
+            self._custom.delete_namespaced_custom_object(*_custom(job), body=body, _request_timeout=TIMEOUT_S)
+        )
+
     async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
         """See ``Kube``."""
         now = stamp(time.time())

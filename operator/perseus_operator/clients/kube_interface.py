@@ -106,6 +106,14 @@ class Kube(Protocol):
         """
         ...
 
+    async def delete_job(self, job: JobRef) -> None:
+        """Delete a PerseusJob; one of the same name that was made later stays.
+
+        Raises:
+            KubeNotFound: it was deleted already.
+        """
+        ...
+
     async def post_event(self, job: JobRef, *, kind: str, reason: str, message: str) -> None:
         """Post an event on a PerseusJob; ``kind`` is Normal or Warning."""
         ...
@@ -115,7 +123,7 @@ class Kube(Protocol):
         ...
 
     async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:
-        """List the opted-in pods that are bound to a node and have not ended.
+        """List the opted-in pods that are bound to a node and are not being deleted.
 
         Args:
             namespaces: to look in; empty: all.

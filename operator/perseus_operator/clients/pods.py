@@ -11,11 +11,10 @@ from perseus_proto import keys
 
 
 def pod_of(raw: Mapping[str, Any]) -> Pod | None:
-    """Parse a training pod; None: not opted in, not bound to a node yet, being deleted, or succeeded."""
+    """Parse a training pod; None: not opted in, not bound to a node yet, or being deleted."""
     metadata, spec, status = raw.get("metadata", {}), raw.get("spec", {}), raw.get("status", {})
     labels, node = metadata.get("labels") or {}, spec.get("nodeName")
-    over = metadata.get("deletionTimestamp") or status.get("phase") == "Succeeded"
-    if not node or keys.LABEL_JOB not in labels or over:
+    if not node or keys.LABEL_JOB not in labels or metadata.get("deletionTimestamp"):
         return None
     return Pod(
         metadata["uid"],
@@ -28,6 +27,7 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         created=metadata.get("creationTimestamp") or "",
         asks_for_gpu=asks_for_gpu(spec),
         containers=containers_of(status),
+        succeeded=status.get("phase") == "Succeeded",
         failure=failure_of(status) if status.get("phase") == "Failed" else "",
     )
 

@@ -25,9 +25,10 @@ from perseus_operator.controller.set_straggler import ObservedJob
 from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.view import JobView
-from perseus_operator.errors import InvalidSpec
+from perseus_operator.errors import InvalidSpec, KubeError
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
+from perseus_operator.planning.lifecycle import DeleteJob
 from perseus_operator.planning.planner import Action, Now, decide
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
@@ -35,10 +36,12 @@ from perseus_operator.planning.restore import restore_from_status
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_operator.planning.workloads import select
+from perseus_operator.reporting.status import current_measurement
 from perseus_proto import keys
 
 logger = logging.getLogger(__name__)
 
+_DELETE_AGAIN_S: Final = 30.0
 _COALESCE_S: Final = 0.005
 """Reports of one iteration arrive together, and one reconciliation is enough for them. The pause is at least twice the
 time of a reconciliation: a job of thousands of ranks may not occupy the loop."""
@@ -134,7 +137,12 @@ class JobRunner:
         """Take in the pods that opted in to this job, and the addresses of all agents by node, as they are now."""
         chosen = select(self.state.spec, pods)
         self.state.pods_observed(
-            chosen.pods, agents, attempt=chosen.attempt, excluded=chosen.excluded, failed=chosen.failed
+            chosen.pods,
+            agents,
+            attempt=chosen.attempt,
+            excluded=chosen.excluded,
+            failed=chosen.failed,
+            finished_at_s=self._services.wall_s() if chosen.finished else None,
         )
         self._wake.set()
 
@@ -187,6 +195,9 @@ class JobRunner:
             for action in decision.actions:
                 self._start(action)
             baseline = self.state.baseline_measured()
+            measured = current_measurement(self.state, decision)
+            if measured is not None:
+                self.state.plan_measured(measured)
             report_s = self._status.report(self.state, decision, now, new_baseline=baseline)
         self._reconcile_duration_s = services.monotonic_s() - now.monotonic_s
         return max(0.0, min(decision.wake_at_s - now.monotonic_s, report_s))
@@ -205,6 +216,9 @@ class JobRunner:
         elif isinstance(action, BeginSweep):
             self._profiler.begin(action.sweep)
             self._wake.set()
+        elif isinstance(action, DeleteJob):
+            state.deletion_asked(self._services.monotonic_s() + _DELETE_AGAIN_S)
+            self._spawn(self._delete())
         elif isinstance(action, SaveSweep | StoreProfile):
             state.profiling.write_started()
             self._spawn(self._profiler.write(action))
@@ -212,6 +226,14 @@ class JobRunner:
             node = state.nodes[action.node]
             node.command_started()
             self._spawn(self._nodes.command(node, action))
+
+    async def _delete(self) -> None:
+        """Delete the PerseusJob: it has finished, and its time is over."""
+        logger.info("%s: deleted: ttlSecondsAfterFinished is over", self.ref)
+        try:
+            await self._services.kube.delete_job(self.ref)
+        except KubeError as error:
+            logger.warning("%s: not deleted: %s", self.ref, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         async def guarded() -> None:

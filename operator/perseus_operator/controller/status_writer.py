@@ -108,6 +108,7 @@ class StatusWriter:
             measured=status.current_measurement(state, decision),
             planned_slowdown=slowdown,
             stragglers=len(decision.slowdowns),
+            active=any(node.pods for node in state.nodes.values()),
             ready=ready,
             quality=state.calibration.quality,
             evidence=state.evidence,

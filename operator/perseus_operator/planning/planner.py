@@ -20,6 +20,7 @@ from perseus_operator.planning.bound_guard import CONFIRM, Guard, Hold, judge, n
 from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardware_for, input_actions, inputs_wake_s
 from perseus_operator.planning.guard_cause import why_slow
 from perseus_operator.planning.hardware import Hardware
+from perseus_operator.planning.lifecycle import DeleteJob, next_deletion
 from perseus_operator.planning.node_actions import Intent, NodeAction, is_applied, next_actions
 from perseus_operator.planning.objective import Grain, Infeasible, Target, bound_us, select_points, target_of
 from perseus_operator.planning.power_allocation import Share, fastest_within, replicas_of, within_share
@@ -47,7 +48,7 @@ class Now:
     wall_s: float
 
 
-Action = InputAction | ProfilingAction | NodeAction
+Action = InputAction | ProfilingAction | NodeAction | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
     aim = _aim(state, spec, stragglers, now, profiling=profiling)
     intent = _intent(state, spec, aim, stragglers, profiling=profiling)
     nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
+    deletion, deletion_wake_s = next_deletion(state, spec, now_s=now.monotonic_s, wall_s=now.wall_s)
 
     applied = profiling is None and bool(intent.wanted) and is_applied(state, intent)
     waiting = intent.waiting
@@ -126,6 +128,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
             *inputs,
             *(profiling.actions if profiling else ()),
             *(action for action, _ in nodes if action is not None),
+            *((deletion,) if deletion else ()),
         ),
         wanted=intent.wanted,
         waiting=waiting,
@@ -144,6 +147,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
             profiling.wake_at_s if profiling else math.inf,
             _stragglers_wake_s(state, now),
             aim.wake_at_s,
+            deletion_wake_s,
             *(wake_at_s for _, wake_at_s in nodes),
         ),
     )

@@ -47,7 +47,8 @@ def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     shape = spec.pipeline
     if not any(node.pods for node in state.nodes.values()):
         absent = absence(state)
-        return absent if absent.reason is Reason.SUSPENDED else Explanation(Reason.WAITING_FOR_AGENTS, absent.message)
+        to_come = absent.reason is Reason.NO_PODS
+        return Explanation(Reason.WAITING_FOR_AGENTS, absent.message) if to_come else absent
     ranks = state.ranks
     for rank in ranks:
         if rank.dp >= shape.data_parallel or rank.stage >= shape.stages or rank.tp >= shape.tensor_parallel:

@@ -1,5 +1,5 @@
-"""What an earlier operator left in a PerseusJob's status: the baseline, plans that are on hold, and the hardware that
-plans were rehearsed under.
+"""What an earlier operator left in a PerseusJob's status: the baseline, plans that are on hold, the hardware that plans
+were rehearsed under, and when the job finished with what result.
 
 All outlive a restart: a plan that broke its bound is not tried again at once, and the stored frontier is found again.
 """
@@ -7,8 +7,10 @@ All outlive a restart: a plan that broke its bound is not tried again at once, a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
+from perseus_operator.api.conditions import ConditionType
 from perseus_operator.planning import bound_guard
 from perseus_operator.planning.hardware import hardware_from_status
 from perseus_operator.planning.iterations import Measured
@@ -16,7 +18,7 @@ from perseus_operator.planning.state import JobState
 
 
 def restore_from_status(state: JobState, status: Mapping[str, Any], *, now_s: float, wall_s: float) -> None:
-    """Take baseline, guard and hardware from a stored status.
+    """Take baseline, guard, hardware and end from a stored status.
 
     Args:
         state: of the job; changed.
@@ -24,15 +26,30 @@ def restore_from_status(state: JobState, status: Mapping[str, Any], *, now_s: fl
         now_s: monotonic.
         wall_s: the same moment by the wall clock, in seconds since 1970.
     """
-    baseline, guard = status.get("baseline"), status.get("guard")
-    measured = None
-    if isinstance(baseline, Mapping):
-        measured = Measured(
-            int(baseline["iterationTimeMicroseconds"]),
-            baseline.get("energyMillijoules"),
-            int(baseline.get("iterations", 1)),
-        )
+    guard = status.get("guard")
     restored_guard = (
         bound_guard.guard_from_status(guard, now_s=now_s, wall_s=wall_s) if isinstance(guard, Mapping) else None
     )
-    state.restored(baseline=measured, guard=restored_guard, hardware=hardware_from_status(status.get("hardware")))
+    state.restored(
+        baseline=_measured(status.get("baseline")),
+        guard=restored_guard,
+        hardware=hardware_from_status(status.get("hardware")),
+        finished_at_s=_finished_at_s(status),
+        result=_measured(status.get("measured")),
+    )
+
+
+def _measured(figures: object) -> Measured | None:
+    if not isinstance(figures, Mapping):
+        return None
+    return Measured(
+        int(figures["iterationTimeMicroseconds"]), figures.get("energyMillijoules"), int(figures.get("iterations", 1))
+    )
+
+
+def _finished_at_s(status: Mapping[str, Any]) -> float | None:
+    """When the job finished, in seconds since 1970; None: it has not."""
+    for condition in status.get("conditions", ()):
+        if condition.get("type") == ConditionType.FINISHED and condition.get("status") == "True":
+            return datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
+    return None

@@ -119,12 +119,14 @@ class Selection:
         attempt: which attempt of the workload they belong to; empty where that is not known.
         excluded: why pods that opted in are not among them, and how many.
         failed: the youngest pod that opted in and failed.
+        finished: no pod runs any more, those of the latest attempt have succeeded, and none failed after them.
     """
 
     pods: tuple[Pod, ...]
     attempt: str = ""
     excluded: Mapping[str, int] = field(default_factory=dict)
     failed: Pod | None = None
+    finished: bool = False
 
 
 _OTHER_WORKLOAD: Final = "belong to another workload"
@@ -140,7 +142,12 @@ def select(spec: JobSpec | None, pods: Iterable[Pod]) -> Selection:
         return Selection(())
     there = list(pods)
     failed = sorted((pod for pod in there if pod.failure), key=lambda pod: (pod.created, pod.name))
-    chosen = _of_job(spec, [pod for pod in there if not pod.failure])
+    chosen = _of_job(spec, [pod for pod in there if not pod.failure and not pod.succeeded])
+    if not chosen.pods:
+        succeeded = _of_job(spec, [pod for pod in there if pod.succeeded]).pods
+        # A controller makes the pod that stands in for a failed one later.
+        last = max((pod.created for pod in succeeded), default="")
+        chosen = replace(chosen, finished=bool(succeeded) and not (failed and failed[-1].created >= last))
     if not failed:
         return chosen
     return replace(chosen, excluded={_FAILED: len(failed)} | dict(chosen.excluded), failed=failed[-1])
@@ -219,6 +226,8 @@ def absence(state: JobState) -> Explanation:
     spec = state.spec
     if spec is not None and spec.suspend:
         return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
+    if state.finished_at_s is not None:
+        return Explanation(Reason.FINISHED, "All pods of the job have succeeded.")
     reference = spec.workload.reference if spec and spec.workload else None
     if reference is None:
         message = "No pod of the job is running."

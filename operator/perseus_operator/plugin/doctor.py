@@ -62,6 +62,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.SOLVE_FAILED: "follow the message",
     Reason.SOLVE_TIMEOUT: "ask for fewer points (spec.points), or give the solver more time",
     Reason.NO_PODS: "label the pod template perseus.energy/job: JOB; if pods failed, read their log",
+    Reason.FINISHED: "nothing: the job has ended",
     Reason.SUSPENDED: "set spec.suspend: false",
     Reason.NO_AGENT: "let the agents' DaemonSet run on that node (affinity, tolerations, GPU label)",
     Reason.AGENT_UNAVAILABLE: "look at the agent's pod and log on that node",
@@ -143,11 +144,15 @@ def _verdict(metadata: Mapping[str, Any], status: Mapping[str, Any], steps: list
         return "No operator has reported on it yet: check that one runs and serves this namespace."
     if status.get("observedGeneration", 0) < metadata.get("generation", 0):
         return "The operator has not seen the latest edit yet; what follows is older."
+    finished: Mapping[str, Any] = next((c for c in status["conditions"] if c["type"] == ConditionType.FINISHED), {})
+    savings = status.get("savings")
+    if finished.get("status") == "True":
+        saved = f" It saved {savings['energy']} of the energy of an iteration." if savings else ""
+        return f"It has finished.{saved}"
     first = next((step for step in steps if step["finding"] != Finding.GOOD and step["condition"] in _ESSENTIAL), None)
     if first is not None:
         what = "It waits" if first["finding"] == Finding.WAITING else "It does not save"
         return f"{what}: {first.get('reason', 'not reported yet')}."
-    savings = status.get("savings")
     if savings is None:
         return "A plan is in force; savings are not measured yet."
     return f"It saves {savings['energy']} of the energy and is slower by {savings['slowdown']}, as measured."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perseus_operator.api.conditions import ConditionType
+from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.objects import Json
 from perseus_proto.units import mean_power_w
 
@@ -17,8 +17,8 @@ def listing(jobs: Iterable[Json]) -> Json:
         jobs: with metadata, spec and status.
 
     Returns:
-        ``jobs`` by namespace and name; ``savedWatts``: of all jobs whose savings are measured, and ``measured``: how
-        many these are.
+        ``jobs`` by namespace and name; ``savedWatts``: of all jobs that run and whose savings are measured, and
+        ``measured``: how many these are.
     """
     lines = sorted((_line(job) for job in jobs), key=lambda line: (line["namespace"], line["name"]))
     saved = [line["savedWatts"] for line in lines if "savedWatts" in line]
@@ -37,7 +37,8 @@ def _line(job: Json) -> Json:
         **status.get("savings", {}),
     }
     baseline, measured = _watts(status.get("baseline")), _watts(status.get("measured"))
-    if "savings" in status and baseline is not None and measured is not None:
+    running = line["state"] != Reason.FINISHED
+    if running and "savings" in status and baseline is not None and measured is not None:
         line["savedWatts"] = round(baseline - measured)
     return line
 

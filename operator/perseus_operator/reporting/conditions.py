@@ -6,7 +6,7 @@ Every function turns the job's state and decision into a status, a reason and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from perseus_operator.api.conditions import Condition, ConditionType, Reason
@@ -52,6 +52,7 @@ def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
             _straggler_detected(state, decision, spec),
             _model_explains(state),
             _bound_kept(decision, spec),
+            *_life(state, spec),
         ]
     return [*conditions, _ready(conditions, spec)]
 
@@ -223,6 +224,29 @@ def _bound_kept(decision: Decision, spec: JobSpec) -> Condition:
     return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}{why}.")
 
 
+def _life(state: JobState, spec: JobSpec) -> Iterator[Condition]:
+    """Report whether the job runs, is suspended, or has finished."""
+    nodes = [node for node in state.nodes.values() if node.pods]
+    absent = absence(state)
+    if nodes:
+        pods = counted(sum(len(node.pods) for node in nodes), "pod")
+        yield Condition(ConditionType.ACTIVE, True, Reason.RUNNING, f"{pods} on {counted(len(nodes), 'node')}.")
+    else:
+        yield Condition(ConditionType.ACTIVE, False, absent.reason, absent.message)
+    if spec.suspend:
+        yield Condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED, "spec.suspend is true.")
+    else:
+        yield Condition(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false.")
+    if state.finished_at_s is not None:
+        ttl_s = spec.ttl_seconds_after_finished
+        then = f" The PerseusJob will be deleted {ttl_s} s after that." if ttl_s is not None else ""
+        message = f"All pods of the job have succeeded.{then}"
+        yield Condition(ConditionType.FINISHED, True, Reason.FINISHED, message)
+    else:
+        message = "Pods of the job run, or are to come."
+        yield Condition(ConditionType.FINISHED, False, Reason.NOT_FINISHED, message)
+
+
 def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:
     """Return the first condition that is not as it should be, in the order in which they depend on each other."""
     needed = {
@@ -232,6 +256,10 @@ def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:
         ConditionType.AGENTS_READY,
         ConditionType.PLAN_APPLIED,
     }
+    found = {condition.type: condition for condition in conditions}
+    finished = found.get(ConditionType.FINISHED)
+    if finished is not None and finished.status:  # as tools expect of what has come to its end
+        return Condition(ConditionType.READY, True, finished.reason, finished.message)
     recommends = spec is not None and spec.mode is Mode.RECOMMEND
     if recommends:
         needed -= {ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED}

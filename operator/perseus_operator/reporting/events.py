@@ -59,6 +59,9 @@ _UNEVENTFUL: Final = frozenset(
         Reason.STRAGGLERS_IGNORED,
         Reason.NO_BOUND,
         Reason.WAITING_FOR_FRONTIER,
+        Reason.RUNNING,
+        Reason.NOT_SUSPENDED,
+        Reason.NOT_FINISHED,
     }
 )
 """Reasons whose conditions change without an event."""

@@ -32,6 +32,7 @@ MAX_FRONTIER_POINTS: Final = 24
 
 
 _JOB_GAUGES: Final = {
+    "active": "1 if pods of the job run, 0 if not.",
     "ready": "1 if the job's condition Ready is True, 0 if not.",
     "predicted_iteration_seconds": "Predicted iteration time of the plan in force.",
     "predicted_iteration_joules": "Predicted energy of all GPUs per iteration of the plan in force.",
@@ -148,6 +149,7 @@ class Metrics:
         measured: Measured | None,
         planned_slowdown: float,
         stragglers: int,
+        active: bool,
         ready: bool,
         quality: CalibrationQuality | None = None,
         evidence: Evidence | None = None,
@@ -160,6 +162,7 @@ class Metrics:
             measured: median of iterations under the plan in force.
             planned_slowdown: largest time of a plan in force, divided by T_min.
             stragglers: number of slow pipelines.
+            active: whether the condition Active is True.
             ready: whether the condition Ready is True.
             quality: of the latest calibration.
             evidence: how clocks followed plans in the latest iterations.
@@ -168,6 +171,7 @@ class Metrics:
         labels = (job.namespace, job.name)
         frontier, predicted, baseline = figures.frontier, figures.predicted, figures.baseline
         values = {
+            "active": float(active),
             "ready": float(ready),
             "straggler_pipelines": float(stragglers),
             "planned_slowdown_ratio": planned_slowdown,

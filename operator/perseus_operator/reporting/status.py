@@ -50,13 +50,17 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         Figures in microseconds and millijoules of one iteration of the whole job; what is not known is None.
     """
     view, spec = state.frontier, state.spec
+    measured = current_measurement(state, decision)
+    if state.finished_at_s is not None:
+        measured = state.result
     if view is None or spec is None:
         return StatusFigures(
+            measured=_figures(measured),
+            savings=savings(state.baseline, measured),
             baseline=_figures(state.baseline),
             calibration=_calibration(state.calibration.quality),
             hardware=_hardware(state, decision),
         )
-    measured = current_measurement(state, decision)
     predicted, plan = None, None
     if decision.applied:
         time_us, energy_mj = predict(view, decision.wanted, decision.slowdowns, spec.pipeline.tensor_parallel)

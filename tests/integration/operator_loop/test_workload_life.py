@@ -162,17 +162,54 @@ async def test_a_stage_that_is_not_in_the_pipeline_is_named(world: World) -> Non
     await world.train_until_applied()
 
 
-async def test_pods_end_before_their_job(world: World) -> None:
-    """One has finished, the other is deleted: no clock stays, and the job tells what it was."""
-    await begin(world)
+async def end_pod(world: World, name: str) -> None:
     over = {"status": {"phase": "Succeeded"}}
     await world.core.patch_namespaced_pod_status(
-        "trainer-0", world.namespace, over, _content_type="application/merge-patch+json"
+        name, world.namespace, over, _content_type="application/merge-patch+json"
     )
+
+
+async def test_a_job_finishes_with_what_it_saved_and_is_deleted_in_time(world: World) -> None:
+    await begin(world)
+    await world.until_condition("Active", "True", "Running")
+    await world.until_condition("Finished", "False", "NotFinished")
+
+    async def measured() -> bool:
+        await world.step()
+        return "measured" in (await world.job())["status"]
+
+    await world.until("measured", measured)
+    await end_pod(world, "trainer-0")
     await until_released(world, 0)
-    await delete_pod(world, "trainer-1")
+    await world.until_condition("Active", "True", "Running")
+    await end_pod(world, "trainer-1")
     await until_released(world, 1)
+    assert await world.until_condition("Finished", "True", "Finished") == "All pods of the job have succeeded."
+    await world.until_condition("Active", "False", "Finished")
+    await world.until_condition("Ready", "True", "Finished")
+    for name in ("trainer-0", "trainer-1"):
+        await delete_pod(world, name)
+    await world.until_condition("Finished", "True", "Finished")
+    assert "measured" in (await world.job())["status"], "what it took is what is asked for now"
+
+    await world.patch({"spec": {"ttlSecondsAfterFinished": 0}})
+
+    async def gone() -> bool:
+        return not (await world.custom.list_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL))["items"]
+
+    await world.until("deleted", gone)
+    frontiers = await world.custom.list_namespaced_custom_object(*GROUP, world.namespace, keys.FRONTIER_PLURAL)
+    assert not frontiers["items"]
+
+
+async def test_pods_are_deleted_before_their_job(world: World) -> None:
+    """No clock stays, and the job tells what it was."""
+    await begin(world)
+    for pipeline in range(PIPELINES):
+        await delete_pod(world, f"trainer-{pipeline}")
+    await until_released(world, 0, 1)
     await world.until_condition("AgentsReady", "False", "NoPods")
+    await world.until_condition("Active", "False", "NoPods")
     status = (await world.job())["status"]
     assert {"frontier", "baseline"} <= set(status)
 

@@ -38,7 +38,7 @@ def test_how_clocks_follow_a_job_is_exposed_as_far_as_it_is_known() -> None:
     metrics, job = Metrics(), JobRef("ns", "a", "u")
 
     def series(**more: Any) -> dict[str, float]:
-        metrics.set_job(job, measured=None, planned_slowdown=1.0, stragglers=0, ready=True, **more)
+        metrics.set_job(job, measured=None, planned_slowdown=1.0, stragglers=0, active=True, ready=True, **more)
         lines = [line for line in metrics.exposition().decode().splitlines() if 'job_name="a"' in line]
         return {
             re.sub(r"job_name=\S+?(,|})", "", line.rsplit(" ", 1)[0]): float(line.rsplit(" ", 1)[1]) for line in lines

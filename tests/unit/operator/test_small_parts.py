@@ -89,7 +89,9 @@ def test_every_setting_explains_itself() -> None:
 
 
 def show(metrics: Metrics, figures: StatusFigures) -> None:
-    metrics.set_job(JobRef("ns", "a", "u"), figures, measured=None, planned_slowdown=1.0, stragglers=0, ready=True)
+    metrics.set_job(
+        JobRef("ns", "a", "u"), figures, measured=None, planned_slowdown=1.0, stragglers=0, active=True, ready=True
+    )
 
 
 def test_what_is_not_known_is_not_shown_and_a_job_takes_its_series_along() -> None:

@@ -135,7 +135,7 @@ def test_a_planned_slowdown_is_announced_by_event_and_metric(make_job: Any) -> N
     assert "up to 10.00% slower than T_min on purpose" in plan_event(job.state, made).message
     metrics = Metrics()
     figures = status.figures(job.state, made)
-    metrics.set_job(job.state.ref, figures, measured=None, planned_slowdown=1.1, stragglers=0, ready=True)
+    metrics.set_job(job.state.ref, figures, measured=None, planned_slowdown=1.1, stragglers=0, active=True, ready=True)
     assert b'perseus_job_planned_slowdown_ratio{job_name="job",job_namespace="ns"} 1.1' in metrics.exposition()
     fast = make_job()
     made = fast.run()

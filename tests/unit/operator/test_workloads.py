@@ -339,6 +339,46 @@ def test_a_pod_that_failed_is_named_with_how_it_ended() -> None:
     assert names(select(spec_of(), [older, pod("a", {})])) == {"a"}
 
 
+def ended(name: str, created: str, phase: str = "Succeeded", **labels: str) -> Pod:
+    raw = raw_pod(name=name, uid=name, creationTimestamp=created)
+    raw["metadata"]["labels"] |= labels
+    seen = pod_of(raw | {"status": {"phase": phase}})
+    assert seen is not None
+    return seen
+
+
+def test_a_job_has_finished_when_its_pods_have_succeeded_and_none_failed_after_them() -> None:
+    early, late = "2030-01-01T00:00:00Z", "2030-01-01T00:01:00Z"
+    done = [ended("a", early), ended("b", early)]
+    assert select(spec_of(), done).finished
+    assert select(spec_of(), done).pods == ()
+    assert not select(spec_of(), []).finished, "there may be pods to come"
+    assert not select(spec_of(), [*done, pod("c", {})]).finished, "one still runs"
+    assert not select(spec_of(suspend=True), done).finished
+    again = [ended("a", early), ended("b", early, "Failed"), ended("b-2", late)]
+    assert select(spec_of(), again).finished, "the one that failed was made again and succeeded"
+    for created in (early, late):
+        assert not select(spec_of(), [ended("a", early), ended("b", created, "Failed")]).finished
+    worker, launcher = {"training.kubeflow.org/job-name": NAME}, {"training.kubeflow.org/job-role": "launcher"}
+    mpi = [ended("l", late, **worker, **launcher), pod("w", worker)]
+    assert not select(refer("MPIJob"), mpi).finished
+    assert not select(refer("MPIJob"), mpi[:1]).finished, "a launcher is no worker"
+
+
+def test_a_finished_job_stays_so_when_its_pods_are_deleted_and_begins_again_with_new_ones() -> None:
+    state = state_of(spec_of(), [])
+    state.pods_observed((), {}, finished_at_s=1000.0)
+    assert absence(state).reason is Reason.FINISHED
+    state.pods_observed((), {}, finished_at_s=2000.0)
+    assert state.finished_at_s == 1000.0
+    state.pods_observed((), {})
+    assert state.finished_at_s == 1000.0
+    state.pods_observed([pod("again", {})], {})
+    assert state.finished_at_s is None
+    state.pods_observed((), {})
+    assert absence(state).reason is Reason.NO_PODS
+
+
 def test_pods_without_a_rank_are_named() -> None:
     pods = [pod(f"w{n}", WORKERS["Job"][0], owner="o") for n in range(5)]
     state = state_of(refer("Job"), pods)

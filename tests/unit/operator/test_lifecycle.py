@@ -1,0 +1,132 @@
+"""The end of a job: when it is deleted, what its conditions say, and what is left of what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.operator.conftest import Job
+
+from perseus_operator.api.conditions import Condition, ConditionType, Reason
+from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.lifecycle import DeleteJob, next_deletion
+from perseus_operator.planning.restore import restore_from_status
+from perseus_operator.plugin.doctor import examine
+from perseus_operator.plugin.listing import listing
+from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
+from perseus_operator.reporting.events import condition_events
+
+
+def said(job: Any) -> dict[str, Condition]:
+    return {condition.type.value: condition for condition in conditions_of(job.state, job.decide())}
+
+
+def finish(job: Any) -> None:
+    addresses = {node.name: node.address for node in job.nodes}
+    job.state.pods_observed((), addresses, finished_at_s=job.wall_s)
+    job.settle()
+
+
+def stored_by(job: Any) -> dict[str, Any]:
+    made = job.decide()
+    figures, conditions = status.figures(job.state, made), conditions_of(job.state, made)
+    return status.document(conditions, figures, {}, generation=1, wall_s=job.wall_s)
+
+
+def measured(make_job: Any, **changes: Any) -> Any:
+    job = make_job(objective={"type": "MinEnergy"}, **changes)
+    job.state.baseline = Measured(1_000_000, 8000, 5)
+    job.run()
+    job.state.plan_measured(Measured(1_100_000, 6000, 5))
+    return job
+
+
+@given(st.integers(0, 10**6), st.floats(0, 10**6), st.floats(0, 100))
+def test_a_job_is_deleted_when_its_time_is_over_and_not_before(ttl_s: int, past_s: float, rest_s: float) -> None:
+    job = Job(ttlSecondsAfterFinished=ttl_s)
+    job.state.pods_observed((), {}, finished_at_s=job.wall_s)
+    job.state.deletion_asked(job.now_s + rest_s)
+    now_s, wall_s = job.now_s + past_s, job.wall_s + past_s
+    action, wake_s = next_deletion(job.state, job.spec, now_s=now_s, wall_s=wall_s)
+    if action is None:
+        assert wake_s > now_s
+        later_s = wake_s - now_s + 1e-3
+        found, _ = next_deletion(job.state, job.spec, now_s=now_s + later_s, wall_s=wall_s + later_s)
+        assert found == DeleteJob()
+    else:
+        assert past_s >= ttl_s - 1e-3
+        assert past_s >= rest_s - 1e-3
+
+
+def test_without_a_time_to_live_nothing_is_deleted(make_job: Any) -> None:
+    job = make_job()
+    finish(job)
+    job.now_s, job.wall_s = job.now_s + 1e9, job.wall_s + 1e9
+    assert not [action for action in job.decide().actions if isinstance(action, DeleteJob)]
+    running = make_job(ttlSecondsAfterFinished=0)
+    running.run()
+    assert not [action for action in running.decide().actions if isinstance(action, DeleteJob)]
+
+
+def test_a_deletion_that_did_not_come_through_is_asked_for_again(make_job: Any) -> None:
+    job = make_job(ttlSecondsAfterFinished=10)
+    finish(job)
+    assert job.decide().wake_at_s <= job.now_s + 10
+    job.now_s, job.wall_s = job.now_s + 10, job.wall_s + 10
+    assert DeleteJob() in job.decide().actions
+    job.state.deletion_asked(job.now_s + 30)
+    assert DeleteJob() not in job.decide().actions
+    assert job.decide().wake_at_s <= job.now_s + 30
+    job.now_s, job.wall_s = job.now_s + 30, job.wall_s + 30
+    assert DeleteJob() in job.decide().actions
+
+
+def test_conditions_tell_a_job_that_runs_from_one_that_waits_and_one_that_has_finished(make_job: Any) -> None:
+    job = measured(make_job, ttlSecondsAfterFinished=60)
+    found = said(job)
+    assert (found["Active"].status, found["Active"].message) == (True, "2 pods on 2 nodes.")
+    assert (found["Suspended"].status, found["Finished"].status, found["Ready"].status) == (False, False, True)
+    waiting = make_job()
+    waiting.solve()
+    found = said(waiting)
+    assert (found["Active"].status, found["Active"].reason) == (False, Reason.NO_PODS)
+    assert (found["Finished"].status, found["Ready"].status) == (False, False)
+    finish(job)
+    found = said(job)
+    assert (found["Active"].status, found["Active"].reason) == (False, Reason.FINISHED)
+    assert (found["Ready"].status, found["Ready"].reason) == (True, Reason.FINISHED)
+    assert found["Finished"].message.endswith("The PerseusJob will be deleted 60 s after that.")
+    assert found["PlanApplied"].reason is Reason.FINISHED
+    events = {event.reason for event in condition_events({}, conditions_of(job.state, job.decide()))}
+    assert Reason.FINISHED in events
+    suspended = make_job(suspend=True)
+    found = said(suspended)
+    assert (found["Suspended"].status, found["Active"].reason) == (True, Reason.SUSPENDED)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_finished_job_keeps_what_it_saved(make_job: Any, restarted: bool) -> None:
+    job = measured(make_job)
+    finish(job)
+    stored = stored_by(job)
+    if restarted:
+        before, job = job, make_job(objective={"type": "MinEnergy"})
+        restore_from_status(job.state, stored, now_s=0.0, wall_s=0.0)
+        assert job.state.finished_at_s == pytest.approx(before.state.finished_at_s, abs=1)
+        assert "frontier" not in stored_by(job), "it is not read again yet"
+        stored = stored_by(job)
+    assert stored["savings"]["energy"] == "25.00%"
+    metadata = {"namespace": "ns", "name": "job", "generation": 1}
+    shown = {"metadata": metadata, "spec": {}, "status": stored}
+    assert examine(shown)["verdict"] == "It has finished. It saved 25.00% of the energy of an iteration."
+    overview = listing([shown])
+    assert overview["jobs"][0]["state"] == "Finished"
+    assert overview["savedWatts"] == 0, "it draws nothing any more"
+
+
+def test_every_condition_type_is_reported(make_job: Any) -> None:
+    job = make_job()
+    assert set(said(job)) == {kind.value for kind in ConditionType}
