@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from perseus_sim.gpus.model import GPU_MODELS
+from perseus_sim.gpus.model import GPU_MODELS, MODELS, profile_csv, steps_csv
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +27,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--blocking-power", type=float, metavar="WATTS", help="of a waiting GPU; default: the model's, or the sample's"
     )
     demo.add_argument("--output", type=Path, default=Path("out"), help="folder of the report and its pictures")
+    demo.set_defaults(run=_demo)
+    sample = commands.add_parser(
+        "sample",
+        help="a profile to try perseus with, before you have measured one",
+        description="Write a profile made up from the figures of a GPU model, as CSV. Those of newer models are partly"
+        " assumed; sim/perseus_sim/gpus/models has the source of each.",
+        epilog="example: perseus-sim sample --gpu-model h100 --stages 8 > profile.csv",
+    )
+    sample.add_argument("--gpu-model", choices=GPU_MODELS, default="h100", help="default: %(default)s")
+    sample.add_argument("--stages", type=int, default=4, help="pipeline stages; default: %(default)s")
+    sample.add_argument(
+        "--forward-ms", type=float, default=36.0, help="of a stage and microbatch; default: %(default)s"
+    )
+    sample.add_argument(
+        "--imbalance", type=float, default=1.12, help="time of the last stage over the others'; default: %(default)s"
+    )
+    sample.add_argument("--step-ms", type=float, help="a job without a pipeline, with iterations of this time, instead")
+    sample.set_defaults(run=_sample)
     arguments = parser.parse_args(argv)
-    return _demo(arguments)
+    code: int = arguments.run(arguments)
+    return code
+
+
+def _sample(arguments: argparse.Namespace) -> int:
+    try:
+        if arguments.step_ms is not None:
+            text = steps_csv(arguments.gpu_model, arguments.step_ms / 1e3)
+        else:
+            text = profile_csv(
+                arguments.stages, arguments.gpu_model, arguments.imbalance, forward_s=arguments.forward_ms / 1e3
+            )
+    except ValueError as error:
+        print(f"perseus-sim sample: {error}", file=sys.stderr)
+        return 2
+    model = MODELS[arguments.gpu_model]
+    print(text, end="")
+    print(f"{model.name}: --blocking-power {model.blocking_power_w:g}", file=sys.stderr)
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ assumed and say so. Used to write the samples of the project and by tests; train
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,16 +143,40 @@ def profile_csv(
     >>> profile_csv(stages=2).splitlines()[:2]
     ['stage,instruction,frequency,time,energy', '0,forward,1410,0.036000,16.9488']
     """
-    if gpu not in MODELS:
-        raise ValueError(f"gpu: must be one of {', '.join(MODELS)}, is {gpu!r}")
     if not forward_s > 0:
         raise ValueError(f"forward_s: must be more than 0, is {forward_s}")
+    kinds = (("forward", 1.0), ("backward", BACKWARD_RATIO))
+    weights = enumerate(stage_weights(stages, imbalance))
+    return _csv(gpu, [(stage, kind, forward_s * weight * ratio) for stage, weight in weights for kind, ratio in kinds])
+
+
+def steps_csv(gpu: str = "a100", step_s: float = 0.4) -> str:
+    """A profile of a job without a pipeline: its only instruction is ``step``.
+
+    Args:
+        gpu: a key of ``MODELS``.
+        step_s: time of an iteration at the highest clock.
+
+    Returns:
+        The CSV, as ``perseus_solver.read_profile`` reads it.
+
+    Raises:
+        ValueError: an argument breaks its rule.
+    """
+    if not step_s > 0:
+        raise ValueError(f"step_s: must be more than 0, is {step_s}")
+    return _csv(gpu, [(0, "step", step_s)])
+
+
+def _csv(gpu: str, instructions: Iterable[tuple[int, str, float]]) -> str:
+    """The rows of instructions at every clock worth measuring: stage, kind, and seconds at the highest clock."""
+    if gpu not in MODELS:
+        raise ValueError(f"gpu: must be one of {', '.join(MODELS)}, is {gpu!r}")
     model = MODELS[gpu]
     clocks = [clock for clock in reversed(model.clocks_mhz) if clock >= model.lowest_profiled_mhz]
     lines = ["stage,instruction,frequency,time,energy"]
-    for stage, weight in enumerate(stage_weights(stages, imbalance)):
-        for instruction, ratio in (("forward", 1.0), ("backward", BACKWARD_RATIO)):
-            for clock in clocks:
-                time_s = forward_s * weight * ratio * model.slowdown(clock)
-                lines.append(f"{stage},{instruction},{clock},{time_s:.6f},{time_s * model.power_w(clock):.4f}")
+    for stage, kind, fastest_s in instructions:
+        for clock in clocks:
+            time_s = fastest_s * model.slowdown(clock)
+            lines.append(f"{stage},{kind},{clock},{time_s:.6f},{time_s * model.power_w(clock):.4f}")
     return "\n".join(lines) + "\n"

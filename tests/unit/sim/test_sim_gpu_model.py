@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_sim.gpus.model import MODELS, GpuModel, profile_csv, stage_weights
+from perseus_sim.__main__ import main
+from perseus_sim.gpus.model import GPU_MODELS, MODELS, GpuModel, profile_csv, stage_weights
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem
@@ -86,3 +87,29 @@ def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> 
 def test_the_head_makes_the_last_stage_heavier() -> None:
     assert stage_weights(3, 1.1) == (1.0, 1.0, 1.1)
     assert stage_weights(1, 1.5) == (1.0,)
+
+
+@pytest.mark.parametrize("gpu", GPU_MODELS)
+@pytest.mark.parametrize("shape", [("--stages", "3", "--imbalance", "1.2"), ("--step-ms", "400")])
+def test_a_sample_is_a_profile_that_the_solver_plans(
+    gpu: str, shape: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sample", "--gpu-model", gpu, *shape]) == 0
+    written = capsys.readouterr()
+    steps = "--step-ms" in shape
+    schedule = build_schedule("Steps" if steps else "1F1B", stages=1 if steps else 3, microbatches=1 if steps else 4)
+    model = MODELS[gpu]
+    assert f"--blocking-power {model.blocking_power_w:g}" in written.err
+    problem = build_problem(read_profile(written.out), schedule, blocking_power_w=model.blocking_power_w)
+    frontier = solve_frontier(problem, 5)
+    assert frontier.energy_j.min() < frontier.energy_j[0]
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--stages", "0"), ("--imbalance", "0.5"), ("--forward-ms", "-1"), ("--step-ms", "0")]
+)
+def test_a_sample_that_cannot_be_is_refused_by_name(wrong: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", *wrong]) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert wrong[0].strip("-").split("-")[0] in said.err
