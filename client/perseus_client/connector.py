@@ -14,10 +14,10 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import ClassVar, Final
 
 from perseus_proto.channel import ChannelWriter
-from perseus_proto.hello import ChannelError, Refusal, receive_answer
+from perseus_proto.hello import ChannelError, Hello, Refusal, encode_hello, receive_answer
 
 log = logging.getLogger("perseus_client")
 
@@ -34,15 +34,17 @@ _ANSWER: Final = struct.pack("ll", int(ANSWER_S), 0)
 class Connector:
     """One connection to the agent, opened again whenever it breaks."""
 
-    def __init__(
-        self, path: str, hello: bytes, instructions: int, prepare: Callable[[ChannelWriter], None] = lambda _: None
-    ) -> None:
+    _announced: ClassVar[bool] = False
+    """This process has said that it is connected."""
+
+    def __init__(self, path: str, hello: Hello, prepare: Callable[[ChannelWriter], None] = lambda _: None) -> None:
         """``prepare`` is called on this thread with each new writer, before the first step uses it."""
         self.writer: ChannelWriter | None = None
         """What the next step writes to; None while there is no agent."""
         self._path = path
-        self._hello = hello
-        self._instructions = instructions
+        self._rank = hello.rank
+        self._hello = encode_hello(hello)
+        self._instructions = len(hello.schedule)
         self._prepare = prepare
         self._connection: socket.socket | None = None
         self._stopped = threading.Event()
@@ -115,12 +117,21 @@ class Connector:
                 del writer  # its eventfd is closed when the last mark that uses it is done
                 self._logged = None
                 self._connected.set()
-                log.info("perseus_client: connected to the agent at %s", self._path)
+                self._say_connected()
                 connection.recv(1)  # until the agent goes away, or stop() does
                 self._log_change("the agent has gone; training goes on without it")
                 return True
             finally:
                 self._connection = None
+
+    def _say_connected(self) -> None:
+        """Log the first connection of the process where users see it even if they have not set up logging."""
+        text = f"perseus_client: connected to the agent as {self._rank}"
+        if Connector._announced or log.hasHandlers() or logging.lastResort is None:
+            log.info(text)
+        else:  # the handler of last resort writes to stderr, and would drop what is less than a warning
+            logging.lastResort.emit(log.makeRecord(log.name, logging.INFO, __file__, 0, text, (), None))
+        Connector._announced = True
 
     def _log_change(self, message: str) -> None:
         """Log a warning when the message changes; repetitions are for debugging."""

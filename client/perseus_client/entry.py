@@ -16,7 +16,7 @@ from perseus_client.gpu_marks import open_gpu_marks
 from perseus_client.marks import Marks, TimedMarks, make_marks
 from perseus_client.session import LiveSession, Session
 from perseus_proto.channel import ChannelWriter, MarkSource
-from perseus_proto.hello import Hello, Timing, encode_hello, make_schedule
+from perseus_proto.hello import Hello, Timing, make_schedule
 from perseus_proto.keys import ENV_SOCKET
 
 log = logging.getLogger("perseus_client")
@@ -92,7 +92,7 @@ def open_session(path: str, hello: Hello, marks: Marks, prepare: Callable[[Chann
         marks: of the hello's schedule.
         prepare: sets the source of each new writer, on the connecting thread.
     """
-    return LiveSession(Connector(path, encode_hello(hello), len(hello.schedule), prepare), marks)
+    return LiveSession(Connector(path, hello, prepare), marks)
 
 
 def _choose_timing(timing: str, clock_us: Callable[[], int] | None) -> Timing:

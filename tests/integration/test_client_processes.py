@@ -48,9 +48,14 @@ def come_and_go(path: str) -> None:
     session.close()
 
 
-def test_agents_that_come_and_go_leak_no_descriptors(agent_socket: Path) -> None:
+def test_agents_that_come_and_go_leak_no_descriptors_and_success_is_said_once(agent_socket: Path) -> None:
     script = "import sys; from tests.integration.test_client_processes import come_and_go; come_and_go(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", script, str(agent_socket)], cwd=ROOT, check=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(agent_socket)], cwd=ROOT, check=True, timeout=90, stderr=subprocess.PIPE
+    )
+    # Logging is not set up there: what is no warning would be dropped.
+    said = done.stderr.decode().splitlines()
+    assert said.count("perseus_client: connected to the agent as dp 1, stage 2, tp 0") == 1, said
 
 
 def test_a_rank_that_goes_before_the_welcome_leaves_nothing_behind(
