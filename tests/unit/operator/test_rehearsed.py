@@ -28,7 +28,7 @@ from perseus_operator.solving.rehearsed import prefer_few_changes
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.verification import RestoreRequest, verify_in_process
 from perseus_operator.solving.worker import solve_in_process
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.gpus.model import profile_csv, steps_csv
 from perseus_solver.model.result import InvalidFrontier
 
 A100 = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500)
@@ -50,6 +50,15 @@ def real() -> SolvedFrontier:
 def ideal() -> SolvedFrontier:
     """For clocks that change at once."""
     return solved(REQUEST)
+
+
+@pytest.mark.parametrize("points", [100, 4])
+def test_a_job_of_single_instructions_has_no_gap_where_every_clock_is_a_point(points: int) -> None:
+    noisy = replace(A100, noise_ppm=20_000).to_json()
+    request = SolveRequest(steps_csv(), "Steps", 1, 1, None, 300_000, points, hardware=noisy)
+    view = solved(request).view
+    assert len(view.times_us) <= points
+    assert (view.mean_gap_ppm == 0) == (points == 100), "of few points a better one may be missing"
 
 
 def test_a_rehearsed_frontier_says_its_grains_and_what_to_expect(real: SolvedFrontier, ideal: SolvedFrontier) -> None:
