@@ -25,7 +25,7 @@ from perseus_operator.controller.set_straggler import ObservedJob
 from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.view import JobView
-from perseus_operator.errors import InvalidSpec, KubeError
+from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
 from perseus_operator.planning.lifecycle import DeleteJob
@@ -229,9 +229,11 @@ class JobRunner:
 
     async def _delete(self) -> None:
         """Delete the PerseusJob: it has finished, and its time is over."""
-        logger.info("%s: deleted: ttlSecondsAfterFinished is over", self.ref)
         try:
             await self._services.kube.delete_job(self.ref)
+            logger.info("%s: deleted: it has finished, and ttlSecondsAfterFinished is over", self.ref)
+        except KubeNotFound:
+            pass
         except KubeError as error:
             logger.warning("%s: not deleted: %s", self.ref, error)
 

@@ -49,7 +49,11 @@ def _measured(figures: object) -> Measured | None:
 
 def _finished_at_s(status: Mapping[str, Any]) -> float | None:
     """When the job finished, in seconds since 1970; None: it has not."""
-    for condition in status.get("conditions", ()):
-        if condition.get("type") == ConditionType.FINISHED and condition.get("status") == "True":
-            return datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
-    return None
+    found = {condition.get("type"): condition for condition in status.get("conditions", ())}
+    finished = found.get(ConditionType.FINISHED, {})
+    if finished.get("status") != "True":
+        return None
+    try:
+        return datetime.fromisoformat(finished["lastTransitionTime"]).timestamp()
+    except (KeyError, ValueError):  # not as an operator writes it: the pods will say it again, if they are there
+        return None

@@ -189,9 +189,9 @@ class JobState:
         self.excluded_pods = excluded or {}
         self.failed_pod = failed
         pods = list(pods)
-        if pods:
-            self.finished_at_s = None
-        elif self.finished_at_s is None:
+        if pods and self.finished_at_s is not None:
+            self.finished_at_s = self.result = None
+        elif not pods and self.finished_at_s is None:
             self.finished_at_s = finished_at_s
         if attempt and attempt != self.attempt:
             if self.attempt and self.history is not None:

@@ -127,6 +127,22 @@ def test_a_finished_job_keeps_what_it_saved(make_job: Any, restarted: bool) -> N
     assert overview["savedWatts"] == 0, "it draws nothing any more"
 
 
+@pytest.mark.parametrize("when", [{}, {"lastTransitionTime": "yesterday"}, {"lastTransitionTime": ""}])
+def test_an_end_at_no_time_is_no_end(make_job: Any, when: dict[str, str]) -> None:
+    job = make_job()
+    ended = {"type": "Finished", "status": "True", **when}
+    restore_from_status(job.state, {"conditions": [ended]}, now_s=0.0, wall_s=0.0)
+    assert job.state.finished_at_s is None
+
+
+def test_another_run_reports_nothing_of_the_one_before(make_job: Any) -> None:
+    job = measured(make_job)
+    finish(job)
+    job.start_pods()
+    finish(job)
+    assert "savings" not in stored_by(job)
+
+
 def test_every_condition_type_is_reported(make_job: Any) -> None:
     job = make_job()
     assert set(said(job)) == {kind.value for kind in ConditionType}
