@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.operator.conftest import frontier_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.planning.bound_guard import CONFIRM, Hold, next_coarser
+from perseus_operator.planning.bound_guard import CONFIRM, Guard, Hold, judge, next_coarser
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
 from perseus_operator.planning.guard_cause import Cause, why_slow
 from perseus_operator.planning.hardware import Basis, Hardware
@@ -369,3 +371,25 @@ def test_one_hot_iteration_is_no_power_limit() -> None:
 
 def iteration_with(evidence: Evidence | None) -> JobIteration:
     return JobIteration(1, {0: 1}, 1, None, {0: 0}, mixed=False, evidence=evidence)
+
+
+@pytest.mark.parametrize(
+    ("slower", "iterations", "withdrawn"),
+    [(1.05, 20_000, False), (1.3, 1_000, True)],
+    ids=["a plan that uses up its 5 %", "a plan that takes 30 %"],
+)
+def test_iterations_that_scatter_with_their_data_hide_no_plan_and_withdraw_none(
+    slower: float, iterations: int, withdrawn: bool
+) -> None:
+    """As where sequences differ in length: a standard deviation of 10 %, in which a slowdown of 5 % is lost."""
+    scatter, random = 0.1, Random(7)
+    bound_us = FASTEST_US * (1 + 1.645 * scatter) * 1.05  # what 95 % of the fastest iterations keep, and 5 %
+    recent: deque[JobIteration] = deque(maxlen=CONFIRM)
+    guard = Guard()
+    for number in range(iterations):
+        time_us = round(FASTEST_US * slower * max(0.1, random.gauss(1.0, scatter)))
+        recent.append(JobIteration(number, {0: time_us}, time_us, None, {0: 1}, mixed=False))
+        guard = judge(guard, recent, bound_us=bound_us, confirm=CONFIRM, furthest=number, now_s=0.0, wall_s=0.0)
+        if guard.trips:
+            break
+    assert bool(guard.trips) is withdrawn
