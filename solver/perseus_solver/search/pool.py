@@ -98,6 +98,9 @@ class Pool:
         best = in_time[np.lexsort((self._time_s[in_time], self._energy_j[in_time]))[:1]]
         bounds = [s.bound for s in self.proofs]
         bound_j = deadline_bound(problem, bounds, np.array([max(deadline_s, float(self._time_s[best[0]]))]))
+        if problem.instructions == 1:  # every option can be tried, which proves more than a mixture of them
+            time_s, energy_j = self._simulator.totals(np.arange(len(problem.options[0].time_s))[:, None])
+            bound_j = np.maximum(bound_j, energy_j[time_s <= latest_s(deadline_s)].min())
         return self._as_frontier(best, np.minimum(bound_j, self._energy_j[best]))[0]
 
     def bound_j(self, time_s: Floats) -> Floats:

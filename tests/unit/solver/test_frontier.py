@@ -75,6 +75,16 @@ def test_deadlines_are_met_and_more_time_never_costs_energy() -> None:
         before = min(before, point.energy_j)
 
 
+@pytest.mark.parametrize("slowdown", [0.0, 0.01, 0.033, 0.2, 3.0])
+def test_the_best_option_of_a_single_instruction_is_proven_to_be_the_best(slowdown: float) -> None:
+    options = [(clock, 1400 / clock, 100 + abs(clock - 900) / 10) for clock in range(1400, 600, -50)]
+    problem = Problem.from_graph({"step": options}, [], stage_of={"step": 0}, blocking_power_w=80.0, overhead_s=0.1)
+    deadline_s = 1.1 * (1 + slowdown)
+    point = solve_deadline(problem, deadline_s)
+    assert point.energy_j == pytest.approx(min(e + 8 for _, t, e in options if t + 0.1 <= deadline_s * (1 + 1e-9)))
+    assert (point.status, point.gap) == (Status.OPTIMAL, 0.0)
+
+
 def test_too_short_a_deadline_is_refused_with_t_min() -> None:
     problem = problem_of()
     t_min_s = extremes(problem)[0]
