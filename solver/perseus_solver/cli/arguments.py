@@ -175,12 +175,12 @@ def add_scatter(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(confidence=None)
 
 
-def add_files(parser: argparse.ArgumentParser, *, output: bool) -> None:
-    """Add the files to write; ``output``: the JSON is required and the pipeline can be drawn."""
+def add_files(parser: argparse.ArgumentParser, *, gantt: bool) -> None:
+    """Add the files to write; ``gantt``: the pipeline can be drawn."""
     group = parser.add_argument_group("files")
-    group.add_argument("--output", required=output, metavar="F.json", help="where to write JSON; - for standard output")
+    group.add_argument("--output", metavar="F.json", help="where to write JSON; - for standard output")
     group.add_argument("--plot", metavar="F.png", help="draw energy against time (needs matplotlib)")
-    if output:
+    if gantt:
         group.add_argument(
             "--gantt", metavar="G.png", help="draw the pipeline at maximum clocks and as planned, coloured by power"
         )

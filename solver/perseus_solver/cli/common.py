@@ -38,13 +38,12 @@ class Setup:
     """What commands that plan begin with: reserved files, the problem, and an iteration at maximum clocks.
 
     Attributes:
-        write: writes the JSON.
-        plot, gantt: write pictures; None where none is wanted.
+        write, plot, gantt: write the JSON and pictures; None where they are not wanted.
         simulator: of the problem.
         baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
     """
 
-    write: Writer
+    write: Writer | None
     plot: Writer | None
     gantt: Writer | None
     simulator: Simulator
@@ -67,7 +66,7 @@ def set_up(options: argparse.Namespace, outputs: Outputs) -> Setup:
     Raises:
         SolverError: the input cannot be used, or a file cannot be written.
     """
-    write = outputs.open("--output", options.output)
+    write = reserve_json(options, outputs)
     plot, gantt = (reserve_picture(options, outputs, name) for name in ("plot", "gantt"))
     simulator, base_s, base_j = read_baseline(options)
     return Setup(write, plot, gantt, simulator, base_s, base_j)
@@ -277,7 +276,7 @@ def switch_loss(options: argparse.Namespace) -> float:
 
 
 def reserve_json(options: argparse.Namespace, outputs: Outputs) -> Writer | None:
-    """Reserve the JSON file where ``--output`` is not required; None if it is absent.
+    """Reserve the JSON file that ``--output`` gives; None if the option is absent.
 
     Raises:
         SolverError: the file cannot be written.

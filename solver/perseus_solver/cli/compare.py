@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="lowtime's time grid, in seconds (default: 0.001)",
     )
-    arguments.add_files(parser, output=False)
+    arguments.add_files(parser, gantt=False)
 
 
 def run(options: argparse.Namespace, outputs: Outputs) -> None:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_switching(parser)
     arguments.add_hardware(parser, required=False)
-    arguments.add_files(parser, output=True)
+    arguments.add_files(parser, gantt=True)
 
 
 def run(options: argparse.Namespace, outputs: Outputs) -> None:
@@ -63,16 +63,17 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
                 problem, frontier, common.switching(options), loss=common.switch_loss(options)
             )
         solve_seconds = time.perf_counter() - begin
-    setup.write(
-        frontier_document(
-            problem,
-            frontier,
-            baseline_time_s=base_s,
-            baseline_energy_j=base_j,
-            solve_seconds=solve_seconds,
-            deployable=deployable,
+    if setup.write:
+        setup.write(
+            frontier_document(
+                problem,
+                frontier,
+                baseline_time_s=base_s,
+                baseline_energy_j=base_j,
+                solve_seconds=solve_seconds,
+                deployable=deployable,
+            )
         )
-    )
     in_time = slice(frontier.lookup(max(base_s, frontier.t_min_s)) + 1)
     without_slowdown = int(frontier.energy_j[in_time].argmin())
     if setup.plot:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_switching(parser)
     arguments.add_hardware(parser, required=False)
     arguments.add_scatter(parser)
-    arguments.add_files(parser, output=True)
+    arguments.add_files(parser, gantt=True)
 
 
 def run(options: argparse.Namespace, outputs: Outputs) -> None:
@@ -60,7 +60,8 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
             point = _solved(options, setup, planner, progress)
         else:
             point, grain, rehearsal = _rehearsed(options, planner, progress)
-    setup.write(plan_document(problem, point, grain, rehearsal, kept))
+    if setup.write:
+        setup.write(plan_document(problem, point, grain, rehearsal, kept))
     if setup.plot:
         from perseus_solver.plots import frontier_png
 

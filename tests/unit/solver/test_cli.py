@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -390,9 +391,24 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert sorted(os.listdir()) == before
 
 
+@pytest.mark.parametrize("command", ["plan", "frontier", "compare"])
+def test_without_a_file_to_write_the_summary_is_all(
+    perseus: Callable[..., tuple[int, str, str]], tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "out.json"
+    code, said, _ = perseus(command)
+    assert code == 0
+    assert "J" in said
+    assert "{" not in said
+    _, beside, _ = perseus(command, "--output", str(file))
+    same = re.compile(r"[\d.]+ s")  # solving takes another time
+    assert same.sub("", beside) == same.sub("", said)
+    assert not list(tmp_path.glob("*.png"))
+
+
 def test_missing_arguments_are_named(perseus: Callable[..., tuple[int, str, str]]) -> None:
     code, _, err = perseus("plan", pipeline=False)
-    assert (code, err) == (2, "perseus plan: the following arguments are required: --output\n")
+    assert (code, err) == (2, "perseus plan: --schedule, --stages, --microbatches needed (or --order)\n")
     code, _, err = perseus("plan", "--output", "-", pipeline=False)
     assert (code, err) == (2, "perseus plan: --schedule, --stages, --microbatches needed (or --order)\n")
     code, _, err = perseus("frontier", "--output", "-", "--points", "0")
