@@ -28,6 +28,8 @@ from perseus_proto.units import s_from_us, us_from_s
 
 ENOUGH_CHANGES: Final = 32
 """Changes before figures count, of one GPU or of all together. Agents hold to the same number."""
+ENOUGH_FOR_TAIL: Final = 100
+"""Changes before their 99th percentile is known: of fewer, the longest is mostly shorter than that."""
 WORST_SHARE: Final = 0.9
 """An iteration waits for the slowest GPU, so of up to ten the slowest counts; of more, this quantile: a single broken
 one must not decide the plans of a thousand."""
@@ -214,7 +216,7 @@ def job_latency(gpus: Iterable[Gpu]) -> StoredLatency | None:
     if not known:
         return None
     (model, driver), _ = Counter((gpu.model, gpu.driver) for gpu, _ in known).most_common(1)[0]
-    measured = _measured([latency for gpu, latency in known if (gpu.model, gpu.driver) == (model, driver)])
+    measured = _measured(model, [latency for gpu, latency in known if (gpu.model, gpu.driver) == (model, driver)])
     return StoredLatency(model, driver, measured) if measured is not None else None
 
 
@@ -235,7 +237,7 @@ def scatter(before: Iterable[Sequence[int]], now: Iterable[Sequence[int]]) -> fl
 
 def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple[ClockLatency, Basis, str]:
     own = [gpu.latency for gpu in gpus if gpu.model == model]
-    measured = _measured([latency for latency in own if latency is not None])
+    measured = _measured(model, [latency for latency in own if latency is not None])
     if measured is not None:
         return measured, Basis.MEASURED, "measured on GPUs of the job"
     if stored is not None and stored.model == model:
@@ -252,10 +254,18 @@ def _latency(model: str, gpus: list[Gpu], stored: StoredLatency | None) -> tuple
     return latency, Basis.ASSUMED, assumed.source
 
 
-def _measured(latencies: list[ClockLatency]) -> ClockLatency | None:
-    """What GPUs measured: each figure's upper quantile over them, or of their changes together while each has few, as
-    after a sweep; None: still too few.
+def _measured(model: str, latencies: list[ClockLatency]) -> ClockLatency | None:
+    """What GPUs of a model measured; None: still too few. Until the tail is known, the published one counts as well:
+    plans that trusted the longest of some dozen changes would be made again as soon as a longer one came.
     """
+    found = _together(latencies)
+    if found is None or found.changes >= ENOUGH_FOR_TAIL:
+        return found
+    return replace(found, p99_us=max(found.p99_us, us_from_s(published_latency(model).p99_s)))
+
+
+def _together(latencies: list[ClockLatency]) -> ClockLatency | None:
+    """Each figure's upper quantile over the GPUs, or of their changes together while each has few, as after a sweep."""
     alone = [latency for latency in latencies if latency.changes >= ENOUGH_CHANGES]
     if 2 * len(alone) < len(latencies) or not alone:
         return _pooled(latencies)

@@ -228,6 +228,19 @@ def test_while_ranks_are_missing_nothing_is_concluded(job: Any) -> None:
     assert job.decide().hardware == known
 
 
+@pytest.mark.parametrize(("changes", "p99_us"), [(4, 100_000), (24, 100_000), (25, 50_000), (64, 50_000)])
+def test_the_longest_of_few_changes_is_no_tail(job: Any, changes: int, p99_us: int) -> None:
+    """Four GPUs with so many changes each: none of them took as long as one in a hundred is said to take."""
+    job.run()
+    describe(job, H100)
+    assert learn(job).p99_us == 100_000
+    transition = Transition(1980, 1200, changes, 30_000, 50_000)
+    describe(job, H100, measured=latency(30_000, 50_000, changes=changes, transitions=(transition,)))
+    found = learn(job)
+    assert found.measured is (4 * changes >= 32)
+    assert found.p99_us == pytest.approx(p99_us, rel=0.15), "rounded, so that jobs share a frontier"
+
+
 def test_a_frontier_is_solved_again_for_the_hardware_and_the_old_plan_stays_meanwhile(make_job: Any) -> None:
     job = make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "10%"})
     job.run()
