@@ -7,6 +7,7 @@ plan's nor the default; no test may cause one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import time
@@ -59,6 +60,7 @@ VALUES = {
     },
 }
 _LOOK_S = 0.02
+_PLANS_EVERY = 25
 
 
 class Gpu:
@@ -235,7 +237,11 @@ class Watch(threading.Thread):
         self._spare: list[str] = []
 
     def run(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
+        for turn in itertools.count():
+            if self._stopped.wait(_LOOK_S):
+                return
+            if turn % _PLANS_EVERY == 0:  # a plan may be made, and made again, while nobody else looks
+                self._plans.look()
             for gpu in [gpu for job in self._jobs for gpu in job.gpus]:
                 if clock := gpu.look():
                     self._set.add((gpu.uuid, gpu.stage, clock))
