@@ -197,7 +197,7 @@ class JobRunner:
             baseline = self.state.baseline_measured()
             measured = current_measurement(self.state, decision)
             if measured is not None:
-                self.state.plan_measured(measured)
+                self.state.end.plan_measured(measured)
             report_s = self._status.report(self.state, decision, now, new_baseline=baseline)
         self._reconcile_duration_s = services.monotonic_s() - now.monotonic_s
         return max(0.0, min(decision.wake_at_s - now.monotonic_s, report_s))
@@ -217,7 +217,7 @@ class JobRunner:
             self._profiler.begin(action.sweep)
             self._wake.set()
         elif isinstance(action, DeleteJob):
-            state.deletion_asked(self._services.monotonic_s() + _DELETE_AGAIN_S)
+            state.end.deletion_asked(self._services.monotonic_s() + _DELETE_AGAIN_S)
             self._spawn(self._delete())
         elif isinstance(action, SaveSweep | StoreProfile):
             state.profiling.write_started()

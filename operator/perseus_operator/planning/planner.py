@@ -116,7 +116,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
     aim = _aim(state, spec, stragglers, now, profiling=profiling)
     intent = _intent(state, spec, aim, stragglers, profiling=profiling)
     nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
-    deletion, deletion_wake_s = next_deletion(state, spec, now_s=now.monotonic_s, wall_s=now.wall_s)
+    deletion, deletion_wake_s = next_deletion(state.end, spec, now_s=now.monotonic_s, wall_s=now.wall_s)
 
     applied = profiling is None and bool(intent.wanted) and is_applied(state, intent)
     waiting = intent.waiting

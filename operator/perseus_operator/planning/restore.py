@@ -34,9 +34,8 @@ def restore_from_status(state: JobState, status: Mapping[str, Any], *, now_s: fl
         baseline=_measured(status.get("baseline")),
         guard=restored_guard,
         hardware=hardware_from_status(status.get("hardware")),
-        finished_at_s=_finished_at_s(status),
-        result=_measured(status.get("measured")),
     )
+    state.end.restored(_finished_at_s(status), _measured(status.get("measured")))
 
 
 def _measured(figures: object) -> Measured | None:

@@ -1,17 +1,14 @@
 """Everything that is known about one job. The planner reads it and changes nothing.
 
-Fields are read everywhere and changed only by the named methods below, one for each event; ``Node``,
-``CalibrationProgress``, ``ProfilingProgress`` and ``HardwareProgress`` do the same for their part. Nothing here does
-I/O, reads a clock or decides what to do next. The events:
+Fields are read everywhere and changed only by the named methods below, one for each event; ``Node``, ``JobEnd`` and the
+three ``…Progress`` do the same for their part. Nothing here does I/O, reads a clock or decides what to do. The events:
 
     the PerseusJob          generation_observed, spec_accepted, spec_rejected, restored,
                             declarations_observed, declarations_rejected
     pods and agents         pods_observed, node_forgotten
-    its end                 deletion_asked
     telemetry               rank_joined, rank_left, iteration_reported, baseline_measured
     profile and schedule    read_requested, read_started, read_ended,
                             profile_accepted, schedule_accepted, schedule_rejected
-    the plan                plan_measured
     the frontier            solve_started, solve_succeeded, solve_failed, solve_ended
     decisions of others     guard_updated, hardware_adopted, share_granted, fenced_by, epoch_raised
 """
@@ -34,6 +31,7 @@ from perseus_operator.planning.gpu import Gpu, StoredLatency
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.hardware_progress import HardwareProgress
 from perseus_operator.planning.iterations import History, JobIteration, Measured, Report, summarise
+from perseus_operator.planning.lifecycle import JobEnd
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.power_allocation import Share
@@ -87,10 +85,7 @@ class JobState:
     """Why pods that opted in do not belong to the job, and how many."""
     failed_pod: Pod | None = None
     """The youngest that opted in and failed."""
-    finished_at_s: float | None = None
-    """When all pods had succeeded (wall clock); None: they run, or are to come."""
-    ask_deletion_at_s: float = 0.0
-    """When the PerseusJob may be deleted again, should it still be there (monotonic)."""
+    end: JobEnd = field(default_factory=JobEnd)
     history: History | None = None
     detector: StragglerDetector = field(default_factory=StragglerDetector)
     calibration: CalibrationProgress = field(default_factory=CalibrationProgress)
@@ -100,8 +95,6 @@ class JobState:
     """Blocking power stored with the profile; the spec's takes precedence."""
     guard: Guard = field(default_factory=Guard)
     baseline: Measured | None = None
-    result: Measured | None = None
-    """Iterations under the latest plan in force: what a finished job reports."""
     share: Share | None = None
     """Of a PowerBudget; None: no budget selects the job."""
     fenced: Explanation | None = None
@@ -146,17 +139,8 @@ class JobState:
         """The annotation breaks a rule; what it declared before stays in force."""
         self.declaration_fault = fault
 
-    def restored(
-        self,
-        *,
-        baseline: Measured | None,
-        guard: Guard | None,
-        hardware: Hardware | None = None,
-        finished_at_s: float | None = None,
-        result: Measured | None = None,
-    ) -> None:
+    def restored(self, *, baseline: Measured | None, guard: Guard | None, hardware: Hardware | None = None) -> None:
         """An earlier operator stored these in the status; None: it stored none."""
-        self.finished_at_s, self.result = finished_at_s, result
         self.baseline = baseline or self.baseline
         self.guard = guard or self.guard
         if hardware is not None:
@@ -184,15 +168,9 @@ class JobState:
             attempt: which attempt of the workload the pods belong to; empty: not known.
             excluded: why pods that opted in do not belong to the job, and how many.
             failed: the youngest pod of the job that failed.
-            finished_at_s: now (wall clock), if all pods have succeeded; None: not so, or they have been deleted since.
+            finished_at_s: see ``JobEnd``.
         """
-        self.excluded_pods = excluded or {}
-        self.failed_pod = failed
-        pods = list(pods)
-        if pods and self.finished_at_s is not None:
-            self.finished_at_s = self.result = None
-        elif not pods and self.finished_at_s is None:
-            self.finished_at_s = finished_at_s
+        self.excluded_pods, self.failed_pod = excluded or {}, failed
         if attempt and attempt != self.attempt:
             if self.attempt and self.history is not None:
                 self._restart_history(self.history.pipelines, self.history.ranks_per_pipeline)
@@ -200,6 +178,7 @@ class JobState:
         by_node: dict[str, set[Pod]] = {}
         for pod in pods:
             by_node.setdefault(pod.node, set()).add(pod)
+        self.end.pods_observed(running=bool(by_node), finished_at_s=finished_at_s)
         for name in by_node.keys() | self.nodes.keys():
             address, here = agents.get(name), frozenset(by_node.get(name, ()))
             node = self.nodes.get(name)
@@ -208,10 +187,6 @@ class JobState:
             else:
                 node.pods_observed(here)
                 node.address_observed(address)
-
-    def deletion_asked(self, again_at_s: float) -> None:
-        """The PerseusJob is being deleted; if it is still there then, ask again (monotonic)."""
-        self.ask_deletion_at_s = again_at_s
 
     def node_forgotten(self, node: Node) -> None:
         """Nothing on the node concerns the job any more; unless another entry has replaced it."""
@@ -275,10 +250,6 @@ class JobState:
             self.baseline = summarise(self.history.unplanned[:wanted])
             return self.baseline
         return None
-
-    def plan_measured(self, measured: Measured) -> None:
-        """Iterations under the plan in force were measured."""
-        self.result = measured
 
     # ------------------------------------------------------------------------------------------- profile and schedule
 

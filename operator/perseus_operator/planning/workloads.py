@@ -226,7 +226,7 @@ def absence(state: JobState) -> Explanation:
     spec = state.spec
     if spec is not None and spec.suspend:
         return Explanation(Reason.SUSPENDED, "spec.suspend is true: the GPUs of the job are at their default clocks.")
-    if state.finished_at_s is not None:
+    if state.end.finished_at_s is not None:
         return Explanation(Reason.FINISHED, "All pods of the job have succeeded.")
     reference = spec.workload.reference if spec and spec.workload else None
     if reference is None:

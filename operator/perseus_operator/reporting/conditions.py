@@ -237,7 +237,7 @@ def _life(state: JobState, spec: JobSpec) -> Iterator[Condition]:
         yield Condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED, "spec.suspend is true.")
     else:
         yield Condition(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED, "spec.suspend is false.")
-    if state.finished_at_s is not None:
+    if state.end.finished_at_s is not None:
         ttl_s = spec.ttl_seconds_after_finished
         then = f" The PerseusJob will be deleted {ttl_s} s after that." if ttl_s is not None else ""
         message = f"All pods of the job have succeeded.{then}"

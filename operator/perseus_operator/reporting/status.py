@@ -51,8 +51,8 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
     """
     view, spec = state.frontier, state.spec
     measured = current_measurement(state, decision)
-    if state.finished_at_s is not None:
-        measured = state.result
+    if state.end.finished_at_s is not None:
+        measured = state.end.result
     if view is None or spec is None:
         return StatusFigures(
             measured=_figures(measured),

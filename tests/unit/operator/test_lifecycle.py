@@ -40,7 +40,7 @@ def measured(make_job: Any, **changes: Any) -> Any:
     job = make_job(objective={"type": "MinEnergy"}, **changes)
     job.state.baseline = Measured(1_000_000, 8000, 5)
     job.run()
-    job.state.plan_measured(Measured(1_100_000, 6000, 5))
+    job.state.end.plan_measured(Measured(1_100_000, 6000, 5))
     return job
 
 
@@ -48,13 +48,13 @@ def measured(make_job: Any, **changes: Any) -> Any:
 def test_a_job_is_deleted_when_its_time_is_over_and_not_before(ttl_s: int, past_s: float, rest_s: float) -> None:
     job = Job(ttlSecondsAfterFinished=ttl_s)
     job.state.pods_observed((), {}, finished_at_s=job.wall_s)
-    job.state.deletion_asked(job.now_s + rest_s)
+    job.state.end.deletion_asked(job.now_s + rest_s)
     now_s, wall_s = job.now_s + past_s, job.wall_s + past_s
-    action, wake_s = next_deletion(job.state, job.spec, now_s=now_s, wall_s=wall_s)
+    action, wake_s = next_deletion(job.state.end, job.spec, now_s=now_s, wall_s=wall_s)
     if action is None:
         assert wake_s > now_s
         later_s = wake_s - now_s + 1e-3
-        found, _ = next_deletion(job.state, job.spec, now_s=now_s + later_s, wall_s=wall_s + later_s)
+        found, _ = next_deletion(job.state.end, job.spec, now_s=now_s + later_s, wall_s=wall_s + later_s)
         assert found == DeleteJob()
     else:
         assert past_s >= ttl_s - 1e-3
@@ -77,7 +77,7 @@ def test_a_deletion_that_did_not_come_through_is_asked_for_again(make_job: Any) 
     assert job.decide().wake_at_s <= job.now_s + 10
     job.now_s, job.wall_s = job.now_s + 10, job.wall_s + 10
     assert DeleteJob() in job.decide().actions
-    job.state.deletion_asked(job.now_s + 30)
+    job.state.end.deletion_asked(job.now_s + 30)
     assert DeleteJob() not in job.decide().actions
     assert job.decide().wake_at_s <= job.now_s + 30
     job.now_s, job.wall_s = job.now_s + 30, job.wall_s + 30
@@ -115,7 +115,7 @@ def test_a_finished_job_keeps_what_it_saved(make_job: Any, restarted: bool) -> N
     if restarted:
         before, job = job, make_job(objective={"type": "MinEnergy"})
         restore_from_status(job.state, stored, now_s=0.0, wall_s=0.0)
-        assert job.state.finished_at_s == pytest.approx(before.state.finished_at_s, abs=1)
+        assert job.state.end.finished_at_s == pytest.approx(before.state.end.finished_at_s, abs=1)
         assert "frontier" not in stored_by(job), "it is not read again yet"
         stored = stored_by(job)
     assert stored["savings"]["energy"] == "25.00%"
@@ -132,7 +132,7 @@ def test_an_end_at_no_time_is_no_end(make_job: Any, when: dict[str, str]) -> Non
     job = make_job()
     ended = {"type": "Finished", "status": "True", **when}
     restore_from_status(job.state, {"conditions": [ended]}, now_s=0.0, wall_s=0.0)
-    assert job.state.finished_at_s is None
+    assert job.state.end.finished_at_s is None
 
 
 def test_another_run_reports_nothing_of_the_one_before(make_job: Any) -> None:

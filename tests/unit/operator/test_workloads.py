@@ -370,11 +370,11 @@ def test_a_finished_job_stays_so_when_its_pods_are_deleted_and_begins_again_with
     state.pods_observed((), {}, finished_at_s=1000.0)
     assert absence(state).reason is Reason.FINISHED
     state.pods_observed((), {}, finished_at_s=2000.0)
-    assert state.finished_at_s == 1000.0
+    assert state.end.finished_at_s == 1000.0
     state.pods_observed((), {})
-    assert state.finished_at_s == 1000.0
+    assert state.end.finished_at_s == 1000.0
     state.pods_observed([pod("again", {})], {})
-    assert state.finished_at_s is None
+    assert state.end.finished_at_s is None
     state.pods_observed((), {})
     assert absence(state).reason is Reason.NO_PODS
 
