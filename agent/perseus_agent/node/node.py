@@ -84,6 +84,7 @@ class Node:
     def start(self) -> None:
         """Start the threads, and reset the GPUs that an earlier process of the agent left locked. Absent GPUs stay in
         the journal."""
+        self._kept()  # before the first lock: from then on the agent's silence must be noticed
         for worker in self.workers.values():
             worker.start()
         for uuid in self._journal.locked & self.workers.keys():

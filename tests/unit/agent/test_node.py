@@ -77,6 +77,22 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.node.drain(60)
 
 
+def test_the_clock_keeper_hears_of_the_agent_before_a_gpu_can_be_locked(tmp_path: Path) -> None:
+    journal, _ = Journal.open(tmp_path / "journal", "boot")
+    threads_when_heard: list[set[threading.Thread]] = []
+
+    def hear() -> None:
+        threads_when_heard.append(set(threading.enumerate()))
+
+    node = Node(RecordingSet([RecordingGpu(gpu_uuid(0))]), journal, None, TelemetryHub(1), LIMITS, kept=hear)
+    before = set(threading.enumerate())
+    node.start()
+    first = list(threads_when_heard[:1])
+    assert node.drain(5.0) == []
+    assert first
+    assert first[0] <= before, "a thread of a GPU may lock it at once"
+
+
 def test_a_restarted_process_goes_on_with_the_plan_that_was_in_force(bench: Bench) -> None:
     bench.lease()
     first = Rank()
