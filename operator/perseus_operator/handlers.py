@@ -1,7 +1,7 @@
 """kopf: its handlers and its settings. Apart from ``servers.webhook``, no other module imports kopf.
 
-kopf watches and retries. A daemon for each PerseusJob reconciles it, and its finalizer holds a deleted one until its
-GPUs are back at default clocks. kopf's own bookkeeping stays out of the objects: no progress annotations, no events.
+kopf watches, lists again what a broken watch may have missed, and logs in. It writes nothing to the objects: no
+progress, no events, no finalizer. A deletion never waits for an operator; leases give the clocks back without one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from perseus_proto import keys
 
 _BUDGETS: Final = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
 _JOBS: Final = (keys.API_GROUP, keys.API_VERSION, keys.PLURAL)
-_EXIT_MARGIN_S: Final = 2.0
 
 
 def register(
@@ -52,19 +51,9 @@ def register(
     @kopf.on.event(*_JOBS, registry=registry)
     async def job_observed(body: kopf.Body, event: Any, **_: Any) -> None:
         if event["type"] == "DELETED":
-            running[0].job_deleted(body)
+            running[0].job_deleted(body["metadata"]["uid"])
         else:
             running[0].observe_job(body)
-
-    @kopf.daemon(
-        *_JOBS, registry=registry, cancellation_backoff=own.release_timeout_s, cancellation_timeout=_EXIT_MARGIN_S
-    )
-    async def job_daemon(body: kopf.Body, stopped: kopf.DaemonStopped, **_: Any) -> None:
-        def is_deleted() -> bool:
-            reason = stopped.reason
-            return reason is not None and kopf.DaemonStoppingReason.RESOURCE_DELETED in reason
-
-        await running[0].run_job(body, _until(stopped), is_deleted)
 
     if not own.namespace_list:  # cluster-wide objects are seen by who serves all namespaces
 
@@ -85,13 +74,9 @@ def register(
     return registry
 
 
-async def _until(stopped: kopf.DaemonStopped) -> None:
-    await stopped.wait()
-
-
 def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     """Kopf's settings, each with its reason."""
-    settings.persistence.finalizer = keys.FINALIZER
+    settings.persistence.finalizer = keys.FINALIZER  # of releases before: kopf removes it, since no handler needs one
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=keys.API_GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=keys.API_GROUP)
     settings.posting.enabled = False  # events have a closed list of reasons and are posted by us
@@ -106,9 +91,6 @@ def _configure(settings: kopf.OperatorSettings, own: Settings) -> None:
     # kopf keeps a task for each object that it has heard of within this time. To make one takes it several turns of the
     # event loop, in which it reads no further: an edit of each of hundreds of jobs would reach the last one late.
     settings.queueing.idle_timeout = 600.0
-    # A deleted job's clocks are given back while kopf waits; nothing is patched meanwhile.
-    settings.background.instant_exit_timeout = own.release_timeout_s + _EXIT_MARGIN_S
-    settings.background.cancellation_polling = 1.0
     settings.process.ultimate_exiting_timeout = 60.0
     if own.webhook_address:
         settings.admission.server = webhook.server(own)  # its configuration is the chart's: we may not write any

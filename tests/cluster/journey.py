@@ -6,7 +6,6 @@ driver on its node, outside of every pod, and never from the product.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -25,7 +24,6 @@ from installation import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, Ag
 from kubernetes import client
 
 from local_cluster.cluster import Cluster
-from local_cluster.errors import ClusterError
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.gpus.model import MODELS
@@ -409,10 +407,7 @@ class Journey:
         """Remove everything, whatever its state is."""
         crds = [name for name in self.left() if name.startswith("customresourcedefinition/")]
         if f"customresourcedefinition/{keys.PLURAL}.{keys.API_GROUP}" in crds:
-            with contextlib.suppress(ClusterError):  # without an operator the finalizers stay
-                self.kubectl("delete", keys.PLURAL, "--all", "--all-namespaces", "--timeout=30s")
-            for name in self.kubectl("get", keys.PLURAL, "-n", TRAINING, "-o", "name").split():
-                self.kubectl("-n", TRAINING, "patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+            self.kubectl("delete", keys.PLURAL, "--all", "--all-namespaces", "--timeout=30s")
         self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found", *UNTIL_GONE)
         self.kubectl("delete", "namespace", TRAINING, SYSTEM, AGENTS, "--ignore-not-found", "--timeout=180s")
         if crds:

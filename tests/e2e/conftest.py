@@ -299,9 +299,5 @@ def world(
         world = World(api, namespace, operator_kubeconfig, tmp_path, processes)
         world.start_operator()
         yield world
-        # An operator must run until the job is deleted: otherwise the finalizer keeps the namespace.
-        if world.operator is None:
-            world.start_operator()
         if not world.gone():
             world.delete()
-            world.until("gone", world.gone)

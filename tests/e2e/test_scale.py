@@ -36,7 +36,7 @@ def test_equal_jobs_share_a_solve_and_send_few_requests(tmp_path: Path, monkeypa
     assert len(figures.edits_ms) == SMALL.jobs
     assert figures.rss_mib < 1024
     if figures.settle_requests is not None and figures.restart_requests is not None:
-        # The finalizer, the profile, the frontier (read and stored), and a few statuses and events.
+        # The profile, the frontier (read and stored), and a few statuses and events.
         assert figures.settle_requests <= 50 * SMALL.jobs
         assert figures.restart_requests <= 20 * SMALL.jobs
         assert figures.steady_requests_per_s is not None

@@ -113,7 +113,7 @@ def test_a_job_from_its_manifest_to_default_clocks(system: System) -> None:
 
     system.custom.delete_namespaced_custom_object(*JOBS, "gpt3")
     system.await_true("the job is gone", system.gone)
-    assert not any(system.locked())
+    system.await_true("clocks are at default", lambda: not any(system.locked()))
     system.trains_on()
     server = system.cluster.server
     if server.plane is not None and Feature.RBAC in server.features:

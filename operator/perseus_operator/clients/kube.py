@@ -25,6 +25,7 @@ from perseus_proto import keys
 _JSON_PATCH: Final = "application/json-patch+json"
 _PAGE: Final = 500
 """Pods in one answer: some MiB, read in some ten milliseconds."""
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class KubeClient(ObjectStore, EpochCounter):
@@ -119,6 +120,20 @@ class KubeClient(ObjectStore, EpochCounter):
                 job.namespace, body, field_manager=FIELD_MANAGER, _request_timeout=TIMEOUT_S
             )
         )
+
+    async def job_uids(self, namespaces: Iterable[str]) -> set[str]:
+        """See ``Kube``."""
+        group = (keys.API_GROUP, keys.API_VERSION)
+        found: set[str] = set()
+        for namespace in list(namespaces) or [""]:
+            options: Json = {"_headers": {"Accept": _METADATA_ONLY}, "_request_timeout": TIMEOUT_S}
+            asked = (
+                self._custom.list_namespaced_custom_object(*group, namespace, keys.PLURAL, **options)
+                if namespace
+                else self._custom.list_cluster_custom_object(*group, keys.PLURAL, **options)
+            )
+            found |= {item["metadata"]["uid"] for item in (await self._request(asked))["items"]}
+        return found
 
     async def agent_addresses(self, namespace: str) -> dict[str, str]:
         """See ``Kube``."""

@@ -118,6 +118,10 @@ class Kube(Protocol):
         """Post an event on a PerseusJob; ``kind`` is Normal or Warning."""
         ...
 
+    async def job_uids(self, namespaces: Iterable[str]) -> set[str]:
+        """Return the UIDs of the PerseusJobs in these namespaces; none named: in all."""
+        ...
+
     async def agent_addresses(self, namespace: str) -> dict[str, str]:
         """Return host:port by node name, of every agent whose pod has an address."""
         ...

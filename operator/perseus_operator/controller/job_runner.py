@@ -55,8 +55,6 @@ class JobRunner:
         self.state = JobState(ref)
         self.next_reconcile_s = services.monotonic_s()
         """When the next reconciliation is due though nothing happens (monotonic); for the liveness probe."""
-        self.gone = asyncio.Event()
-        """The PerseusJob does not exist any more."""
         self.observed = ObservedJob("", "")
         self.labels: Mapping[str, str] = {}
         self._services = services
@@ -64,6 +62,7 @@ class JobRunner:
         self._raw_spec: Any = None
         self._annotation: str | None = None
         self._wake = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._calibrator = Calibrator(self.state, services)
         self._profiler = Profiler(self.state, services)
@@ -163,7 +162,17 @@ class JobRunner:
 
     # ------------------------------------------------------------------------------------------------------ reconcile
 
-    async def run(self) -> None:
+    def start(self) -> None:
+        """Begin to reconcile."""
+        self._running = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Reconcile no more; the leases stay."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _run(self) -> None:
         """Reconcile until cancelled. An error in one reconciliation does not end the next."""
         try:
             while True:
@@ -260,5 +269,6 @@ class JobRunner:
     # -------------------------------------------------------------------------------------------------------- release
 
     async def release(self) -> None:
-        """Return every GPU of the job to its default clocks: the PerseusJob is being deleted."""
+        """Reconcile no more, and return every GPU of the job to its default clocks: the PerseusJob is deleted."""
+        await self.stop()
         await release_job(self.state, self._services)

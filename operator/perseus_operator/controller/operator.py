@@ -1,6 +1,6 @@
 """The operator without kopf: jobs, pods and agents as the cluster shows them, and one runner for each job.
 
-Agents and pods are also listed now and then, since a watch can miss the end of an object.
+Jobs, agents and pods are also listed now and then, since a watch can miss the end of an object.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from perseus_operator.clients.kube import KubeClient
@@ -29,7 +29,7 @@ JobKey = tuple[str, str]
 
 logger = logging.getLogger(__name__)
 
-_POD_RESYNC_S: Final = 60.0
+_RESYNC_S: Final = 60.0
 _STUCK_S: Final = 30.0
 """A reconciliation this late, or an event loop this silent, makes the liveness probe fail."""
 _HEARTBEAT_S: Final = 1.0
@@ -52,6 +52,8 @@ class Operator:
         """Pods that the watch has delivered since the latest list."""
         self._agents: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._releases: set[asyncio.Task[None]] = set()
+        """Of deleted jobs, which take as long as their agents need to answer."""
         self._beat_s = time.monotonic()
         self.budgets = PowerBudgets(kube, self._runners.values, services.metrics, grace_s=settings.lease_ttl_s)
 
@@ -64,55 +66,42 @@ class Operator:
                 await poll()
         self._tasks = [
             asyncio.create_task(self._every(self._settings.agent_poll_s, self._poll_agents)),
-            asyncio.create_task(self._every(_POD_RESYNC_S, self._poll_pods)),
+            asyncio.create_task(self._every(_RESYNC_S, self._poll_pods)),
+            asyncio.create_task(self._every(_RESYNC_S, self._poll_jobs)),
             asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
             asyncio.create_task(self._every(_SHARING_S, self._share)),
         ]
 
     async def close(self) -> None:
-        """Stop. Leases stay: the next operator takes them over, or they run out."""
+        """Stop. Leases stay: the next operator takes them over, or they run out. Deleted jobs are released first."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._releases, return_exceptions=True)
+        await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
         await self._services.agents.close()
         await self._kube.close()
 
     def observe_job(self, body: Mapping[str, Any]) -> None:
-        """Take in a PerseusJob as it is now."""
+        """Take in a PerseusJob as it is now, and keep it so from the first time on."""
         ref = _ref(body)
-        if body["metadata"].get("deletionTimestamp") and ref.uid not in self._runners:
+        if body["metadata"].get("deletionTimestamp"):  # though a finalizer of others may hold it for long
+            self.job_deleted(ref.uid)
             return
-        runner = self._runner(ref)
+        runner = self._runners.get(ref.uid)
+        if runner is None:
+            runner = self._runners[ref.uid] = JobRunner(ref, self._services)
+            runner.start()
         if runner.observe(body):
             self.budgets.grant_share(runner)
             self._pass_pods(runner)
 
-    def job_deleted(self, body: Mapping[str, Any]) -> None:
-        """Take in that a PerseusJob does not exist any more; its finalizer may have been removed by hand."""
-        runner = self._runners.get(_ref(body).uid)
+    def job_deleted(self, uid: str) -> None:
+        """Take in that a PerseusJob is deleted: its GPUs go back to their default clocks."""
+        runner = self._runners.pop(uid, None)
         if runner is not None:
-            runner.gone.set()
-
-    async def run_job(
-        self, body: Mapping[str, Any], stopped: Coroutine[Any, Any, None], is_deleted: Callable[[], bool]
-    ) -> None:
-        """Reconcile a job until ``stopped``; if it was deleted, return its GPUs to their default clocks."""
-        ref = _ref(body)
-        runner = self._runner(ref)
-        tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(runner.run()),
-            asyncio.create_task(runner.gone.wait()),
-            asyncio.create_task(stopped),
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._runners.pop(ref.uid, None)
-        if is_deleted() or runner.gone.is_set():
-            await runner.release()
+            release = asyncio.create_task(runner.release())
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
 
     def observe_pod(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take in a pod that carries, or carried, the opt-in label."""
@@ -148,12 +137,6 @@ class Operator:
         late = [str(r.ref) for r in list(self._runners.values()) if now_s - r.next_reconcile_s > _STUCK_S]
         return f"{len(late)} jobs are not reconciled, first {late[0]}" if late else None
 
-    def _runner(self, ref: JobRef) -> JobRunner:
-        runner = self._runners.get(ref.uid)
-        if runner is None:
-            runner = self._runners[ref.uid] = JobRunner(ref, self._services)
-        return runner
-
     def _pass_pods(self, runner: JobRunner) -> None:
         own = self._pods_of.get((runner.ref.namespace, runner.ref.name), {})
         runner.observe_pods(own.values(), self._agents)
@@ -180,6 +163,12 @@ class Operator:
             for pod in pods.values():
                 self._pods_of.setdefault(_key(pod), {})[pod.uid] = pod
             self._pass_pods_to_all()
+
+    async def _poll_jobs(self) -> None:
+        """Release the jobs whose deletion the watch has missed."""
+        known = set(self._runners)  # asked before the list, which may not show what is created meanwhile
+        for uid in known - await self._kube.job_uids(self._settings.namespace_list):
+            self.job_deleted(uid)
 
     async def _share(self) -> None:
         await self.budgets.tick(Now(self._services.monotonic_s(), self._services.wall_s()))

@@ -42,7 +42,7 @@ from perseus_solver.schedules import build_schedule
 REPOSITORY = Path(__file__).resolve().parents[3]
 STAGES, PIPELINES = 2, 2
 NUMBERS, TAKEN, OWN = itertools.count(), itertools.count(), itertools.count()
-SHARED_NAMESPACES = [f"shared-{n}" for n in range(24)]
+SHARED_NAMESPACES = [f"shared-{n}" for n in range(28)]
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
 MEASURED = read_profile(profile_csv(STAGES), stages=STAGES)

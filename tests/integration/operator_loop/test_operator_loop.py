@@ -71,12 +71,12 @@ async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
         return not jobs["items"]
 
     await world.until("gone", gone)
-    assert [agent.leased for agent in world.agents] == [False, False]
 
     async def released() -> bool:
         return (await world.reasons())[-1:] == ["ClocksReleased"]
 
     await world.until("the last event is told", released)
+    assert [agent.leased for agent in world.agents] == [False, False]
     said = await world.reasons()
     for reason in ("ConfigMapNotFound", "Solved", "BaselineMeasured", "PlanChanged", "StragglerDetected"):
         assert said.count(reason) >= 1, (reason, said)

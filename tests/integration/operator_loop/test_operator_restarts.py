@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from typing import Any
 
 import kubernetes.aio.client as k8s
-import pytest
 from tests.integration.operator_loop.conftest import GROUP, STAGES, World
 
 from perseus_proto import keys
@@ -173,20 +174,45 @@ async def test_a_stopped_operator_leaves_the_leases_to_the_next(own_world: World
     assert "Traceback" not in log, log
 
 
-async def test_a_job_whose_finalizer_was_taken_away_is_released_too(world: World) -> None:
+async def test_a_deletion_waits_for_no_operator(own_world: World) -> None:
+    await own_world.profile({"profile.csv": profile_csv(STAGES)})
+    await own_world.apply(baselineIterations=0)
+    await own_world.until_condition("PlanApplied", "True", "PlanInForce")
+    (operator,) = own_world.operators
+    operator.child.signal(signal.SIGKILL)
+    assert "finalizers" not in (await own_world.job())["metadata"]
+    await own_world.custom.delete_namespaced_custom_object(*GROUP, own_world.namespace, keys.PLURAL, "gpt3")
+    assert not await jobs(own_world)
+
+
+async def test_a_job_that_others_hold_while_it_is_deleted_is_released_at_once(world: World) -> None:
     await world.profile({"profile.csv": profile_csv(STAGES)})
     await world.apply(baselineIterations=0)
+    await world.patch({"metadata": {"finalizers": ["tests.perseus.energy/hold"]}})
     await world.until_condition("PlanApplied", "True", "PlanInForce")
-    assert (await world.job())["metadata"]["finalizers"] == [keys.FINALIZER]
-    await world.patch({"metadata": {"finalizers": []}})
     await world.custom.delete_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL, "gpt3")
 
     async def released() -> bool:
         return not any(agent.leased for agent in world.agents)
 
     try:
-        async with asyncio.timeout(40):
-            while not await released():
-                await asyncio.sleep(0.03)
-    except TimeoutError:
-        pytest.fail(world.operators[0].child.tail())
+        await world.until("released", released)
+        assert (await world.job())["metadata"]["deletionTimestamp"]
+    finally:
+        await world.patch({"metadata": {"finalizers": None}})
+
+
+async def test_the_finalizer_of_releases_before_is_removed(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(baselineIterations=0)
+    await world.patch({"metadata": {"finalizers": [keys.FINALIZER]}})
+
+    async def removed() -> bool:
+        return "finalizers" not in (await world.job())["metadata"]
+
+    await world.until("the finalizer is removed", removed)
+
+
+async def jobs(world: World) -> list[Any]:
+    found = await world.custom.list_namespaced_custom_object(*GROUP, world.namespace, keys.PLURAL)
+    return list(found["items"])

@@ -232,7 +232,6 @@ def test_no_request_and_no_watch_of_the_framework_waits_for_ever() -> None:
         settings.watching.server_timeout,
         settings.watching.connect_timeout,
         settings.watching.inactivity_timeout,
-        settings.background.instant_exit_timeout,
         settings.process.ultimate_exiting_timeout,
     )
     assert all(bound is not None and 0 < bound <= 300 for bound in bounds)

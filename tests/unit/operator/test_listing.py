@@ -144,6 +144,35 @@ async def test_what_the_watch_tells_while_pods_are_listed_is_newer_than_the_list
     assert set(operator._pods) == {"u0", "u1", "u2"}, "nothing was told since: the list is right"
 
 
+async def test_a_job_whose_deletion_the_watch_has_missed_is_released() -> None:
+    released: list[str] = []
+    asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def job_uids(_: Any) -> set[str]:
+        asked.set()
+        await may_answer.wait()
+        return {"kept"}
+
+    class Runner:
+        def __init__(self, uid: str) -> None:
+            self.uid = uid
+
+        async def release(self) -> None:
+            released.append(self.uid)
+
+    kube = SimpleNamespace(job_uids=job_uids)
+    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, SimpleNamespace(metrics=Metrics())))
+    operator._runners = {uid: cast(Any, Runner(uid)) for uid in ("kept", "deleted")}
+    poll = asyncio.create_task(operator._poll_jobs())
+    await asyncio.wait_for(asked.wait(), 60)
+    operator._runners["made while the list was read"] = cast(Any, Runner("made while the list was read"))
+    may_answer.set()
+    await poll
+    await asyncio.gather(*operator._releases)
+    assert released == ["deleted"]
+    assert set(operator._runners) == {"kept", "made while the list was read"}
+
+
 async def test_an_api_server_that_does_not_answer_leaves_what_was_seen() -> None:
     """Unknown is not empty: a job whose pods are not known to be gone goes on."""
     asked = 0
