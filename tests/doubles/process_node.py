@@ -53,7 +53,17 @@ class _DeviceManager(stubs.RegistrationServicer):
 
     def Register(self, request: messages.RegisterRequest, context: Any) -> messages.Empty:
         self._endpoints[request.resource_name] = request.endpoint
+        threading.Thread(target=self._watch, args=(request.endpoint,), daemon=True).start()
         return messages.Empty()
+
+    def _watch(self, endpoint: str) -> None:
+        """Watch the plugin's list as long as it serves: a plugin that no kubelet watches registers again."""
+        with (
+            grpc.insecure_channel(f"unix:{self._folder / endpoint}") as channel,
+            contextlib.suppress(grpc.RpcError),
+        ):
+            for _ in stubs.DevicePluginStub(channel).ListAndWatch(messages.Empty()):
+                pass
 
     def allocate(self, uid: str, resource: str, count: int) -> tuple[list[str], messages.ContainerAllocateResponse]:
         """Devices for a container, and what it gets with them.

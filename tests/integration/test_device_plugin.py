@@ -17,7 +17,7 @@ from perseus_agent.devices.nvml import NvmlDevices
 from perseus_agent.pods.pod_resources import PodResources
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
 from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
-from perseus_sim.gpus.device_plugin import IN_CONTAINER, DevicePlugin, make_gpus, offer
+from perseus_sim.gpus.device_plugin import IN_CONTAINER, make_gpus, offer_gpus
 from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ENV_STATE
@@ -65,7 +65,7 @@ def gpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def uuids(tmp_path: Path, gpus: Path, nvml_library: Path) -> Iterator[tuple[str, ...]]:
     uuids, stop = make_gpus(gpus, "node-a", 2, A100, nvml_library).uuids, threading.Event()
-    thread = threading.Thread(target=offer, args=(tmp_path, DevicePlugin(uuids, gpus, stop), stop))
+    thread = threading.Thread(target=offer_gpus, args=(tmp_path, uuids, gpus, stop))
     thread.start()
     yield uuids
     stop.set()
@@ -142,7 +142,7 @@ def test_gpus_keep_their_names_and_state_over_a_restart_and_differ_between_nodes
 
 def test_the_heartbeat_stops_with_the_kubelet(tmp_path: Path) -> None:
     stop, beat = threading.Event(), tmp_path / "beat"
-    thread = threading.Thread(target=offer, args=(tmp_path, DevicePlugin((), tmp_path, stop), stop, beat))
+    thread = threading.Thread(target=offer_gpus, args=(tmp_path, (), tmp_path, stop, beat))
     registry = Registry(tmp_path)
     registry.start()
     thread.start()

@@ -16,15 +16,12 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import grpc
-
+from perseus_proto.device_plugin import DevicePlugin, Offer
 from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
-from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
 from perseus_sim.gpus.model import MODELS, GpuModel
 from perseus_sim.gpus.nvml_shim import ENV_STATE, SONAME, ShimError
 from perseus_sim.gpus.shim_gpu import ENV_FOLDER, STATE, NodeGpus, NoGpus, open_shim
@@ -33,8 +30,6 @@ RESOURCE: Final = "nvidia.com/gpu"
 ENDPOINT: Final = "perseus-simulated-gpus.sock"
 IN_CONTAINER: Final = "/var/run/perseus-simulated-gpus"
 _NAMESPACE: Final = uuid.UUID("6f0f3a9e-3c5b-4b36-9f3a-5d3f5d2c9c11")
-_CHECK_S: Final = 1.0
-_CALL_TIMEOUT_S: Final = 5.0
 _DRIVER_REPLACED: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 
@@ -68,78 +63,38 @@ def make_gpus(folder: Path, node_name: str, count: int, model: GpuModel, library
     return gpus
 
 
-class DevicePlugin(stubs.DevicePluginServicer):
-    """The service that the kubelet calls."""
+def gpu_plugin(uuids: Sequence[str], folder: Path) -> DevicePlugin:
+    """A plugin that offers a folder's GPUs."""
 
-    def __init__(self, uuids: Sequence[str], folder: Path, stop: threading.Event) -> None:
-        self._uuids = tuple(uuids)
-        self._folder = folder
-        self._stop = stop
-
-    def GetDevicePluginOptions(self, request: Any, context: Any) -> messages.DevicePluginOptions:  # noqa: N802, ARG002
-        return messages.DevicePluginOptions()
-
-    def ListAndWatch(self, request: Any, context: Any) -> Iterator[messages.ListAndWatchResponse]:  # noqa: N802, ARG002
-        """All of them, healthy; the stream must stay open, or the kubelet takes the devices for gone."""
-        yield messages.ListAndWatchResponse(
-            devices=[messages.Device(ID=name, health="Healthy") for name in self._uuids]
-        )
-        while context.is_active() and not self._stop.wait(_CHECK_S):
-            pass
-
-    def Allocate(self, request: messages.AllocateRequest, context: Any) -> messages.AllocateResponse:  # noqa: N802, ARG002
-        """What a container gets: the names of its GPUs, as from the NVIDIA plugin, and the GPUs' folder."""
-        mount = messages.Mount(container_path=IN_CONTAINER, host_path=str(self._folder))
-        return messages.AllocateResponse(
-            container_responses=[
-                messages.ContainerAllocateResponse(
-                    envs={
-                        "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices_ids),
-                        ENV_FOLDER: IN_CONTAINER,
-                        ENV_STATE: f"{IN_CONTAINER}/{STATE}",  # for processes that load the library by its name
-                    },
-                    mounts=[mount],
-                )
-                for wanted in request.container_requests
-            ]
+    def grant(names: Sequence[str]) -> messages.ContainerAllocateResponse:
+        """The names of a container's GPUs, as from the NVIDIA plugin, and the GPUs' folder."""
+        return messages.ContainerAllocateResponse(
+            envs={
+                "NVIDIA_VISIBLE_DEVICES": ",".join(names),
+                ENV_FOLDER: IN_CONTAINER,
+                ENV_STATE: f"{IN_CONTAINER}/{STATE}",  # for processes that load the library by its name
+            },
+            mounts=[messages.Mount(container_path=IN_CONTAINER, host_path=str(folder))],
         )
 
+    return DevicePlugin(uuids, grant)
 
-def offer(kubelet: Path, plugin: DevicePlugin, stop: threading.Event, heartbeat: Path | None = None) -> None:
-    """Serve and register, again after every restart of the kubelet (which empties its folder), until ``stop`` is set.
+
+def offer_gpus(
+    kubelet: Path, uuids: Sequence[str], folder: Path, stop: threading.Event, heartbeat: Path | None = None
+) -> None:
+    """Offer a folder's GPUs to the kubelet until ``stop`` is set.
 
     The heartbeat file is touched as long as the kubelet has the present list.
     """
-    socket = kubelet / ENDPOINT
-    while not stop.is_set():
-        socket.unlink(missing_ok=True)
-        with ThreadPoolExecutor(max_workers=4) as threads:
-            server = grpc.server(threads)
-            stubs.add_DevicePluginServicer_to_server(plugin, server)
-            server.add_insecure_port(f"unix:{socket}")
-            server.start()
-            try:
-                if _register(kubelet):
-                    print(f"offered as {RESOURCE}", flush=True)
-                    while socket.exists() and not stop.wait(_CHECK_S):
-                        if heartbeat:
-                            heartbeat.touch()
-                else:
-                    stop.wait(_CHECK_S)
-            finally:
-                server.stop(0).wait()
-
-
-def _register(kubelet: Path) -> bool:
-    request = messages.RegisterRequest(version="v1beta1", endpoint=ENDPOINT, resource_name=RESOURCE)
-    with grpc.insecure_channel(f"unix:{kubelet / 'kubelet.sock'}") as channel:
-        try:
-            stubs.RegistrationStub(channel).Register(request, timeout=_CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            reason = error.details() if isinstance(error, grpc.Call) else error
-            print(f"the kubelet refused, trying again: {reason}", file=sys.stderr, flush=True)
-            return False
-    return True
+    Offer(
+        kubelet,
+        ENDPOINT,
+        RESOURCE,
+        lambda: gpu_plugin(uuids, folder),
+        report=lambda line, offered: print(line, file=sys.stdout if offered else sys.stderr, flush=True),
+        beat=heartbeat.touch if heartbeat else lambda: None,
+    ).run(stop)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -160,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = MODELS[settings.model]
     gpus = make_gpus(settings.gpus, settings.node_name, settings.count, model, settings.library)
     with contextlib.suppress(KeyboardInterrupt):
-        offer(settings.kubelet, DevicePlugin(gpus.uuids, settings.gpus, stop), stop, settings.heartbeat)
+        offer_gpus(settings.kubelet, gpus.uuids, settings.gpus, stop, settings.heartbeat)
 
 
 if __name__ == "__main__":
