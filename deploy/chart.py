@@ -29,12 +29,12 @@ _GIVEN = {
         "metrics_address",
         "ready_file",
         "log_format",
-        *("webhook_address", "webhook_cert", "webhook_key", "agent_socket"),
+        *("webhook_address", "webhook_cert", "webhook_key", "webhook_resource", "agent_socket"),
         *("rpc_address", "rpc_allowed_san", "rpc_ca"),
     },
     "agent": {
         *("node_name", "devices", "socket", "grpc_address", "metrics_address", "journal", "proc_root"),
-        *("pod_resources_socket", "allowed_san", "ready_file"),
+        *("pod_resources_socket", "device_plugins", "allowed_san", "ready_file"),
     },
 }
 _NEVER = {"tls_cert", "tls_key", "tls_ca", "insecure"}

@@ -32,6 +32,7 @@ from perseus_agent.preflight import preflight
 from perseus_agent.servers.grpc_service import AgentService
 from perseus_agent.servers.local_socket import LocalServer
 from perseus_agent.servers.metrics import MetricsServer
+from perseus_agent.servers.socket_resource import SocketResource
 from perseus_agent.settings import Settings
 from perseus_proto.tls import CONNECTION_AGE, server_credentials
 from perseus_proto.units import s_from_ms, s_from_us
@@ -69,6 +70,9 @@ class Server:
         self.node = Node(devices, journal, self._kubelet, self._hub, limits, kept=lambda: ledger.alive_for(SILENT_S))
         self._serving = False
         self._local = LocalServer(settings.socket, self.node, Path(settings.proc_root))
+        self._resource = (
+            SocketResource(Path(settings.device_plugins), Path(settings.socket)) if settings.device_plugins else None
+        )
         self._grpc, self.grpc_port = _grpc_server(settings, self.node)
         self._metrics = (
             MetricsServer(
@@ -86,6 +90,8 @@ class Server:
         """Reset the GPUs that the journal lists, then serve."""
         self.node.start()
         self._local.start()
+        if self._resource:
+            self._resource.start()
         self._grpc.start()
         self._serving = True
         settings = self._settings
@@ -109,6 +115,8 @@ class Server:
         owed = self.node.drain(self._settings.drain_timeout_s)
         for uuid in owed:
             log.error("clocks not restored in time; the journal remembers", extra={"gpu": uuid})
+        if self._resource:
+            self._resource.stop()
         self._local.stop()
         self._grpc.stop(0.5).wait()
         if self._metrics:

@@ -33,6 +33,7 @@ def preflight(settings: Settings) -> list[Finding]:
         ),
         *_proc(Path(settings.proc_root)),
         *_kubelet(Path(settings.pod_resources_socket)),
+        *_device_plugins(settings.device_plugins),
     ]
     return sorted(findings, key=lambda finding: not finding.fatal)
 
@@ -75,3 +76,10 @@ def _kubelet(socket: Path) -> list[Finding]:
         problem = error.strerror or "cannot be reached"
     fix = "mount its directory (/var/lib/kubelet/pod-resources) read-only; no rank can join until it answers"
     return [Finding(False, f"--pod-resources-socket: {socket} {problem}; {fix}")]
+
+
+def _device_plugins(directory: str) -> list[Finding]:
+    if not directory or (Path(directory).is_dir() and os.access(directory, os.W_OK)):
+        return []
+    fix = "mount the kubelet's (/var/lib/kubelet/device-plugins); until then pods get the socket by hostPath alone"
+    return [Finding(False, f"--device-plugins: {directory} is not a directory that can be written; {fix}")]

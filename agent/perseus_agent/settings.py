@@ -53,6 +53,11 @@ class Settings(BaseSettings):
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         "The kubelet's PodResources socket: which GPUs belong to which pod. Mount its directory, read-only.",
     )
+    device_plugins: str = setting(
+        "",
+        "The kubelet's directory of device plugins, writable: the agent offers its socket there as the resource "
+        f"{keys.RESOURCE_AGENT}, to pods that may mount no hostPath. Empty: it does not.",
+    )
     tls_cert: str = setting("", "Certificate chain (PEM) of this agent. Read again when the file changes.")
     tls_key: str = setting("", "Private key (PEM) of this agent.")
     tls_ca: str = setting("", "Certificate authority (PEM) that signs the operator's certificate.")

@@ -103,6 +103,11 @@ class Settings(BaseSettings):
         "", "Certificate chain (PEM) shown to the API server. It is read again when the file changes."
     )
     webhook_key: str = setting("", "Private key (PEM) of that certificate.")
+    webhook_resource: bool = setting(
+        False,
+        f"Let the webhook give pods the socket as the resource {keys.RESOURCE_AGENT}, too, while every GPU node offers "
+        "it. Needs the right to list and watch nodes.",
+    )
     agent_socket: str = setting(
         keys.DEFAULT_SOCKET_PATH,
         "Path of the agents' socket on nodes, and in the containers that the webhook gives it.",

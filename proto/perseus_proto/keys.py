@@ -37,6 +37,8 @@ ANNOTATION_PLANNED_SLOWDOWN: Final = "perseus.energy/planned-slowdown"
 """On a PerseusJob: the ratio by which the operator slows it on purpose, for other straggler detectors to read."""
 ANNOTATION_CONTAINERS: Final = "perseus.energy/containers"
 """On training pods: the containers, separated by commas, to which the webhook gives the agent's socket; absent: all."""
+RESOURCE_AGENT: Final = "perseus.energy/agent"
+"""Extended resource of nodes with an agent: a container that requests 1 gets the agent's socket, without a hostPath."""
 FINALIZER: Final = "perseus.energy/release-clocks"
 
 # Environment of a training process.

@@ -214,7 +214,7 @@ def test_the_webhook_is_installed_renewed_and_removed(
     until("ready", lambda: apps.read_namespaced_deployment("perseus-operator", NAMESPACE).status.ready_replicas == 1)
 
     def answer() -> Any:
-        (webhook,) = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
+        webhook, _ = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
         service = core.read_namespaced_service(webhook.client_config.service.name, NAMESPACE)
         host = f"{service.metadata.name}.{service.metadata.namespace}.svc"
         tls = ssl.create_default_context(cadata=b64decode(webhook.client_config.ca_bundle).decode())
@@ -258,7 +258,7 @@ def test_the_webhook_is_installed_renewed_and_removed(
     core.delete_namespaced_secret("perseus-webhook-tls", NAMESPACE)
     on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values")
     assert secrets(api)["perseus-webhook-tls"]["ca.crt"] != original["ca.crt"]
-    (webhook,) = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
+    webhook, _ = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
     assert webhook.client_config.ca_bundle == secrets(api)["perseus-webhook-tls"]["ca.crt"]
 
     on_server("uninstall", "perseus")

@@ -218,7 +218,10 @@ def test_the_agent_has_these_exceptions_and_no_others(render: Render) -> None:
         "/run/perseus",
         "/var/lib/perseus",
         "/var/lib/kubelet/pod-resources",
+        "/var/lib/kubelet/device-plugins",
     }
+    without = pod(render({"agent": {"socketResource": False}}), AGENT)
+    assert "device-plugins" not in json.dumps(without)
     privileged = container(render({"agent": {"privileged": True}}), AGENT)["securityContext"]
     assert privileged["privileged"]
     assert not {"capabilities", "allowPrivilegeEscalation"} & set(privileged), "the API server refuses both together"

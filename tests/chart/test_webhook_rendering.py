@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from perseus_operator.servers.webhook import WEBHOOK_ID
+from perseus_operator.servers.webhook import REQUEST_ID, WEBHOOK_ID
 from perseus_operator.settings import parse_settings
 from perseus_proto import keys
 
@@ -20,8 +20,15 @@ HOST = "perseus-webhook.perseus-system.svc"
 
 
 def webhook(objects: dict[tuple[str, str], dict[str, Any]]) -> Any:
-    (only,) = objects[CONFIGURATION]["webhooks"]
-    return only
+    return at(objects, WEBHOOK_ID)
+
+
+def at(objects: dict[tuple[str, str], dict[str, Any]], path: str) -> Any:
+    """The webhook that is served at a path."""
+    [found] = [
+        each for each in objects[CONFIGURATION]["webhooks"] if each["clientConfig"]["service"]["path"] == f"/{path}"
+    ]
+    return found
 
 
 def selects(selector: Any, labels: dict[str, str]) -> bool:
@@ -67,6 +74,39 @@ def test_it_gets_only_labelled_pods_and_not_of_every_namespace(render: Render) -
     for level, selected in (("privileged", True), ("baseline", False), ("restricted", False)):
         labels = in_namespace("a", **{"pod-security.kubernetes.io/enforce": level})
         assert selects(configured["namespaceSelector"], labels) is selected
+
+
+@pytest.mark.parametrize("socket", ["auto", "hostPath", "resource"])
+def test_every_namespace_gets_the_socket_in_the_way_that_it_admits(render: Render, socket: str) -> None:
+    objects = render({"webhook": {"enabled": True, "socket": socket}})
+    configured = {path: each for path in (WEBHOOK_ID, REQUEST_ID) for each in [at_most(objects, path)] if each}
+    for level in ("privileged", "baseline", "restricted"):
+        labels = in_namespace("a", **{"pod-security.kubernetes.io/enforce": level})
+        ways = {path for path, each in configured.items() if selects(each["namespaceSelector"], labels)}
+        mount = {WEBHOOK_ID} if level == "privileged" else set()
+        assert ways == {"auto": mount or {REQUEST_ID}, "hostPath": mount, "resource": {REQUEST_ID}}[socket]
+    for each in configured.values():
+        assert each["failurePolicy"] == "Ignore"
+        assert not selects(each["namespaceSelector"], in_namespace("kube-system"))
+        assert not selects(each["namespaceSelector"], in_namespace("a", **{"perseus.energy/webhook": "ignore"}))
+    (main,) = objects["Deployment", "perseus-operator"]["spec"]["template"]["spec"]["containers"]
+    reads_nodes = ("ClusterRole", CONFIGURATION[1]) in objects
+    assert parse_settings(main["args"], {}).webhook_resource is reads_nodes is (socket != "hostPath")
+
+
+def at_most(objects: dict[tuple[str, str], dict[str, Any]], path: str) -> Any:
+    """The webhook that is served at a path, if there is one."""
+    paths = [each["clientConfig"]["service"]["path"] for each in objects[CONFIGURATION]["webhooks"]]
+    return at(objects, path) if f"/{path}" in paths else None
+
+
+@pytest.mark.parametrize("values", [{"operator": {"namespaces": ["a"]}}, {"agent": {"socketResource": False}}])
+def test_where_the_operator_may_not_read_nodes_there_is_no_request(render: Render, values: dict[str, Any]) -> None:
+    objects = render({"webhook": {"enabled": True}} | values)
+    assert at_most(objects, REQUEST_ID) is None
+    assert ("ClusterRole", CONFIGURATION[1]) not in objects
+    with pytest.raises(Exception, match=r"webhook\.socket"):
+        render({"webhook": {"enabled": True, "socket": "resource"}} | values)
 
 
 def test_with_named_namespaces_it_gets_only_their_pods(render: Render) -> None:

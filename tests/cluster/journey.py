@@ -96,7 +96,7 @@ class Training:
         first = {"name": "MASTER_ADDR", "value": f"{self.name}-0.{self.name}.{TRAINING}.svc.cluster.local"}
         confined = {
             "runAsNonRoot": True, "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
+            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
         }  # fmt: skip
         container = {
             "name": "trainer",

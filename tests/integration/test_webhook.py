@@ -26,7 +26,7 @@ from tests.waiting import eventually
 
 from perseus_operator.servers import webhook as module
 from perseus_operator.servers.pod_injection import inject
-from perseus_operator.servers.webhook import WEBHOOK_ID
+from perseus_operator.servers.webhook import REQUEST_ID, WEBHOOK_ID
 from perseus_operator.settings import Settings
 from perseus_proto import keys
 from perseus_sim.cluster.pki import Authority
@@ -53,7 +53,7 @@ class Webhook:
         (self.folder / "tls.key").write_bytes(pair.key)
         (self.folder / "tls.crt").write_bytes(pair.certificate)
 
-    def ask(self, pod: Any, *, uid: str = "u-1", raw: bytes | None = None) -> tuple[int, Any]:
+    def ask(self, pod: Any, *, uid: str = "u-1", raw: bytes | None = None, path: str = WEBHOOK_ID) -> tuple[int, Any]:
         """Status code and answer to the creation of a pod.
 
         Raises:
@@ -79,7 +79,7 @@ class Webhook:
         connection = http.client.HTTPSConnection(ADDRESS, PORT, timeout=20, context=tls)
         try:
             body = json.dumps(review).encode() if raw is None else raw
-            connection.request("POST", f"/{WEBHOOK_ID}", body, {"Content-Type": "application/json"})
+            connection.request("POST", f"/{path}", body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
             content = answer.read()
             return answer.status, json.loads(content) if answer.status == 200 else content
@@ -107,7 +107,7 @@ def webhook(kubeconfig: Path, api: Any, tmp_path_factory: pytest.TempPathFactory
     command = [
         *(sys.executable, "-m", "perseus_operator", "--insecure", "--log-format", "text", "--agent-namespace", system),
         *("--metrics-address", "", "--web-address", "", "--ready-file", str(folder / "ready")),
-        *("--webhook-address", f"{ADDRESS}:{PORT}"),
+        *("--webhook-address", f"{ADDRESS}:{PORT}", "--webhook-resource"),
         *("--webhook-cert", str(folder / "tls.crt"), "--webhook-key", str(folder / "tls.key")),
     ]
     made = Webhook(folder)
@@ -138,6 +138,41 @@ def test_asked_again_it_has_nothing_to_add(webhook: Webhook) -> None:
     status, review = webhook.ask(inject(pod(), SOCKET).pod)
     assert (status, review["response"]["allowed"]) == (200, True)
     assert "patch" not in review["response"]
+
+
+def test_the_request_is_added_while_every_gpu_node_offers_the_socket(webhook: Webhook, api: Any) -> None:
+    def added() -> bool:
+        _, review = webhook.ask(pod(), path=REQUEST_ID)
+        assert review["response"]["allowed"]
+        patch = review["response"].get("patch")
+        if patch is None:
+            [warning] = review["response"]["warnings"]
+            assert "it trains at default clocks" in warning
+            return False
+        [container] = jsonpatch.apply_patch(pod(), json.loads(base64.b64decode(patch)))["spec"]["containers"]
+        assert container["resources"]["limits"][keys.RESOURCE_AGENT] == "1"
+        assert "volumeMounts" not in container
+        return True
+
+    def node(name: str, offers: str) -> None:
+        allocatable = {"nvidia.com/gpu": "8", keys.RESOURCE_AGENT: offers}
+        ready = [{"type": "Ready", "status": "True"}]
+        core.patch_node_status(name, {"status": {"allocatable": allocatable, "conditions": ready}})
+
+    core = client.CoreV1Api(api)
+    assert not added()
+    names = [f"gpu-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    try:
+        for name in names:
+            core.create_node({"metadata": {"name": name}})
+            node(name, "10k")
+        eventually(added, "the request is not added")
+        node(names[1], "0")
+        eventually(lambda: not added(), "the request is added, though a node does not offer it")
+    finally:
+        for name in names:
+            core.delete_node(name)
+    eventually(lambda: not added(), "the request is added without a node")
 
 
 def test_what_it_left_out_is_a_warning(webhook: Webhook) -> None:

@@ -110,3 +110,12 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 {name: {{ include "perseus.fullname" . }}-ca, kind: Issuer, group: cert-manager.io}
 {{- end -}}
 {{- end -}}
+
+{{- /* How the webhook gives pods the socket: hostPath, resource, or auto (both, by namespace). */}}
+{{- define "perseus.webhookSocket" -}}
+{{- $possible := and .Values.agent.socketResource (not .Values.operator.namespaces) }}
+{{- if and (eq .Values.webhook.socket "resource") (not $possible) }}
+{{- fail "webhook.socket: resource needs agent.socketResource, and no operator.namespaces, because the operator must read nodes" }}
+{{- end }}
+{{- ternary .Values.webhook.socket "hostPath" $possible }}
+{{- end }}

@@ -1,6 +1,7 @@
-"""What a training pod lacks to reach the agent of its node: the socket's directory, and the variable that names it.
+"""What a training pod lacks to reach the agent of its node: the socket's directory and the variable that names it, or
+the request for the extended resource with which the kubelet gives a container both.
 
-It is idempotent: a pod that has both is returned unchanged. Nothing else is added, and nothing is removed or replaced.
+It is idempotent: a pod that has them is returned unchanged. Nothing else is added, and nothing is removed or replaced.
 No pod may fail to be created or to start because of it: what cannot be added safely is left out, with a warning.
 """
 
@@ -48,6 +49,7 @@ def inject(pod: Mapping[str, Any], socket: str) -> Injected:
         return Injected(made, (f"volume {VOLUME} {rule}: the agent's socket is not mounted",))
     volume = VOLUME if VOLUME in own else min(own, default=VOLUME)
     containers, warnings = _chosen(made, spec.get("containers") or [])
+    containers = [container for container in containers if not _requests_socket(container)]
     mounted = False
     for container in containers:
         problem = _obstacle(container, socket, directory, own)
@@ -65,6 +67,45 @@ def inject(pod: Mapping[str, Any], socket: str) -> Injected:
         source = {"path": directory, "type": "DirectoryOrCreate"}
         spec["volumes"] = [*(spec.get("volumes") or ()), {"name": volume, "hostPath": source}]
     return Injected(made, tuple(warnings))
+
+
+def request(pod: Mapping[str, Any], socket: str, lacking: str) -> Injected:
+    """Let the containers of a pod request the agent's socket, which needs no hostPath.
+
+    Args:
+        pod: as the API server sends it for admission.
+        socket: path of the agent's socket on nodes; it has the same path in containers.
+        lacking: why a pod with the request might not be scheduled, in which case it is not added; empty: it will be.
+
+    Returns:
+        A changed copy of the pod, and a warning for each container that is not given the socket.
+    """
+    made = copy.deepcopy(dict(pod))
+    spec = made.get("spec") or {}
+    directory = str(PurePosixPath(socket).parent)
+    own = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
+    containers, warnings = _chosen(made, spec.get("containers") or [])
+    wanted = []
+    for container in containers:
+        if _requests_socket(container) or any(_at(mount, directory) for mount in container.get("volumeMounts") or ()):
+            continue
+        if problem := _obstacle(container, socket, directory, own):
+            warnings.append(f"container {container['name']}: {problem}")
+        else:
+            wanted.append(container)
+    if wanted and lacking:
+        why = f"{keys.RESOURCE_AGENT} is not requested, because the pod might wait for it: {lacking}"
+        return Injected(made, (*warnings, f"{why}; it trains at default clocks"))
+    for container in wanted:
+        resources = container.get("resources") or {}
+        container["resources"] = resources | {
+            kind: {**(resources.get(kind) or {}), keys.RESOURCE_AGENT: "1"} for kind in ("limits", "requests")
+        }
+    return Injected(made, tuple(warnings))
+
+
+def _requests_socket(container: Json) -> bool:
+    return keys.RESOURCE_AGENT in ((container.get("resources") or {}).get("limits") or {})
 
 
 def _chosen(pod: Json, containers: list[Json]) -> tuple[list[Json], list[str]]:

@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import kopf
 
-from perseus_operator.servers.pod_injection import inject
+from perseus_operator.servers.pod_injection import Injected, inject, request
+from perseus_operator.servers.socket_offers import SocketOffers
 from perseus_operator.settings import Settings
 from perseus_proto import keys
 from perseus_proto.addresses import EVERYWHERE, parse_address
 
 WEBHOOK_ID: Final = "inject"
-"""Path of the webhook, as in the chart's configuration."""
+"""Path of the webhook, as in the chart's configuration: adds the mount of the socket's directory."""
+REQUEST_ID: Final = "request"
+"""The same for namespaces whose pods may not have that mount: adds the request for the extended resource."""
 _RETRY_S: Final = 2.0
 _RENEWAL_CHECK_S: Final = 5.0
 
@@ -29,11 +32,23 @@ logger = logging.getLogger(__name__)
 
 
 def register(registry: kopf.OperatorRegistry, own: Settings) -> None:
-    """Add the handler of pods that are created with the opt-in label."""
+    """Add the handlers of pods that are created with the opt-in label."""
+    _serve_pods(registry, WEBHOOK_ID, lambda pod: inject(pod, own.agent_socket))
+    if own.webhook_resource:
+        offers = SocketOffers()
+        _serve_pods(registry, REQUEST_ID, lambda pod: request(pod, own.agent_socket, offers.lacking()))
+
+        @kopf.on.event("v1", "nodes", registry=registry)
+        async def node_observed(body: kopf.Body, event: Any, **_: Any) -> None:
+            offers.observe(body, deleted=event["type"] == "DELETED")
+
+
+def _serve_pods(registry: kopf.OperatorRegistry, path: str, change: Callable[[dict[str, Any]], Injected]) -> None:
+    """Add a handler that changes pods; asked at its path, only it answers."""
 
     @kopf.on.mutate(
         *("v1", "pods"),
-        id=WEBHOOK_ID,
+        id=path,
         operations=["CREATE"],
         labels={keys.LABEL_JOB: kopf.PRESENT},
         side_effects=False,
@@ -42,7 +57,7 @@ def register(registry: kopf.OperatorRegistry, own: Settings) -> None:
     )
     async def pod_created(body: kopf.Body, patch: kopf.Patch, warnings: list[str], **_: Any) -> None:
         try:
-            injected = inject(dict(body), own.agent_socket)
+            injected = change(dict(body))
         except Exception:  # a pod of an unexpected shape must still be created
             logger.exception("a pod is created without the agent's socket: unexpected error")
             return

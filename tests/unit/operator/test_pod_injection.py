@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.servers.pod_injection import VOLUME, inject
+from perseus_operator.servers.pod_injection import VOLUME, inject, request
 from perseus_proto import keys
 
 SOCKET = "/run/perseus/agent.sock"
@@ -239,3 +239,49 @@ def test_the_json_patch_makes_exactly_that_pod(before: dict[str, Any]) -> None:
     patch = jsonpatch.JsonPatch.from_diff(before, after)
     assert patch.apply(before) == after
     assert {operation["op"] for operation in patch.patch} <= {"add", "replace"}
+
+
+REQUEST = {"limits": {keys.RESOURCE_AGENT: "1"}, "requests": {keys.RESOURCE_AGENT: "1"}}
+
+
+def test_a_request_is_all_that_a_confined_pod_gets() -> None:
+    own = {"limits": {"nvidia.com/gpu": 8, "cpu": "1"}, "requests": {"cpu": "500m"}}
+    before = pod({}, {"resources": own})
+    after = request(before, SOCKET, "")
+    expected = copy.deepcopy(before)
+    expected["spec"]["containers"][0]["resources"] = REQUEST
+    expected["spec"]["containers"][1]["resources"] = {kind: own[kind] | REQUEST[kind] for kind in own}
+    assert after.pod == expected
+    assert after.warnings == ()
+    assert request(after.pod, SOCKET, "").pod == after.pod, "asked again, it adds nothing"
+    assert inject(after.pod, SOCKET).pod == after.pod, "a container that has the request needs no mount"
+
+
+def test_no_pod_gets_a_request_for_which_it_might_wait() -> None:
+    after = request(pod(), SOCKET, "2 of 3 GPU nodes do not offer it, such as b")
+    assert after.pod == pod()
+    (warning,) = after.warnings
+    assert "2 of 3 GPU nodes do not offer it, such as b; it trains at default clocks" in warning
+    own = pod({"resources": REQUEST})
+    assert request(own, SOCKET, "whatever").pod == own, "what the user requests stays"
+    assert request(own, SOCKET, "whatever").warnings == ()
+
+
+def test_only_the_named_containers_request_it() -> None:
+    after = request(pod({}, {}, annotations={keys.ANNOTATION_CONTAINERS: "c1"}), SOCKET, "").pod["spec"]["containers"]
+    assert ["resources" in container for container in after] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("container", "rule"),
+    [
+        ({"env": [{"name": keys.ENV_SOCKET, "value": "/elsewhere"}]}, "PERSEUS_SOCKET is set to something other"),
+        ({"volumeMounts": [{"name": "d", "mountPath": "/run"}]}, "mounts a volume at /run, above /run/perseus"),
+    ],
+)
+def test_a_container_in_which_the_mount_would_not_work_requests_none(container: dict[str, Any], rule: str) -> None:
+    before = pod(container, volumes=[{"name": "d", "emptyDir": {}}])
+    after = request(before, SOCKET, "")
+    assert after.pod == before
+    (warning,) = after.warnings
+    assert rule in warning

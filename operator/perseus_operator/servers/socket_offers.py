@@ -1,0 +1,56 @@
+"""Which nodes offer the agent's socket as an extended resource, and whether a pod that requests it can be scheduled.
+
+A pod with the request waits for a node that offers it. So it is only added while every node with GPUs does: with one
+missing, a job that needs that node's GPUs would wait for an agent, and training must never wait for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perseus_proto import keys
+
+_GPUS: Final = "nvidia.com/"
+_LABEL: Final = "nvidia.com/gpu.present"
+"""Of GPU Feature Discovery; it shows GPUs that are allocated by claims (DRA), too."""
+
+
+class SocketOffers:
+    """The nodes with GPUs to which pods may be scheduled now, as the API server last showed them."""
+
+    def __init__(self) -> None:
+        self._offers: dict[str, bool] = {}
+
+    def observe(self, node: Mapping[str, Any], *, deleted: bool) -> None:
+        """Take in a node that was seen, changed or deleted."""
+        name = node["metadata"]["name"]
+        if deleted or not _schedulable(node) or not _has_gpus(node):
+            self._offers.pop(name, None)
+        else:
+            self._offers[name] = _some(node, keys.RESOURCE_AGENT)
+
+    def lacking(self) -> str:
+        """Why a pod with the request might wait; empty: every node with GPUs offers the socket."""
+        missing = sorted(name for name, offers in self._offers.items() if not offers)
+        if missing:
+            return f"{len(missing)} of {len(self._offers)} GPU nodes do not offer it, such as {missing[0]}"
+        return "" if self._offers else "no node with GPUs is known"
+
+
+def _schedulable(node: Mapping[str, Any]) -> bool:
+    if (node.get("spec") or {}).get("unschedulable"):
+        return False
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _has_gpus(node: Mapping[str, Any]) -> bool:
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    labelled = (node["metadata"].get("labels") or {}).get(_LABEL) == "true"
+    return labelled or any(name.startswith(_GPUS) and _some(node, name) for name in allocatable)
+
+
+def _some(node: Mapping[str, Any], resource: str) -> bool:
+    """Whether any is allocatable. A quantity may have a suffix (``10k``); of none it is ``0``."""
+    return str(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0")) != "0"

@@ -1,0 +1,168 @@
+"""Training in a namespace that enforces *restricted*: pods get the agent's socket as a resource, without a hostPath.
+
+The chapters depend on one another: the job that the first one starts trains on through restarts of agents and kubelets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from installation import CHART, PATIENCE_S, SYSTEM, TRAINER_IMAGE
+from journey import A100, AGENTS, PHYSICS, TRAINING, Journey, Training
+from kubernetes import client
+
+from perseus_proto import keys
+from perseus_sim.gpus.model import profile_csv
+
+pytestmark = pytest.mark.timeout(900)
+
+JOB = Training("confined", stages=2, pipelines=2, microbatches=4)
+PROFILE = profile_csv(JOB.stages, imbalance=1.25, forward_s=0.02)
+INSTALL = (
+    *("--set", f"agent.namespaceOverride={AGENTS}"),
+    *("--set", "simulatedGpus.enabled=true,webhook.enabled=true"),
+)
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+
+
+@pytest.fixture(scope="module")
+def journey(
+    cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any, installations: contextlib.ExitStack
+) -> Iterator[Journey]:
+    installations.close()
+    journey = Journey(cluster, api, helm, eventually)
+    journey.clear()
+    for name in (SYSTEM, AGENTS, TRAINING):
+        journey.kubectl("create", "namespace", name)
+    journey.kubectl("label", "namespace", TRAINING, RESTRICTED)
+    journey.helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *INSTALL)
+    journey.rolled_out("deployment/perseus-operator", "daemonset/perseus-gpu-sim", "daemonset/perseus-agent")
+    journey.eventually("every node offers the socket", lambda: all(offered(journey)), PATIENCE_S)
+    yield journey
+    journey.clear()
+
+
+def offered(journey: Journey) -> list[bool]:
+    """Return for each node whether pods may request the socket there."""
+    return [node.status.allocatable.get(keys.RESOURCE_AGENT, "0") != "0" for node in journey.core.list_node().items]
+
+
+def probe(name: str, **limits: str) -> dict[str, Any]:
+    """A labelled pod without a GPU that sleeps."""
+    confined = {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {
+        "name": "probe",
+        "image": TRAINER_IMAGE,
+        "command": ["sleep", "inf"],
+        "resources": {"limits": limits},
+        "securityContext": confined,
+    }
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 1, "restartPolicy": "Never"}
+    return {"metadata": {"name": name, "labels": {keys.LABEL_JOB: JOB.name}}, "spec": spec}
+
+
+def phase(journey: Journey, name: str) -> str:
+    return str(journey.core.read_namespaced_pod(name, TRAINING).status.phase)
+
+
+def still_train(journey: Journey, before: list[Any]) -> None:
+    """The same pods train on, and every clock is the plan's again."""
+    journey.trains(JOB, 5)
+    journey.eventually("the plan is in force", lambda: journey.in_force(JOB), PATIENCE_S)
+    journey.clocks_are_the_plans(JOB)
+    assert {pod.metadata.uid for pod in journey.training_pods(JOB)} == {pod.metadata.uid for pod in before}
+
+
+def test_it_trains_at_the_plans_clocks_without_a_host_path(journey: Journey) -> None:
+    journey.core.create_namespaced_config_map(
+        TRAINING, {"metadata": {"name": PHYSICS}, "data": {f"{JOB.name}.csv": PROFILE, "profile.csv": PROFILE}}
+    )
+    profile = {"configMapRef": {"name": PHYSICS}, "blockingPowerMilliwatts": round(1000 * A100.blocking_power_w)}
+    straggler = {"mode": "Ignore"}
+    spec = {"profile": profile, "objective": {"type": "MinEnergy"}, "straggler": straggler, "baselineIterations": 0}
+    journey.apply(JOB.perseus_job(**spec, points=20))
+    journey.apply(*JOB.indexed_job())
+    journey.follow(JOB, "PlanApplied")
+    for pod in journey.training_pods(JOB):
+        [container] = pod.spec.containers
+        assert not [volume for volume in pod.spec.volumes if volume.host_path]
+        assert container.resources.limits[keys.RESOURCE_AGENT] == "1"
+        assert keys.ENV_SOCKET not in {variable.name for variable in container.env}, "the kubelet sets it"
+        write = "import os; open('/run/perseus/x', 'w')"
+        answer = journey.kubectl(
+            *("-n", TRAINING, "exec", pod.metadata.name, "--", "sh", "-c", f'python -c "{write}" 2>&1 || true')
+        )
+        assert "Read-only file system" in answer
+    journey.clocks_are_the_plans(JOB)
+
+
+def test_the_namespace_refuses_a_host_path(journey: Journey) -> None:
+    by_mount = probe("by-mount")
+    by_mount["spec"]["volumes"] = [{"name": "perseus", "hostPath": {"path": "/run/perseus"}}]
+    with pytest.raises(client.ApiException, match="hostPath"):
+        journey.core.create_namespaced_pod(TRAINING, by_mount)
+
+
+def test_agents_restart(journey: Journey) -> None:
+    pods = journey.training_pods(JOB)
+    journey.kubectl("-n", AGENTS, "rollout", "restart", "daemonset/perseus-agent")
+    journey.rolled_out("daemonset/perseus-agent")
+    journey.eventually("every node offers the socket", lambda: all(offered(journey)), PATIENCE_S)
+    still_train(journey, pods)
+
+
+def test_kubelets_restart_twice(journey: Journey) -> None:
+    pods = journey.training_pods(JOB)
+    for node in journey.cluster.nodes:
+        for _ in range(2):
+            journey.cluster.signal(node.name, "kubelet", signal.SIGKILL)
+            journey.cluster.start(node.name, "kubelet")
+    names = [f"after-{node.name}" for node in journey.cluster.nodes]
+    for name, node in zip(names, journey.cluster.nodes, strict=True):
+        body = probe(name, **{keys.RESOURCE_AGENT: "1"})
+        body["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node.name}
+        journey.core.create_namespaced_pod(TRAINING, body)
+    for name in names:
+        journey.eventually(f"{name} runs", lambda name=name: phase(journey, name) == "Running", PATIENCE_S)
+        assert "agent.sock" in journey.kubectl("-n", TRAINING, "exec", name, "--", "ls", "/run/perseus")
+        journey.kubectl("-n", TRAINING, "delete", "pod", name)
+    still_train(journey, pods)
+
+
+def test_a_container_gets_one_only(journey: Journey) -> None:
+    greedy = probe("greedy", **{keys.RESOURCE_AGENT: "9000"})
+    journey.core.create_namespaced_pod(TRAINING, greedy)
+    journey.eventually("it is refused", lambda: phase(journey, "greedy") == "Failed", PATIENCE_S)
+    status = journey.core.read_namespaced_pod("greedy", TRAINING).status
+    assert status.reason == "UnexpectedAdmissionError"
+    assert "a container may request 1, not 9000" in status.message
+    journey.kubectl("-n", TRAINING, "delete", "pod", "greedy")
+
+
+def test_without_an_agent_a_pod_does_not_wait(journey: Journey) -> None:
+    nowhere = '{"spec":{"template":{"spec":{"nodeSelector":{"perseus.energy/nowhere":"true"}}}}}'
+    journey.kubectl("-n", AGENTS, "patch", "daemonset", "perseus-agent", "--type=merge", "-p", nowhere)
+    journey.eventually("no node offers the socket", lambda: not any(offered(journey)), PATIENCE_S)
+    iteration = journey.iteration(JOB)
+
+    def unchanged() -> bool:
+        """The operator may learn of it a moment after the API server."""
+        journey.kubectl("-n", TRAINING, "delete", "pod", "early", "--ignore-not-found")
+        journey.core.create_namespaced_pod(TRAINING, probe("early", **{"nvidia.com/gpu": "1"}))
+        [container] = journey.core.read_namespaced_pod("early", TRAINING).spec.containers
+        return keys.RESOURCE_AGENT not in container.resources.limits
+
+    journey.eventually("the request is not added", unchanged, PATIENCE_S)
+    journey.eventually("the pod runs", lambda: phase(journey, "early") == "Running", PATIENCE_S)
+    journey.trains(JOB, 3)
+    assert journey.iteration(JOB) > iteration, "training goes on without agents"
+    assert not journey.locked()
