@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
+from tests.doubles.plugin_registry import PluginRegistry
 from tests.waiting import eventually
 
 from perseus_agent.devices.nvml import NvmlDevices
 from perseus_agent.pods.pod_resources import PodResources
-from perseus_proto.deviceplugin import deviceplugin_pb2 as messages
-from perseus_proto.deviceplugin import deviceplugin_pb2_grpc as stubs
 from perseus_sim.gpus.device_plugin import IN_CONTAINER, make_gpus, offer_gpus
 from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.gpus.model import MODELS
@@ -27,34 +22,12 @@ A100 = MODELS["a100"]
 WAIT_S = 60
 
 
-class Registry(stubs.RegistrationServicer):
-    """The kubelet's side."""
-
-    def __init__(self, folder: Path) -> None:
-        self.registered: queue.Queue[messages.RegisterRequest] = queue.Queue()
-        self._socket = folder / "kubelet.sock"
-        self._server: Any = None
-
-    def start(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(2))
-        stubs.add_RegistrationServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix:{self._socket}")
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.stop(0).wait()
-
-    def Register(self, request: messages.RegisterRequest, context: Any) -> messages.Empty:
-        self.registered.put(request)
-        return messages.Empty()
-
-
 @pytest.fixture
-def kubelet(tmp_path: Path) -> Iterator[Registry]:
-    registry = Registry(tmp_path)
-    registry.start()
-    yield registry
-    registry.stop()
+def kubelet(tmp_path: Path) -> Iterator[PluginRegistry]:
+    kubelet = PluginRegistry(tmp_path / "device-plugins")
+    kubelet.start()
+    yield kubelet
+    kubelet.stop()
 
 
 @pytest.fixture
@@ -63,9 +36,9 @@ def gpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def uuids(tmp_path: Path, gpus: Path, nvml_library: Path) -> Iterator[tuple[str, ...]]:
+def uuids(kubelet: PluginRegistry, gpus: Path, nvml_library: Path) -> Iterator[tuple[str, ...]]:
     uuids, stop = make_gpus(gpus, "node-a", 2, A100, nvml_library).uuids, threading.Event()
-    thread = threading.Thread(target=offer_gpus, args=(tmp_path, uuids, gpus, stop))
+    thread = threading.Thread(target=offer_gpus, args=(kubelet.folder, uuids, gpus, stop))
     thread.start()
     yield uuids
     stop.set()
@@ -74,20 +47,12 @@ def uuids(tmp_path: Path, gpus: Path, nvml_library: Path) -> Iterator[tuple[str,
 
 
 def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
-    kubelet: Registry, uuids: tuple[str, ...], gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kubelet: PluginRegistry, uuids: tuple[str, ...], gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = kubelet.registered.get(timeout=WAIT_S)
     assert (request.version, request.resource_name) == ("v1beta1", "nvidia.com/gpu")
-    with grpc.insecure_channel(f"unix:{tmp_path / request.endpoint}") as channel:
-        plugin = stubs.DevicePluginStub(channel)
-        plugin.GetDevicePluginOptions(messages.Empty(), timeout=WAIT_S)
-        stream = plugin.ListAndWatch(messages.Empty(), timeout=WAIT_S)
-        offered = {device.ID: device.health for device in next(stream).devices}
-        stream.cancel()
-        assert offered == dict.fromkeys(uuids, "Healthy")
-        wanted = messages.ContainerAllocateRequest(devices_ids=uuids[:1])
-        answer = plugin.Allocate(messages.AllocateRequest(container_requests=[wanted]), timeout=WAIT_S)
-    [container] = answer.container_responses
+    assert kubelet.lists.get(timeout=WAIT_S) == dict.fromkeys(uuids, "Healthy")
+    container = kubelet.allocate(uuids[0])
     assert dict(container.envs) == {
         "NVIDIA_VISIBLE_DEVICES": uuids[0],
         ENV_FOLDER: IN_CONTAINER,
@@ -115,12 +80,9 @@ def test_a_pod_that_is_given_gpus_finds_them_and_the_agent_drives_the_same(
     driver.close()
 
 
-def test_it_registers_again_with_a_kubelet_that_was_restarted(
-    kubelet: Registry, uuids: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_it_registers_again_with_a_kubelet_that_was_restarted(kubelet: PluginRegistry, uuids: tuple[str, ...]) -> None:
     endpoint = kubelet.registered.get(timeout=WAIT_S).endpoint
     kubelet.stop()
-    (tmp_path / endpoint).unlink()  # as the kubelet does when it starts
     kubelet.start()
     assert kubelet.registered.get(timeout=WAIT_S).endpoint == endpoint
 
@@ -140,16 +102,14 @@ def test_gpus_keep_their_names_and_state_over_a_restart_and_differ_between_nodes
     assert [values["locked_mhz"] for values in describe(gpus).values()] == [0, 0]
 
 
-def test_the_heartbeat_stops_with_the_kubelet(tmp_path: Path) -> None:
+def test_the_heartbeat_stops_with_the_kubelet(kubelet: PluginRegistry, tmp_path: Path) -> None:
     stop, beat = threading.Event(), tmp_path / "beat"
-    thread = threading.Thread(target=offer_gpus, args=(tmp_path, (), tmp_path, stop, beat))
-    registry = Registry(tmp_path)
-    registry.start()
+    thread = threading.Thread(target=offer_gpus, args=(kubelet.folder, (), tmp_path, stop, beat))
     thread.start()
     try:
         eventually(beat.exists)
-        registry.stop()
-        socket = tmp_path / "perseus-simulated-gpus.sock"
+        kubelet.stop()
+        socket = kubelet.folder / "perseus-simulated-gpus.sock"
         socket.unlink()
         eventually(socket.exists)
         beat.unlink()

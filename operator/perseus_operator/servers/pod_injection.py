@@ -14,9 +14,11 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from perseus_operator.objects import Json
+from perseus_operator.servers.socket_offers import GPUS
 from perseus_proto import keys
 
 VOLUME: Final = "perseus-agent"
+_WINDOWS: Final = f"{keys.LABEL_JOB}: a pod for Windows cannot reach an agent"
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ def inject(pod: Mapping[str, Any], socket: str) -> Injected:
     """
     made = copy.deepcopy(dict(pod))
     spec = made.get("spec") or {}
-    if (spec.get("os") or {}).get("name") == "windows":
-        return Injected(made, (f"{keys.LABEL_JOB}: a pod for Windows cannot reach an agent",))
+    if _is_windows(spec):
+        return Injected(made, (_WINDOWS,))
     directory = str(PurePosixPath(socket).parent)
     own = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
     taken = {v["name"] for v in spec.get("volumes") or ()} - own
@@ -70,7 +72,9 @@ def inject(pod: Mapping[str, Any], socket: str) -> Injected:
 
 
 def request(pod: Mapping[str, Any], socket: str, lacking: str) -> Injected:
-    """Let the containers of a pod request the agent's socket, which needs no hostPath.
+    """Let the containers with GPUs request the agent's socket, which needs no hostPath.
+
+    A container without a GPU runs no rank, and its pod, such as a launcher's, may belong on a node without an agent.
 
     Args:
         pod: as the API server sends it for admission.
@@ -82,11 +86,13 @@ def request(pod: Mapping[str, Any], socket: str, lacking: str) -> Injected:
     """
     made = copy.deepcopy(dict(pod))
     spec = made.get("spec") or {}
+    if _is_windows(spec):
+        return Injected(made, (_WINDOWS,))
     directory = str(PurePosixPath(socket).parent)
     own = {v["name"] for v in spec.get("volumes") or () if _is_host_directory(v, directory)}
     containers, warnings = _chosen(made, spec.get("containers") or [])
     wanted = []
-    for container in containers:
+    for container in filter(_has_gpu, containers):
         if _requests_socket(container) or any(_at(mount, directory) for mount in container.get("volumeMounts") or ()):
             continue
         if problem := _obstacle(container, socket, directory, own):
@@ -102,6 +108,16 @@ def request(pod: Mapping[str, Any], socket: str, lacking: str) -> Injected:
             kind: {**(resources.get(kind) or {}), keys.RESOURCE_AGENT: "1"} for kind in ("limits", "requests")
         }
     return Injected(made, tuple(warnings))
+
+
+def _is_windows(spec: Json) -> bool:
+    return (spec.get("os") or {}).get("name") == "windows"
+
+
+def _has_gpu(container: Json) -> bool:
+    """Whether a container asks for a GPU, or for a claim, which may be one."""
+    resources = container.get("resources") or {}
+    return bool(resources.get("claims")) or any(name.startswith(GPUS) for name in resources.get("limits") or ())
 
 
 def _requests_socket(container: Json) -> bool:

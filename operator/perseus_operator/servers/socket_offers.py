@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from perseus_proto import keys
 
-_GPUS: Final = "nvidia.com/"
+GPUS: Final = "nvidia.com/"
+"""Beginning of the names of all resources that are GPUs, whole or in parts, which the agent might drive."""
 _LABEL: Final = "nvidia.com/gpu.present"
 """Of GPU Feature Discovery; it shows GPUs that are allocated by claims (DRA), too."""
 
@@ -48,7 +49,7 @@ def _schedulable(node: Mapping[str, Any]) -> bool:
 def _has_gpus(node: Mapping[str, Any]) -> bool:
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     labelled = (node["metadata"].get("labels") or {}).get(_LABEL) == "true"
-    return labelled or any(name.startswith(_GPUS) and _some(node, name) for name in allocatable)
+    return labelled or any(name.startswith(GPUS) and _some(node, name) for name in allocatable)
 
 
 def _some(node: Mapping[str, Any], resource: str) -> bool:

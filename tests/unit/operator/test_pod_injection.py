@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perseus_operator.servers.pod_injection import VOLUME, inject, request
+from perseus_operator.servers.pod_injection import VOLUME, Injected, inject, request
 from perseus_proto import keys
 
 SOCKET = "/run/perseus/agent.sock"
@@ -241,15 +241,17 @@ def test_the_json_patch_makes_exactly_that_pod(before: dict[str, Any]) -> None:
     assert {operation["op"] for operation in patch.patch} <= {"add", "replace"}
 
 
+GPU: dict[str, Any] = {"resources": {"limits": {"nvidia.com/gpu": 8}}}
 REQUEST = {"limits": {keys.RESOURCE_AGENT: "1"}, "requests": {keys.RESOURCE_AGENT: "1"}}
 
 
 def test_a_request_is_all_that_a_confined_pod_gets() -> None:
     own = {"limits": {"nvidia.com/gpu": 8, "cpu": "1"}, "requests": {"cpu": "500m"}}
-    before = pod({}, {"resources": own})
+    claims = [{"name": "gpus"}]
+    before = pod({"resources": {"claims": claims}}, {"resources": own})
     after = request(before, SOCKET, "")
     expected = copy.deepcopy(before)
-    expected["spec"]["containers"][0]["resources"] = REQUEST
+    expected["spec"]["containers"][0]["resources"] = {"claims": claims, **REQUEST}
     expected["spec"]["containers"][1]["resources"] = {kind: own[kind] | REQUEST[kind] for kind in own}
     assert after.pod == expected
     assert after.warnings == ()
@@ -258,8 +260,8 @@ def test_a_request_is_all_that_a_confined_pod_gets() -> None:
 
 
 def test_no_pod_gets_a_request_for_which_it_might_wait() -> None:
-    after = request(pod(), SOCKET, "2 of 3 GPU nodes do not offer it, such as b")
-    assert after.pod == pod()
+    after = request(pod(GPU), SOCKET, "2 of 3 GPU nodes do not offer it, such as b")
+    assert after.pod == pod(GPU)
     (warning,) = after.warnings
     assert "2 of 3 GPU nodes do not offer it, such as b; it trains at default clocks" in warning
     own = pod({"resources": REQUEST})
@@ -267,9 +269,24 @@ def test_no_pod_gets_a_request_for_which_it_might_wait() -> None:
     assert request(own, SOCKET, "whatever").warnings == ()
 
 
+@pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "1"}}, {"limits": {"amd.com/gpu": 8}}])
+@pytest.mark.parametrize("lacking", ["", "no node with GPUs is known"])
+def test_a_pod_without_a_gpu_may_run_on_nodes_that_offer_no_socket(resources: dict[str, Any], lacking: str) -> None:
+    launcher = pod({"resources": resources})
+    assert request(launcher, SOCKET, lacking) == Injected(launcher, ())
+
+
+def test_a_pod_for_windows_requests_nothing() -> None:
+    before = pod(GPU, os={"name": "windows"})
+    after = request(before, SOCKET, "")
+    assert after.pod == before
+    assert after.warnings == ("perseus.energy/job: a pod for Windows cannot reach an agent",)
+
+
 def test_only_the_named_containers_request_it() -> None:
-    after = request(pod({}, {}, annotations={keys.ANNOTATION_CONTAINERS: "c1"}), SOCKET, "").pod["spec"]["containers"]
-    assert ["resources" in container for container in after] == [False, True]
+    before = pod(GPU, GPU, annotations={keys.ANNOTATION_CONTAINERS: "c1"})
+    after = request(before, SOCKET, "").pod["spec"]["containers"]
+    assert [keys.RESOURCE_AGENT in container["resources"]["limits"] for container in after] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +297,7 @@ def test_only_the_named_containers_request_it() -> None:
     ],
 )
 def test_a_container_in_which_the_mount_would_not_work_requests_none(container: dict[str, Any], rule: str) -> None:
-    before = pod(container, volumes=[{"name": "d", "emptyDir": {}}])
+    before = pod(GPU | container, volumes=[{"name": "d", "emptyDir": {}}])
     after = request(before, SOCKET, "")
     assert after.pod == before
     (warning,) = after.warnings
