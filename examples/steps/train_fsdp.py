@@ -26,3 +26,4 @@ if __name__ == "__main__":
         optimizer.zero_grad()
         model(**batch)["loss"].backward()
         optimizer.step()
+    dist.destroy_process_group()

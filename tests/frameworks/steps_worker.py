@@ -6,6 +6,7 @@ iteration accumulates two batches. Runs under ``perseus_sim.training.live``.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,10 @@ def main() -> None:
     rank = dist.get_rank()
     {"ddp": ddp, "fsdp": fsdp, "accelerate": accelerate, "hugging_face": hugging_face, "lightning": lightning}[loop]()
     (FOLDER / f"{loop}.{rank}.result").write_text(json.dumps({"optimizer_steps": Counted.made}))
+    # A thread of gloo's that lets go of a tensor while the interpreter ends aborts the process (PyTorch 190489), so the
+    # group must be gone before: the wrapped model, which holds it, first.
+    gc.collect()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
