@@ -140,7 +140,10 @@ ACCEPTED: list[dict[str, Any]] = [
 
 REFUSED: list[tuple[str, Any, str, bool]] = [
     # path, value, message, refused by the schema alone (else by a CEL rule)
-    ("pipeline", None, "spec.pipeline: is required", True),
+    ("pipeline", None, "pipeline must be set, unless objective.type is FixedClock", False),
+    ("profile", None, "profile must be set, unless objective.type is FixedClock", False),
+    ("objective", {"type": "FixedClock", "clockMegahertz": 900}, "FixedClock: then it must not", False),
+    ("objective", {"type": "FixedClock"}, "clockMegahertz must be set if and only if type is FixedClock", False),
     ("pipeline.schedule", "2F2B", "spec.pipeline.schedule: must be one of 1F1B, GPipe, ", True),
     ("pipeline", {"stages": 4, "microbatches": 8}, "exactly one of schedule and scheduleRef must be set", False),
     ("pipeline.scheduleRef", {"name": "s"}, "exactly one of schedule and scheduleRef must be set", False),
@@ -222,6 +225,15 @@ def test_accepted(changes: dict[str, Any]) -> None:
     assert schema_accepts(spec)
     parsed = parse_spec(spec)
     assert schema_accepts(dump(parsed))
+    assert parse_spec(dump(parsed)) == parsed
+
+
+def test_a_job_with_a_fixed_clock_has_neither_pipeline_nor_profile() -> None:
+    spec = {"objective": {"type": "FixedClock", "clockMegahertz": 900}}
+    assert schema_accepts(spec)
+    parsed = parse_spec(spec)
+    assert not parsed.is_planned
+    assert not {"pipeline", "profile"} & dump(parsed).keys()
     assert parse_spec(dump(parsed)) == parsed
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from perseus_operator.api.budget import BudgetReason, BudgetSpec
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.api.job import JobSpec, ObjectiveType, StragglerMode
+from perseus_operator.api.job import JobSpec, StragglerMode
+from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.api.schema import openapi_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -118,7 +118,14 @@ def test_the_sample_is_accepted(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"objective": {}, "straggler": {}}, {"straggler.slowdownThreshold": "7.5%"}], ids=str
+    "changes",
+    [
+        {},
+        {"objective": {}, "straggler": {}},
+        {"straggler.slowdownThreshold": "7.5%"},
+        {"objective": {"type": "FixedClock", "clockMegahertz": 900}, "pipeline": ABSENT, "profile": ABSENT},
+    ],
+    ids=str,
 )
 def test_server_and_operator_set_the_same_defaults(jobs: Jobs, changes: dict[str, Any]) -> None:
     spec = edited(changes)
@@ -128,8 +135,6 @@ def test_server_and_operator_set_the_same_defaults(jobs: Jobs, changes: dict[str
 # --------------------------------------------------------------------------------------------- what is refused
 
 SCHEMA = [
-    ({"pipeline": ABSENT}, "spec.pipeline", "Required value"),
-    ({"profile": ABSENT}, "spec.profile", "Required value"),
     ({"pipeline.stages": ABSENT}, "spec.pipeline.stages", "Required value"),
     ({"pipeline.stages": 0}, "spec.pipeline.stages", "should be greater than or equal to 1"),
     ({"pipeline.stages": "4"}, "spec.pipeline.stages", "must be of type integer"),
@@ -146,7 +151,13 @@ SCHEMA = [
 ]
 
 ONLY_FOR = "{} must be set if and only if type is {}"
+UNLESS_FIXED = "{} must be set, unless objective.type is FixedClock: then it must not"
+FIXED = {"type": "FixedClock", "clockMegahertz": 900}
 RULES = [
+    ({"pipeline": ABSENT}, "spec", UNLESS_FIXED.format("pipeline")),
+    ({"profile": ABSENT}, "spec", UNLESS_FIXED.format("profile")),
+    ({"objective": FIXED, "profile": ABSENT}, "spec", UNLESS_FIXED.format("pipeline")),
+    ({"objective": {"type": "FixedClock"}}, "spec.objective", ONLY_FOR.format("clockMegahertz", "FixedClock")),
     ({"objective": {"type": "MaxSlowdown"}}, "spec.objective", ONLY_FOR.format("maxSlowdown", "MaxSlowdown")),
     ({"objective": {"maxSlowdown": "3%"}}, "spec.objective", ONLY_FOR.format("maxSlowdown", "MaxSlowdown")),
     ({"objective": {"type": "PowerCap"}}, "spec.objective", ONLY_FOR.format("powerCapWatts", "PowerCap")),
@@ -207,6 +218,15 @@ def test_the_running_pipeline_cannot_be_edited(jobs: Jobs, changes: dict[str, An
     assert refused.value.status == 422
     assert "is immutable: the training processes run this pipeline" in json.loads(refused.value.body)["message"]
     assert jobs.get()["metadata"]["generation"] == 1
+
+
+@pytest.mark.needs(Feature.CEL)
+def test_a_job_stays_planned_or_at_a_fixed_clock(jobs: Jobs) -> None:
+    unplanned = {"pipeline": None, "profile": None, "objective": FIXED}
+    jobs.create(MINIMAL)
+    with pytest.raises(ApiException) as refused:
+        jobs.patch({"spec": unplanned})
+    assert "whether a job is planned or runs at a fixed clock is immutable" in json.loads(refused.value.body)["message"]
 
 
 def test_fields_that_may_change_while_the_job_runs_can_be_edited(jobs: Jobs) -> None:

@@ -8,6 +8,7 @@ wanted comes from the rank's follower; the node decides which rank may want any.
     want(mhz | None) ── pump() ── turn of the node's queue ──► lock_clocks / reset_clocks    None: the default clocks
     observe(clock, reasons) ◄── the worker's read-back              drift, foreign writes
     release() ── default clocks for good, at the end of a lease
+    resting_mhz ── a lease's clock, which then stands for the default clocks until it is taken back
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Governor:
         """How long changes take."""
         self.queued = False
         """Whether a change waits for its turn."""
+        self.resting_mhz: int | None = None
+        """What a lease wants while no plan wants a clock; None: the default clocks."""
         self.applied: int | None = None
         """The clock that this agent has locked; None: the default clocks; UNKNOWN: locked by an earlier process."""
         self.probed = False
@@ -134,8 +137,10 @@ class Governor:
             self._fail(error)
 
     def want(self, mhz: int | None) -> float | None:
-        """Request a clock, MHz; None: the default clocks. Returns when to ``pump`` again (monotonic seconds), if
+        """Request a clock, MHz; None: none, the GPU rests. Returns when to ``pump`` again (monotonic seconds), if
         ever."""
+        if mhz is None:
+            mhz = self.resting_mhz
         if mhz is not None and mhz not in self._supported:
             self.controllability_message = f"{mhz} MHz is not a supported clock; default clocks instead"
             mhz = None
@@ -197,7 +202,9 @@ class Governor:
             self._turns.leave(self._uuid)
 
     def release(self, reason: str) -> float | None:
-        """Return the GPU to its default clocks; a foreign setting stays. Returns when to ``pump`` again, if ever."""
+        """Let the GPU rest, at its default clocks if it is free; a foreign setting stays. Returns as ``want`` does."""
+        if self.resting_mhz is not None:
+            return self.want(None)
         if self.foreign:
             self._leave_foreign()
         self._releasing = reason

@@ -4,8 +4,8 @@ It waits for the eventfd (the bell) of the rank that drives the GPU, or for the 
 writes the clock in the same thread that was woken: a request never changes threads on its way to the device. In between
 it samples energy, reads clocks and event reasons back, and finishes iteration reports. A driver call that hangs
 therefore stops this GPU and no other; ``check_hang``, called by the node's watchdog, then declares it lost. Other
-threads send commands by ``attach``, ``detach`` and ``stop``, which return a future (cancelled after ``stop``): always
-wait on it with a timeout.
+threads send commands by ``attach``, ``detach``, ``rest_at`` and ``stop``, which return a future (cancelled after
+``stop``): always wait on it with a timeout.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from perseus_agent.clocks.call_queue import CallTurns
+from perseus_agent.clocks.commands import Commands
 from perseus_agent.clocks.governor import Governor, GovernorLimits
 from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind, Slowdowns
 from perseus_agent.clocks.iteration_reports import IterationReports
@@ -39,7 +38,6 @@ from perseus_agent.errors import DeviceError, DeviceLost, DriverMismatch
 from perseus_proto.units import s_from_us, us_from_ns, us_from_s
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 READ_ROOM_S: Final = 0.001
 """A change that is due sooner is not kept waiting: on an H100 such a reading takes 1 to 16 µs, and 77 µs at worst."""
@@ -88,12 +86,9 @@ class GpuWorker:
         self._watch_s = self._due_s = time.monotonic()
         self._pace = ReadingPace(self._watch_s)
         self._awake_since_s: float | None = None
-        self._commands: deque[tuple[Callable[[], bool], Future[Any]]] = deque()
-        self._commands_lock = threading.Lock()
-        self._stopped = False
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._commands = Commands(self.uuid)
         self._epoll = select.epoll()
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._epoll.register(self._commands.bell, select.EPOLLIN)
         self._precise = self._epoll.fileno() < FD_SETSIZE
         self._thread = threading.Thread(target=self._run, name=f"gpu-{self.uuid[-12:]}", daemon=True)
 
@@ -116,7 +111,7 @@ class GpuWorker:
             self._pace.at_once(time.monotonic())
             self._follow(follower)
 
-        return self._command(command)
+        return self._commands.add(command)
 
     def detach(self, follower: RankFollower, reason: str) -> Future[bool]:
         """End a rank's control and return the GPU to its default clocks. The result: whether it had been held and is
@@ -128,7 +123,33 @@ class GpuWorker:
                 self._end_follower(reason)
             return held and not self.governor.held
 
-        return self._command(command)
+        return self._commands.add(command)
+
+    def rest_at(self, job_uid: str, mhz: int) -> Future[None]:
+        """Lock a clock for as long as no rank's plan wants one: a lease's. Asked again, it is tried again."""
+
+        def command() -> None:
+            self._job_uid = job_uid
+            self.governor.engage()
+            self.governor.resting_mhz = mhz
+            self._follow_or_rest()
+
+        return self._commands.add(command)
+
+    def rest_at_default(self, reason: str) -> Future[bool]:
+        """Take the clock of ``rest_at`` back. The result: whether the GPU had been held and is at its default
+        clocks."""
+
+        def command() -> bool:
+            held, self.governor.resting_mhz = self.governor.held, None
+            if self.follower is None:
+                self._pump_s = self.governor.release(reason)
+                self._plan_routine()
+            else:
+                self._follow_or_rest()
+            return held and not self.governor.held
+
+        return self._commands.add(command)
 
     def selection_changed(self) -> Future[None]:
         """React to a selection for the rank that drives the GPU."""
@@ -138,7 +159,7 @@ class GpuWorker:
                 self.follower.selection_changed()
                 self._follow(self.follower)
 
-        return self._command(command)
+        return self._commands.add(command)
 
     def restore(self, reason: str) -> Future[bool]:
         """Return a GPU to its default clocks that an earlier process of the agent locked."""
@@ -149,12 +170,13 @@ class GpuWorker:
             self._pump_s = self.governor.release(reason)
             return not self.governor.held
 
-        return self._command(command)
+        return self._commands.add(command)
 
     def stop(self, reason: str) -> Future[bool]:
         """Return the GPU to its default clocks and end the thread. The result: whether no reset is due any more."""
 
         def command() -> bool:
+            self.governor.resting_mhz = None
             self._end_follower(reason)
             # A reset that failed for a passing reason is tried until it works or the process is stopped.
             while self._pump_s is not None and not self.governor.lost:
@@ -162,13 +184,11 @@ class GpuWorker:
                 self._pump_s = self.governor.pump()
             return not self.governor.held
 
-        return self._command(command, last=True)
+        return self._commands.add(command, last=True)
 
     def wake(self) -> None:
         """The turn of this GPU's driver call has come."""
-        with self._commands_lock:
-            if not self._stopped:
-                os.eventfd_write(self._bell, 1)
+        self._commands.ring()
 
     @property
     def lead_s(self) -> float | None:
@@ -187,25 +207,6 @@ class GpuWorker:
         awake_s = self._awake_since_s
         return self.governor.lost or awake_s is None or time.monotonic() - awake_s <= self._limits.hang_timeout_s
 
-    def _command(self, action: Callable[[], T], *, last: bool = False) -> Future[T]:
-        future: Future[T] = Future()
-
-        def command() -> bool:
-            try:
-                future.set_result(action())
-            except Exception as error:
-                log.exception("command failed", extra={"gpu": self.uuid})
-                future.set_exception(error)
-            return last
-
-        with self._commands_lock:
-            if self._stopped:
-                _refuse(future)
-            else:
-                self._commands.append((command, future))
-                os.eventfd_write(self._bell, 1)
-        return future
-
     # ------------------------------------------------------------------------------------------- in the thread
 
     def _run(self) -> None:
@@ -217,8 +218,8 @@ class GpuWorker:
             self._awake_since_s = now_s = time.monotonic()
             try:
                 for descriptor, _ in events:
-                    if descriptor == self._bell:
-                        stopping = self._set_clock()
+                    if descriptor == self._commands.bell:
+                        stopping = self._obey()
                     elif self.follower is not None:
                         self._follow(self.follower)
                 if 0 < self._look_s <= now_s and self.follower is not None:
@@ -230,14 +231,11 @@ class GpuWorker:
             except Exception:
                 # A defect of the agent must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
+                self.governor.resting_mhz = None
                 self._end_follower("a fault in the agent")
             self._awake_since_s = None
-        with self._commands_lock:
-            self._stopped = True
-            self._epoll.close()
-            os.close(self._bell)
-        while self._commands:  # that came after the last one
-            _refuse(self._commands.popleft()[1])
+        self._epoll.close()
+        self._commands.close()
 
     def _wait(self) -> list[tuple[int, int]]:
         """Wait for a ring or for what is due: to the microsecond where a clock depends on it."""
@@ -267,14 +265,10 @@ class GpuWorker:
         others_s = self._pump_s, self._budget.muted_until_s
         self._due_s = min(self._watch_s, self._pace.due_s(self._look_s), *(at for at in others_s if at))
 
-    def _set_clock(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        stopping = False
-        while self._commands and not stopping:
-            stopping = self._commands.popleft()[0]()
-        if self.governor.queued and self.follower is not None:  # its turn may have come
-            self._follow(self.follower)
+    def _obey(self) -> bool:
+        stopping = self._commands.run()
+        if self.governor.queued:  # its turn may have come
+            self._follow_or_rest()
         self._plan_routine()
         return stopping
 
@@ -297,6 +291,14 @@ class GpuWorker:
             self._reports.add(follower, follower.collect(governor.writes))
             spent_s += time.thread_time() - began_s
         self._charge(follower, spent_s)
+
+    def _follow_or_rest(self) -> None:
+        """Ask for the clock that is wanted now: the rank's, or that of the lease."""
+        if self.follower is not None and not self._budget.muted_until_s:
+            self._follow(self.follower)
+        else:
+            self._pump_s = self.governor.want(None)
+            self._plan_routine()
 
     def _charge(self, follower: RankFollower, spent_s: float) -> None:
         """Note what a rank has cost; stop following one that costs too much, at default clocks."""
@@ -390,9 +392,3 @@ class GpuWorker:
         log.log(level, "%s", notice, extra={"gpu": self.uuid, "job": self._job_uid})
         if self._job_uid:
             self._publish(self._job_uid, notice)
-
-
-def _refuse(future: Future[Any]) -> None:
-    """Cancel a future, also for threads that wait for it already."""
-    future.cancel()
-    future.set_running_or_notify_cancel()

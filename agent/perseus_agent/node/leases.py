@@ -48,11 +48,26 @@ class JobLease:
     epoch: int
     expires_s: float
     pods: dict[str, PodName]
+    clock_mhz: int = 0
+    """Of all GPUs of the pods, with or without a process; 0: no clock but that of plans."""
     plans: JobPlans = field(default_factory=JobPlans)
     selected_s: float | None = None
     furthest: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank: the furthest iteration begun by ranks that have left. An entry goes when the first rank of
     that pipeline returns."""
+
+
+@dataclass(frozen=True)
+class LeasedGpu:
+    """A GPU of a lease with a clock, as it is reported to the operator."""
+
+    pod_uid: str
+    uuid: str
+    """Empty: the pod has none, or the message says why none is known."""
+    applied_mhz: int
+    """What this agent has locked; 0: the default clocks."""
+    message: str
+    """Why it is not the lease's clock; empty: it is, or is about to be."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,8 @@ class LeaseView:
     selections: Mapping[int, int]
     plan_age_s: float | None
     ranks: int
+    clock_mhz: int
+    gpus: tuple[LeasedGpu, ...]
 
 
 class LeaseTable:
@@ -100,9 +117,11 @@ class LeaseTable:
         if job_uid not in self._jobs and len(self._jobs) >= MAX_JOBS:
             raise TooMuch(f"job_uid: at most {MAX_JOBS} jobs on one node")
 
-    def acquire(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> JobLease:
-        """Take control of a job, or take it over, or replace its pods. Plans in force stay in force. The journal must
-        know the epoch already.
+    def acquire(
+        self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName], *, clock_mhz: int = 0
+    ) -> JobLease:
+        """Take control of a job, or take it over, or replace its pods or its clock. Plans in force stay in force. The
+        journal must know the epoch already.
 
         Raises:
             RequestError: one of its classes; nothing was changed.
@@ -114,6 +133,7 @@ class LeaseTable:
             lease = self._jobs[job_uid] = JobLease(job_uid, job_name, epoch, expires_s, by_uid)
         else:
             lease.job_name, lease.epoch, lease.expires_s, lease.pods = job_name, epoch, expires_s, by_uid
+        lease.clock_mhz = clock_mhz
         return lease
 
     def renew(self, job_uid: str, epoch: int, ttl_s: float) -> JobLease:
@@ -172,6 +192,10 @@ class LeaseTable:
         """Every lease."""
         return self._jobs.values()
 
+    def is_held(self, lease: JobLease) -> bool:
+        """Whether a lease is still the one of its job, and has not run out."""
+        return self._jobs.get(lease.job_uid) is lease and lease.expires_s > self._clock()
+
     def of_pod(self, pod_uid: str) -> JobLease | None:
         """The lease that names a pod: its opt-in."""
         now_s = self._clock()
@@ -184,8 +208,8 @@ class LeaseTable:
         """Seconds until a lease runs out; 0 if it has."""
         return max(0.0, lease.expires_s - self._clock())
 
-    def view(self, lease: JobLease, *, ranks: int) -> LeaseView:
-        """A lease with the number of its ranks, as it is reported."""
+    def view(self, lease: JobLease, *, ranks: int, gpus: tuple[LeasedGpu, ...]) -> LeaseView:
+        """A lease with the number of its ranks and the GPUs at its clock, as it is reported."""
         plan_set = lease.plans.plan_set
         return LeaseView(
             job_uid=lease.job_uid,
@@ -196,6 +220,8 @@ class LeaseTable:
             selections={dp: choice.point for dp, choice in lease.plans.selections.items()},
             plan_age_s=None if lease.selected_s is None else self._clock() - lease.selected_s,
             ranks=ranks,
+            clock_mhz=lease.clock_mhz,
+            gpus=gpus,
         )
 
     def check_room(self, lease: JobLease, plan_set: PlanSet) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Final, Protocol
+from typing import Final
 
 from perseus_agent.clocks.call_queue import CallTurns
 from perseus_agent.clocks.gpu_worker import GpuWorker, WorkerLimits
@@ -22,9 +22,9 @@ from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub, Watcher
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
+from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
 from perseus_agent.node.leases import JobLease, LeaseTable, LeaseView, PodName
 from perseus_agent.node.processes import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu, own_part
-from perseus_agent.pods.pod_resources import Allocation
 from perseus_proto.hello import Instruction, Reason, Timing
 from perseus_proto.planset import PlanSet
 
@@ -34,12 +34,6 @@ KEEPER_INTERVAL_S: Final = 0.1
 BINDER_RETRY_S: Final = 1.0
 RELEASE_WAIT_S: Final = 2.0
 """How long a release waits for the GPUs before it answers; resets are tried without an end."""
-
-
-class Kubelet(Protocol):
-    """Which devices a pod holds."""
-
-    def allocation(self, namespace: str, name: str) -> Allocation | None: ...
 
 
 class Node:
@@ -67,6 +61,7 @@ class Node:
         self._kubelet = kubelet
         self._hub = hub
         self._lock = threading.RLock()
+        self._lease_clocks = LeaseClocks(self.workers, self.leases, kubelet, self._lock)
         self._sessions: set[Session] = set()
         self.refusals = 0
         """Processes that were refused or disconnected."""
@@ -127,9 +122,12 @@ class Node:
     # ------------------------------------------------------------------------------------------- the operator's
     # commands
 
-    def acquire(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> LeaseView:
-        """See ``LeaseTable.acquire``. Processes of the pods become ranks as soon as the kubelet has named their
-        GPUs."""
+    def acquire(
+        self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName], *, clock_mhz: int = 0
+    ) -> LeaseView:
+        """See ``LeaseTable.acquire``. Processes of the pods become ranks, and their GPUs are locked at the lease's
+        clock, as soon as the kubelet has named the GPUs."""
+        self._check_clocks("clock_mhz", {clock_mhz} - {0})
         with self._lock:
             self._check_serving()
             self._expire()
@@ -137,7 +135,8 @@ class Node:
         self._journal.record_epoch(job_uid, epoch)  # without the lock: a slow disk must not keep leases from expiring
         with self._lock:
             self._check_serving()
-            lease = self.leases.acquire(job_uid, job_name, epoch, ttl_s, pods)
+            lease = self.leases.acquire(job_uid, job_name, epoch, ttl_s, pods, clock_mhz=clock_mhz)
+            self._lease_clocks.leased(lease)
             for session in self._bound(job_uid):
                 if session.pod_uid not in lease.pods:
                     self._unbind(session, "the pod left the job's lease")
@@ -160,9 +159,7 @@ class Node:
 
     def push(self, job_uid: str, epoch: int, plan_set: PlanSet) -> None:
         """Store a plan set: all of it, or after an error nothing."""
-        unknown = set(plan_set.clocks_mhz) - self._clocks
-        if unknown:
-            raise InvalidRequest(f"plan_set.clocks_mhz: no GPU of this node supports {min(unknown)} MHz")
+        self._check_clocks("plan_set.clocks_mhz", set(plan_set.clocks_mhz))
         with self._lock:
             self._check_serving()
             lease = self.leases.held(job_uid, epoch)
@@ -266,14 +263,20 @@ class Node:
         if self.draining:
             raise Draining("the agent is stopping")
 
+    def _check_clocks(self, name: str, clocks_mhz: set[int]) -> None:
+        unknown = clocks_mhz - self._clocks
+        if unknown:
+            raise InvalidRequest(f"{name}: no GPU of this node supports {min(unknown)} MHz")
+
     def _bound(self, job_uid: str) -> Iterator[Session]:
         return iter([s for s in self._sessions if s.follower is not None and s.follower.rank.job_uid == job_uid])
 
     def _view(self, lease: JobLease) -> LeaseView:
-        return self.leases.view(lease, ranks=len(list(self._bound(lease.job_uid))))
+        ranks = len(list(self._bound(lease.job_uid)))
+        return self.leases.view(lease, ranks=ranks, gpus=self._lease_clocks.view(lease))
 
     def _end(self, lease: JobLease, reason: str) -> dict[str, Future[bool]]:
-        pending = {}
+        pending = self._lease_clocks.ended(lease.job_uid, reason)
         for session in self._bound(lease.job_uid):
             worker = session.worker
             left = self._unbind(session, reason)
@@ -350,7 +353,8 @@ class Node:
             self._hub.publish(lease.job_uid, RankChange(rank, True, session.follower.iteration or 0))
 
     def _bind(self) -> None:
-        """The binder's thread: bind processes that wait for a lease or for the kubelet."""
+        """The binder's thread: bind processes that wait for a lease or for the kubelet, and hold the clocks of
+        leases."""
         while not self.draining:
             self._unbound.wait(BINDER_RETRY_S)
             self._unbound.clear()
@@ -367,6 +371,10 @@ class Node:
                     session.dismiss()
                 except Exception:
                     log.exception("binding failed", extra={"pod": session.pod_uid})
+            try:
+                self._lease_clocks.ask_kubelet()
+            except Exception:
+                log.exception("the clocks of leases are not up to date")
 
     def _keep(self) -> None:
         """The keeper's thread: end leases that have run out, and find driver calls that hang."""

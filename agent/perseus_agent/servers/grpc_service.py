@@ -143,7 +143,8 @@ class AgentService(stubs.AgentServicer):
             for pod in request.pods
         ]
         ttl_s = s_from_ms(request.ttl_ms)
-        return _lease(self._node.acquire(request.job_uid, request.job_name, request.epoch, ttl_s, pods))
+        job, epoch = (request.job_uid, request.job_name), request.epoch
+        return _lease(self._node.acquire(*job, epoch, ttl_s, pods, clock_mhz=request.clock_mhz))
 
     @_command
     def RenewLease(self, request: messages.RenewLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
@@ -199,7 +200,16 @@ def _lease(view: LeaseView) -> messages.Lease:
         selections=[
             messages.Selection(data_parallel_rank=dp, point=point) for dp, point in sorted(view.selections.items())
         ],
+        clock=_lease_clock(view) if view.clock_mhz else None,
     )
+
+
+def _lease_clock(view: LeaseView) -> messages.LeaseClock:
+    gpus = [
+        messages.LeasedGpu(pod_uid=gpu.pod_uid, uuid=gpu.uuid, applied_clock_mhz=gpu.applied_mhz, message=gpu.message)
+        for gpu in view.gpus
+    ]
+    return messages.LeaseClock(clock_mhz=view.clock_mhz, gpus=gpus)
 
 
 def _gpu(worker: GpuWorker) -> messages.Gpu:

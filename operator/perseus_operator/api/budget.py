@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from perseus_operator.api.job import PERCENT, PERCENT_RULE
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE
 from perseus_operator.api.schema import DNS_NAME, integer, labels, listing, names, nested, parse, text
 from perseus_operator.errors import InvalidSpec
 

@@ -71,6 +71,7 @@ class Reason(StrEnum):
     FENCED = "Fenced"
     # PlanApplied
     PLAN_IN_FORCE = "PlanInForce"
+    CLOCK_IN_FORCE = "ClockInForce"
     LIMITED_BY_BUDGET = "LimitedByBudget"
     DEADLINE_OUT_OF_REACH = "DeadlineOutOfReach"
     RECOMMEND_ONLY = "RecommendOnly"

@@ -10,29 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from perseus_operator.api.pipeline import Pipeline
-from perseus_operator.api.schema import DNS_NAME, Rule, camel, choice, flag, integer, nested, parse, text
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE, Objective, ObjectiveType
+from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline
+from perseus_operator.api.schema import DNS_NAME, Rule, choice, flag, integer, nested, parse, text
 from perseus_operator.api.workload import Workload
 from perseus_operator.errors import InvalidSpec
 from perseus_proto import keys
 from perseus_proto.units import ratio_from_percent
 
-PERCENT = r"^[0-9]{1,3}(\.[0-9]{1,4})?%$"
-PERCENT_RULE = "a percentage such as 3% or 2.5%"
 MAX_BLOCKING_POWER_MW = 2_000_000
-WEEK_US = 7 * 24 * 3600 * 1_000_000
-
-
-class ObjectiveType(StrEnum):
-    """What to choose from the time-energy frontier."""
-
-    MAX_THROUGHPUT = "MaxThroughput"
-    MIN_ENERGY = "MinEnergy"
-    MAX_SLOWDOWN = "MaxSlowdown"
-    DEADLINE = "Deadline"
-    POWER_CAP = "PowerCap"
 
 
 class StragglerMode(StrEnum):
@@ -160,82 +148,8 @@ class Profile:
         return f"PerseusProfile {self.profile_ref.name}" if self.profile_ref is not None else "no object"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deadline:
-    """Either a time for each iteration, or a date by which a number of iterations must be done."""
-
-    iteration_time_microseconds: int | None = integer(
-        "Every iteration may take this long.", minimum=1, maximum=WEEK_US, required=False
-    )
-    finish_by: str | None = text(
-        "Date and time, RFC 3339, by which `iterations` iterations must be done.",
-        rule="a date and time such as 2030-01-31T18:00:00Z",
-        max_length=40,
-        pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$",
-        string_format="date-time",
-        required=False,
-    )
-    iterations: int | None = integer(
-        "Iterations of the whole run, counted from its start.", minimum=1, maximum=1_000_000_000, required=False
-    )
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "has(self.iterationTimeMicroseconds) != has(self.finishBy)",
-            "exactly one of iterationTimeMicroseconds and finishBy must be set",
-            lambda d: (d.iteration_time_microseconds is not None) != (d.finish_by is not None),
-        ),
-        Rule(
-            "has(self.finishBy) == has(self.iterations)",
-            "finishBy and iterations must be set together",
-            lambda d: (d.finish_by is not None) == (d.iterations is not None),
-        ),
-    )
-
-
-def _only_for(kind: ObjectiveType, name: str) -> Rule:
-    """A parameter is set if and only if the objective has its type."""
-    return Rule(
-        f"(self.type == '{kind}') == has(self.{camel(name)})",
-        f"{camel(name)} must be set if and only if type is {kind}",
-        lambda objective: (objective.type == kind) == (getattr(objective, name) is not None),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """Which point of the frontier the job runs at."""
-
-    type: ObjectiveType = choice(
-        "MaxThroughput: no slowdown. MinEnergy: least energy per iteration. MaxSlowdown, Deadline: least energy"
-        " within that bound. PowerCap: fastest within that bound.",
-        ObjectiveType,
-        default=ObjectiveType.MAX_THROUGHPUT.value,
-    )
-    max_slowdown: str | None = text(
-        "Allowed slowdown against the fastest iteration, for type MaxSlowdown. Iterations scatter: compared are the"
-        " times that 95 % of them keep.",
-        rule=PERCENT_RULE,
-        max_length=9,
-        pattern=PERCENT,
-        required=False,
-    )
-    deadline: Deadline | None = nested("Time bound, for type Deadline.", Deadline, required=False)
-    power_cap_watts: int | None = integer(
-        "Allowed average power of all GPUs of the job together, for type PowerCap.",
-        minimum=1,
-        maximum=1_000_000_000,
-        required=False,
-    )
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        _only_for(ObjectiveType.MAX_SLOWDOWN, "max_slowdown"),
-        _only_for(ObjectiveType.DEADLINE, "deadline"),
-        _only_for(ObjectiveType.POWER_CAP, "power_cap_watts"),
-    )
-
-    @property
-    def max_slowdown_ratio(self) -> float | None:
-        """``"3%"`` as 0.03."""
-        return None if self.max_slowdown is None else ratio_from_percent(self.max_slowdown)
+NO_PROFILE: Final = Profile()
+"""Stands for the profile of a job that is not planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,12 +218,32 @@ class Switching:
         return ratio_from_percent(self.max_energy_loss)
 
 
+def _planned(name: str) -> Rule:
+    """What plans are made from is set if and only if there is to be a plan."""
+    return Rule(
+        f"has(self.{name}) == (self.objective.type != '{ObjectiveType.FIXED_CLOCK}')",
+        f"{name} must be set, unless objective.type is {ObjectiveType.FIXED_CLOCK}: then it must not",
+        lambda spec: (getattr(spec, name) is getattr(JobSpec, name)) != spec.is_planned,
+    )
+
+
+_KIND = "whether a job is planned or runs at a fixed clock is immutable: create another PerseusJob"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """What the user wants."""
 
-    pipeline: Pipeline = nested("Shape of the training job.", Pipeline)
-    profile: Profile = nested("Measurements to plan from.", Profile)
+    pipeline: Pipeline = nested(
+        "Shape of the training job; not for objective FixedClock.",
+        Pipeline,
+        required=False,
+        kept=_KIND,
+        absent=NO_PIPELINE,
+    )
+    profile: Profile = nested(
+        "Measurements to plan from; not for objective FixedClock.", Profile, required=False, absent=NO_PROFILE
+    )
     workload: Workload | None = nested(
         "Which pods belong to the job; absent: all that carry the label perseus.energy/job with its name.",
         Workload,
@@ -349,6 +283,12 @@ class JobSpec:
         maximum=1000,
         default=3,
     )
+    RULES: ClassVar[tuple[Rule, ...]] = (_planned("pipeline"), _planned("profile"))
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the job runs plans; otherwise it has one clock, and neither pipeline nor profile count."""
+        return self.objective.type is not ObjectiveType.FIXED_CLOCK
 
 
 def parse_spec(raw: Any) -> JobSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from perseus_operator.api.schema import DNS_NAME, Rule, choice, integer, nested, text
 from perseus_proto import keys
@@ -159,3 +159,7 @@ class Pipeline:
     def solver_name(self) -> str:
         """What ``perseus_solver.schedules`` calls the schedule."""
         return (self.schedule or ScheduleName.FROM_RANKS).solver_name
+
+
+NO_PIPELINE: Final = Pipeline(schedule=ScheduleName.STEPS, stages=1, data_parallel=1, tensor_parallel=1)
+"""Stands for the shape of a job that is not planned; nothing of it counts."""

@@ -44,6 +44,10 @@ class Field:
     """The default as it stands in the manifest; None: the field may be absent and is then None."""
     immutable: str = ""
     """Message of the rule that the field can be neither changed nor set nor removed later; empty: it can."""
+    kept: str = ""
+    """Message of the rule that the field can be changed, but neither set nor removed later; empty: it can."""
+    absent: Any = None
+    """What the parsed object has in place of an absent field."""
 
 
 def _must(path: str, rule: str, value: object) -> InvalidSpec:
@@ -52,12 +56,21 @@ def _must(path: str, rule: str, value: object) -> InvalidSpec:
 
 
 def _field(
-    openapi: Json, parse: Callable[[Any, str], Any], *, required: bool, default: Any, immutable: str = ""
+    openapi: Json,
+    parse: Callable[[Any, str], Any],
+    *,
+    required: bool,
+    default: Any,
+    immutable: str = "",
+    kept: str = "",
+    absent: Any = None,
 ) -> Any:
     if immutable:
         openapi = {**openapi, "x-kubernetes-validations": [{"rule": "self == oldSelf", "message": immutable}]}
-    metadata = {_KEY: Field(openapi, parse, required and default is None, default, immutable)}
-    return field(metadata=metadata) if required or default is not None else field(default=None, metadata=metadata)
+    metadata = {
+        _KEY: Field(openapi, parse, required and default is None, default, immutable, immutable or kept, absent)
+    }
+    return field(metadata=metadata) if required or default is not None else field(default=absent, metadata=metadata)
 
 
 def integer(
@@ -203,12 +216,28 @@ def labels(description: str, *, required: bool = True) -> Any:
 
 
 def nested(
-    description: str, model: type[Any], *, required: bool = True, default: Json | None = None, immutable: str = ""
+    description: str,
+    model: type[Any],
+    *,
+    required: bool = True,
+    default: Json | None = None,
+    immutable: str = "",
+    kept: str = "",
+    absent: Any = None,
 ) -> Any:
     """Declare an object of another model. ``default={}``: an absent object has the defaults of its fields.
 
     They are written out in the CRD: kube-apiserver holds a default against the object's CEL rules before it fills in
     the defaults of its fields.
+
+    Args:
+        description: for the CRD.
+        model: of the object.
+        required: whether the object must be set if it has no default.
+        default: of an absent object.
+        immutable: message of the rule that the object can be neither changed nor set nor removed; empty: it can.
+        kept: message of the rule that it can be changed, but neither set nor removed; empty: it can.
+        absent: what stands for an absent object once it is parsed; it is neither in the CRD nor in a dump.
     """
     default = None if default is None else dump(parse(model, default, ""))
     return _field(
@@ -217,6 +246,8 @@ def nested(
         required=required,
         default=default,
         immutable=immutable,
+        kept=kept,
+        absent=absent,
     )
 
 
@@ -268,9 +299,9 @@ def openapi_of(model: type[Any]) -> Json:
         openapi["required"] = required
     # A rule of a field does not see it come or go; that of its parent does.
     kept = [
-        {"rule": f"has(self.{camel(name)}) == has(oldSelf.{camel(name)})", "message": spec.immutable}
+        {"rule": f"has(self.{camel(name)}) == has(oldSelf.{camel(name)})", "message": spec.kept}
         for name, spec in _fields(model)
-        if spec.immutable and not spec.required and spec.default is None
+        if spec.kept and not spec.required and spec.default is None
     ]
     if validations := [{"rule": rule.cel, "message": rule.message} for rule in _rules(model)] + kept:
         openapi["x-kubernetes-validations"] = validations
@@ -311,11 +342,10 @@ def parse(model: type[T], raw: object, path: str) -> T:
 
 
 def dump(value: Any) -> Any:
-    """Return the raw form of a typed value; fields that are None are left out."""
+    """Return the raw form of a typed value; fields that are absent are left out."""
     if hasattr(value, "__dataclass_fields__"):
-        return {
-            camel(name): dump(item) for name, _ in _fields(type(value)) if (item := getattr(value, name)) is not None
-        }
+        items = [(name, getattr(value, name), spec.absent) for name, spec in _fields(type(value))]
+        return {camel(name): dump(item) for name, item, absent in items if item is not None and item is not absent}
     if isinstance(value, tuple):
         return [dump(item) for item in value]
     return str(value) if isinstance(value, StrEnum) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perseus_operator.api.job import PERCENT, PERCENT_RULE, WEEK_US
+from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US
 from perseus_operator.api.schema import integer, listing, nested, text
 
 SIGNED_PERCENT = r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$"
@@ -269,11 +269,21 @@ class ShareStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockStatus:
+    """Of a job with objective FixedClock: the clock, and where it is in force."""
+
+    megahertz: int = integer("The clock that the GPUs shall run at.", minimum=1, maximum=100_000)
+    gpus: int = integer("GPUs of the job that its agents have found.", minimum=0, maximum=10**6)
+    locked: int = integer("Those of them that are locked at the clock.", minimum=0, maximum=10**6)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StatusFigures:
     """Everything in status but conditions and observedGeneration."""
 
     frontier: FrontierStatus | None = nested("The solved frontier.", FrontierStatus, required=False)
     plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)
+    clock: ClockStatus | None = nested("Of objective FixedClock.", ClockStatus, required=False)
     predicted: Figures | None = nested("Predicted time and energy of the plan in force.", Figures, required=False)
     measured: Figures | None = nested("Median time and energy of the latest iterations.", Figures, required=False)
     calibration: CalibrationStatus | None = nested(

@@ -10,7 +10,7 @@ from perseus_operator.clients.validation import is_valid_rank, is_valid_report
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.node import DeclaredSchedule, Rank
+from perseus_operator.planning.node import DeclaredSchedule, LeaseClock, LeasedGpu, Rank
 from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import agent_pb2
 
@@ -22,6 +22,8 @@ class LeaseInfo:
     remaining_s: float
     plan_id: str
     selected: dict[int, int]
+    clock: LeaseClock | None
+    """None: the lease asks for none, or the agent is too old to lock one."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,13 @@ def lease_of(message: agent_pb2.Lease) -> LeaseInfo:
         remaining_s=s_from_ms(message.remaining_ms),
         plan_id=message.plan_id,
         selected={s.data_parallel_rank: s.point for s in message.selections},
+        clock=_clock_of(message.clock) if message.HasField("clock") else None,
     )
+
+
+def _clock_of(message: agent_pb2.LeaseClock) -> LeaseClock:
+    gpus = [LeasedGpu(gpu.uuid, gpu.pod_uid, gpu.applied_clock_mhz, gpu.message) for gpu in message.gpus]
+    return LeaseClock(message.clock_mhz, tuple(gpus))
 
 
 def rank_of(message: agent_pb2.Rank) -> Rank:

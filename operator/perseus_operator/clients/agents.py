@@ -145,7 +145,15 @@ class AgentPool:
         )
 
     async def acquire(
-        self, address: str, *, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Iterable[Pod]
+        self,
+        address: str,
+        *,
+        job_uid: str,
+        job_name: str,
+        epoch: int,
+        ttl_s: float,
+        pods: Iterable[Pod],
+        clock_mhz: int = 0,
     ) -> LeaseInfo:
         """Acquire the job's lease on a node.
 
@@ -156,6 +164,7 @@ class AgentPool:
             epoch: of this operator.
             ttl_s: how long the lease lasts without renewal, seconds.
             pods: of the job on that node.
+            clock_mhz: of all GPUs of the pods; 0: none but that of plans.
 
         Raises:
             AgentError: the lease was not granted.
@@ -166,6 +175,7 @@ class AgentPool:
             epoch=epoch,
             ttl_ms=ms_from_s(ttl_s),
             pods=[pod_message(pod) for pod in pods],
+            clock_mhz=clock_mhz,
         )
         return lease_of(await self._request(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
 

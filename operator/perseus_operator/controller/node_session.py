@@ -129,14 +129,22 @@ class NodeSession:
                 job_name=str(self._state.ref),
                 ttl_s=ttl_s,
                 pods=sorted(pods, key=lambda pod: pod.uid),
+                clock_mhz=action.clock_mhz,
             )
-            following = bool(lease.selected)
-            node.lease_acquired(pods, plan_id=lease.plan_id, following=following, started_s=started_s, ttl_s=ttl_s)
+            node.lease_acquired(
+                pods,
+                plan_id=lease.plan_id,
+                following=bool(lease.selected),
+                started_s=started_s,
+                ttl_s=ttl_s,
+                clock_mhz=action.clock_mhz,
+                clock=lease.clock,
+            )
             self._read(node)
             await self._describe(node)
         elif isinstance(action, Renew):
-            await agents.renew(address, **command, ttl_s=ttl_s)
-            node.lease_renewed(started_s=started_s, ttl_s=ttl_s)
+            lease = await agents.renew(address, **command, ttl_s=ttl_s)
+            node.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=lease.clock)
             await self._describe(node)
         elif isinstance(action, Release):
             await agents.release(address, **command)
@@ -190,7 +198,7 @@ class NodeSession:
         if with_schedules:
             node.schedules_declared({rank.id: info.schedules.get((rank.pod_uid, rank.pid), ()) for rank in ranks})
             await self._inputs.collect_schedule()
-        gpus = {rank.gpu_uuid for rank in ranks}
+        gpus = node.gpu_uuids
         node.gpus_described(
             {gpu: clocks for gpu, clocks in info.clocks_mhz.items() if gpu in gpus},
             {gpu: why for gpu, why in info.uncontrollable.items() if gpu in gpus},

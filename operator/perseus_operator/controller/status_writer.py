@@ -116,7 +116,7 @@ class StatusWriter:
         self._services.metrics.set_frontier(self._ref, status.curve(state))
         if new_baseline is not None:
             self._pending.append(baseline_event(new_baseline))
-        if decision.applied and decision.wanted != self._announced:
+        if decision.applied and decision.wanted and decision.wanted != self._announced:
             if not self._restored:
                 self._pending.append(plan_event(state, decision))
             self._announced, self._restored = decision.wanted, False
@@ -128,7 +128,8 @@ class StatusWriter:
         if self._writing:
             return NEVER_S  # its end wakes the loop
         wanted = status.document(conditions, figures, self.stored, generation=state.generation, wall_s=now.wall_s)
-        slowed = decision.applied or (decision.profiling is not None and bool(decision.wanted))
+        # By how much a fixed clock slows iterations is not known, so nothing is announced.
+        slowed = bool(decision.wanted) and (decision.applied or decision.profiling is not None)
         # A plan in force that is not the wanted one keeps its annotation.
         present = self._annotation.value if status.in_force(state) else None
         announced = f"{slowdown:.4f}" if slowed else present

@@ -18,7 +18,7 @@ from enum import IntEnum
 from statistics import median
 from typing import Any, Final
 
-from perseus_operator.api.job import Objective
+from perseus_operator.api.objective import Objective
 from perseus_operator.api.schema import parse
 from perseus_operator.api.status import GuardStatus
 from perseus_operator.errors import InvalidSpec

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_proto.rank import RankId
 
+CLOCK_INTERVAL_S: Final = 1.0
+"""How soon a lease is renewed whose GPUs are on their way to its clock."""
 DeclaredSchedule = tuple[tuple[int, int, int], ...]
 """What one training process says that it executes: (kind, microbatch, chunk) in order."""
 
@@ -48,6 +51,27 @@ class Rank:
         return self.pod_uid, self.pid, self.id
 
 
+@dataclass(frozen=True)
+class LeasedGpu:
+    """A GPU of a lease that was acquired with a clock, as its agent reports it."""
+
+    uuid: str
+    """Empty: the pod has none, or ``fault`` says why none is known."""
+    pod_uid: str
+    applied_mhz: int
+    """Locked by the agent; 0: default clocks."""
+    fault: str
+    """Why it is not the lease's clock; empty: it is, or is about to be."""
+
+
+@dataclass(frozen=True)
+class LeaseClock:
+    """What an agent says about the clock of a lease."""
+
+    mhz: int
+    gpus: tuple[LeasedGpu, ...]
+
+
 @dataclass
 class Node:
     """A node and what is known of its agent. Times are monotonic seconds."""
@@ -65,6 +89,10 @@ class Node:
     """Commands that failed since one succeeded."""
     leased_pods: frozenset[Pod] | None = None
     """Pods that the lease names; None: no lease is held."""
+    leased_mhz: int = 0
+    """Clock that the lease asks for; 0: none."""
+    clock: LeaseClock | None = None
+    """What the agent says of that clock; None: it is too old to lock one, or none is asked for."""
     renew_at_s: float = 0.0
     expires_at_s: float = 0.0
     plan_id: str = ""
@@ -98,6 +126,12 @@ class Node:
     def stages(self) -> frozenset[int]:
         """Stages whose ranks run on the node."""
         return frozenset(rank.stage for rank in self.ranks)
+
+    @property
+    def gpu_uuids(self) -> frozenset[str]:
+        """GPUs of the job here: those of its ranks, and those of a lease with a clock."""
+        leased = self.clock.gpus if self.clock else ()
+        return frozenset(rank.gpu_uuid for rank in self.ranks.values()) | {gpu.uuid for gpu in leased if gpu.uuid}
 
     @property
     def pipelines(self) -> frozenset[int]:
@@ -142,7 +176,15 @@ class Node:
         self.failures = 0
 
     def lease_acquired(
-        self, pods: frozenset[Pod], *, plan_id: str, following: bool, started_s: float, ttl_s: float
+        self,
+        pods: frozenset[Pod],
+        *,
+        plan_id: str,
+        following: bool,
+        started_s: float,
+        ttl_s: float,
+        clock_mhz: int = 0,
+        clock: LeaseClock | None = None,
     ) -> None:
         """The agent granted the lease. Selections are repeated: those that it holds may belong to an earlier plan set.
 
@@ -152,18 +194,42 @@ class Node:
             following: whether the agent already follows a selection.
             started_s: when the request was sent: the agent cannot have begun to count earlier.
             ttl_s: how long the lease lasts.
+            clock_mhz: that it asks for; 0: none.
+            clock: as of ``lease_renewed``.
         """
-        self.leased_pods, self.plan_id, self.driven = pods, plan_id, following
+        self.leased_pods, self.leased_mhz, self.plan_id, self.driven = pods, clock_mhz, plan_id, following
         self.selection_outdated()
-        self.lease_renewed(started_s=started_s, ttl_s=ttl_s)
+        self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock)
 
-    def lease_renewed(self, *, started_s: float, ttl_s: float) -> None:
-        """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it."""
-        self.renew_at_s, self.expires_at_s = started_s + ttl_s / 3, started_s + ttl_s
+    def lease_renewed(self, *, started_s: float, ttl_s: float, clock: LeaseClock | None = None) -> None:
+        """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it, or sooner to hear of its
+        clock.
+
+        Args:
+            started_s: when the request was sent.
+            ttl_s: how long the lease lasts.
+            clock: what the agent says of the clock that the lease asks for.
+        """
+        self.clock = clock
+        coming = not self.at_clock(self.leased_mhz) and not any(gpu.fault for gpu in (clock.gpus if clock else ()))
+        pause_s = min(CLOCK_INTERVAL_S, ttl_s / 3) if coming else ttl_s / 3
+        self.renew_at_s, self.expires_at_s = started_s + pause_s, started_s + ttl_s
+
+    def at_clock(self, mhz: int) -> bool:
+        """Whether the lease asks for this clock, and all GPUs of every pod of the job here are locked at it."""
+        if self.leased_pods is None or self.leased_mhz != mhz:
+            return False
+        if mhz == 0:
+            return True
+        if self.clock is None or self.clock.mhz != mhz:
+            return False
+        shown = {gpu.pod_uid for gpu in self.clock.gpus}
+        locked = all(gpu.applied_mhz == mhz for gpu in self.clock.gpus if gpu.uuid or gpu.fault)
+        return locked and shown >= {pod.uid for pod in self.pods}
 
     def lease_lost(self) -> None:
         """The lease is over, given back or not: what the agent holds is no longer known."""
-        self.leased_pods = None
+        self.leased_pods = self.clock = None
         self.pushed = None
         self.plan_id = ""
         self.driven = False

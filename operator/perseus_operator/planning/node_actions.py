@@ -20,6 +20,8 @@ class Acquire:
     """Take the lease on a node, for its pods as they are now."""
 
     node: str
+    clock_mhz: int = 0
+    """Of all GPUs of the pods; 0: none but that of plans."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Intent:
     """Whether clocks may be set at all."""
     waiting: Explanation | None
     """Why no plan is to be followed."""
+    clock_mhz: int = 0
+    """Clock of all GPUs of a job without plans; 0: none."""
 
 
 def next_actions(
@@ -92,7 +96,7 @@ def next_actions(
             continue
         # There are no plans for a stage that exists only in what a process says of itself.
         plans = intent.plans if max(node.stages, default=0) < spec.pipeline.stages else None
-        action = _next_action(node, intent.drive, plans, wanted, from_iteration=from_iteration, now_s=now_s)
+        action = _next_action(node, intent, plans, wanted, from_iteration=from_iteration, now_s=now_s)
         leased = action is None and node.leased_pods is not None
         yield action, node.renew_at_s if leased else math.inf
 
@@ -119,16 +123,16 @@ def _is_selected(node: Node, wanted: Mapping[int, int]) -> bool:
 
 
 def _next_action(
-    node: Node, drive: bool, plans: str | None, wanted: Mapping[int, int], *, from_iteration: int, now_s: float
+    node: Node, intent: Intent, plans: str | None, wanted: Mapping[int, int], *, from_iteration: int, now_s: float
 ) -> NodeAction | None:
     """The lease goes first: without it nothing else lasts."""
-    if not node.pods or (not drive and node.driven):
+    if not node.pods or (not intent.drive and node.driven):
         return Release(node.name)
-    if node.leased_pods != node.pods or node.expires_at_s <= now_s:
-        return Acquire(node.name)
+    if node.leased_pods != node.pods or node.leased_mhz != intent.clock_mhz or node.expires_at_s <= now_s:
+        return Acquire(node.name, intent.clock_mhz)
     if node.renew_at_s <= now_s:
         return Renew(node.name)
-    if drive and plans is not None and node.ranks and not holds_plans(node, plans):
+    if intent.drive and plans is not None and node.ranks and not holds_plans(node, plans):
         return Push(node.name, node.stages, plans)
     if wanted and node.ranks and not _is_selected(node, wanted):
         points = tuple((dp, wanted[dp]) for dp in sorted(node.pipelines))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from perseus_operator.api.job import Deadline, Objective, ObjectiveType
+from perseus_operator.api.objective import Deadline, Objective, ObjectiveType
 from perseus_operator.formatting import seconds
 from perseus_proto.units import mean_power_w, s_from_us, us_from_s
 

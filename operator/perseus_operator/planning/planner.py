@@ -17,6 +17,7 @@ from datetime import datetime
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
 from perseus_operator.planning.bound_guard import CONFIRM, Guard, Hold, judge, next_coarser, subject_of
+from perseus_operator.planning.fixed_clock import clock_intent
 from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardware_for, input_actions, inputs_wake_s
 from perseus_operator.planning.guard_cause import why_slow
 from perseus_operator.planning.hardware import Hardware
@@ -108,6 +109,18 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
             wake_at_s=now.monotonic_s + _NEVER_S,
         )
     spec = state.spec
+    deletion, deletion_wake_s = next_deletion(state.end, spec, now_s=now.monotonic_s, wall_s=now.wall_s)
+    deletions = (deletion,) if deletion else ()
+    if not spec.is_planned:
+        intent = clock_intent(state, spec)
+        nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
+        return Decision(
+            actions=(*(action for action, _ in nodes if action is not None), *deletions),
+            waiting=intent.waiting,
+            applied=intent.waiting is None,
+            guard=state.guard,
+            wake_at_s=min(now.monotonic_s + _NEVER_S, deletion_wake_s, *(wake_at_s for _, wake_at_s in nodes)),
+        )
     hardware = hardware_for(state, spec)
     inputs = input_actions(state, spec, hardware, now_s=now.monotonic_s, limits=limits)
     not_ready = schedule_pending(state) or ranks_pending(state, spec) or baseline_pending(state, spec)
@@ -116,7 +129,6 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
     aim = _aim(state, spec, stragglers, now, profiling=profiling)
     intent = _intent(state, spec, aim, stragglers, profiling=profiling)
     nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
-    deletion, deletion_wake_s = next_deletion(state.end, spec, now_s=now.monotonic_s, wall_s=now.wall_s)
 
     applied = profiling is None and bool(intent.wanted) and is_applied(state, intent)
     waiting = intent.waiting
@@ -128,7 +140,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
             *inputs,
             *(profiling.actions if profiling else ()),
             *(action for action, _ in nodes if action is not None),
-            *((deletion,) if deletion else ()),
+            *deletions,
         ),
         wanted=intent.wanted,
         waiting=waiting,

@@ -18,7 +18,7 @@ from perseus_operator.api.budget import (
     BudgetSpec,
     JobShare,
 )
-from perseus_operator.api.job import Mode
+from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.formatting import percent
 from perseus_operator.planning.gpu import UNKNOWN_BOARD_W
 from perseus_operator.planning.objective import Target
@@ -113,6 +113,8 @@ def member_of(state: JobState, now: Now, *, settled: bool = True) -> Member | No
     if state.fenced is not None:
         return Member(job, spec.priority)  # what it draws is not ours to know: it keeps its share
     limits_w = held_limits_w(state)
+    if not spec.is_planned:
+        return _unplanned(state, spec, limits_w, settled=settled)
     gpus = replicas_of(spec) * spec.pipeline.stages
     held_w = math.fsum(limits_w.values()) if settled or len(limits_w) >= gpus else math.inf
     target = current_target(state, spec, now)
@@ -135,14 +137,21 @@ def member_of(state: JobState, now: Now, *, settled: bool = True) -> Member | No
 
 
 def held_limits_w(state: JobState) -> dict[str, float]:
-    """The power limit of every GPU on which an agent found a process of the job, by UUID."""
+    """The power limit of every GPU that agents found for the job, by UUID."""
     found = {}
     for node in state.nodes.values():
-        for rank in node.ranks.values():
-            gpu = node.gpus.get(rank.gpu_uuid)
+        for uuid in node.gpu_uuids:
+            gpu = node.gpus.get(uuid)
             limit_w = None if gpu is None else gpu.max_power_w
-            found[rank.gpu_uuid] = UNKNOWN_BOARD_W if limit_w is None else limit_w
+            found[uuid] = UNKNOWN_BOARD_W if limit_w is None else limit_w
     return found
+
+
+def _unplanned(state: JobState, spec: JobSpec, limits_w: Mapping[str, float], *, settled: bool) -> Member:
+    """A job with a fixed clock: what it draws there is not known, but it is less than the power limits of its GPUs."""
+    seen = settled or all(node.clock is not None for node in state.nodes.values() if node.pods)
+    held_w = math.fsum(limits_w.values()) if seen else math.inf
+    return Member(str(state.ref), spec.priority, drawn_w=held_w if seen else None, held_w=held_w)
 
 
 def _default_w(state: JobState, held_w: float) -> float | None:

@@ -218,7 +218,8 @@ class JobState:
         Returns:
             The job's iteration if this report completed it; otherwise None.
         """
-        if report.rank_id not in node.ranks or self.history is None or self.spec is None:
+        spec = self.spec
+        if report.rank_id not in node.ranks or self.history is None or spec is None or not spec.is_planned:
             return None
         node.rank_advanced(report.rank_id, report.iteration + 1)
         iteration = self.history.add(report)
@@ -232,7 +233,7 @@ class JobState:
         self.detector.observe(
             iteration,
             planned_us,
-            self.spec.straggler,
+            spec.straggler,
             planned_times=self.planned_times,
             stage_noise=self.calibration.quality.stage_noise if self.calibration.quality else None,
             slowed_pipelines=self.slowed_pipelines(),

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.objects import Json
 
 
@@ -87,6 +88,8 @@ ADVICE: Final[Mapping[Reason, str]] = {
 }
 """What to do about a reason that keeps a job from saving."""
 
+_WITHOUT_PLAN: Final = frozenset({ConditionType.ACCEPTED, ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED})
+"""What there is to say of a job with a fixed clock."""
 _ESSENTIAL: Final = frozenset({
     *(ConditionType.ACCEPTED, ConditionType.PROFILE_READY, ConditionType.FRONTIER_READY),
     *(ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED),
@@ -105,7 +108,8 @@ def examine(job: Json) -> Json:
     """
     metadata, status = job["metadata"], job.get("status") or {}
     name = str(metadata["name"])
-    steps = list(_steps(status, name))
+    planned = (job["spec"].get("objective") or {}).get("type") != ObjectiveType.FIXED_CLOCK
+    steps = list(_steps(status, name, planned=planned))
     return {
         "job": f"{metadata['namespace']}/{name}",
         "verdict": _verdict(metadata, status, steps),
@@ -114,10 +118,12 @@ def examine(job: Json) -> Json:
     }
 
 
-def _steps(status: Mapping[str, Any], name: str) -> Iterator[Json]:
+def _steps(status: Mapping[str, Any], name: str, *, planned: bool) -> Iterator[Json]:
     found = {condition["type"]: condition for condition in status.get("conditions", ())}
     blocked = False
     for step in STEPS:
+        if not planned and step.condition not in _WITHOUT_PLAN:
+            continue
         condition = found.get(step.condition)
         finding = _finding(condition, step, blocked=blocked)
         line: Json = {"condition": step.condition.value, "question": step.question, "finding": finding.value}
@@ -154,5 +160,6 @@ def _verdict(metadata: Mapping[str, Any], status: Mapping[str, Any], steps: list
         what = "It waits" if first["finding"] == Finding.WAITING else "It does not save"
         return f"{what}: {first.get('reason', 'not reported yet')}."
     if savings is None:
-        return "A plan is in force; savings are not measured yet."
+        at_clock = "All its GPUs run at the clock that was asked for; without a plan savings are not measured."
+        return at_clock if len(steps) < len(STEPS) else "A plan is in force; savings are not measured yet."
     return f"It saves {savings['energy']} of the energy and is slower by {savings['slowdown']}, as measured."

@@ -86,6 +86,8 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
         spec = parse_spec(job.get("spec"))
     except InvalidSpec as error:
         raise CannotAnswer(f"{namespace}/{name}: {error}") from error
+    if not spec.is_planned:
+        raise CannotAnswer(f"{namespace}/{name} has one clock for all GPUs, objective FixedClock: there is no plan")
     if "frontier" not in status:
         raise CannotAnswer(f"{namespace}/{name} has no frontier yet: {missing_frontier_reason(status)}")
     frontier = _frontier(reader, namespace, name, status["frontier"])

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from perseus_operator.api.conditions import ConditionType
-from perseus_operator.api.job import Mode, ObjectiveType
+from perseus_operator.api.job import Mode
+from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.errors import CannotAnswer
 from perseus_operator.formatting import milliseconds, percent, seconds
 from perseus_operator.objects import Json

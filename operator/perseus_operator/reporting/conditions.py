@@ -13,6 +13,7 @@ from perseus_operator.api.conditions import Condition, ConditionType, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
 from perseus_operator.formatting import counted, fine_percent, percent, seconds, small_percent
 from perseus_operator.planning.bound_guard import Hold
+from perseus_operator.planning.fixed_clock import gpus_at_clock
 from perseus_operator.planning.planner import Decision, common_point
 from perseus_operator.planning.readiness import first_node_fault
 from perseus_operator.planning.state import JobState
@@ -39,11 +40,13 @@ def conditions_of(state: JobState, decision: Decision) -> list[Condition]:
 
     Returns:
         One condition for each type, ``Ready`` last. A job whose spec was never valid has ``Accepted`` and ``Ready``
-        alone.
+        alone; one without a plan has none that is about plans and iterations but ``PlanApplied``.
     """
     conditions = [_accepted(state)]
     spec = state.spec
-    if spec is not None:
+    if spec is not None and not spec.is_planned:
+        conditions += [_agents_ready(state), _clock_applied(state, decision, spec), *_life(state, spec)]
+    elif spec is not None:
         conditions += [
             _profile_ready(state, decision),
             _frontier_ready(state, decision),
@@ -148,6 +151,16 @@ def _plan_applied(state: JobState, decision: Decision, spec: JobSpec) -> Conditi
     if decision.note:
         return Condition(kind, True, Reason.DEADLINE_OUT_OF_REACH, f"{message} {decision.note}.")
     return Condition(kind, True, Reason.PLAN_IN_FORCE, message)
+
+
+def _clock_applied(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
+    kind, waiting = ConditionType.PLAN_APPLIED, decision.waiting
+    if waiting is not None:
+        return Condition(kind, False, waiting.reason, waiting.message)
+    mhz = spec.objective.clock_megahertz or 0
+    locked, _ = gpus_at_clock(state, mhz)
+    message = f"{counted(locked, 'GPU')} locked at {mhz} MHz. Iterations are not measured: no slowdown is promised."
+    return Condition(kind, True, Reason.CLOCK_IN_FORCE, message)
 
 
 def _straggler_detected(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
@@ -267,4 +280,6 @@ def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:
         if condition.type in needed and condition.status is not True:
             return Condition(ConditionType.READY, False, condition.reason, condition.message)
     message = "The frontier and the recommended plan are known." if recommends else "The plan is in force."
+    if spec is not None and not spec.is_planned:
+        message = "No clock is to be set." if recommends else "All GPUs run at the clock that was asked for."
     return Condition(ConditionType.READY, True, Reason.READY, message)

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from perseus_operator.api.conditions import Condition, ConditionType, merge_conditions
+from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import dump
 from perseus_operator.api.status import (
     CalibrationStatus,
+    ClockStatus,
     Figures,
     FrontierStatus,
     HardwareStatus,
@@ -25,6 +27,7 @@ from perseus_operator.formatting import fine_percent, percent, stamp
 from perseus_operator.objects import Json
 from perseus_operator.planning.bound_guard import guard_to_status
 from perseus_operator.planning.calibration_progress import CalibrationQuality
+from perseus_operator.planning.fixed_clock import gpus_at_clock
 from perseus_operator.planning.hardware import hardware_to_status
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.objective import predict
@@ -53,6 +56,8 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
     measured = current_measurement(state, decision)
     if state.end.finished_at_s is not None:
         measured = state.end.result
+    if spec is not None and not spec.is_planned:
+        return StatusFigures(clock=_clock(state, spec))
     if view is None or spec is None:
         return StatusFigures(
             measured=_figures(measured),
@@ -159,6 +164,12 @@ def savings(baseline: Measured | None, measured: Measured | None) -> Savings | N
     )
 
 
+def _clock(state: JobState, spec: JobSpec) -> ClockStatus:
+    mhz = spec.objective.clock_megahertz or 0
+    locked, gpus = gpus_at_clock(state, mhz)
+    return ClockStatus(megahertz=mhz, gpus=gpus, locked=locked)
+
+
 def _hardware(state: JobState, decision: Decision) -> HardwareStatus | None:
     if decision.hardware is None:
         return None
@@ -213,14 +224,14 @@ def document(
 
 
 def essence(status: Mapping[str, Any]) -> Json:
-    """Return the part of a status whose changes are written at once: neither measured figures nor wordings.
+    """Return the part of a status whose changes are written at once: neither what is counted or measured nor wordings.
 
     Returns:
-        The status without measured and predicted figures; ``conditions`` maps each type to its status and reason.
+        The status without what is measured, predicted and counted; ``conditions`` maps each type to its status and
+        reason.
     """
-    figures = {
-        key: value for key, value in status.items() if key not in {"measured", "savings", "predicted", "conditions"}
-    }
+    at_leisure = {"measured", "savings", "predicted", "clock", "conditions"}
+    figures = {key: value for key, value in status.items() if key not in at_leisure}
     hardware = {key: value for key, value in status.get("hardware", {}).items() if key != "medianLeadMicroseconds"}
     return {
         **figures,

@@ -170,18 +170,20 @@ class Rank(_message.Message):
     def __init__(self, pod_uid: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., iteration: _Optional[int] = ..., pid: _Optional[int] = ..., schedule: _Optional[_Union[StageSchedule, _Mapping]] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods")
+    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods", "clock_mhz")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PODS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     job_name: str
     epoch: int
     ttl_ms: int
     pods: _containers.RepeatedCompositeFieldContainer[Pod]
-    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ...) -> None: ...
+    clock_mhz: int
+    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
 
 class Pod(_message.Message):
     __slots__ = ("uid", "namespace", "name", "containers")
@@ -204,18 +206,40 @@ class Container(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections")
+    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     remaining_ms: int
     plan_id: str
     selections: _containers.RepeatedCompositeFieldContainer[Selection]
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ...) -> None: ...
+    clock: LeaseClock
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ...) -> None: ...
+
+class LeaseClock(_message.Message):
+    __slots__ = ("clock_mhz", "gpus")
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    clock_mhz: int
+    gpus: _containers.RepeatedCompositeFieldContainer[LeasedGpu]
+    def __init__(self, clock_mhz: _Optional[int] = ..., gpus: _Optional[_Iterable[_Union[LeasedGpu, _Mapping]]] = ...) -> None: ...
+
+class LeasedGpu(_message.Message):
+    __slots__ = ("pod_uid", "uuid", "applied_clock_mhz", "message")
+    POD_UID_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    pod_uid: str
+    uuid: str
+    applied_clock_mhz: int
+    message: str
+    def __init__(self, pod_uid: _Optional[str] = ..., uuid: _Optional[str] = ..., applied_clock_mhz: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("job_uid", "epoch", "ttl_ms")

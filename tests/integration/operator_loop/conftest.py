@@ -42,7 +42,7 @@ from perseus_solver.schedules import build_schedule
 REPOSITORY = Path(__file__).resolve().parents[3]
 STAGES, PIPELINES = 2, 2
 NUMBERS, TAKEN, OWN = itertools.count(), itertools.count(), itertools.count()
-SHARED_NAMESPACES = [f"shared-{n}" for n in range(28)]
+SHARED_NAMESPACES = [f"shared-{n}" for n in range(31)]
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
 MEASURED = read_profile(profile_csv(STAGES), stages=STAGES)
@@ -79,6 +79,12 @@ class FakeAgent(stubs.AgentServicer):
         """Of its GPUs; empty: the agent does not describe them."""
         self.latency: pb.ClockLatency | None = None
         """Of their clock changes; None: the agent is older than that field."""
+        self.clock_mhz = 0
+        """That the lease asks for."""
+        self.locked: dict[str, int] = {}
+        """What its GPUs are locked at, by UUID, where a lease asks for a clock."""
+        self.too_old = False
+        """It knows no clocks of leases."""
         self.followed: dict[str, Any] = {}
         """How clocks follow plans, as every report says it; empty: the agent is older than those fields."""
         self._server: grpc.aio.Server | None = None
@@ -109,7 +115,13 @@ class FakeAgent(stubs.AgentServicer):
 
     def _lease(self) -> pb.Lease:
         points = [] if self.point is None else [pb.Selection(data_parallel_rank=self.pipeline, point=self.point)]
-        return pb.Lease(epoch=self.epoch, remaining_ms=1000, plan_id=self.plan_id, selections=points)
+        lease = pb.Lease(epoch=self.epoch, remaining_ms=1000, plan_id=self.plan_id, selections=points)
+        if self.clock_mhz and not self.too_old:
+            lease.clock.clock_mhz = self.clock_mhz
+            for rank in self.ranks:
+                applied = self.locked.get(rank.gpu_uuid, 0)
+                lease.clock.gpus.add(uuid=rank.gpu_uuid, pod_uid=rank.pod_uid, applied_clock_mhz=applied)
+        return lease
 
     async def DescribeNode(self, request: Any, context: Any) -> pb.NodeDescription:
         for rank in self.ranks:
@@ -121,7 +133,7 @@ class FakeAgent(stubs.AgentServicer):
     async def AcquireLease(self, request: Any, context: Any) -> pb.Lease:
         self.calls.append("acquire")
         await self._check(request, context, leased=False)
-        self.leased, self.pods = True, [pod.name for pod in request.pods]
+        self.leased, self.pods, self.clock_mhz = True, [pod.name for pod in request.pods], request.clock_mhz
         return self._lease()
 
     async def RenewLease(self, request: Any, context: Any) -> pb.Lease:
@@ -132,7 +144,7 @@ class FakeAgent(stubs.AgentServicer):
     async def ReleaseLease(self, request: Any, context: Any) -> pb.ReleaseLeaseResponse:
         self.calls.append("release")
         await self._check(request, context, leased=False)
-        self.leased, self.point, self.plan_id = False, None, ""
+        self.leased, self.point, self.plan_id, self.clock_mhz, self.locked = False, None, "", 0, {}
         return pb.ReleaseLeaseResponse(restored_gpu_uuids=[rank.gpu_uuid for rank in self.ranks])
 
     async def PushPlanSet(self, request: Any, context: Any) -> pb.PushPlanSetResponse:
@@ -285,6 +297,7 @@ class World:
         return await self.custom.get_namespaced_custom_object(*GROUP, self.namespace, plural, name)
 
     async def apply(self, name: str = "gpt3", **changes: Any) -> None:
+        """Create a planned PerseusJob, or one with other fields; a field that is None is left out."""
         spec = {
             "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4, "dataParallel": PIPELINES},
             "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83640},
@@ -296,7 +309,7 @@ class World:
             "apiVersion": "/".join(GROUP),
             "kind": keys.KIND,
             "metadata": {"name": name, "namespace": self.namespace},
-            "spec": spec,
+            "spec": {field: value for field, value in spec.items() if value is not None},
         }
         await self.custom.create_namespaced_custom_object(*GROUP, self.namespace, keys.PLURAL, body)
 

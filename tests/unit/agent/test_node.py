@@ -59,8 +59,10 @@ class Bench:
         gpu = gpu_uuid(int(name.rpartition("-")[2]))
         return Allocation((gpu,), {}, {"trainer": frozenset({gpu})})
 
-    def lease(self, job: str = "job", pods: tuple[str, ...] = ("pod-0",), epoch: int = 1) -> None:
-        self.node.acquire(job, f"ns/{job}", epoch, 60, [PodName(pod, "ns", pod) for pod in pods])
+    def lease(
+        self, job: str = "job", pods: tuple[str, ...] = ("pod-0",), epoch: int = 1, *, clock_mhz: int = 0
+    ) -> None:
+        self.node.acquire(job, f"ns/{job}", epoch, 60, [PodName(pod, "ns", pod) for pod in pods], clock_mhz=clock_mhz)
 
     def plan(self, point: int = 0, from_iteration: int = 0) -> None:
         self.node.push("job", 1, PLANS)
@@ -109,6 +111,37 @@ def test_a_restarted_process_goes_on_with_the_plan_that_was_in_force(bench: Benc
     bench.node.admit(second.session)
     second.writer.step_begin(0, 3)  # counts from zero again
     wait_for(lambda: bench.locked() == 600, "the same point is in force")
+
+
+def test_the_clock_of_a_lease_holds_whenever_no_plan_wants_another(bench: Bench) -> None:
+    bench.lease(clock_mhz=900)
+    wait_for(lambda: bench.locked() == 900, "no process is there")
+    rank = Rank()
+    bench.node.admit(rank.session)
+    rank.writer.step_begin(0, 1)
+    wait_for(lambda: bench.node.ranks()[0][1] == 0 and bench.node.ranks()[0][0].gpu_uuid, "the process is known")
+    assert bench.locked() == 900
+    bench.plan()
+    rank.writer.step_begin(1, 2)
+    wait_for(lambda: bench.locked() == 1200, "its plan is followed")
+    bench.node.leave(rank.session)
+    wait_for(lambda: bench.locked() == 900, "the process has gone")
+    bench.node.release("job", 1)
+    assert bench.locked() is None
+    assert [call.mhz for call in bench.gpus[0].calls] == [900, 1200, 900, None], "never the default in between"
+
+
+def test_a_lease_that_gives_up_its_clock_leaves_the_plan(bench: Bench) -> None:
+    bench.lease(clock_mhz=900)
+    rank = Rank()
+    bench.node.admit(rank.session)
+    bench.plan()
+    rank.writer.step_begin(0, 1)
+    wait_for(lambda: bench.locked() == 1200, "its plan is followed")
+    bench.lease()
+    rank.writer.begin(0, 2)
+    bench.node.leave(rank.session)
+    wait_for(lambda: bench.locked() is None, "nothing wants a clock")
 
 
 def test_a_selection_reaches_the_gpu_of_a_rank_between_two_steps_at_once(bench: Bench) -> None:

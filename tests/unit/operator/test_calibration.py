@@ -13,7 +13,7 @@ import pytest
 from tests.doubles.stored_objects import StoredObjects, stored_object
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.api.job import Objective
+from perseus_operator.api.objective import Objective
 from perseus_operator.api.schema import parse
 from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.controller.profile_source import StoredProfile

@@ -361,7 +361,7 @@ def test_every_reason_that_keeps_a_job_from_saving_has_advice() -> None:
     fine = {
         *("Accepted", "ProfileRead", "Solved", "Restored", "Leased", "PlanInForce", "LimitedByBudget", "NoStraggler"),
         *("DeadlineOutOfReach", "StragglersIgnored", "ModelExplains", "BoundKept", "NoBound", "Ready"),
-        *("Running", "NotSuspended", "NotFinished"),
+        *("Running", "NotSuspended", "NotFinished", "ClockInForce"),
     }
     events = {"StragglerRecovered", "PlanRetried", "PlanChanged", "BaselineMeasured", "ClocksReleased"}
     assert {reason.value for reason in ADVICE} == {reason.value for reason in Reason} - fine - events

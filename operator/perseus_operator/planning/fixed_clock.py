@@ -1,0 +1,56 @@
+"""A job without a plan: one clock for all its GPUs, held by the leases on its nodes.
+
+Training processes need not be connected, so nothing is known of iterations: no slowdown is promised, and no savings are
+measured.
+"""
+
+from __future__ import annotations
+
+from perseus_operator.api.conditions import Explanation, Reason
+from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.planning.node import Node
+from perseus_operator.planning.node_actions import Intent
+from perseus_operator.planning.readiness import first_node_fault
+from perseus_operator.planning.state import JobState
+from perseus_operator.planning.workloads import absence
+
+
+def clock_intent(state: JobState, spec: JobSpec) -> Intent:
+    """What the agents of a job with a fixed clock shall hold."""
+    if spec.mode is Mode.RECOMMEND:
+        waiting = Explanation(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: no clocks are set.")
+        return Intent(None, {}, drive=False, waiting=waiting)
+    mhz = spec.objective.clock_megahertz or 0
+    return Intent(None, {}, drive=True, waiting=_pending(state, mhz), clock_mhz=mhz)
+
+
+def gpus_at_clock(state: JobState, mhz: int) -> tuple[int, int]:
+    """How many GPUs are locked at a clock, and how many the agents know of."""
+    gpus = [gpu for node in _nodes(state) if node.clock for gpu in node.clock.gpus if gpu.uuid]
+    return sum(gpu.applied_mhz == mhz for gpu in gpus), len(gpus)
+
+
+def _nodes(state: JobState) -> list[Node]:
+    return [node for node in state.nodes.values() if node.pods]
+
+
+def _pending(state: JobState, mhz: int) -> Explanation | None:
+    """Why not all GPUs run at the clock; None: they do."""
+    nodes = _nodes(state)
+    if not nodes:
+        return absence(state)
+    if fault := first_node_fault(state):
+        return Explanation(Reason.WAITING_FOR_AGENTS, fault.message)
+    for node in nodes:
+        if node.leased_pods is not None and node.leased_mhz and node.clock is None:
+            message = f"The agent of node {node.name} is too old to hold a clock without a plan: upgrade it."
+            return Explanation(Reason.AGENT_REFUSED, message)
+        for gpu in node.clock.gpus if node.clock else ():
+            if gpu.fault:
+                of = next((pod.name for pod in node.pods if pod.uid == gpu.pod_uid), gpu.pod_uid)
+                which = f"{gpu.uuid} of pod {of}" if gpu.uuid else f"The GPUs of pod {of}"
+                return Explanation(Reason.GPU_NOT_CONTROLLABLE, f"{which} on node {node.name}: {gpu.fault}")
+    locked, known = gpus_at_clock(state, mhz)
+    if all(node.at_clock(mhz) for node in nodes):
+        return None if known else Explanation(Reason.WAITING_FOR_AGENTS, "The pods of the job have no GPU.")
+    return Explanation(Reason.APPLYING, f"{locked} of {known} known GPUs are locked at {mhz} MHz.")

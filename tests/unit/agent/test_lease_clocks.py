@@ -1,0 +1,156 @@
+"""A lease with a clock: all GPUs of its pods run at it, whether or not a process of theirs is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.doubles.recording_gpu import RecordingGpu, RecordingSet
+from tests.doubles.recording_node import gpu_uuid, wait_for
+
+from perseus_agent.clocks.governor import GovernorLimits
+from perseus_agent.clocks.gpu_worker import WorkerLimits
+from perseus_agent.clocks.journal import Journal
+from perseus_agent.clocks.telemetry import TelemetryHub
+from perseus_agent.devices.base import Controllability
+from perseus_agent.errors import DeviceBusy, InvalidRequest, KubeletUnavailable
+from perseus_agent.node.leases import LeasedGpu, PodName
+from perseus_agent.node.node import Node
+from perseus_agent.pods.pod_resources import Allocation, Undrivable
+
+LIMITS = WorkerLimits(GovernorLimits(0.0, 0.05), 0.01, 0.02)
+
+
+class Bench:
+    """A node of four GPUs, and the kubelet that gives them to pods."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gpus = [RecordingGpu(gpu_uuid(number)) for number in range(4)]
+        self.journal, _ = Journal.open(folder / "journal", "boot")
+        self.given: dict[str, Allocation | None] = {
+            "pod-0": Allocation((gpu_uuid(0), gpu_uuid(1)), {}),
+            "pod-1": Allocation((gpu_uuid(2),), {}),
+        }
+        self.silent = False
+        self.node = Node(RecordingSet(self.gpus), self.journal, self, TelemetryHub(64), LIMITS)
+        self.node.start()
+
+    def allocation(self, _namespace: str, name: str) -> Allocation | None:
+        if self.silent:
+            raise KubeletUnavailable("it is being upgraded")
+        return self.given[name]
+
+    def lease(self, clock_mhz: int = 900, *pods: str, epoch: int = 1, job: str = "job", ttl_s: float = 60) -> None:
+        names = [PodName(pod, "ns", pod) for pod in pods or ("pod-0", "pod-1")]
+        self.node.acquire(job, f"ns/{job}", epoch, ttl_s, names, clock_mhz=clock_mhz)
+
+    def wait_locked(self, *clocks: int | None) -> None:
+        wait_for(lambda: self.locked == list(clocks), f"clocks {clocks}")
+
+    @property
+    def locked(self) -> list[int | None]:
+        return [gpu.locked_mhz for gpu in self.gpus]
+
+    @property
+    def reported(self) -> list[LeasedGpu]:
+        return sorted(self.node.renew("job", 1, 60).gpus, key=lambda gpu: (gpu.pod_uid, gpu.uuid))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    assert bench.node.drain(60) == []
+    assert bench.locked == [None] * 4
+    assert not bench.journal.locked
+
+
+def test_gpus_of_pods_without_a_process_run_at_the_clock_until_the_lease_is_released(bench: Bench) -> None:
+    bench.lease()
+    bench.wait_locked(900, 900, 900, None)
+    assert bench.journal.locked == {gpu_uuid(number) for number in range(3)}
+    wait_for(lambda: [gpu.applied_mhz for gpu in bench.reported] == [900] * 3, "the clocks are reported")
+    assert {(gpu.pod_uid, gpu.message) for gpu in bench.reported} == {("pod-0", ""), ("pod-1", "")}
+    assert bench.node.release("job", 1) == sorted(gpu_uuid(number) for number in range(3))
+    assert bench.locked == [None] * 4
+
+
+def test_a_lease_that_runs_out_leaves_no_clock(bench: Bench) -> None:
+    bench.lease(ttl_s=0.5)
+    bench.wait_locked(900, 900, 900, None)
+    bench.wait_locked(None, None, None, None)
+
+
+def test_another_clock_replaces_the_first_and_none_ends_it(bench: Bench) -> None:
+    bench.lease(900)
+    bench.wait_locked(900, 900, 900, None)
+    bench.lease(600)
+    bench.wait_locked(600, 600, 600, None)
+    bench.lease(0)
+    bench.wait_locked(None, None, None, None)
+    assert bench.reported == []
+
+
+def test_gpus_of_a_pod_that_leaves_the_lease_are_let_go_alone(bench: Bench) -> None:
+    bench.lease()
+    bench.wait_locked(900, 900, 900, None)
+    bench.lease(900, "pod-1")
+    bench.wait_locked(None, None, 900, None)
+    assert [gpu.pod_uid for gpu in bench.reported] == ["pod-1"]
+
+
+def test_the_kubelets_latest_answer_counts(bench: Bench) -> None:
+    bench.lease()
+    bench.wait_locked(900, 900, 900, None)
+    bench.given["pod-0"] = Allocation((gpu_uuid(3),), {})  # another pod of the same name
+    bench.wait_locked(None, None, 900, 900)
+    bench.given["pod-0"] = Allocation((), {gpu_uuid(3): Undrivable.SHARED})
+    bench.wait_locked(None, None, 900, None)
+    assert bench.reported[0] == LeasedGpu("pod-0", gpu_uuid(3), 0, Undrivable.SHARED.value)
+    bench.given["pod-0"] = None
+    wait_for(lambda: bench.reported[0].message == "the kubelet does not know this pod", "it is said")
+    bench.given["pod-0"] = Allocation((), {})  # a launcher
+    wait_for(lambda: bench.reported[0] == LeasedGpu("pod-0", "", 0, ""), "it is said")
+
+
+def test_a_kubelet_that_does_not_answer_changes_nothing_and_is_asked_again(bench: Bench) -> None:
+    bench.lease(900, "pod-1")
+    bench.wait_locked(None, None, 900, None)
+    bench.silent = True
+    bench.lease(900)
+    wait_for(lambda: bool(bench.reported[0].message), "what is not known is said")
+    assert bench.reported == [
+        LeasedGpu("pod-0", "", 0, "it is being upgraded"),
+        LeasedGpu("pod-1", gpu_uuid(2), 900, ""),
+    ]
+    assert bench.locked == [None, None, 900, None]
+    bench.silent = False
+    bench.wait_locked(900, 900, 900, None)
+
+
+def test_a_clock_that_no_gpu_supports_is_refused_and_changes_nothing(bench: Bench) -> None:
+    bench.lease()
+    bench.wait_locked(900, 900, 900, None)
+    with pytest.raises(InvalidRequest, match="clock_mhz: no GPU of this node supports 901 MHz"):
+        bench.lease(901)
+    assert bench.locked == [900, 900, 900, None]
+
+
+def test_a_gpu_whose_driver_is_busy_is_tried_again(bench: Bench) -> None:
+    bench.gpus[2].fault = DeviceBusy("in use")
+    bench.lease()
+    bench.wait_locked(900, 900, None, None)
+    governor = bench.node.workers[gpu_uuid(2)].governor
+    wait_for(lambda: governor.controllability_message == "in use", "the driver has refused for as long as is tried")
+    bench.gpus[2].fault = None
+    bench.wait_locked(900, 900, 900, None)
+
+
+def test_a_gpu_that_may_not_be_set_is_named_with_the_reason(bench: Bench) -> None:
+    bench.gpus[0].state = Controllability.NO_PERMISSION, "the driver refuses"
+    bench.lease()
+    bench.wait_locked(None, 900, 900, None)
+    wait_for(lambda: bench.reported[0].message == "the driver refuses", "it is said")
+    bench.gpus[0].state = Controllability.YES, ""
+    bench.wait_locked(900, 900, 900, None)

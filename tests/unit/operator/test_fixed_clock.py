@@ -1,0 +1,166 @@
+"""One clock for all GPUs: what is asked of agents, what counts as in force, what a budget and the doctor say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perseus_operator.api.conditions import Reason
+from perseus_operator.api.job import parse_spec
+from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.frontier_inputs import Limits
+from perseus_operator.planning.gpu import Gpu
+from perseus_operator.planning.node import LeaseClock, LeasedGpu, Node
+from perseus_operator.planning.node_actions import Acquire, Release, Renew
+from perseus_operator.planning.planner import Decision, Now, decide
+from perseus_operator.planning.power_budget import member_of
+from perseus_operator.planning.state import JobState
+from perseus_operator.plugin.doctor import examine
+from perseus_operator.reporting import status
+from perseus_operator.reporting.conditions import conditions_of
+
+LIMITS, TTL_S, BOARD_W = Limits(), 15.0, 700.0
+FIXED = {"objective": {"type": "FixedClock", "clockMegahertz": 900}}
+
+
+class Job:
+    """A job on two nodes, a pod of two GPUs on each."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.now_s = 100.0
+        self.state = JobState(JobRef("ns", "job", "uid"), generation=1)
+        self.state.spec_accepted(parse_spec({**FIXED, **changes}))
+        pods = [Pod(f"pod-{n}", "ns", f"t-{n}", f"node-{n}", "job", {}) for n in range(2)]
+        self.state.pods_observed(pods, {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)})
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [self.state.nodes[name] for name in sorted(self.state.nodes)]
+
+    def decide(self) -> Decision:
+        return decide(self.state, Now(self.now_s, 1.9e9), LIMITS)
+
+    def acquire(self, mhz: int = 900, clock: LeaseClock | None = None) -> None:
+        for node in self.nodes:
+            node.lease_acquired(
+                node.pods, plan_id="", following=False, started_s=self.now_s, ttl_s=TTL_S, clock_mhz=mhz, clock=clock
+            )
+
+    def renew(self, *applied_mhz: int, fault: str = "") -> None:
+        """Every agent says what its two GPUs are locked at, and why."""
+        for n, node in enumerate(self.nodes):
+            gpus = tuple(LeasedGpu(f"GPU-{n}-{k}", f"pod-{n}", mhz, fault) for k, mhz in enumerate(applied_mhz))
+            node.lease_renewed(started_s=self.now_s, ttl_s=TTL_S, clock=LeaseClock(node.leased_mhz, gpus))
+
+
+def test_the_lease_asks_for_the_clock_and_nothing_else_is_sent() -> None:
+    job = Job()
+    assert job.decide().actions == (Acquire("node-0", 900), Acquire("node-1", 900))
+    job.acquire()
+    job.renew(900, 900)
+    made = job.decide()
+    assert made.applied
+    assert made.actions == ()
+    assert made.wake_at_s == job.now_s + TTL_S / 3
+    job.now_s += TTL_S / 3
+    assert job.decide().actions == (Renew("node-0"), Renew("node-1"))
+
+
+def test_another_clock_is_asked_for_at_once_and_counts_only_when_locked() -> None:
+    job = Job()
+    job.acquire()
+    job.renew(900, 900)
+    job.state.spec_accepted(parse_spec({"objective": {"type": "FixedClock", "clockMegahertz": 600}}))
+    made = job.decide()
+    assert made.actions == (Acquire("node-0", 600), Acquire("node-1", 600))
+    assert not made.applied
+    job.acquire(600)
+    job.renew(600, 900)
+    assert not job.decide().applied
+    job.renew(600, 600)
+    assert job.decide().applied
+
+
+@pytest.mark.parametrize(
+    ("applied", "fault", "pause_s"), [((900, 0), "", 1.0), ((900, 0), "no permission", 5.0), ((900, 900), "", 5.0)]
+)
+def test_agents_are_asked_soon_only_while_a_clock_is_on_its_way(
+    applied: tuple[int, ...], fault: str, pause_s: float
+) -> None:
+    job = Job()
+    job.acquire()
+    job.renew(*applied, fault=fault)
+    assert job.decide().wake_at_s == pytest.approx(job.now_s + pause_s)
+
+
+def test_a_pod_without_gpus_keeps_no_clock_from_being_in_force_but_a_job_without_is_none() -> None:
+    job = Job()
+    job.acquire()
+    none, some = (LeasedGpu("", "pod-0", 0, ""),), (LeasedGpu("GPU-1-0", "pod-1", 900, ""),)
+    job.nodes[0].lease_renewed(started_s=job.now_s, ttl_s=TTL_S, clock=LeaseClock(900, none))
+    job.nodes[1].lease_renewed(started_s=job.now_s, ttl_s=TTL_S, clock=LeaseClock(900, some))
+    assert job.decide().applied
+    job.nodes[1].lease_renewed(
+        started_s=job.now_s, ttl_s=TTL_S, clock=LeaseClock(900, (LeasedGpu("", "pod-1", 0, ""),))
+    )
+    made = job.decide()
+    assert not made.applied
+    assert made.waiting is not None
+    assert made.waiting.message == "The pods of the job have no GPU."
+
+
+def test_a_gpu_that_cannot_be_locked_is_named_with_its_pod_and_node() -> None:
+    job = Job()
+    job.acquire()
+    job.renew(900, 0, fault="the driver refuses")
+    waiting = job.decide().waiting
+    assert waiting is not None
+    assert waiting.reason is Reason.GPU_NOT_CONTROLLABLE
+    assert waiting.message == "GPU-0-0 of pod t-0 on node node-0: the driver refuses"
+
+
+def test_pods_that_leave_give_their_node_back() -> None:
+    job = Job()
+    job.acquire()
+    job.renew(900, 900)
+    job.state.pods_observed([], {f"node-{n}": f"10.0.0.{n}:1" for n in range(2)})
+    assert job.decide().actions == (Release("node-0"), Release("node-1"))
+
+
+def test_a_budget_counts_the_power_limits_of_the_gpus_once_they_are_known() -> None:
+    job = Job()
+    now = Now(job.now_s, 1.9e9)
+    before = member_of(job.state, now, settled=False)
+    assert before is not None
+    assert before.drawn_w is None
+    job.acquire()
+    job.renew(900, 900)
+    for node in job.nodes:
+        node.gpus_described(
+            {}, {}, {uuid: Gpu("NVIDIA H100 80GB HBM3", max_power_w=BOARD_W) for uuid in node.gpu_uuids}
+        )
+    member = member_of(job.state, now, settled=False)
+    assert member is not None
+    assert member.claim is None
+    assert member.drawn_w == member.held_w == 4 * BOARD_W
+
+
+def test_the_doctor_asks_only_what_a_job_without_a_plan_can_answer() -> None:
+    job = Job()
+    job.acquire()
+    job.renew(900, 900)
+    made = job.decide()
+    said = status.document(
+        conditions_of(job.state, made), status.figures(job.state, made), {}, generation=1, wall_s=1.9e9
+    )
+    metadata = {"namespace": "ns", "name": "job", "generation": 1}
+    found = examine({"metadata": metadata, "spec": FIXED, "status": said})
+    assert [(step["condition"], step["finding"]) for step in found["steps"]] == [
+        ("Accepted", "good"),
+        ("AgentsReady", "good"),
+        ("PlanApplied", "good"),
+    ]
+    assert (
+        found["verdict"] == "All its GPUs run at the clock that was asked for; without a plan savings are not measured."
+    )
