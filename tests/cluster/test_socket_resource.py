@@ -148,6 +148,32 @@ def test_a_container_gets_one_only(journey: Journey) -> None:
     journey.kubectl("-n", TRAINING, "delete", "pod", "greedy")
 
 
+def test_a_pod_that_only_sleeps_runs_at_the_clock_of_its_job(journey: Journey) -> None:
+    mhz = A100.clocks_mhz[len(A100.clocks_mhz) // 2]
+    free = journey.gpus().keys() - journey.ranks_by_gpu().keys()
+    objective = {"type": "FixedClock", "clockMegahertz": mhz}
+    head = {"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.KIND}
+    journey.apply({**head, "metadata": {"name": "fixed", "namespace": TRAINING}, "spec": {"objective": objective}})
+    for name in ("sleeper", "short"):
+        body = probe(name, **{"nvidia.com/gpu": "1"})
+        body["metadata"]["labels"] = {keys.LABEL_JOB: "fixed"}
+        if name == "short":
+            body["spec"]["containers"][0]["command"] = ["sleep", "20"]
+        journey.core.create_namespaced_pod(TRAINING, body)
+
+    def locked() -> list[int]:
+        gpus = journey.gpus()
+        return [gpus[uuid]["locked_mhz"] for uuid in free if gpus[uuid]["locked_mhz"]]
+
+    journey.eventually("both pods' GPUs are locked", lambda: locked() == [mhz, mhz], PATIENCE_S)
+    journey.kubectl("-n", TRAINING, "wait", f"{keys.PLURAL}/fixed", "--for=condition=Ready", "--timeout=60s")
+    journey.eventually("the short one ends", lambda: phase(journey, "short") == "Succeeded", PATIENCE_S)
+    journey.eventually("its GPU is given back", lambda: locked() == [mhz], PATIENCE_S)
+    journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, "fixed")
+    journey.eventually("no GPU is locked", lambda: not locked(), PATIENCE_S)
+    journey.kubectl("-n", TRAINING, "delete", "pod", "sleeper", "short")
+
+
 def test_without_an_agent_a_pod_does_not_wait(journey: Journey) -> None:
     nowhere = '{"spec":{"template":{"spec":{"nodeSelector":{"perseus.energy/nowhere":"true"}}}}}'
     journey.kubectl("-n", AGENTS, "patch", "daemonset", "perseus-agent", "--type=merge", "-p", nowhere)
