@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ def test_a_label_is_enough_and_every_gpu_is_given_back(cluster: SimulatedCluster
     eventually(lambda: system.condition("Ready")[0] == "Ready", "not ready")
     said = "3 GPUs locked at 900 MHz. Iterations are not measured: no slowdown is promised."
     assert system.condition("PlanApplied") == ("ClockInForce", said)
+    with urllib.request.urlopen(f"http://{system.nodes[0].metrics_address}/metrics") as page:
+        leased = [line for line in page.read().decode().splitlines() if line.startswith("perseus_gpu_lease_info{")]
+    assert len(leased) == 2, "so that no alert takes these GPUs for forgotten"
+    assert all('job_name="any"' in line for line in leased)
 
     system.patch({"clockMegahertz": 1200})
     system.until_locked(1200, 1200, 1200, 0)

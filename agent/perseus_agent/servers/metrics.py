@@ -69,6 +69,12 @@ SERIES: Final = (
     Series("perseus_gpu_controllability", "gauge", "1 for the state that the GPU is in.", (*_GPU, "state")),
     Series("perseus_gpu_clock_drift", "gauge", "1 while the GPU runs, without a reason, at another clock.", _GPU),
     Series("perseus_gpu_rank_info", "gauge", "Always 1; the labels say which rank of which job drives the GPU.", _RANK),
+    Series(
+        "perseus_gpu_lease_info",
+        "gauge",
+        "Always 1; the labels say which job's lease asks for the GPU's clock, without a plan.",
+        (*_GPU, "job_namespace", "job_name"),
+    ),
     Series("perseus_agent_clock_switches_total", "counter", "Clock writes to the GPU.", _GPU),
     Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
     Series("perseus_agent_clock_restores_total", "counter", "Times the GPU was returned to its default clocks.", _GPU),
@@ -93,7 +99,7 @@ SERIES: Final = (
     Series("perseus_agent_refused_peers_total", "counter", "Processes refused on the local socket.", _NODE),
     Series("perseus_agent_telemetry_dropped_events_total", "counter", "Telemetry events lost to slow readers.", _NODE),
 )
-"""Everything this agent exposes. At most 16 series for each GPU and 3 for each job on the node."""
+"""Everything this agent exposes. At most 17 series for each GPU and 3 for each job on the node."""
 
 
 class NodeCollector(Collector):
@@ -149,6 +155,9 @@ class NodeCollector(Collector):
             if view.plan_age_s is not None:
                 yield "perseus_agent_plan_age_seconds", job, view.plan_age_s
             yield "perseus_agent_ranks", job, view.ranks
+            for gpu in view.gpus:
+                if gpu.uuid in self._node.workers:
+                    yield "perseus_gpu_lease_info", (gpu.uuid, *job), 1
         ranks = [rank for rank, _ in self._node.ranks() if rank.gpu_uuid and rank.job_uid in names]
         # A set: two processes with the same rank must not make one series twice, or Prometheus refuses the whole page.
         for rank in {(r.gpu_uuid, *names[r.job_uid], *map(str, r.rank_id)) for r in ranks}:
