@@ -31,7 +31,7 @@ def gpus_at_clock(state: JobState, mhz: int) -> tuple[int, int]:
 
 
 def _nodes(state: JobState) -> list[Node]:
-    return [node for node in state.nodes.values() if node.pods]
+    return [node for _, node in sorted(state.nodes.items()) if node.pods]
 
 
 def _pending(state: JobState, mhz: int) -> Explanation | None:
