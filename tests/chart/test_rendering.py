@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.shim_gpu import STATE
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
+RUNBOOKS = CHART.parents[1] / "docs" / "runbooks.md"
 OPERATOR, AGENT = ("Deployment", "perseus-operator"), ("DaemonSet", "perseus-agent")
 Objects = dict[tuple[str, str], dict[str, Any]]
 Render = Callable[..., Objects]
@@ -565,6 +567,20 @@ def test_every_file_of_rules_and_dashboards_is_rendered(render: Render, tmp_path
     assert json.loads(shown["data"]["fleet.json"]) == board
     assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert shown["metadata"]["annotations"] == {"folder": "Energy"}
+
+
+def test_alerts_link_to_the_runbooks_that_are_published_and_to_no_others(render: Render) -> None:
+    def links(**values: str) -> set[str]:
+        rendered = render({"metrics": {"prometheusRule": {"enabled": True, **values}}})
+        groups = rendered["PrometheusRule", "perseus-rules"]["spec"]["groups"]
+        alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+        assert all(alert["annotations"]["description"] for alert in alerts)
+        return {alert["annotations"].get("runbook_url", "") for alert in alerts}
+
+    assert links() == {""}
+    site = "https://docs.example.com/perseus/runbooks/"
+    sections = {heading.lower() for heading in re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)}
+    assert links(runbooks=site) == {f"{site}#{section}" for section in sections}
 
 
 # ------------------------------------------------------------------------------------------------------ platforms

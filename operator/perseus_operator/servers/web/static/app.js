@@ -142,7 +142,10 @@ function showJob(job) {
   showState(job);
   byId("solved").hidden = !job.frontier;
   byId("waiting").hidden = Boolean(job.frontier);
-  byId("waiting").textContent = "There is no frontier yet. The conditions below give the reason.";
+  const clock = job.spec?.objective.clockMegahertz;
+  byId("waiting").textContent = clock
+    ? `All GPUs of the job shall run at ${clock} MHz, without a plan. The conditions below say whether they do.`
+    : "There is no frontier yet. The conditions below give the reason.";
   if (!job.frontier) return;
   const wanted = address().point;
   const point = Number.isInteger(wanted) ? Math.min(Math.max(0, wanted), job.frontier.seconds.length - 1) : inForce(job);
