@@ -19,7 +19,12 @@ def node() -> str:
     now = [
         figure("Agents", "none", "That are scraped.", f"count(perseus_agent_build_info{_THESE})"),
         figure("GPUs", "none", "That they see.", f"count(perseus_gpu_clock_drift{_THESE})"),
-        figure("GPUs driven", "none", "By a training process with a plan.", f"count(perseus_gpu_rank_info{_THESE})"),
+        figure(
+            "GPUs driven",
+            "none",
+            "By a training process with a plan, or at the clock that a lease asks for.",
+            f"count(count by (node, gpu) (perseus_gpu_rank_info{_THESE} or perseus_gpu_lease_info{_THESE}))",
+        ),
         figure("Power", "watt", "Of these GPUs.", f"sum(perseus_gpu_power_watts{_THESE})"),
         figure(
             "Clocks adrift",
