@@ -408,7 +408,13 @@ class Journey:
         crds = [name for name in self.left() if name.startswith("customresourcedefinition/")]
         if f"customresourcedefinition/{keys.PLURAL}.{keys.API_GROUP}" in crds:
             self.kubectl("delete", keys.PLURAL, "--all", "--all-namespaces", "--timeout=30s")
-        self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found", *UNTIL_GONE)
+
+        def uninstalled() -> bool:
+            """Helm may give up waiting for what is still being deleted."""
+            self._helm("uninstall", "perseus", "--namespace", SYSTEM, "--ignore-not-found", *UNTIL_GONE)
+            return True
+
+        self.eventually("the release is uninstalled", uninstalled, PATIENCE_S)
         self.kubectl("delete", "namespace", TRAINING, SYSTEM, AGENTS, "--ignore-not-found", "--timeout=180s")
         if crds:
             self.kubectl("delete", *crds, "--ignore-not-found", "--timeout=60s")
