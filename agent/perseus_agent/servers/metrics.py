@@ -99,7 +99,7 @@ SERIES: Final = (
     Series("perseus_agent_refused_peers_total", "counter", "Processes refused on the local socket.", _NODE),
     Series("perseus_agent_telemetry_dropped_events_total", "counter", "Telemetry events lost to slow readers.", _NODE),
 )
-"""Everything this agent exposes. At most 17 series for each GPU and 3 for each job on the node."""
+"""Everything this agent exposes. At most 23 series for each GPU and 3 for each job on the node."""
 
 
 class NodeCollector(Collector):
