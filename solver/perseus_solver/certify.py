@@ -105,9 +105,7 @@ def prove(problem: Problem, certificate: Certificate) -> Bound:
     for k, options in enumerate(problem.options):
         watts, count = np.unique(through[problem.option_of == k], return_counts=True)
         effective = options.energy_j - problem.blocking_power_w * options.time_s
-        best = np.full(len(watts), np.inf)
-        for time_s, energy_j in zip(options.time_s.tolist(), effective.tolist(), strict=True):
-            np.minimum(best, energy_j + watts * time_s, out=best)
+        best = (effective[:, None] + options.time_s[:, None] * watts).min(axis=0)
         constant += float(np.dot(best, count))
     return Bound(constant, float(np.sum(through - outflow)))
 

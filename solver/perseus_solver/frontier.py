@@ -24,9 +24,11 @@ from perseus_solver.search.pool import Pool
 Progress = Callable[[int, int], None]
 
 _TRACED, _DONE = 60, 100  # progress, percent
-_ROUNDED_PER_POINT = 1.15
-"""Deadlines for which plans are made, for each point wanted: some plans turn out to be dominated by others."""
-_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 7e-4, 100, 400, 40_000_000
+_SPACING, _LEAST_DEADLINES, _MOST_DEADLINES = 6e-4, 115, 460
+"""Between neighbouring deadlines for which plans are made, the bound falls by this share of energy; but no fewer and no
+more deadlines than these. Mixtures find other plans between them.
+"""
+_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 3e-4, 100, 800, 40_000_000
 """By default, neighbouring points differ by this share of energy, so that a step adds less to the deployed gap than the
 search leaves; but no fewer and no more points than these, and no more instructions in all of them.
 """
@@ -53,7 +55,7 @@ class Planner:
         """
         self._problem, self._engine = problem, Engine(problem)
         self._pool: Pool | None = None
-        self._points = 0
+        self._planned = 0
 
     @property
     def problem(self) -> Problem:
@@ -94,9 +96,9 @@ class Planner:
         if points is not None and points < 1:
             raise InvalidProblem(f"points must be 1 or more, not {points}")
         report = progress or _silent
-        pool = self._explored(points, report)
+        pool = self._explored(points or 0, report)
         report(_DONE, _DONE)
-        return pool.frontier(self._points if points is None else points)
+        return pool.frontier(self._count(_STEP, _LEAST_POINTS, _MOST_POINTS) if points is None else points)
 
     def plan(self, deadline_s: float, *, progress: Progress | None = None) -> Point:
         """Compute the plan of least energy found that ends by a deadline; see `solve_deadline`.
@@ -117,7 +119,7 @@ class Planner:
         if latest_s(deadline_s) < self.t_min_s:
             raise Infeasible(deadline_s, self.t_min_s)
         report = progress or _silent
-        engine, pool = self._engine, self._explored(None, report)
+        engine, pool = self._engine, self._explored(0, report)
         # Rounded up to ticks, T_min may exceed the deadline by a few: then only the fastest plan remains.
         most_ticks = math.floor((latest_s(deadline_s) - self._problem.overhead_s) / engine.tables.tick_s)
         most_ticks = min(max(most_ticks, int(engine.fastest_ticks)), int(engine.slowest_ticks))
@@ -129,20 +131,40 @@ class Planner:
         report(_DONE, _DONE)
         return pool.best_by(deadline_s)
 
-    def _explored(self, points: int | None, report: Progress) -> Pool:
+    def _explored(self, points: int, report: Progress) -> Pool:
         """Return the pool with plans along the whole frontier; more are added if more points are wanted than before."""
         report(0, _DONE)
         if self._pool is None:
             samples = trace_curve(self._engine, lambda share: report(int(_TRACED * share), _DONE))
             self._pool = Pool(self._engine, samples)
+            self._pool.add_single_clocks()
         pool = self._pool
-        deadline_ticks, wanted = _deadlines(pool, self._engine, points)
-        if wanted > self._points:
-            if not self._points:
-                pool.add_single_clocks()
+        wanted = max(points, self._count(_SPACING, _LEAST_DEADLINES, _MOST_DEADLINES))
+        if wanted > self._planned:
+            deadline_ticks = _spread(*self._along(), wanted)
             pool.add(deadline_ticks, lambda share: report(int(_TRACED + (_DONE - _TRACED) * share), _DONE))
-            self._points = wanted
+            self._planned = wanted
         return pool
+
+    def _along(self) -> tuple[Floats, Floats]:
+        """Return times in ticks, T_min first, and how much a job would lose on the way to each, as shares of energy."""
+        assert self._pool is not None
+        engine, problem = self._engine, self._problem
+        time_ticks = np.unique(np.append(self._pool.curve.makespan_ticks, engine.fastest_ticks))
+        seconds = time_ticks * engine.tables.tick_s + problem.overhead_s
+        return time_ticks, distance(seconds, self._pool.bound_j(seconds), problem.blocking_power_w * problem.stages)
+
+    def _count(self, step: float, least: int, most: int) -> int:
+        """Return into how many steps the frontier divides, a share of energy each, within limits."""
+        steps = math.ceil(float(self._along()[1][-1]) / step)
+        return min(max(steps, least), most, max(_ROWS // self._engine.graph.n, 1))
+
+
+def _spread(time_ticks: Floats, along: Floats, count: int) -> Floats:
+    """Return so many deadlines in ticks, T_min first, between which a job would lose the same."""
+    if along[-1] <= 0 or count == 1:
+        return time_ticks[:1]
+    return np.unique(np.floor(np.interp(np.linspace(0.0, along[-1], count), along, time_ticks)))
 
 
 def solve_frontier(problem: Problem, points: int | None = None, *, progress: Progress | None = None) -> Frontier:
@@ -211,17 +233,3 @@ def solve_deadline(problem: Problem, deadline_s: float, *, progress: Progress | 
 
 def _silent(_done: int, _total: int) -> None:
     """Report nothing."""
-
-
-def _deadlines(pool: Pool, engine: Engine, points: int | None) -> tuple[Floats, int]:
-    """Return deadlines in ticks, T_min first, between which a job would lose the same; and how many points to keep."""
-    time_ticks = np.unique(np.append(pool.curve.makespan_ticks, engine.fastest_ticks))
-    seconds = time_ticks * engine.tables.tick_s + engine.problem.overhead_s
-    waiting_w = engine.problem.blocking_power_w * engine.problem.stages
-    along = distance(seconds, pool.bound_j(seconds), waiting_w)
-    if points is None:
-        points = min(max(math.ceil(along[-1] / _STEP), _LEAST_POINTS), _MOST_POINTS, max(_ROWS // engine.graph.n, 1))
-    if along[-1] <= 0 or points == 1:
-        return time_ticks[:1], points
-    even: Floats = np.interp(np.linspace(0.0, along[-1], math.ceil(points * _ROUNDED_PER_POINT)), along, time_ticks)
-    return np.unique(np.floor(even)), points

@@ -112,7 +112,7 @@ def test_the_numbering_of_tables_does_not_matter(problem: Problem) -> None:
 def test_the_relaxation_is_the_linear_programme_of_an_independent_solver(problem: Problem, share: float) -> None:
     engine = Engine(problem, repeat=False)
     makespan = np.floor(engine.fastest_ticks + share * (engine.slowest_ticks - engine.fastest_ticks))
-    samples = trace_curve(engine, lambda _share: None, makespan)
+    samples = trace_curve(engine, lambda _share: None)
     for _ in range(16):  # every round halves the interval of prices around the best
         samples = engine.refine(samples, np.array([makespan]))
     best = max(sample.bound.at(makespan * engine.tables.tick_s) for sample in samples)

@@ -55,6 +55,10 @@ _NEAR = 0.003
 """Share of the energy by which a plan may seem worse than another in the first rehearsal and stay. On GPT-3 with the
 latencies of an H100 the energies of both rehearsals differ by less than 0.1 %, but times decide, too.
 """
+_WORTH = 0.001
+"""Share of the energy that a plan must save to set clocks more finely than one that is no slower. Rehearsals differ by
+as much, and each change that is not made cannot come late.
+"""
 _FINALISTS = 96
 """Plans that are rehearsed with many samples."""
 
@@ -239,6 +243,26 @@ def _spread(time_s: Floats, effective_j: Floats, most: int, wanted_s: Sequence[f
     return kept[:most]
 
 
+def _worth_their_changes(energy_j: Floats, effective_j: Floats, grains: Sequence[Grain]) -> Index:
+    """Return the plans that save more than `_WORTH` over every coarser plan that is no slower: up to least energy for
+    the iteration alone, after it for a pipeline that waits for a straggler.
+
+    Args:
+        energy_j: float[plans], fastest plan first.
+        effective_j: float[plans], less what the same time costs in waiting.
+        grains: of the plans.
+    """
+    finest_first = [*Grain]
+    coarseness = np.array([finest_first.index(grain) for grain in grains])
+    alone = np.arange(len(grains)) <= energy_j.argmin()
+    worth = np.ones(len(grains), dtype=bool)
+    for level in range(len(finest_first)):
+        for of_job, own_j in ((True, energy_j), (False, effective_j)):
+            coarser_j = np.minimum.accumulate(np.where(coarseness > level, own_j, np.inf))
+            worth &= (coarseness != level) | (alone != of_job) | (own_j < coarser_j - _WORTH * energy_j)
+    return np.flatnonzero(worth)
+
+
 def _best_within(found: Rehearsal, wanted_s: float, confidence: float) -> int:
     """Return the plan of least expected energy that keeps a time; if none does, the one that exceeds it least."""
     late = np.maximum(found.time_kept_s(confidence) / wanted_s - 1.0, 0.0)
@@ -261,6 +285,7 @@ def _frontier_of(
     kept_s, energy_j = found.time_kept_s(confidence), found.mean_energy_j
     effective_j = energy_j - blocking_w * kept_s
     order = np.lexsort((effective_j, kept_s))
+    order = order[_worth_their_changes(energy_j[order], effective_j[order], [candidates.grains[row] for row in order])]
     rows = order[_spread(kept_s[order], effective_j[order], points, wanted_s)]
     plans = candidates.frequencies_mhz[rows]
     ideal_s, ideal_j = simulator.totals(simulator.choice_of(plans))

@@ -35,9 +35,11 @@ MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 40, 12, 40_000
 """With 40 well chosen prices the envelope is within a few thousandths of a percent of the relaxed frontier. A network
 with many rows gets fewer, so that prices × rows is about constant.
 """
+FORECAST = 0.5
+"""Share of the prices that the repeated part chooses. The other half goes where the whole is least known."""
 MIXED = 2
 """Mixtures between two samples: they raise the envelope, and their timetables are further ones to round."""
-BOUNDARY_BLOCKS, MOST_BOUNDARY_BLOCKS, BOUNDARY_SHARE = 8, 12, 0.4
+BOUNDARY_BLOCKS, MOST_BOUNDARY_BLOCKS, BOUNDARY_SHARE = 6, 12, 0.4
 """Blocks that are solved at either end of a repetition: this share of the stages, but no fewer and no more than these.
 Disturbances decay within about so many: on eight stages eight blocks prove the same as the whole graph to 1e-5. With
 more than thirty stages, more blocks prove more, but their flows would take longer than all else.
@@ -194,12 +196,12 @@ class Engine:
         return sorted({0, self.tables.waiting_price, self.steepest()})
 
     def forecast(self, most: int) -> list[int]:
-        """Return the prices to begin with.
+        """Return the prices to begin with: the ends, and those that the repeated part alone, which is cheap, would add.
 
-        Where only a few prices can be afforded, these are the ones that the repeated part alone, which is cheap, would
-        add next.
+        Near the steepest price the composed flows prove too little to show where the frontier bends; the repeated part
+        shows it.
         """
-        if self.steady is None or self.most_prices == MOST_PRICES:
+        if self.steady is None:
             return self.end_prices()
         top, twice = self._circulation_samples([self.steepest(), 2 * self.steepest()])
         # Above the steepest price everything is at its fastest, so there the line rises with the shortest time.
@@ -220,7 +222,6 @@ class Engine:
         solve: Callable[[list[int]], list[Sample]],
         most: int,
         *,
-        at_s: float | None = None,
         fastest_s: float | None = None,
         report: Callable[[float], None] = lambda _share: None,
     ) -> list[Sample]:
@@ -230,7 +231,6 @@ class Engine:
             samples: the samples to begin with.
             solve: returns the samples at prices.
             most: largest number of samples.
-            at_s: refine the bound at this makespan only; None: anywhere.
             fastest_s: the shortest makespan; None: that of the problem.
             report: called with the share of the work that is done.
         """
@@ -238,7 +238,7 @@ class Engine:
         if fastest_s is None:
             fastest_s = self.fastest_ticks * self.tables.tick_s
         while len(samples) < most:
-            price, rise = self._next(samples, at_s, fastest_s)
+            price, rise = self._next(samples, None, fastest_s)
             if price is None or rise <= SHARPNESS:
                 break
             samples = _sorted([*samples, *solve([price])])
@@ -263,7 +263,8 @@ class Engine:
             known_j = float((value_j - price_w * at_s).max())
             rise = uncertainty.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
         middle = np.rint(uncertainty.price_w / self.tables.unit_w).astype(np.int64)
-        rise = np.where((prices[:-1] < middle) & (middle < prices[1:]), rise, 0.0)
+        lower, upper = prices[: len(middle)], prices[1 : len(middle) + 1]
+        rise = np.where((lower < middle) & (middle < upper), rise, 0.0)
         best = int(rise.argmax())
         return (int(middle[best]), float(rise[best])) if rise[best] > 0 else (None, 0.0)
 
@@ -293,18 +294,15 @@ def crossing(fast: Bound, slow: Bound) -> float:
     return (fast.constant_j - slow.constant_j) / (fast.price_w - slow.price_w)
 
 
-def trace_curve(engine: Engine, report: Callable[[float], None], only_ticks: float | None = None) -> list[Sample]:
+def trace_curve(engine: Engine, report: Callable[[float], None]) -> list[Sample]:
     """Sample the relaxed frontier until new lines can no longer raise the envelope noticeably.
 
     Args:
         engine: the problem.
         report: called with the share of the work that is done.
-        only_ticks: refine the bound around this makespan only; None: everywhere.
 
     Returns:
         Samples from high to low prices, which is from fast to slow timetables.
     """
-    at_s = None if only_ticks is None else only_ticks * engine.tables.tick_s
-    most = engine.most_prices
-    samples = engine.sample(engine.forecast(most - 3) if only_ticks is None else engine.end_prices())
-    return engine.explore(samples, engine.sample, most, at_s=at_s, report=report)
+    known = engine.sample(engine.forecast(max(round(FORECAST * engine.most_prices), 3)))
+    return engine.explore(known, engine.sample, engine.most_prices, report=report)

@@ -19,7 +19,7 @@ from perseus_solver.relaxation.flow import min_cost_flow
 from perseus_solver.relaxation.graph import Graph, latest_of
 from perseus_solver.relaxation.tables import Tables
 
-COST_BITS = 13
+COST_BITS = 9
 """Costs are rounded to this many bits. Any flow that results is proven on the measurements, and a path averages the
 rounding out: bounds change by less than 10^-6, and the flow solver takes half the time.
 """

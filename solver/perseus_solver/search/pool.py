@@ -1,13 +1,12 @@
 """All plans found so far, with their exact figures and bounds, and the ways to find better ones.
 
-Relaxed timetables are rounded where they end by themselves (``rounding``). Of the plans that result, those on the lower
-convex hull are searched for better ones (``recreate``) and mixed for all deadlines, in turn, as often as the budget of
-work allows. Every plan is simulated exactly before it counts.
+Relaxed timetables are rounded where they end by themselves (``rounding``), and of the plans that result those on the
+lower convex hull are mixed for all deadlines. Then plans are searched for better ones (``descent``) and mixed again, in
+turn, as often as the budget of work allows. Every plan is simulated exactly before it counts.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -19,38 +18,38 @@ from perseus_solver.model.result import Frontier, Point, status_of
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
 from perseus_solver.relaxation.tables import lower_hull, undominated
-from perseus_solver.search.cuts import Cuts
+from perseus_solver.search.descent import SWEEPS, Descent
 from perseus_solver.search.placement import chosen
-from perseus_solver.search.recreate import SWEEPS as RECREATE_SWEEPS
-from perseus_solver.search.recreate import Recreate
 from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans, sweeps
 from perseus_solver.switching import clock_changes
 
 Columns = npt.NDArray[np.int16]
 
+_NOTHING = 1e-300
+"""Joules; avoids a division by zero where a problem takes no energy at all."""
 _CELLS = 4_000_000
 """Instructions × plans swept at once, a few hundred megabytes of work arrays."""
-_WORK, _WORK_ONE = 3e7, 5e6
+_WORK, _WORK_ONE = 1e7, 3e6
 """The budgets of work, whatever the size of the graph: instructions × plans × sweeps. Along the frontier it is about
-two seconds. A larger graph gets fewer turns, never less than one mixture for each deadline.
+half a second. A larger graph gets fewer turns, never less than two mixtures for each deadline.
 """
-_TURNS = 4
-"""Turns after which plans hardly improve."""
+_TURNS, _TURNS_ONE, _LEAST_SHARE = 16, 1, 0.1
+"""Turns at most, along the frontier and for a single deadline; and the smallest share of the deadlines that a turn is
+worth beginning for. Every other turn mixes plans.
+"""
 _NEAREST, _NEAR = [(0, 0)], [(0, 0), (1, 1)]
-"""Spans that are tried where plans are mixed, and for relaxed timetables; see `round_plans`."""
+"""Spans that are tried where plans are mixed, and for a single deadline; see `round_plans`."""
+_SPREAD = 4
+"""Plans are mixed with neighbours at most so many further than the nearest, in turn."""
 _FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
-_SEARCHED = 0.25
-"""Share of the deadlines, those with the largest gaps, that are searched, and mixed from relaxed timetables."""
-_STARTS, _TRIES, _ROUNDS = 2, 8, 8
-"""A search begins at so many plans for each deadline, with so many trials in a round, and so many rounds."""
-_SEARCH_LAST, _SEARCH_ONE, _REFINED = (6, 8, 30), (4, 16, 24), 2
-"""The same for the worst deadlines, with what the turns leave of the budget, and for a single deadline; and how many
-prices are solved for its bound.
+_TRIES, _MOST_TRIES = 2, 8
+"""Trials for each deadline in a turn. Small graphs get more, as the budget allows."""
+_TRIES_ONE, _MOST_TURNS_ONE, _REFINED = 64, 40, 2
+"""For a single deadline, trials side by side, and how often at most; and how many prices are solved for its bound."""
+_ALIKE = 2e-3
+"""The worth of time is the average over all flows, each with a weight that falls by e where its bound is lower by this
+share of the energy. One flow of many that are optimal puts all worth on few instructions.
 """
-_MIDDLE = 2_000
-"""Instructions of the largest graphs of which parts are moved for a single deadline."""
-_MOVED, _MOVED_ROWS = 4, 3_072
-"""Plans of which parts are moved, and their instructions: the second best may lead further than the best."""
 
 
 class Pool:
@@ -72,6 +71,7 @@ class Pool:
         self._engine = engine
         self._rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         self._simulator = Simulator(engine.problem)
+        self._descent = Descent(self._rounder)
         self._columns: list[Columns] = []
         self._improved: list[float] = []
         self._left = 0.0
@@ -82,6 +82,7 @@ class Pool:
         """Replace the samples, and the timetables and proofs that follow from them."""
         self.samples = samples
         self.proofs = sorted([*samples, *self._engine.mixed(samples)], key=lambda s: -s.price)
+        self._flows = np.stack([s.through[self._engine.alike] for s in samples], axis=1).astype(np.float64)
         flows = self.proofs
         duration_ticks, makespan_ticks = self._engine.timetables(flows)
         finish_ticks = self._engine.graph.finish_ticks(duration_ticks)[:-1]
@@ -103,6 +104,18 @@ class Pool:
             bound_j = np.maximum(bound_j, energy_j[time_s <= latest_s(deadline_s)].min())
         return self._as_frontier(best, np.minimum(bound_j, self._energy_j[best]))[0]
 
+    def _through(self, deadline_ticks: Floats) -> Floats:
+        """Return what time is worth at each kind of row, float[kinds, deadlines], units of flow."""
+        problem = self._engine.problem
+        seconds = deadline_ticks * self._engine.tables.tick_s
+        lines = np.array([(sample.bound.constant_j, sample.bound.price_w) for sample in self.samples])
+        value_j = lines[:, :1] - lines[:, 1:] * seconds
+        best_j = value_j.max(axis=0)
+        energy_j = best_j + problem.blocking_power_w * problem.stages * seconds
+        weight = np.exp((value_j - best_j) / np.maximum(_ALIKE * energy_j, _NOTHING))
+        found: Floats = self._flows @ (weight / weight.sum(axis=0))
+        return found
+
     def bound_j(self, time_s: Floats) -> Floats:
         """Return the best proven bound on the iteration energy at each iteration time in seconds."""
         return iteration_bound(self._engine.problem, [s.bound for s in self.proofs], time_s)
@@ -115,31 +128,31 @@ class Pool:
             report: called with the share of the work that is done.
         """
         own_ticks = np.unique(np.append(np.floor(self.curve.makespan_ticks), self._engine.fastest_ticks))
-        thorough = self._engine.graph.n * len(own_ticks) * sweeps(_NEAR, _BOTH) <= _WORK / 2
-        spans, ways = (_NEAR, _BOTH) if thorough else (_NEAREST, _BACK)
         self._left = _WORK
-        self._round(self.curve, own_ticks, spans, ways)
-        self._left = max(self._left, self._engine.graph.n * len(deadline_ticks) * sweeps(_NEAREST, _BACK))
+        self._round(self.curve, own_ticks, _NEAREST, _BACK)
+        self._left = max(self._left, 2.0 * self._engine.graph.n * len(deadline_ticks) * sweeps(_NEAREST, _BACK))
+        for ways in (_BACK, _FORTH):
+            self._round(self._plans(corners=True), deadline_ticks, _NEAREST, ways)
         self._improve_all(deadline_ticks, _TURNS, report)
 
     def _improve_all(self, deadline_ticks: Floats, turns: int, report: Callable[[float], None]) -> None:
-        """Search plans and mix them for these deadlines, in turn, while the budget lasts."""
-        self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, _BACK)
-        self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, _FORTH)
-        self._round(self.curve, self._worst(deadline_ticks, _SEARCHED), _NEAR, _BOTH)
+        """Round relaxed timetables for these deadlines; then search plans and mix them, while the budget lasts."""
+        self._round(self.curve, self._worst(deadline_ticks), _NEAREST, _BOTH)
+        trial = self._engine.graph.n * len(deadline_ticks) * SWEEPS
+        tries = min(max(int(self._left / (turns * trial)), _TRIES), _MOST_TRIES)
         for turn in range(turns):
             report(turn / turns)
-            self._recreate(self._makespan_ticks[self._best(corners=True)])
-            self._recreate(self._worst(deadline_ticks, _SEARCHED))
-            for ways in (_BACK, _FORTH):
-                self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, ways)
-                self._round(self._plans(), self._worst(deadline_ticks), [(turn, turn)], ways)
-        self._recreate(self._worst(deadline_ticks), *_SEARCH_LAST)
+            if self._left < _LEAST_SHARE * tries * trial:
+                break
+            self._search(self._worst(deadline_ticks), tries)
+            if turn % 2 == 0:
+                one, other = (_BACK, _FORTH) if turn % 4 else (_FORTH, _BACK)
+                self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, one)
+                self._round(self._plans(), self._worst(deadline_ticks), [(turn % _SPREAD, turn % _SPREAD)], other)
 
-    def _worst(self, deadline_ticks: Floats, share: float = 1.0) -> Floats:
-        """Return a share of the deadlines, those with the largest gaps first."""
-        order = np.argsort(-self._gap(deadline_ticks), kind="stable")
-        worst: Floats = deadline_ticks[order[: math.ceil(share * len(order))]]
+    def _worst(self, deadline_ticks: Floats) -> Floats:
+        """Return the deadlines, those with the largest gaps first."""
+        worst: Floats = deadline_ticks[np.argsort(-self._gap(deadline_ticks), kind="stable")]
         return worst
 
     def improve_at(self, end_ticks: float, around_ticks: Floats) -> None:
@@ -160,45 +173,12 @@ class Pool:
         self._use_samples(samples)
         self._left = _WORK_ONE
         self._round(self.curve, around_ticks, _NEAR, _BOTH)
-        self._improve_all(around_ticks, 1, lambda _share: None)
-        self._store(improve(self._rounder, self._select(self._cheapest(self._makespan_ticks <= end_ticks, 8)), end))
-        self._left = _WORK_ONE
-        self._recreate(end, *_SEARCH_ONE)
-        if self._engine.graph.n <= _MIDDLE:
-            self._move_at(end_ticks)
-
-    def _move_at(self, deadline_ticks: float) -> None:
-        """Move whole parts of the timetable for one deadline.
-
-        It starts from the cheapest plans in time, and from those that are slightly late and the cheapest for their
-        time.
-        """
-        engine, cuts = self._engine, Cuts(self._rounder)
-        starts = min(max(_MOVED_ROWS // engine.graph.n, 1), _MOVED)
-        cheapest = self._cheapest(self._makespan_ticks <= deadline_ticks, starts)
-        reach_ticks = cuts.reach(self._select(cheapest[:1])[:, 0])
-        for which in cheapest[:, None]:
-            self._improve(cuts, which, deadline_ticks)
-        late_ticks = self._makespan_ticks - deadline_ticks
-        near = np.flatnonzero((late_ticks > 0) & (late_ticks <= reach_ticks))
-        price_j = self._price_w(deadline_ticks) * engine.tables.tick_s
-        _, first = np.unique(self._effective_j[near] + price_j * late_ticks[near], return_index=True)
-        for which in near[first[:starts], None]:
-            self._improve(cuts, which, deadline_ticks)
-
-    def _improve(self, cuts: Cuts, which: Index, deadline_ticks: float) -> None:
-        """Try moves on one of the plans."""
-        plan = cuts.shortened(self._select(which)[:, 0], deadline_ticks)
-        if plan is not None:
-            self._store(cuts.improved(plan, deadline_ticks)[:, None])
-
-    def _price_w(self, deadline_ticks: float) -> float:
-        """Return what a second less costs around a deadline, in watts, according to the bounds."""
-        problem, tick_s = self._engine.problem, self._engine.tables.tick_s
-        left, right, _ = self.curve.around(np.array([deadline_ticks]))
-        ends_s = self.curve.makespan_ticks[[left[0], right[0]]] * tick_s + problem.overhead_s
-        effective_j = self.bound_j(ends_s) - problem.blocking_power_w * problem.stages * ends_s
-        return max(0.0, float(effective_j[0] - effective_j[1]) / max(float(ends_s[1] - ends_s[0]), tick_s))
+        self._improve_all(around_ticks, _TURNS_ONE, lambda _share: None)
+        tries = min(_TRIES_ONE, max(_CELLS // self._engine.graph.n, 1))
+        work = self._engine.graph.n * tries * SWEEPS
+        for _ in range(min(max(int(_WORK_ONE // work), 1), _MOST_TURNS_ONE)):
+            self._left = float(work)
+            self._search(end, tries)
 
     def add_single_clocks(self) -> None:
         """Add every plan with one clock for all, its slack distributed, so that no such plan beats the result."""
@@ -222,7 +202,8 @@ class Pool:
         deadline_ticks = self._affordable(deadline_ticks, sweeps(spans, ways))
         size = max(_CELLS // self._engine.graph.n, 1)
         for begin in range(0, len(deadline_ticks), size):
-            self._store(round_plans(self._rounder, curve, deadline_ticks[begin : begin + size], spans, ways=ways))
+            part = deadline_ticks[begin : begin + size]
+            self._store(round_plans(self._rounder, curve, part, spans, self._through(part), ways=ways))
 
     def _affordable(self, deadline_ticks: Floats, sweeps_each: int) -> Floats:
         """Return the first deadlines, as many as what is left of the budget pays for, and spend it."""
@@ -240,32 +221,17 @@ class Pool:
 
     def _plans(self, *, corners: bool = False) -> Curve:
         """Return the best plans as timetables, to be mixed like relaxed ones."""
-        return self._rounder.curve(self._select(self._best(corners=corners)), self.curve)
+        return self._rounder.curve(self._select(self._best(corners=corners)), self._through)
 
-    def _recreate(
-        self, deadline_ticks: Floats, starts: int = _STARTS, tries: int = _TRIES, rounds: int = _ROUNDS
-    ) -> None:
-        """Search from the cheapest plans for the first of these deadlines, as many as the budget allows."""
-        deadline_ticks = self._affordable(deadline_ticks, starts * tries * rounds * RECREATE_SWEEPS)
-        if not len(deadline_ticks):
-            return
-        ends: list[float] = deadline_ticks.tolist()
-        starting = [self._cheapest(self._makespan_ticks <= end_ticks, starts) for end_ticks in ends]
-        target_ticks = np.repeat(deadline_ticks, [len(start) for start in starting])
-        columns, through = self._select(np.concatenate(starting)), self.curve.through_at(target_ticks)
-        graph, problem = self._engine.graph, self._engine.problem
-        stage = np.repeat(np.arange(problem.stages), np.diff(problem.stage_offset))
-        search = Recreate(self._rounder, stage[graph.order])
-        size = max(_CELLS // (graph.n * tries), 1)
-        for begin in range(0, len(target_ticks), size):
-            part = slice(begin, begin + size)
-            self._store(search.run(columns[:, part], target_ticks[part], through[:, part], tries, rounds))
-
-    def _cheapest(self, fitting: npt.NDArray[np.bool_], count: int) -> Index:
-        """Return distinct plans of those that fit, the cheapest first; fewer if there are not as many."""
-        fits = np.flatnonzero(fitting)
-        _, first = np.unique(self._effective_j[fits], return_index=True)
-        return fits[first[:count]]
+    def _search(self, deadline_ticks: Floats, tries: int) -> None:
+        """Search from the best plan for each of the first of these deadlines, as many as the budget allows."""
+        deadline_ticks = self._affordable(deadline_ticks, tries * SWEEPS)
+        plans = self._best()
+        size = max(_CELLS // (self._engine.graph.n * tries), 1)
+        for begin in range(0, len(deadline_ticks), size):
+            part = deadline_ticks[begin : begin + size]
+            last = np.searchsorted(self._makespan_ticks[plans], part, side="right") - 1
+            self._store(self._descent.run(self._select(plans[last]), part, self._through(part), tries))
 
     def _select(self, which: Index) -> Index:
         """Return the choices of these plans, int[n, plans]."""

@@ -9,6 +9,7 @@ instruction says what time is worth there, so a slower option that saves less th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from perseus_solver.kinds import Floats, Index
 from perseus_solver.relaxation.graph import Graph, latest_of
 from perseus_solver.relaxation.tables import Tables
 
-SHARES, QUICK_SHARES = (1.0, 0.7, 0.4, 0.2, 0.0), (1.0, 0.4, 0.0)
+SHARES, QUICK_SHARES = (1.0, 0.7, 0.4, 0.2, 0.0), (0.6, 0.0)
 """Slack is offered at these shares of its worth, one sweep each: first to those instructions that save most with it."""
 TIE_SHARE = 0.99
 """When following a timetable, an instruction whose flow is between two corners takes the slower one; with slightly less
@@ -42,18 +43,11 @@ class Curve:
     through: Floats
     makespan_ticks: Floats
 
-    def around(self, deadline_ticks: Floats) -> tuple[Index, Index, Floats]:
-        """Return the neighbours of each deadline on the curve, and its share of the way between them."""
+    def around(self, deadline_ticks: Floats) -> tuple[Index, Index]:
+        """Return the neighbours of each deadline on the curve."""
         last = len(self.makespan_ticks) - 1
         left = np.clip(np.searchsorted(self.makespan_ticks, deadline_ticks, side="right") - 1, 0, max(last - 1, 0))
-        right = np.minimum(left + 1, last)
-        gap = np.maximum(self.makespan_ticks[right] - self.makespan_ticks[left], 1.0)
-        return left, right, np.clip((deadline_ticks - self.makespan_ticks[left]) / gap, 0.0, 1.0)
-
-    def through_at(self, deadline_ticks: Floats) -> Floats:
-        """Return the flow for each deadline: what time is worth at each kind of instruction."""
-        left, right, share = self.around(deadline_ticks)
-        return self.through[:, left] * (1.0 - share) + self.through[:, right] * share
+        return left, np.minimum(left + 1, last)
 
 
 class Rounder:
@@ -83,25 +77,25 @@ class Rounder:
         self._prefix_width = prefixes.shape[2]
         self._prefix_first = (self._table_of_kind * (prefixes.shape[1] * self._prefix_width))[:, None]
 
-    def duration_ticks(self, choice: Index) -> Floats:
-        """Return the durations of a choice, float[n, columns]."""
-        duration_ticks: Floats = self._option_ticks[self._first + choice]
+    def duration_ticks(self, choice: Index, rows: slice = slice(None)) -> Floats:
+        """Return the durations of a choice, float[rows, columns]."""
+        duration_ticks: Floats = self._option_ticks.take(self._first[rows] + choice)
         return duration_ticks
 
-    def energy_j(self, choice: Index) -> Floats:
-        """Return the effective energy of each column, float[columns]."""
-        total: Floats = self._energy[self._first + choice].sum(axis=0)
+    def energy_j(self, choice: Index, rows: slice = slice(None)) -> Floats:
+        """Return the effective energy of each column, float[columns], of these rows alone."""
+        total: Floats = self._energy.take(self._first[rows] + choice).sum(axis=0)
         return total
 
-    def curve(self, choice: Index, relaxed: Curve) -> Curve:
-        """Return plans (columns, by increasing makespan) as timetables, each with the relaxed flow for its makespan.
+    def curve(self, choice: Index, through_at: Callable[[Floats], Floats]) -> Curve:
+        """Return plans (columns, by increasing makespan) as timetables, each with the worth of time for its makespan.
 
         Their durations are measured options already, so a mixture of two of them has few durations in between.
         """
         duration_ticks = self.duration_ticks(choice)
         finish_ticks = self.graph.finish_ticks(duration_ticks)[:-1]
         makespan_ticks = finish_ticks.max(axis=0)
-        return Curve(finish_ticks - duration_ticks, finish_ticks, relaxed.through_at(makespan_ticks), makespan_ticks)
+        return Curve(finish_ticks - duration_ticks, finish_ticks, through_at(makespan_ticks), makespan_ticks)
 
     def makespan_ticks(self, choice: Index) -> Floats:
         """Return the ticks from start to end of each column."""
@@ -121,10 +115,18 @@ class Rounder:
 
     def free(self, columns: int) -> Index:
         """Return the same where time is worth nothing."""
-        return self.worth(np.zeros((len(self._table_of_kind), columns)))
+        last = self.tables.hull_size[self._table_of_kind][:, None] - 1
+        found: Index = np.broadcast_to(self._prefix_first + last * self._prefix_width, (len(last), columns))
+        return found
 
-    def _best_option(self, rows: slice, limit_ticks: Floats, worth: Index) -> Index:
-        """Return the best option within a limit, unused time having its worth; the fastest option if none is."""
+    def best_option(self, rows: slice, limit_ticks: Floats, worth: Index) -> Index:
+        """Return the best option of each row within a limit; the fastest option if none is.
+
+        Args:
+            rows: of the graph.
+            limit_ticks: float[rows, columns].
+            worth: int[rows, columns], from `worth`, what unused time is worth there.
+        """
         place = limit_ticks - self._fastest_ticks[rows]
         place *= self._scale[rows]
         np.clip(place, 0.0, _CELLS, out=place)
@@ -135,9 +137,19 @@ class Rounder:
             at += self._option_ticks.take(at + 1) <= limit_ticks
         at -= self._first[rows]
         np.maximum(at, 0, out=at)
-        at += worth[rows] if self._all_differ else worth.take(self.kind[rows], axis=0)
+        at += worth
         best: Index = self._prefix.take(at)
         return best
+
+    def cheapest(self, worth: Index) -> Index:
+        """Return the option of each row that is best at a worth of time, int[n, columns], however long it takes."""
+        last = self.tables.size[self._table_of_kind][:, None] - 1
+        best: Index = self._prefix.take(worth + last)
+        return best if self._all_differ else best.take(self.kind, axis=0)
+
+    def _worth_of(self, rows: slice, worth: Index) -> Index:
+        """Return what time is worth at some rows, given what it is at each kind."""
+        return worth[rows] if self._all_differ else worth.take(self.kind[rows], axis=0)
 
     def follow(self, finish_ticks: Floats, worth: Index) -> Index:
         """Return options that keep up with a timetable, from the start; what one leaves of its time, others may use."""
@@ -147,7 +159,7 @@ class Rounder:
         for level in graph.levels:
             rows = slice(level.begin, level.end)
             ready_ticks = latest_of(end_ticks, level.before)
-            choice[rows] = self._best_option(rows, finish_ticks[rows] - ready_ticks, worth)
+            choice[rows] = self.best_option(rows, finish_ticks[rows] - ready_ticks, self._worth_of(rows, worth))
             end_ticks[rows] = ready_ticks + self._option_ticks[self._first[rows] + choice[rows]]
         return choice
 
@@ -159,7 +171,7 @@ class Rounder:
         for level in reversed(graph.levels):
             rows = slice(level.begin, level.end)
             rest_ticks = latest_of(far_ticks, level.after)
-            choice[rows] = self._best_option(rows, reach_ticks[rows] - rest_ticks, worth)
+            choice[rows] = self.best_option(rows, reach_ticks[rows] - rest_ticks, self._worth_of(rows, worth))
             far_ticks[rows] = rest_ticks + self._option_ticks[self._first[rows] + choice[rows]]
         return choice
 
@@ -183,7 +195,8 @@ class Rounder:
         for level in levels:
             rows = slice(level.begin, level.end)
             near_ticks = latest_of(swept_ticks, level.after if backward else level.before)
-            slower = self._best_option(rows, deadline_ticks - other_ticks[rows] - near_ticks, worth)
+            limit_ticks = deadline_ticks - other_ticks[rows] - near_ticks
+            slower = self.best_option(rows, limit_ticks, self._worth_of(rows, worth))
             choice[rows] = np.maximum(choice[rows], slower)
             swept_ticks[rows] = near_ticks + self._option_ticks[self._first[rows] + choice[rows]]
 
@@ -240,6 +253,7 @@ def round_plans(
     curve: Curve,
     deadline_ticks: Floats,
     spans: list[tuple[int, int]],
+    through: Floats,
     *,
     ways: tuple[bool, ...] = (False, True),
 ) -> Index:
@@ -253,6 +267,7 @@ def round_plans(
         rounder: of the problem.
         curve: timetables to mix.
         deadline_ticks: float[deadlines].
+        through: float[kinds, deadlines], what time is worth at each kind of row, units of flow.
         spans: for each mixture, how many samples further than the nearest the two timetables are, before and after the
             deadline; distant ones have fewer durations between two options.
         ways: False mixes early and sweeps from the start, True mixes late and sweeps from the end.
@@ -262,8 +277,7 @@ def round_plans(
     """
     shares = SHARES if len(ways) > 1 else QUICK_SHARES
     last = len(curve.makespan_ticks) - 1
-    left, right, _ = curve.around(deadline_ticks)
-    through = curve.through_at(deadline_ticks)
+    left, right = curve.around(deadline_ticks)
     mixed, least = [], []
     for before, after in spans:
         fast, slow = np.maximum(left - before, 0), np.minimum(right + after, last)

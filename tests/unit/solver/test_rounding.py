@@ -78,7 +78,8 @@ def test_rounded_plans_meet_every_deadline_from_the_fastest_on(engine: Engine, r
     through = np.stack([s.through for s in samples], axis=1)[engine.graph.order].astype(np.float64)
     curve = Curve(finish_ticks - duration_ticks, finish_ticks, through, makespan)
     deadline_ticks = np.floor(np.linspace(engine.fastest_ticks, engine.slowest_ticks * 1.1, 15))
-    choice = round_plans(rounder, curve, deadline_ticks, [(0, 0), (1, 1)])
+    worth = through[:, curve.around(deadline_ticks)[0]]
+    choice = round_plans(rounder, curve, deadline_ticks, [(0, 0), (1, 1)], worth)
     assert (rounder.makespan_ticks(choice) <= deadline_ticks).all()
     energy = rounder.energy_j(choice)
     assert energy[0] <= rounder.energy_j(np.zeros_like(choice))[0]

@@ -10,8 +10,8 @@ from perseus_solver.model.profile import read_profile
 from perseus_solver.relaxation.curve import Engine, trace_curve
 from perseus_solver.relaxation.prices import Uncertainty
 from perseus_solver.schedules import build_schedule
+from perseus_solver.search.descent import Descent
 from perseus_solver.search.pool import Pool
-from perseus_solver.search.recreate import Recreate
 from perseus_solver.search.rounding import Rounder
 
 
@@ -36,6 +36,17 @@ def test_a_smooth_concave_curve_lies_within_the_uncertainty() -> None:
     assert (truth <= uncertainty.most_j).all()
     assert (uncertainty.rise_j() > 0).all()
     assert ((price[:-1] < uncertainty.price_w) & (uncertainty.price_w < price[1:])).all()
+
+
+def test_a_price_that_proves_less_than_a_lower_one_implies_is_only_a_limit() -> None:
+    price, shortest_s = np.array([0.0, 1.0, 4.0, 16.0, 64.0]), 2.0
+    value = np.minimum(3.0 * price, 10.0 + shortest_s * price)  # bends at 10
+    value[3:] -= 7.0  # composed flows
+    uncertainty = Uncertainty.between(price, value, shortest_s, 3.0)
+    assert len(uncertainty.price_w) == 3
+    assert uncertainty.price_w[-1] == pytest.approx(8.0)
+    assert uncertainty.makespan_s[-1] == shortest_s
+    assert uncertainty.rise_j()[-1] == pytest.approx(4.0)  # from 3 to 2 seconds at four watts more
 
 
 def test_a_straight_piece_is_certain_and_a_bend_is_uncertain_at_one_price() -> None:
@@ -68,14 +79,15 @@ class Searched:
         self.rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         curve = Pool(engine, trace_curve(engine, lambda _share: None)).curve
         self.deadline = np.floor(np.linspace(engine.fastest_ticks, engine.slowest_ticks, 6))
-        self.through = curve.through_at(self.deadline)
-        stage = np.repeat(np.arange(4), np.diff(problem.stage_offset))[engine.graph.order]
-        self.search = Recreate(self.rounder, stage)
+        self.through = curve.through[:, curve.around(self.deadline)[0]]
+        self.search = Descent(self.rounder)
         self.fastest = np.zeros((engine.graph.n, 6), dtype=np.intp)
         self.good = self.run(self.fastest, 8, 12)
 
-    def run(self, plans: np.ndarray, tries: int, rounds: int) -> np.ndarray:
-        return self.search.run(plans, self.deadline, self.through, tries, rounds)
+    def run(self, plans: np.ndarray, tries: int, times: int = 1) -> np.ndarray:
+        for _ in range(times):
+            plans = self.search.run(plans, self.deadline, self.through, tries)
+        return plans
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +104,17 @@ def test_the_search_makes_plans_cheaper_in_time_and_is_reproducible(problem: Pro
 
 def test_the_search_never_raises_the_energy_of_a_good_plan(searched: Searched) -> None:
     plans, rounder = searched.good, searched.rounder
-    for _ in range(20):  # a single trial is seldom better than a good plan, and no worse one may replace it
-        found = searched.run(plans, 1, 1)
+    for _ in range(20):  # a few trials are seldom better than a good plan, and no worse one may replace it
+        found = searched.run(plans, 2)
         assert (rounder.energy_j(found) <= rounder.energy_j(plans)).all()
         assert (rounder.makespan_ticks(found) <= searched.deadline).all()
         plans = found
 
 
 def test_of_many_trials_the_best_is_taken(searched: Searched) -> None:
-    """The best of 64 outcomes of one round lies no higher than the least of a few single ones."""
+    """The best of 64 trials in either direction lies no higher than the least of a few with two."""
     rounder = searched.rounder
-    single = [rounder.energy_j(searched.run(searched.fastest, 1, 1)) for _ in range(3)]
-    best = rounder.energy_j(searched.run(searched.fastest, 64, 1))
-    assert (best[1:-1] <= np.min(single, axis=0)[1:-1]).all()
+    few, many = (
+        np.min([rounder.energy_j(searched.run(searched.fastest, tries)) for _ in range(2)], axis=0) for tries in (2, 64)
+    )
+    assert (many[1:-1] <= few[1:-1]).all()
