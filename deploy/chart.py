@@ -174,9 +174,7 @@ def _crd_template(crd: str) -> str:
     name, separator, spec = body.partition("\nspec:\n")
     metadata = (
         '\n  labels: {{- include "perseus.labels" (dict "root" .) | nindent 4 }}'
-        "\n  {{- if .Values.crds.keep }}"
-        "\n  annotations:"
-        "\n    helm.sh/resource-policy: keep"
-        "\n  {{- end }}"
+        '\n  {{- $own := ternary (dict "helm.sh/resource-policy" "keep") (dict) .Values.crds.keep }}'
+        '\n  {{- include "perseus.annotations" (dict "root" $ "own" $own) }}'
     )
     return f"{note}\n{{{{- if .Values.crds.enabled }}}}\n{name}{metadata}{separator}{spec}{{{{- end }}}}\n"

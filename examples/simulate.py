@@ -24,9 +24,10 @@ from kubernetes import client
 
 from perseus_proto import keys
 from perseus_proto.rank import RankId
-from perseus_sim.cluster.live_job import LiveJob, Tables, start_live_job, tables_of
+from perseus_sim.cluster.live_job import LiveJob, start_live_job
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import BACKWARD_RATIO, MODELS, stage_weights
+from perseus_sim.training.live import Tables, tables_of
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule
 
 HERE = Path(__file__).resolve().parent
@@ -36,12 +37,12 @@ PIPELINE_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[::5][:9]
 STEP_CLOCKS_MHZ = sorted(GPU.clocks_mhz, reverse=True)[:20]
 STAGES, MICROBATCHES, RANKS = 4, 8, 2
 FORWARD_US = 20_000
-STEP_US = 400_000
+STEP_US = 1_000_000
 IMBALANCE = 1.2
 MEASURED_ITERATIONS = 8
 STUDENT_95 = 2.145
 """Two-sided 95 % quantile of Student's distribution for twice as many measurements."""
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 STEPS = "1000000"
 T = TypeVar("T")
 
@@ -183,6 +184,7 @@ class Example:
             "energy_saved": saved,
             "energy_saved_within": within,
             "slowdown": slower,
+            "planned_slowdown": float(status["plan"]["plannedSlowdown"].rstrip("%")) / 100,
         }
         (self._output / "example.json").write_text(json.dumps(figures, indent=2) + "\n")
         return figures

@@ -17,6 +17,7 @@ from perseus_client.marks import Marks, TimedMarks, make_marks
 from perseus_client.session import LiveSession, Session
 from perseus_proto.channel import ChannelWriter, MarkSource
 from perseus_proto.hello import Hello, Timing, make_schedule
+from perseus_proto.instruction import InstructionKind
 from perseus_proto.keys import ENV_SOCKET
 
 log = logging.getLogger("perseus_client")
@@ -37,6 +38,7 @@ def connect(
     clock_us: Callable[[], int] | None = None,
     timing: str = "auto",
     gpu_uuid: str | None = None,
+    own_time: bool | None = None,
 ) -> Session:
     """Connect this rank to the agent on its node and report what it executes.
 
@@ -61,6 +63,8 @@ def connect(
             initialised CUDA in torch, else "host".
         gpu_uuid: UUID of the GPU that this process computes on; None: torch's current device, if torch has initialised
             CUDA. Required where the pod holds several GPUs.
+        own_time: whether the last instruction ends before this rank waits for other data-parallel ranks; None: of a
+            pipeline's instructions it does, and of whole steps it does not.
 
     Returns:
         A session. If an argument breaks a rule, the rule is logged as an error and the session does nothing.
@@ -70,7 +74,10 @@ def connect(
         return Session()
     try:
         origin = _choose_timing(timing, clock_us)
-        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), make_schedule(schedule))
+        made = make_schedule(schedule)
+        if own_time is None:
+            own_time = all(instruction.kind is not InstructionKind.STEP for instruction in made)
+        hello = Hello(dp, stage, tp, origin, gpu_uuid or _current_gpu(), made, own_time)
         marks = make_marks(hello.schedule, clock_us)
         if origin is not Timing.GPU:
             return open_session(path, hello, marks, partial(_set_source, _SOURCES[origin]))

@@ -34,7 +34,14 @@ def attach(trainer: Any, **options: Any) -> Attachment:
         require_version(NAME, transformers.__version__, OLDEST, NEWEST_RUN)
         require_names(NAME, trainer, "add_callback", "remove_callback")
 
+        def backward_ended() -> None:
+            attachment.is_last = trainer.accelerator.sync_gradients
+            attachment.backward_ended()
+
         class PerseusCallback(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                attachment.watch(trainer.model_wrapped, backward_ended)
+
             def on_step_begin(self, *_: Any, **__: Any) -> None:
                 attachment.begin()
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from perseus_client.framework import Attachment, require_names, require_version
 from perseus_client.loops import Steps
+from perseus_client.own_time import on_backward_end
 
 NAME: Final = "lightning"
 OLDEST: Final = "2.4"
@@ -38,9 +39,16 @@ def attach(trainer: Any, **options: Any) -> Attachment:
         require_names(NAME, trainer, "callbacks", "accumulate_grad_batches", "is_last_batch")
 
         class PerseusCallback(pytorch.Callback):  # type: ignore[misc, name-defined]
+            def on_train_start(self, trainer: Any, module: Any) -> None:
+                attachment.watch(getattr(trainer.strategy, "model", None) or module, None)
+
+            def on_before_backward(self, _trainer: Any, _module: Any, loss: Any) -> None:
+                on_backward_end(loss, attachment.backward_ended)
+
             def on_train_batch_start(self, trainer: Any, _module: Any, _batch: Any, number: int) -> None:
                 if number % trainer.accumulate_grad_batches == 0:
                     attachment.begin()
+                attachment.is_last = (number + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
 
             def on_train_batch_end(self, trainer: Any, _module: Any, _outputs: Any, _batch: Any, number: int) -> None:
                 if (number + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch:

@@ -4,12 +4,17 @@ Five functions of ``megatron.core.pipeline_parallel.schedules`` are rebound in t
 up: the three that run an iteration, and those that run a microbatch forward and backward. No file of Megatron is
 touched. Iterations without backward (evaluation) are not recorded; communication between stages is outside of all
 marks; a backward contains its recomputation. Megatron is imported only inside ``attach``.
+
+Megatron-LM may benchmark all ranks between iterations (``--gpu-sniff-test-interval``) and names those that are slower
+than the others. That runs at default clocks, so that a stage with a low planned clock is not taken for a sick GPU.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
@@ -38,6 +43,10 @@ _ITERATIONS: Final = (
     "forward_backward_pipelining_without_interleaving",
     "forward_backward_pipelining_with_interleaving",
 )
+_RANK_CHECK: Final = "megatron.training.gpu_sniff_test"
+_RANK_CHECK_FUNCTION: Final = "run_sniff_tests"
+SETTLE_S: Final = 0.1
+"""In which a GPU is at its default clocks: 99 of 100 changes on a Hopper, the slowest that is published."""
 _TAG: Final = "_perseus_tag"
 _attachment: Attachment | None = None
 
@@ -65,8 +74,34 @@ def attach(**options: Any) -> Attachment:
         schedules = importlib.import_module(_SCHEDULES)
         require_names(NAME, schedules, *_ITERATIONS, "forward_step", "backward_step", "get_schedule_table")
         _Hooks(attachment, schedules)
+        hook_rank_check(attachment)
 
     return attachment.prepare(hook)
+
+
+def hook_rank_check(attachment: Attachment) -> None:
+    """Run Megatron-LM's benchmark of all ranks at default clocks; nothing happens where this version has none.
+
+    ``megatron.training`` is not imported for it: programs that train with Megatron-Core alone do not have it.
+    """
+    if "megatron.training" not in sys.modules:
+        return
+    try:
+        module = importlib.import_module(_RANK_CHECK)
+        original = getattr(module, _RANK_CHECK_FUNCTION)
+    except (ImportError, AttributeError):
+        return
+
+    @functools.wraps(original)
+    def check(*args: Any, **kwargs: Any) -> Any:
+        session = attachment.session
+        if not attachment.active or not session.connected:
+            return original(*args, **kwargs)
+        with session.default_clocks():
+            time.sleep(SETTLE_S)
+            return original(*args, **kwargs)
+
+    attachment.replace(module, _RANK_CHECK_FUNCTION, check)
 
 
 def schedule_csv(*, stages: int, microbatches: int, chunks: int = 1, group: int | None = None) -> str:

@@ -102,6 +102,15 @@ class Session:
         """Return a context manager that calls ``instruction_begin`` and ``instruction_end`` around a block."""
         return _NOTHING
 
+    def default_clocks(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context manager around something else than training that measures the GPU, between two iterations: a
+        rank check, a benchmark. The GPU goes to its default clocks, so that a planned clock is not taken for a fault.
+
+        A clock change takes its time (status.hardware of the PerseusJob says how long), and this does not wait for it:
+        begin with work that does not count. A ``step_begin`` inside the block ends it.
+        """
+        return _NOTHING
+
     def close(self) -> None:
         """Disconnect from the agent, which returns the GPU to its default clocks. Further calls do nothing."""
 
@@ -109,7 +118,7 @@ class Session:
 class LiveSession(Session):
     """A session that an agent follows whenever one is there."""
 
-    __slots__ = ("_connector", "_empty", "_faults", "_iteration", "_marks", "_writer")
+    __slots__ = ("_at_default", "_connector", "_empty", "_faults", "_iteration", "_marks", "_writer")
 
     def __init__(self, connector: Connector, marks: Marks) -> None:
         """Start the background thread that looks for an agent."""
@@ -118,6 +127,8 @@ class LiveSession(Session):
         self._iteration = -1
         self._writer: ChannelWriter | None = None  # None outside of steps, and without an agent
         self._faults = 0  # of ``Faults``, whose own operators are Python
+        self._at_default: ChannelWriter | None = None
+        """Through which default clocks are asked for; None: they are not."""
         self._empty = 0
         """Steps in a row in which no instruction began."""
         _live.add(self)
@@ -137,6 +148,8 @@ class LiveSession(Session):
 
     def step_begin(self) -> None:
         try:
+            if self._at_default is not None:
+                self._end_default_clocks()
             if self._writer is not None:
                 self._finish_step(Faults.ABANDONED)
             self._iteration += 1
@@ -179,10 +192,30 @@ class LiveSession(Session):
     ) -> contextlib.AbstractContextManager[object]:
         return _Window(self, kind, microbatch, chunk)
 
+    def default_clocks(self) -> contextlib.AbstractContextManager[object]:
+        return _DefaultClocks(self)
+
     def close(self) -> None:
-        self._writer = None
+        self._writer = self._at_default = None
         self._marks.close()
         self._connector.stop()
+
+    def _begin_default_clocks(self) -> None:
+        try:
+            writer = self._connector.writer
+            if writer is not None and self._writer is None:  # inside an iteration the plan counts
+                writer.ask_default_clocks(True)
+                self._at_default = writer
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
+
+    def _end_default_clocks(self) -> None:
+        try:
+            writer, self._at_default = self._at_default, None
+            if writer is not None:
+                writer.ask_default_clocks(False)
+        except Exception:  # noqa: BLE001 - nothing may reach the training loop
+            self._give_up()
 
     def _finish_step(self, faults: int) -> None:
         writer, self._writer = self._writer, None
@@ -221,7 +254,7 @@ class LiveSession(Session):
 
     def _after_fork(self) -> None:
         """In a forked child, such as a data loader's worker: release what belongs to the parent's session."""
-        self._writer = None
+        self._writer = self._at_default = None
         self._marks.close()
         self._connector.abandon()
 
@@ -251,6 +284,21 @@ class _Step:
 
     def __exit__(self, *_: object) -> None:
         self._session.step_end()
+
+
+class _DefaultClocks:
+    """One ``with session.default_clocks()``."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: LiveSession) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._session._begin_default_clocks()
+
+    def __exit__(self, *_: object) -> None:
+        self._session._end_default_clocks()
 
 
 class _Window:

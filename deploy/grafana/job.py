@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from grafana.fleet import SAVED_RATIO, SLOWDOWN
-from grafana.panels import board, curve, figure, label_variable, line
+from grafana.panels import board, curve, figure, label_variable, line, listing, to_node
 
 _THIS: Final = '{job_namespace="$job_namespace", job_name="$job_name"}'
 _RANKS: Final = f"max by (node, gpu, dp, stage) (perseus_gpu_rank_info{_THIS})"
@@ -13,11 +13,6 @@ _RANKS: Final = f"max by (node, gpu, dp, stage) (perseus_gpu_rank_info{_THIS})"
 
 def _of(metric: str) -> str:
     return f"max({metric}{_THIS})"
-
-
-def _ratio(expression: str) -> str:
-    """The same ratio as on the fleet's dashboard, of this job alone."""
-    return f"max(({expression}) and on (job_namespace, job_name) perseus_job_ready{_THIS})"
 
 
 def _named(metric: str, point: str) -> str:
@@ -28,12 +23,16 @@ def _by(labels: str, metric: str) -> str:
     return f"avg by ({labels}) (max by (node, gpu) ({metric}) * on (node, gpu) group_right() {_RANKS})"
 
 
+def _sum_by_node(metric: str) -> str:
+    return f"sum by (node) (max by (node, gpu) ({metric}) and on (node, gpu) perseus_gpu_rank_info{_THIS})"
+
+
 def job() -> str:
     """The dashboard."""
     now = [
         figure("Ready", "bool", "Whether the plan is in force.", _of("perseus_job_ready")),
-        figure("Energy saved", "percentunit", "Measured against the measured baseline.", _ratio(SAVED_RATIO)),
-        figure("Slowdown measured", "percentunit", "Against the measured baseline.", _ratio(SLOWDOWN)),
+        figure("Energy saved", "percentunit", "Measured against the measured baseline.", _of(SAVED_RATIO)),
+        figure("Slowdown measured", "percentunit", "Against the measured baseline.", _of(SLOWDOWN)),
         figure(
             "Slowdown planned",
             "percentunit",
@@ -106,6 +105,19 @@ def job() -> str:
             (_of("perseus_job_planned_slowdown_ratio"), "planned time / T_min"),
         ),
     ]
+    nodes = [
+        listing(
+            "Nodes",
+            "Where the job's ranks run.",
+            "node",
+            {
+                "GPUs": ("none", f"count by (node) (count by (node, gpu) (perseus_gpu_rank_info{_THIS}))"),
+                "power": ("watt", _sum_by_node("perseus_gpu_power_watts")),
+                "clocks adrift": ("none", _sum_by_node("perseus_gpu_clock_drift")),
+            },
+            link=to_node("__value.raw"),
+        )
+    ]
     variables = [
         label_variable("job_namespace", "Namespace", "label_values(perseus_job_ready, job_namespace)"),
         label_variable(
@@ -118,5 +130,6 @@ def job() -> str:
         ("Prediction and measurement", predictions),
         ("Stages", stages),
         ("Pipelines", pipelines),
+        ("Nodes", nodes),
     ]
     return board("perseus-job", "Perseus / Job", "Frontier, plan, clocks and stragglers of one job.", variables, rows)

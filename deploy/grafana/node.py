@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.panels import board, figure, label_variable, line, listing
+from grafana.panels import TO_JOB, board, figure, label_variable, line, listing
 
 _THESE: Final = '{node=~"$node"}'
 _GPU: Final = "{{node}} {{gpu}}"
@@ -80,18 +80,21 @@ def node() -> str:
             "s",
             "Time left; renewed at a third.",
             (f"perseus_agent_lease_remaining_seconds{_THESE}", "{{node}} {{job_namespace}}/{{job_name}}"),
+            link=TO_JOB,
         ),
         line(
             "Plan age",
             "s",
             "Since a plan was last selected.",
             (f"perseus_agent_plan_age_seconds{_THESE}", "{{node}} {{job_namespace}}/{{job_name}}"),
+            link=TO_JOB,
         ),
         line(
             "Ranks",
             "none",
             "Processes that drive a GPU.",
             (f"perseus_agent_ranks{_THESE}", "{{node}} {{job_namespace}}/{{job_name}}"),
+            link=TO_JOB,
         ),
     ]
     health = [

@@ -1,8 +1,7 @@
 """The few kinds of panel that the dashboards are made of; a dashboard is a list of rows of them.
 
-Every query is of Prometheus and of the datasource variable; no namespace, job
-or node is written into one. Expressions need no recording rules, so that a dashboard also works where those are not
-installed.
+Every query is of Prometheus and of the datasource variable; no namespace, job or node is written into one. What adds up
+over a fleet comes from the recording rules. From a job or a node in a panel, a link leads to its own dashboard.
 """
 
 from __future__ import annotations
@@ -27,10 +26,32 @@ _HIGH, _LOW = 8, 4
 
 Query = tuple[str, str]
 """Expression and legend."""
+Link = tuple[str, str]
+"""Title and address."""
 
 
-def line(title: str, unit: str, what: str, *queries: Query, stacked: bool = False) -> Any:
-    """Curves over time."""
+def to_job(namespace: str, name: str) -> Link:
+    """To the dashboard of a job, whose namespace and name Grafana finds by these expressions."""
+    return "This job", _address("perseus-job", job_namespace=namespace, job_name=name)
+
+
+def to_node(name: str) -> Link:
+    """To the dashboard of a node, whose name Grafana finds by this expression."""
+    return "This node", _address("perseus-node", node=name)
+
+
+def _address(uid: str, **variables: str) -> str:
+    chosen = "".join(f"&var-{name}=${{{value}}}" for name, value in variables.items())
+    return f"/d/{uid}?${{datasource:queryparam}}{chosen}&${{__url_time_range}}"
+
+
+TO_JOB: Final = to_job("__field.labels.job_namespace", "__field.labels.job_name")
+TO_NODE: Final = to_node("__field.labels.node")
+"""From a curve that has these labels."""
+
+
+def line(title: str, unit: str, what: str, *queries: Query, stacked: bool = False, link: Link | None = None) -> Any:
+    """Curves over time; ``link``: from each."""
     panel = (
         timeseries.Panel()
         .title(title)
@@ -47,7 +68,7 @@ def line(title: str, unit: str, what: str, *queries: Query, stacked: bool = Fals
         panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
     for number, (expression, legend) in enumerate(queries):
         panel.with_target(_query(number, expression).range().legend_format(legend))
-    return panel
+    return panel.data_links([_link(link)]) if link else panel
 
 
 def figure(title: str, unit: str, what: str, expression: str, *, bad_from: float | None = None) -> Any:
@@ -67,16 +88,38 @@ def figure(title: str, unit: str, what: str, expression: str, *, bad_from: float
     )
 
 
-def listing(title: str, what: str, key: str, columns: dict[str, tuple[str, str]]) -> Any:
-    """A table of instant queries joined by one label: column → (unit, expression)."""
+def listing(
+    title: str,
+    what: str,
+    key: str,
+    columns: dict[str, tuple[str, str]],
+    *,
+    parts: tuple[str, ...] = (),
+    link: Link | None = None,
+) -> Any:
+    """A table of instant queries joined by one label.
+
+    Args:
+        title, what: of the panel.
+        key: the label.
+        columns: each with its unit and expression.
+        parts: what the slashes in the label separate, hidden, for the link to name.
+        link: from each value of the label.
+    """
     panel = table.Panel().title(title).description(what).datasource(DATASOURCE).height(_HIGH)
     for number, (_, expression) in enumerate(columns.values()):
         panel.with_target(_query(number, expression).instant().format(PromQueryFormat.TABLE))
     panel.with_transformation(_join(key))
     names = {f"Value #{_ref(number)}": name for number, name in enumerate(columns)}
+    if parts:
+        panel.with_transformation(_split(key, parts))
     panel.with_transformation(_rename(names))
+    for part in parts:
+        panel.override_by_name(part, [model.DynamicConfigValue(id_val="custom.hidden", value=True)])
     for name, (unit, _) in columns.items():
         panel.override_by_name(name, [model.DynamicConfigValue(id_val="unit", value=unit)])
+    if link:
+        panel.override_by_name(key, [model.DynamicConfigValue(id_val="links", value=[_link(link).build()])])
     return panel
 
 
@@ -111,6 +154,13 @@ def board(uid: str, title: str, what: str, variables: list[Any], rows: list[tupl
         .time("now-1h", "now")
         .timezone("browser")
         .tooltip(model.DashboardCursorSync.CROSSHAIR)
+        .link(
+            dashboard.DashboardLink("Perseus")
+            .type(model.DashboardLinkType.DASHBOARDS)
+            .tags(["perseus"])
+            .include_vars(True)
+            .keep_time(True)
+        )
         .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
     )
     for variable in variables:
@@ -145,6 +195,17 @@ def _query(number: int, expression: str) -> Any:
 
 def _join(key: str) -> model.DataTransformerConfig:
     return model.DataTransformerConfig(id_val="joinByField", options={"byField": key, "mode": "outer"})
+
+
+def _split(key: str, parts: tuple[str, ...]) -> model.DataTransformerConfig:
+    pattern = "/".join(f"(?<{part}>[^/]+)" for part in parts).replace("/", r"\/")
+    options = {"source": key, "format": "regexp", "regExp": f"/^{pattern}$/", "keepTime": False, "replace": False}
+    return model.DataTransformerConfig(id_val="extractFields", options=options)
+
+
+def _link(link: Link) -> Any:
+    title, address = link
+    return dashboard.DashboardLink(title).url(address)
 
 
 def _rename(names: dict[str, str]) -> model.DataTransformerConfig:

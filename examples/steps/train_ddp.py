@@ -18,7 +18,7 @@ if __name__ == "__main__":
     model = torch.nn.parallel.DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = islice(DataLoader(Text(), batch_size=4), int((sys.argv[1:] or [100])[0]))
-    for batch in perseus_client.steps(batches):
+    for batch in perseus_client.steps(batches, model=model):
         optimizer.zero_grad()
         model(**batch)["loss"].backward()
         optimizer.step()

@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from perseus_operator import handlers
 from perseus_operator.clients.agents import AgentPool, Credentials
@@ -19,27 +20,32 @@ from perseus_operator.clients.kube import KubeClient
 from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
+from perseus_operator.controller.tracing import export_to, log_fields
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
-from perseus_operator.objects import JobRef
+from perseus_operator.objects import JobRef, User
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.servers.grpc_service import OperatorService, RpcServer
+from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import WebServer
 from perseus_operator.settings import Settings, settings_or_exit
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.pool import RESTORES, SolverPool
+from perseus_proto.addresses import on_loopback
+from perseus_proto.http_server import Certificate
 from perseus_proto.logs import JsonFormatter
 
 logger = logging.getLogger("perseus_operator")
 
 _PAGE_TIMEOUT_S: Final = 5.0
+T = TypeVar("T")
 
 
 def job_field(record: logging.LogRecord) -> dict[str, str]:
-    """The PerseusJob that a log record is about: its first argument, where that is a JobRef."""
+    """The PerseusJob that a log record is about: its first argument, where that is a JobRef; and the trace, if any."""
     if record.args and isinstance(record.args, tuple) and isinstance(record.args[0], JobRef):
-        return {"job": str(record.args[0])}
-    return {}
+        return {"job": str(record.args[0]), **log_fields()}
+    return log_fields()
 
 
 class Process:
@@ -84,6 +90,7 @@ class Process:
             metrics=self._metrics,
             epochs=epochs,
             limits=settings.limits,
+            namespaces=settings.namespace_list,
             status_interval_s=settings.status_interval_s,
             release_timeout_s=settings.release_timeout_s,
         )
@@ -94,7 +101,7 @@ class Process:
             self._server = MetricsServer(
                 settings.metrics_address, self._metrics, healthy=operator.unhealthy, ready=lambda: True
             )
-        self._web = _web_server(settings.web_address, operator)
+        self._web = _web_server(settings, operator, kube)
         self._rpc = await _rpc_server(settings, credentials, operator, epochs)
         serving = {"metrics": self._server, "web": self._web, "rpc": self._rpc}
         addresses = {name: server.address if server else "" for name, server in serving.items()}
@@ -118,15 +125,37 @@ class Process:
             await self._operator.close()
 
 
-def _web_server(address: str, operator: Operator) -> WebServer | None:
+class _Reviews:
+    """Asks the API server in the event loop, for the threads of the page."""
+
+    def __init__(self, kube: KubeClient) -> None:
+        self._kube = kube
+        self._loop = asyncio.get_running_loop()
+
+    def user_of(self, token: str) -> User | None:
+        return self._answer(self._kube.user_of(token))
+
+    def may_get_jobs(self, user: User, namespace: str) -> bool:
+        return self._answer(self._kube.may_get_jobs(user, namespace))
+
+    def _answer(self, question: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(question, self._loop).result(timeout=_PAGE_TIMEOUT_S)
+
+
+def _web_server(settings: Settings, operator: Operator, kube: KubeClient) -> WebServer | None:
     """Serve the page. An address that is in use is logged; it must not stop the operator."""
-    loop = asyncio.get_running_loop()
+    loop, address = asyncio.get_running_loop(), settings.web_address
 
     def views() -> list[JobView]:
         return asyncio.run_coroutine_threadsafe(operator.views(), loop).result(timeout=_PAGE_TIMEOUT_S)
 
     try:
-        return WebServer(address, views) if address else None
+        if not address:
+            return None
+        if on_loopback(address):
+            return WebServer(address, views)
+        certificate = Certificate(settings.web_cert, settings.web_key)
+        return WebServer(address, views, Access(_Reviews(kube)), certificate)
     except OSError as error:
         logger.warning("the web page is not served: --web-address %s: %s", address, error)
         return None
@@ -172,8 +201,11 @@ def main() -> None:
         # A wrong namespace, missing rights or no API server: one line in the log, and Kubernetes restarts the pod.
         logger.error("cannot start: Lease %s/%s: %s", settings.agent_namespace, EPOCH_LEASE, error)
         sys.exit(1)
+    end_traces = export_to(settings.trace_endpoint) if settings.trace_endpoint else None
     process = Process(settings, epoch)
     handlers.run(settings, start=process.start, stop=process.stop)
+    if end_traces:
+        end_traces()
 
 
 if __name__ == "__main__":

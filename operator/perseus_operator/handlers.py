@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from perseus_operator.settings import Settings
 from perseus_proto import keys
 
 _BUDGETS: Final = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
+_CLASSES: Final = (keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL)
 _JOBS: Final = (keys.API_GROUP, keys.API_VERSION, keys.PLURAL)
 
 
@@ -64,13 +65,24 @@ def register(
             else:
                 running[0].budgets.observe(body)
 
+        @kopf.on.event(*_CLASSES, registry=registry)
+        async def class_observed(body: kopf.Body, event: Any, **_: Any) -> None:
+            if event["type"] == "DELETED":
+                running[0].classes.deleted(body)
+            else:
+                running[0].classes.observe(body)
+
     # Not filtered here by label: a pod that loses it must be heard of; the API server does the filtering.
     @kopf.on.event("v1", "pods", registry=registry)
     async def pod_observed(body: kopf.Body, event: Any, **_: Any) -> None:
         running[0].observe_pod(body, deleted=event["type"] == "DELETED")
 
     if own.webhook_address:
-        webhook.register(registry, own)
+
+        async def namespace_labels(namespace: str) -> Mapping[str, str]:
+            return await running[0].namespace_labels(namespace)
+
+        webhook.register(registry, own, namespace_labels)
     return registry
 
 

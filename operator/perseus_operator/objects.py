@@ -34,6 +34,31 @@ class JobRef:
 
 
 @dataclass(frozen=True)
+class Owner:
+    """An object with which others are garbage-collected."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+    def reference(self, *, controller: bool | None = None) -> Json:
+        """As an entry of ``ownerReferences``; ``controller`` None: left out."""
+        named = {"apiVersion": self.api_version, "kind": self.kind, "name": self.name, "uid": self.uid}
+        return {**named, "blockOwnerDeletion": False, **({} if controller is None else {"controller": controller})}
+
+
+@dataclass(frozen=True)
+class User:
+    """Who holds a token, as the API server says it."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
 class Pod:
     """A training pod that is bound to a node and runs, has succeeded or has failed."""
 
@@ -44,8 +69,8 @@ class Pod:
     job: str
     """Name of the PerseusJob that the pod opted in to."""
     labels: Mapping[str, str] = field(hash=False)
-    owner_uid: str = ""
-    """UID of the controller that made the pod; empty: none."""
+    owner: Owner | None = None
+    """The controller that made the pod; None: none."""
     created: str = ""
     asks_for_gpu: bool = False
     containers: frozenset[tuple[str, str]] = frozenset()
@@ -53,6 +78,18 @@ class Pod:
     succeeded: bool = False
     failure: str = ""
     """How a pod that has failed ended, for people; empty: it has not failed."""
+    profile: str = ""
+    """PerseusProfile that a pod of an EnergyClass names; empty: none."""
+
+    @property
+    def owner_uid(self) -> str:
+        """UID of the controller that made the pod; empty: none."""
+        return self.owner.uid if self.owner else ""
+
+    @property
+    def energy_class(self) -> str:
+        """Name of the EnergyClass of which its PerseusJob is made; empty: none."""
+        return self.labels.get(keys.LABEL_CLASS, "")
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ Environment: ``PERSEUS_OPERATOR_`` and the field's name in capitals; a flag wins
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perseus_operator.planning.frontier_inputs import Limits
 from perseus_proto import keys
+from perseus_proto.addresses import on_loopback
 from perseus_proto.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
 from perseus_proto.settings import parse_settings as parse
 
@@ -35,7 +37,7 @@ class Settings(BaseSettings):
         "perseus-system", "Namespace of the agents' pods, and of the Lease that counts epochs: the operator's own."
     )
     agent_poll_s: float = setting(
-        10.0, "How often the agents' pods are listed, seconds. A DaemonSet's pods change rarely.", minimum=0.1
+        10.0, "How soon the agents' pods are listed and watched again after the watch has broken, seconds.", minimum=0.1
     )
     tls_cert: str = setting("", "Certificate chain (PEM) shown to agents.")
     tls_key: str = setting("", "Private key (PEM) of that certificate.")
@@ -91,9 +93,14 @@ class Settings(BaseSettings):
     )
     web_address: str = setting(
         f"127.0.0.1:{keys.DEFAULT_WEB_PORT}",
-        "host:port of the read-only page that shows each job's frontier. It has no login: on loopback, only users who"
-        " may port-forward to the pod reach it. Port 0: any free one. Empty: not served.",
+        "host:port of the read-only page that shows each job's frontier. On loopback it has no login: only users who"
+        " may port-forward to the pod reach it. Elsewhere it is served by TLS, to bearer tokens of users, who see the"
+        " jobs whose PerseusJobs they may get. Port 0: any free one. Empty: not served.",
     )
+    web_cert: str = setting(
+        "", "Certificate chain (PEM) that the page shows to browsers. It is read again when the file changes."
+    )
+    web_key: str = setting("", "Private key (PEM) of that certificate.")
     webhook_address: str = setting(
         "",
         "host:port of the admission webhook that gives labelled pods the agent's socket as they are created. Empty: not"
@@ -122,6 +129,11 @@ class Settings(BaseSettings):
         "Names, separated by commas, one of which the caller's certificate must carry.",
     )
     rpc_ca: str = setting("", "Certificate authority (PEM) that signs callers' certificates. Empty: that of --tls-ca.")
+    trace_endpoint: str = setting(
+        "",
+        "http:// or https:// address of an OpenTelemetry collector (OTLP over gRPC) that gets a trace of each edit of a"
+        " PerseusJob, from the edit until its plan is in force. Empty: no traces.",
+    )
     ready_file: str = setting(
         "", "Written once the operator serves: JSON with epoch and the addresses really bound. Empty: none."
     )
@@ -137,6 +149,10 @@ class Settings(BaseSettings):
             raise InvalidSetting("--agent-timeout-s: must be at most a third of --lease-ttl-s")
         self.check_not_empty("agent_namespace")
         self.check_addresses(("metrics_address", "web_address", "webhook_address", "rpc_address"))
+        if self.web_address and not on_loopback(self.web_address) and not (self.web_cert and self.web_key):
+            raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")
+        if self.trace_endpoint and not re.fullmatch(r"https?://[^/]+:[0-9]{1,5}", self.trace_endpoint):
+            raise InvalidSetting("--trace-endpoint: must be http://host:port or https://host:port")
         if self.webhook_address and not (self.webhook_cert and self.webhook_key):
             raise InvalidSetting("--webhook-cert, --webhook-key: both are needed with --webhook-address")
         if not self.agent_socket.startswith("/") or self.agent_socket.count("/") < 2:

@@ -15,6 +15,7 @@ from typing import Final
 from perseus_proto.channel_layout import (
     BEGIN,
     BOUNDARY_BITS,
+    DEFAULT_CLOCKS,
     END,
     ENDED,
     FAULTS,
@@ -207,6 +208,11 @@ class ChannelWriter:
         """Write the GPU's mark as the GPU would: for simulated GPUs. Arguments as in ``gpu_mark_value``."""
         self._gpu_mark[0] = gpu_mark_value(iteration, boundary)
 
+    def ask_default_clocks(self, asked: bool) -> None:
+        """Ask for the default clocks, or for the plan's again, and ring."""
+        self.words[DEFAULT_CLOCKS] = asked
+        self.ring()
+
     def deviate(self, faults: int) -> None:
         """The iteration does not follow the schedule: mark it so before its end, and ring, since the planned clocks do
         not fit it.
@@ -300,6 +306,10 @@ class ChannelReader:
     def mark_source(self) -> MarkSource:
         """Whose time the marks of the current step are in. Invalid memory reads as HOST, of which nothing follows."""
         return source_of(self._words[SOURCE])
+
+    def asks_default_clocks(self) -> bool:
+        """Whether the rank asks for the default clocks, whatever is planned."""
+        return bool(self._words[DEFAULT_CLOCKS])
 
     def gpu_position(self) -> tuple[int, int] | None:
         """Where the GPU is: (iteration, boundary passed last), as in ``gpu_mark_value``. None where the marks do not

@@ -10,6 +10,8 @@ by itself.
     word  4      silent from: marks made from this time on, µs,     agent; 0: every mark of the map needs its ring
                    need no ring, since a look follows them
     word  5      mark source: whose time the marks are in           rank, when a step begins
+    word  6      default clocks: not 0 while the rank measures      rank, between steps; rings
+                   something else than training on its GPU
     word  8      position: iteration, phase, index in one word      rank: one store, of the whole or of its lower
                    half, so it is never torn
     word  9      begin of the current step, µs                      rank
@@ -66,6 +68,7 @@ GPU_MARK_BYTE: Final = 8 * 16
 MAGIC: Final = int.from_bytes(b"PERSEUS1", "little")
 SILENT_FROM: Final = 4  # beside words that never change: a store here must not take the rank's own line from its cache
 SOURCE: Final = 5
+DEFAULT_CLOCKS: Final = 6
 POSITION: Final = 8
 STEP_BEGIN: Final = 9
 GPU_MARK: Final = GPU_MARK_BYTE // 8

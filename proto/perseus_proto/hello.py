@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
+from perseus_proto.instruction import Instruction, InstructionKind
 from perseus_proto.rank import RankId
 
 PROTOCOL_VERSION: Final = 2
@@ -36,7 +37,9 @@ MAX_GPU_HINT_BYTES: Final = 96
 
 _MAGIC: Final = b"PRSU"
 _HEAD: Final = struct.Struct("<4sHHI")
-_HELLO: Final = struct.Struct("<IIIBBxxI")  # dp, stage, tp, timing, bytes of the GPU hint, instructions
+_HELLO: Final = struct.Struct("<IIIBBBxI")  # dp, stage, tp, timing, bytes of the GPU hint, flags, instructions
+_OWN_TIME: Final = 1
+"""The only flag; others, of a newer client, mean nothing here."""
 _INSTRUCTION: Final = struct.Struct("<BxHI")  # kind, chunk, microbatch
 _WELCOME: Final = struct.Struct("<I")  # number of instructions that the memory has room for
 _REFUSAL: Final = struct.Struct("<HH")  # reason, bytes of the message
@@ -55,38 +58,6 @@ class VersionMismatch(ChannelError):
 
 class ForeignSender(ChannelError):
     """A process wrote to a connection that another one had opened."""
-
-
-class InstructionKind(IntEnum):
-    """What an instruction computes; numbers as in ``perseus.v1alpha1.InstructionKind``."""
-
-    FORWARD = 1
-    BACKWARD = 2
-    INPUT_GRADIENT = 3
-    WEIGHT_GRADIENT = 4
-    CONSTANT = 5
-    STEP = 6
-
-    @classmethod
-    def named(cls, kind: str | int) -> InstructionKind:
-        """Look up a kind by its lower-case name or its number: ``"forward"`` and 1 are FORWARD.
-
-        Raises:
-            ChannelError: no kind has that name or number.
-        """
-        try:
-            return cls[kind.upper()] if isinstance(kind, str) else cls(kind)
-        except (KeyError, ValueError):
-            names = ", ".join(member.name.lower() for member in cls)
-            raise ChannelError(f"kind: {kind!r} is not one of {names}") from None
-
-
-class Instruction(NamedTuple):
-    """One instruction of a stage's schedule."""
-
-    kind: InstructionKind
-    microbatch: int
-    chunk: int
 
 
 class Timing(IntEnum):
@@ -148,6 +119,9 @@ class Hello:
     gpu_hint: str
     """UUID of the GPU that the process computes on, or empty. It only chooses among the pod's own GPUs."""
     schedule: tuple[Instruction, ...]
+    own_time: bool = False
+    """Its last instruction ends before it waits for the same iteration of other pipelines. Otherwise a step that holds
+    this wait lasts as long on all of them."""
 
     def __post_init__(self) -> None:
         for field, value, maximum in (
@@ -191,6 +165,19 @@ class Refusal:
     message: str
 
 
+def kind_named(kind: str | int) -> InstructionKind:
+    """Look up a kind by its lower-case name or its number: ``"forward"`` and 1 are FORWARD.
+
+    Raises:
+        ChannelError: no kind has that name or number.
+    """
+    try:
+        return InstructionKind[kind.upper()] if isinstance(kind, str) else InstructionKind(kind)
+    except (KeyError, ValueError):
+        names = ", ".join(member.name.lower() for member in InstructionKind)
+        raise ChannelError(f"kind: {kind!r} is not one of {names}") from None
+
+
 def make_schedule(instructions: Sequence[tuple[str | int, int, int]]) -> tuple[Instruction, ...]:
     """Convert a schedule as users write it to the form that travels. Bounds are checked by ``Hello``.
 
@@ -206,14 +193,15 @@ def make_schedule(instructions: Sequence[tuple[str | int, int, int]]) -> tuple[I
             kind, microbatch, chunk = entry
         except (TypeError, ValueError):
             raise ChannelError(f"schedule[{position}]: must be (kind, microbatch, chunk), is {entry!r}") from None
-        schedule.append(Instruction(InstructionKind.named(kind), microbatch, chunk))
+        schedule.append(Instruction(kind_named(kind), microbatch, chunk))
     return tuple(schedule)
 
 
 def encode_hello(hello: Hello) -> bytes:
     """Encode a hello as a whole frame: head and body."""
     hint = hello.gpu_hint.encode()
-    head = _HELLO.pack(hello.dp, hello.stage, hello.tp, hello.timing, len(hint), len(hello.schedule))
+    flags = _OWN_TIME if hello.own_time else 0
+    head = _HELLO.pack(hello.dp, hello.stage, hello.tp, hello.timing, len(hint), flags, len(hello.schedule))
     body = b"".join(_INSTRUCTION.pack(kind, chunk, microbatch) for kind, microbatch, chunk in hello.schedule)
     return _frame(Message.HELLO, head + hint + body)
 
@@ -260,7 +248,7 @@ def decode_hello(body: bytes) -> Hello:
     """
     if len(body) < _HELLO.size:
         raise ChannelError(f"hello: must be at least {_HELLO.size} bytes, is {len(body)}")
-    dp, stage, tp, timing, hint_bytes, count = _HELLO.unpack_from(body)
+    dp, stage, tp, timing, hint_bytes, flags, count = _HELLO.unpack_from(body)
     if not 1 <= count <= MAX_INSTRUCTIONS:
         raise ChannelError(f"schedule: must have 1 to {MAX_INSTRUCTIONS} instructions, has {count}")
     expected = _HELLO.size + hint_bytes + count * _INSTRUCTION.size
@@ -275,10 +263,10 @@ def decode_hello(body: bytes) -> Hello:
     except ValueError:
         raise ChannelError(f"timing: {timing} is not one of {[member.value for member in Timing]}") from None
     schedule = tuple(
-        Instruction(InstructionKind.named(kind), microbatch, chunk)
+        Instruction(kind_named(kind), microbatch, chunk)
         for kind, chunk, microbatch in _INSTRUCTION.iter_unpack(body[start:])
     )
-    return Hello(dp, stage, tp, origin, hint, schedule)
+    return Hello(dp, stage, tp, origin, hint, schedule, own_time=bool(flags & _OWN_TIME))
 
 
 def decode_refusal(body: bytes) -> Refusal:

@@ -11,11 +11,13 @@ import contextlib
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 
 from perseus_proto.addresses import EVERYWHERE, parse_address
@@ -33,19 +35,25 @@ PAGES_AT_ONCE: Final = 20
 class HttpServer:
     """A server that runs from its creation until it is closed."""
 
-    def __init__(self, address: str, handler: type[BaseHTTPRequestHandler], name: str) -> None:
+    def __init__(
+        self, address: str, handler: type[BaseHTTPRequestHandler], name: str, certificate: Certificate | None = None
+    ) -> None:
         """Bind ``host:port`` and serve.
 
         Args:
             address: ``host:port``; port 0: any free one.
             handler: answers requests, in a thread each.
             name: of the serving thread.
+            certificate: shown to clients; None: HTTP without TLS.
 
         Raises:
             ValueError: the text is not an address.
-            OSError: the address is not this machine's, or in use.
+            OSError: the address is not this machine's or in use, or the certificate cannot be read.
         """
+        if certificate is not None:
+            certificate.context()
         self._server = _bound(*parse_address(address), handler)
+        self._server.certificate = certificate
         self._thread = threading.Thread(target=self._server.serve_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -65,6 +73,32 @@ class HttpServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class Certificate:
+    """A certificate chain and its key, in files that are read again when they change."""
+
+    def __init__(self, chain: str, key: str) -> None:
+        self._files = chain, key
+        self._read: tuple[float, ...] = ()
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+    def context(self) -> ssl.SSLContext:
+        """Of connections that begin now.
+
+        Raises:
+            OSError: the files cannot be read, or do not belong together, and no earlier ones were good.
+        """
+        try:
+            written = tuple(Path(file).stat().st_mtime for file in self._files)
+            if written != self._read:
+                fresh = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                fresh.load_cert_chain(*self._files)
+                self._context, self._read = fresh, written
+        except OSError:  # half renewed: the certificate so far serves until both files fit
+            if not self._read:
+                raise
+        return self._context
 
 
 class CachedPage:
@@ -94,11 +128,20 @@ class CachedPage:
 
 class _IPv4(ThreadingHTTPServer):
     daemon_threads = True
+    certificate: Certificate | None = None
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[socket.socket, tuple[str, float]] = {}  # host and end of each, in the order of their beginning
         self._open_lock = threading.Lock()
         super().__init__(address, handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        if self.certificate is None:
+            return connection, address
+        # The handshake comes with the first read, in the connection's own thread: a silent client delays no other.
+        tls = self.certificate.context()
+        return tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._open_lock:
@@ -143,7 +186,7 @@ class _IPv6(_IPv4):
         super().server_bind()
 
 
-def _bound(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+def _bound(host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> _IPv4:
     if host in EVERYWHERE:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     return (_IPv6 if ":" in host else _IPv4)((host, port), handler)

@@ -16,6 +16,7 @@ Milliwatts = NewType("Milliwatts", int)
 
 _MICRO = 1_000_000
 _MILLI = 1_000
+_J_PER_KWH = 3_600_000
 _NANO = 1_000_000_000
 
 
@@ -37,6 +38,11 @@ def mj_from_j(joules: float) -> Millijoules:
 def j_from_mj(millijoules: float) -> float:
     """Millijoules to joules."""
     return millijoules / _MILLI
+
+
+def kwh_from_j(joules: float) -> float:
+    """Joules to kilowatt-hours."""
+    return joules / _J_PER_KWH
 
 
 def mw_from_w(watts: float) -> Milliwatts:

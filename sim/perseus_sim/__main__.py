@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "sample",
         help="a profile to try perseus with, before you have measured one",
         description="Write a profile made up from the figures of a GPU model, as CSV. Those of newer models are partly"
-        " assumed; sim/perseus_sim/gpus/models has the source of each.",
+        " assumed; proto/perseus_proto/gpus has the source of each.",
         epilog="example: perseus-sim sample --gpu-model h100 --stages 8 > profile.csv",
     )
     sample.add_argument("--gpu-model", choices=GPU_MODELS, default="h100", help="default: %(default)s")

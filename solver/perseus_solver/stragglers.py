@@ -1,10 +1,12 @@
 """Detect slow stages from measured instruction times: robust statistics with hysteresis.
 
-A stage is compared twice. First with its plan: its *pace* is measured time divided by planned time, the median over its
-instructions. Then with the same stage of the other data-parallel pipelines. A planned slowdown, a profile that is off
-by some percent and a clock change are the same in all pipelines and raise no alarm. Slowness outside computations (data
-loading, network) is not visible here. What to do about a straggler (Perseus, SOSP 2024, section 3) is decided
-elsewhere.
+A stage is compared three times. First with its plan: its *pace* is measured time divided by planned time, the median
+over its instructions. Then with the same stage of the other data-parallel pipelines. A planned slowdown, a profile that
+is off by some percent, a clock change and load that all pipelines share are the same in all of them and raise no alarm.
+Last with itself over time: load that differs from pipeline to pipeline comes and goes, and a slow stage stays slow. How
+much paces come and go is measured, and decides over how many iterations a stage must be slow (`significance`).
+Slowness outside computations (data loading, network) is not visible here. What to do about a straggler (Perseus, SOSP
+2024, section 3) is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median, median_low
+from statistics import median, median_high, median_low
 
 import numpy as np
 
-from perseus_solver.kinds import SIGMA_PER_MAD, Floats, Ints
+from perseus_solver.kinds import Floats, Ints
 from perseus_solver.model.simulator import Choice, Simulator
+from perseus_solver.significance import LONGEST, SIGMAS, Window, sigma_of, windows
 
 __all__ = [
     "MIN_EXCESS",
-    "SIGMAS",
-    "SIGMA_PER_MAD",
     "Detector",
+    "PaceNoise",
     "Straggler",
     "Thresholds",
     "least_slowdowns",
@@ -33,14 +35,17 @@ __all__ = [
     "straggling_time_s",
 ]
 
-SIGMAS = 4.0
-"""Standard deviations of noise below the threshold. With two iterations that must agree, that is less than one false
-alarm in 10⁸ iterations of a stage if the noise is normal.
-"""
 MIN_EXCESS = 0.01
 """A stage that is slower by a smaller share is no straggler: the points of a frontier are not closer than that."""
 _WINDOW = 5
-"""Iterations since its onset over which the slowdown of a straggler is a median, so that it follows changes."""
+"""Iterations since its onset over which the slowdown of a straggler is a median, so that it follows changes. More where
+noise needs a longer window."""
+_REMEMBERED = 128
+"""Iterations whose residuals say how much paces scatter."""
+_COINCIDENCES = 0.002
+"""How many healthy pipelines of an iteration may by chance be beyond the margin for the second time in a row."""
+_SAMPLED = 8
+"""Pipelines of an iteration whose residuals are kept: many pipelines say no more than these in many iterations."""
 
 
 def stage_pace(duration_s: Floats, planned_s: Floats, stage_offset: Ints) -> Floats:
@@ -134,6 +139,66 @@ class Straggler:
     slowdown: float
 
 
+class PaceNoise:
+    """How much the paces of each stage scatter from iteration to iteration, beyond what all pipelines share.
+
+    From one iteration to the next a pace changes by what the pipelines share, which their median shows, and by noise.
+    A slow stage changes only when it becomes slow or recovers, so it is no noise.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, list[float]] = {}
+        self._pipelines = 0
+        self._residuals: list[deque[list[float]]] = []
+        self._sigmas: list[float] = []
+        self._observed, self._due = 0, 1
+
+    def observe(self, paces: Mapping[int, Sequence[float]]) -> None:
+        """Learn from one iteration: for each pipeline, the positive pace of each of its stages."""
+        logs = {dp: [math.log(value) for value in pace] for dp, pace in paces.items()}
+        known = [dp for dp in logs if dp in self._before]
+        if len(known) > 1:
+            chosen = known[:: math.ceil(len(known) / _SAMPLED)]
+            # Of two pipelines both residuals are the same, and of n the last follows from the others.
+            chosen = chosen[:-1] if len(chosen) == len(known) else chosen
+            for stage in range(len(next(iter(logs.values())))):
+                changes = {dp: logs[dp][stage] - self._before[dp][stage] for dp in known}
+                shared = median(changes.values())
+                if len(self._residuals) <= stage:
+                    self._residuals.append(deque(maxlen=_REMEMBERED))
+                self._residuals[stage].append([abs(changes[dp] - shared) for dp in chosen])
+            self._pipelines = len(known)
+            self._observed += 1
+        self._before.update(logs)
+
+    def forget(self, dp: int) -> None:
+        """A pipeline has ended or started again: its next pace follows on none."""
+        self._before.pop(dp, None)
+
+    def sigmas(self, stages: int) -> Sequence[float]:
+        """Return how much the logarithm of each stage's pace scatters, relative to the reference of a `Detector`.
+
+        Args:
+            stages: how many there are.
+
+        Returns:
+            Standard deviations; infinite: not known yet.
+        """
+        if self._observed >= self._due:
+            self._sigmas = [self._sigma([one for row in rows for one in row]) for rows in self._residuals]
+            self._due = self._observed + max(1, self._observed // 16)
+        return self._sigmas if len(self._sigmas) == stages else [math.inf] * stages
+
+    def _sigma(self, residuals: list[float]) -> float:
+        # A residual is the change of two measurements, less the median of n of them. A pace relative to the reference
+        # has the scatter of its own and that of the reference: of two pipelines the faster one.
+        n = self._pipelines
+        sigma = sigma_of(residuals) * math.sqrt((1 + 2 / n) / (2 * (1 - 1 / n)))
+        # Load may have a tail. A single slow iteration makes two residuals of its full size.
+        beyond = 2 * math.sqrt(_COINCIDENCES / n) * len(residuals)
+        return max(sigma, sorted(residuals)[-1 - math.ceil(beyond)] / SIGMAS) if beyond > 2 else sigma
+
+
 @dataclass(slots=True)
 class _Stage:
     """What is known of one stage of one pipeline."""
@@ -141,7 +206,15 @@ class _Stage:
     pace: float = 1.0
     agreeing: int = 0
     slow: bool = False
-    since_onset: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    """Relative paces since the stage became slow or recovered."""
+    since_onset: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    span: int = _WINDOW
+    """How many of ``since_onset`` the slowdown is a median of."""
+
+    @property
+    def slowdown(self) -> float:
+        return median(list(self.since_onset)[-self.span :])
 
 
 class Detector:
@@ -155,8 +228,16 @@ class Detector:
         thresholds: when a stage counts as slow; may be replaced between iterations.
     """
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds, noise: PaceNoise | None = None) -> None:
+        """Create it.
+
+        Args:
+            thresholds: when a stage counts as slow.
+            noise: learns how much paces scatter, so that no noise is taken for slowness; until it has learned, no stage
+                is slow. None: the thresholds are above all noise.
+        """
         self.thresholds = thresholds
+        self._noise = noise
         self._pipelines: dict[int, list[_Stage]] = {}
 
     def observe(self, paces: Mapping[int, Iterable[float]], *, evident: Collection[int] = ()) -> None:
@@ -181,39 +262,76 @@ class Detector:
             own = self._pipelines.setdefault(dp, [_Stage() for _ in pace])
             for state, value in zip(own, pace, strict=True):
                 state.pace = value
+        sigmas = self.sigmas
         for stage in range(stages):
             reference = median_low([own[stage].pace for own in self._pipelines.values()])
+            usual = self._windows(stage, sigmas[stage], self.thresholds.confirm)
+            # Hardware that reports a slowdown is believed before it is known how much load varies.
+            known = sigmas[stage] if sigmas[stage] < math.inf else 0.0
+            at_once = self._windows(stage, known, 1) if evident else usual
             for dp in checked:
                 state = self._pipelines[dp][stage]
-                confirm = 1 if dp in evident and not state.slow else self.thresholds.confirm
-                self._judge(state, state.pace / reference, stage, confirm)
+                looked = at_once if dp in evident and not state.slow else usual
+                self._judge(state, state.pace / reference, stage, looked)
+        if self._noise is not None:
+            self._noise.observe(checked)
 
-    def _judge(self, own: _Stage, relative: float, stage: int, confirm: int) -> None:
+    @property
+    def sigmas(self) -> Sequence[float]:
+        """How much the logarithm of each stage's relative pace scatters: standard deviations; infinite: not known."""
+        stages = len(self.thresholds.enter)
+        return self._noise.sigmas(stages) if self._noise else [0.0] * stages
+
+    def least_slowdowns(self) -> tuple[float, ...] | None:
+        """Return the least slowdown of each stage that is distinguished from noise; None: noise is not known yet."""
+        stages = range(len(self.thresholds.enter))
+        looked = [self._windows(stage, self.sigmas[stage], self.thresholds.confirm) for stage in stages]
+        if not all(looked):
+            return None
+        return tuple(max(self.thresholds.enter[stage], math.exp(looked[stage][-1].margin)) for stage in stages)
+
+    def _windows(self, stage: int, sigma: float, confirm: int) -> tuple[Window, ...]:
+        return windows(sigma, math.log(self.thresholds.enter[stage]), confirm=confirm)
+
+    def _judge(self, own: _Stage, relative: float, stage: int, looked: Sequence[Window]) -> None:
         """Advance the hysteresis of one stage by an iteration with this pace relative to the reference."""
-        if own.slow:
-            own.agreeing = own.agreeing + 1 if relative <= self.thresholds.leave[stage] else 0
-        else:
-            own.agreeing = own.agreeing + 1 if relative >= self.thresholds.enter[stage] else 0
-            if own.agreeing == 0:
-                own.since_onset.clear()
-                return
-        # An iteration that counts as recovered does not show how slow the stage is.
-        if not own.slow or own.agreeing == 0:
+        own.latest.append(relative)
+        if not looked:
+            return
+        first, *longer = looked
+        own.agreeing = own.agreeing + 1 if self._differs(own, relative, stage, first) else 0
+        # An iteration that counts as recovered does not show how slow the stage is, unless noise makes some of them.
+        if own.slow and (longer or not own.agreeing):
             own.since_onset.append(relative)
-        if own.agreeing >= confirm:
-            own.slow, own.agreeing = not own.slow, 0
-            if not own.slow:
-                own.since_onset.clear()
+        shown = first.size if own.agreeing >= first.size else 0
+        for window in longer:
+            if not shown and len(own.latest) >= window.size:
+                latest = list(own.latest)[-window.size :]
+                middle = median_high(latest) if own.slow else median_low(latest)
+                shown = window.size if self._differs(own, middle, stage, window) else 0
+        if shown:
+            own.slow, own.agreeing, own.span = not own.slow, 0, max(_WINDOW, looked[-1].size)
+            own.since_onset.clear()
+            own.since_onset.extend(list(own.latest)[-shown:] if own.slow else ())
+            own.latest.clear()
+
+    def _differs(self, own: _Stage, relative: float, stage: int, window: Window) -> bool:
+        """Whether a pace, of a window, is beyond noise that of a stage that is slow, or of a slow one that is well."""
+        if own.slow:
+            return relative <= min(self.thresholds.leave[stage], own.slowdown * math.exp(-window.margin))
+        return relative >= max(self.thresholds.enter[stage], math.exp(window.margin))
 
     def forget(self, dp: int) -> None:
         """Delete the state of a pipeline that has ended or started again."""
         self._pipelines.pop(dp, None)
+        if self._noise is not None:
+            self._noise.forget(dp)
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
         """The slow stages, the slowest first."""
         found = [
-            Straggler(dp, stage, median(state.since_onset))
+            Straggler(dp, stage, state.slowdown)
             for dp, stages in self._pipelines.items()
             for stage, state in enumerate(stages)
             if state.slow

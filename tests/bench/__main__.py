@@ -22,6 +22,7 @@ MODULES = (
     "tests.bench.switches",
     "tests.bench.calibration",
     "tests.bench.stragglers",
+    "tests.bench.steps",
     "tests.bench.control_grid",
     "tests.bench.control_measured",
     "tests.bench.client",

@@ -26,7 +26,8 @@ _FORGER = """
 import socket, sys, time
 from perseus_proto.channel import SLOTS, ChannelWriter
 from perseus_proto.channel_layout import BEGIN, END, ENDED, POSITION, RECORD_SOURCE, SEQUENCE
-from perseus_proto.hello import Hello, Instruction, InstructionKind, Timing, encode_hello, receive_answer
+from perseus_proto.hello import Hello, Timing, encode_hello, receive_answer
+from perseus_proto.instruction import Instruction, InstructionKind
 sys.stdin.readline()
 count = int(sys.argv[2])
 schedule = tuple(Instruction(InstructionKind.FORWARD, number, 0) for number in range(count))

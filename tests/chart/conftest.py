@@ -154,9 +154,7 @@ def node(api: Any, server: Server, short: Path, tmp_path_factory: pytest.TempPat
         library = build(tmp_path_factory.mktemp("library"))
     except ShimError as error:
         pytest.skip(f"no simulated GPUs: {error}")
-    programs = PROGRAMS | {
-        "perseus-gpu-sim": [sys.executable, "-m", "perseus_sim.gpus.device_plugin", f"--library={library}"]
-    }
+    programs = PROGRAMS | {"perseus-gpu-sim": [sys.executable, "-m", "perseus_sim.gpus.offer", f"--library={library}"]}
     proc_root = "PERSEUS_AGENT_PROC_ROOT"
     with ProcessNode(api, server.kubeconfig, short, programs, proc_root_variable=proc_root) as node:
         yield node
@@ -180,5 +178,19 @@ def delete_definitions(api: Any) -> None:
     definitions = client.ApiextensionsV1Api(api)
     for name in CRDS:
         definitions.delete_custom_resource_definition(name)
-    left = lambda: {item.metadata.name for item in definitions.list_custom_resource_definition().items}  # noqa: E731
-    until("the definitions are gone", lambda: not left() & set(CRDS))
+
+    def left() -> dict[str, list[str]]:
+        found = {item.metadata.name: item for item in definitions.list_custom_resource_definition().items}
+        return {
+            name: [f"{c.type}={c.status}: {c.message}" for c in found[name].status.conditions]
+            for name in CRDS
+            if name in found
+        }
+
+    def none_left() -> bool:
+        if kept := left():
+            raise AssertionError(kept)
+        return True
+
+    # The server gives the objects of a definition a minute to go, and then tries again.
+    eventually(none_left, "the definitions are not gone", every_s=0.2, patience_s=180, not_yet=(AssertionError,))

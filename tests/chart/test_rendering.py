@@ -16,12 +16,14 @@ from perseus_agent.acceptance.options import parse_options as accept_options
 from perseus_agent.settings import parse_settings as agent_settings
 from perseus_operator.settings import parse_settings as operator_settings
 from perseus_proto import keys
+from perseus_sim.gpus.dynamic_resources import DRIVER
 from perseus_sim.gpus.nvml_shim import ENV_STATE
 from perseus_sim.gpus.shim_gpu import STATE
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 RUNBOOKS = CHART.parents[1] / "docs" / "runbooks.md"
 OPERATOR, AGENT = ("Deployment", "perseus-operator"), ("DaemonSet", "perseus-agent")
+SIMULATOR = ("DaemonSet", "perseus-gpu-sim")
 Objects = dict[tuple[str, str], dict[str, Any]]
 Render = Callable[..., Objects]
 
@@ -50,20 +52,31 @@ def pods(objects: Objects) -> Iterator[Any]:
             yield body["spec"]
 
 
-def test_everything_is_labelled_and_in_the_namespace(render: Render) -> None:
+@pytest.mark.parametrize("certificates", ["generated", "certManager"])
+def test_everything_is_labelled_and_annotated_and_in_the_namespace(render: Render, certificates: str) -> None:
+    monitored = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
     everything = {
         "commonLabels": {"team": "energy"},
-        "metrics": {"podMonitor": {"enabled": True}, "dashboards": {"enabled": True}},
-        "simulatedGpus": {"enabled": True},
+        "commonAnnotations": {"example.com/owner": "energy", "helm.sh/resource-policy": "ours is stronger"},
+        "metrics": {each: {"enabled": True} for each in monitored} | {"podMonitor": {"enabled": False}},
+        "simulatedGpus": {"enabled": True, "offeredAs": "DynamicResources"},
         "webhook": {"enabled": True},
+        "web": {"enabled": True},
+        "acceptance": {"enabled": True},
+        "tls": {"mode": certificates},
     }
     for (kind, name), body in render(everything).items():
         labels = body["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "perseus", (kind, name)
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
         assert labels["team"] == "energy"
+        annotations = body["metadata"]["annotations"]
+        assert annotations["example.com/owner"] == "energy", (kind, name)
+        kept = annotations["helm.sh/resource-policy"]
+        assert kept == ("keep" if kind == "CustomResourceDefinition" else "ours is stronger")
         cluster_wide = kind in (
             *("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "MutatingWebhookConfiguration"),
+            *("EnergyClass", "DeviceClass"),
         )
         assert body["metadata"].get("namespace") == (None if cluster_wide else "perseus-system"), (kind, name)
 
@@ -364,7 +377,7 @@ def test_simulated_gpus_need_no_gpu_node_and_change_little_of_the_agent(render: 
     assert environment(main)["LD_LIBRARY_PATH"] == folder
     assert environment(main)[ENV_STATE] == f"{folder}/{STATE}"
 
-    simulator = pod(objects, ("DaemonSet", "perseus-gpu-sim"))
+    simulator = pod(objects, SIMULATOR)
     assert node_matches(simulator, {})
     container = simulator["containers"][0]
     assert {"--count=4", f"--gpus={folder}"} <= set(container["args"])
@@ -372,6 +385,39 @@ def test_simulated_gpus_need_no_gpu_node_and_change_little_of_the_agent(render: 
     assert container["securityContext"]["readOnlyRootFilesystem"]
     hosts = {volume["name"]: volume["hostPath"]["path"] for volume in simulator["volumes"] if "hostPath" in volume}
     assert hosts["gpus"] == folder  # the same directory as the agent's: the kubelet mounts it into pods from there
+    assert not simulator["automountServiceAccountToken"]
+    assert objects["NetworkPolicy", "perseus-gpu-sim"]["spec"]["egress"] == []
+
+
+def test_simulated_gpus_as_dynamic_resources_may_write_slices_and_read_claims(render: Render) -> None:
+    values = {"simulatedGpus": {"enabled": True, "offeredAs": "DynamicResources"}}
+    objects = render(values)
+    simulator = pod(objects, SIMULATOR)
+    assert simulator["automountServiceAccountToken"]
+    account = objects["ServiceAccount", simulator["serviceAccountName"]]["metadata"]
+    [role] = [body for (kind, name), body in objects.items() if kind == "ClusterRole" and name.endswith("-gpu-sim")]
+    assert {(*rule["resources"], *rule["verbs"]) for rule in role["rules"]} == {
+        ("resourceslices", "get", "create", "update"),
+        ("resourceclaims", "get"),
+    }
+    [binding] = [body for (kind, name), body in objects.items() if kind == "ClusterRoleBinding" and "gpu-sim" in name]
+    [subject] = binding["subjects"]
+    assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+    assert objects["DeviceClass", DRIVER]["spec"]["extendedResourceName"] == "nvidia.com/gpu"
+    assert objects["NetworkPolicy", "perseus-gpu-sim"]["spec"]["egress"] == [{}], "it speaks to the API server"
+    hosts = {v["hostPath"]["path"]: v["hostPath"]["type"] for v in simulator["volumes"] if "hostPath" in v}
+    assert hosts == {
+        "/run/perseus-simulated-gpus": "DirectoryOrCreate",
+        "/var/lib/kubelet/plugins_registry": "Directory",
+        f"/var/lib/kubelet/plugins/{DRIVER}": "DirectoryOrCreate",
+        "/var/run/cdi": "DirectoryOrCreate",
+    }
+    mounted = {mount["mountPath"] for mount in simulator["containers"][0]["volumeMounts"]}
+    assert set(hosts) <= mounted
+    given = {"--registry=/var/lib/kubelet/plugins_registry", f"--driver=/var/lib/kubelet/plugins/{DRIVER}"}
+    assert given <= set(simulator["containers"][0]["args"])
+    openshift = render({**values, "platform": {"openshift": True}})
+    assert pod(openshift, SIMULATOR)["serviceAccountName"] == pod(openshift, AGENT)["serviceAccountName"]
     assert ("DaemonSet", "perseus-gpu-sim") not in render()
 
 
@@ -455,6 +501,17 @@ def test_network_policies(render: Render) -> None:
         for rule in spec["ingress"]
         if rule["ports"][0]["port"] == "metrics"
     )
+
+
+def test_traces_go_to_the_collector_that_is_named_and_are_off_without(render: Render) -> None:
+    assert "trace-endpoint" not in str(render()["Deployment", "perseus-operator"])
+    closed = render()["NetworkPolicy", "perseus-operator"]["spec"]["egress"]
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}]
+    objects = render({"tracing": {"endpoint": "http://collector.observability:4317", "to": peers}})
+    [operator] = objects["Deployment", "perseus-operator"]["spec"]["template"]["spec"]["containers"]
+    assert operator_settings(operator["args"], {}).trace_endpoint == "http://collector.observability:4317"
+    opened = [rule for rule in objects["NetworkPolicy", "perseus-operator"]["spec"]["egress"] if rule not in closed]
+    assert opened == [{"ports": [{"port": 4317, "protocol": "TCP"}], "to": peers}]
 
 
 def test_generated_certificates_have_one_authority_and_the_right_names(render: Render) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from perseus_operator.servers.webhook import REQUEST_ID, WEBHOOK_ID
+from perseus_operator.servers.webhook import CLASS_ID, REQUEST_ID, WEBHOOK_ID
 from perseus_operator.settings import parse_settings
 from perseus_proto import keys
 
@@ -37,6 +37,7 @@ def selects(selector: Any, labels: dict[str, str]) -> bool:
         "In": lambda e: labels.get(e["key"]) in e["values"],
         "NotIn": lambda e: labels.get(e["key"]) not in e["values"],
         "Exists": lambda e: e["key"] in labels,
+        "DoesNotExist": lambda e: e["key"] not in labels,
     }
     return all(holds[expression["operator"]](expression) for expression in selector["matchExpressions"])
 
@@ -107,6 +108,29 @@ def test_where_the_operator_may_not_read_nodes_there_is_no_request(render: Rende
     assert ("ClusterRole", CONFIGURATION[1]) not in objects
     with pytest.raises(Exception, match=r"webhook\.socket"):
         render({"webhook": {"enabled": True, "socket": "resource"}} | values)
+
+
+def test_pods_of_a_class_are_labelled_before_they_are_given_the_socket(render: Render) -> None:
+    objects = render({"webhook": {"enabled": True}})
+    webhooks = objects[CONFIGURATION]["webhooks"]
+    paths = [each["clientConfig"]["service"]["path"].removeprefix("/") for each in webhooks]
+    assert paths == [CLASS_ID, CLASS_ID, WEBHOOK_ID, REQUEST_ID], "each sees what those before it have added"
+    asked = [each for each in webhooks if each["clientConfig"]["service"]["path"] == f"/{CLASS_ID}"]
+
+    def is_asked(pod: dict[str, str], **namespace: str) -> bool:
+        labels = in_namespace("team-a", **namespace)
+        return any(selects(e["objectSelector"], pod) and selects(e["namespaceSelector"], labels) for e in asked)
+
+    assert not is_asked({"app": "train"})
+    assert is_asked({"app": "train"}, **{keys.LABEL_CLASS: "frugal"})
+    assert is_asked({keys.LABEL_CLASS: "frugal"})
+    assert not is_asked({keys.LABEL_JOB: "gpt3", keys.LABEL_CLASS: "frugal"}, **{keys.LABEL_CLASS: "frugal"})
+    assert not is_asked({keys.LABEL_CLASS: "frugal"}, **{"perseus.energy/webhook": "ignore"})
+    for each in asked:
+        assert each["failurePolicy"] == "Ignore"
+        assert not selects(each["namespaceSelector"], in_namespace("kube-system", **{keys.LABEL_CLASS: "frugal"}))
+    limited = render({"webhook": {"enabled": True}, "operator": {"namespaces": ["a"]}})
+    assert at_most(limited, CLASS_ID) is None, "classes are cluster-wide"
 
 
 def test_with_named_namespaces_it_gets_only_their_pods(render: Render) -> None:

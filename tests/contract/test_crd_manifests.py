@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from perseus_operator.api.budget import parse_budget
-from perseus_operator.api.crd import budget_crd, crd, definitions, frontier_crd, profile_crd
+from perseus_operator.api.crd import budget_crd, class_crd, crd, definitions, frontier_crd, profile_crd
+from perseus_operator.api.energy_class import parse_class
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.api.schema import dump, openapi_of
@@ -28,8 +29,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 VERSION = crd()["spec"]["versions"][0]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
 SPEC = SCHEMA["properties"]["spec"]
-BUDGET, PROFILE, FRONTIER = (
-    made()["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for made in (budget_crd, profile_crd, frontier_crd)
+BUDGET, CLASS, PROFILE, FRONTIER = (
+    made()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for made in (budget_crd, class_crd, profile_crd, frontier_crd)
 )
 MINIMAL: dict[str, Any] = {
     "pipeline": {"schedule": "1F1B", "stages": 4, "microbatches": 8},
@@ -48,7 +50,13 @@ def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
 
 FIELDS = [
     (path, schema)
-    for root, name in ((SCHEMA, ""), (BUDGET, "budget."), (PROFILE, "profile."), (FRONTIER, "frontier."))
+    for root, name in (
+        (SCHEMA, ""),
+        (BUDGET, "budget."),
+        (CLASS, "class."),
+        (PROFILE, "profile."),
+        (FRONTIER, "frontier."),
+    )
     for part in ("spec", "status")
     if part in root["properties"]
     for path, schema in nodes(root["properties"][part], f"{name}{part}")
@@ -111,6 +119,9 @@ def test_the_samples_are_accepted() -> None:
             if document and document["kind"] == keys.BUDGET_KIND:
                 jsonschema.validate(document["spec"], BUDGET["properties"]["spec"])
                 parse_budget(document["spec"])
+            if document and document["kind"] == keys.CLASS_KIND:
+                jsonschema.validate(document["spec"], CLASS["properties"]["spec"])
+                parse_class(document["spec"])
 
 
 def test_defaults_are_the_same_in_schema_and_parser() -> None:
@@ -133,6 +144,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"pipeline": {"schedule": "FromRanks", "stages": 4}},
     {"profile": {"profileRef": {"name": "p"}}},
     {"profile": {"profileRef": {"name": "p"}, "online": {}}},
+    {"profile": {"online": {"maxClocks": 8}}},
     {"profile": {"profileRef": {"name": "p"}, "online": {"maxClocks": 255}, "blockingPowerMilliwatts": 0}},
     {"mode": "Recommend", "points": 2, "baselineIterations": 0},
     {"workload": {"selector": {"matchLabels": {"app": "x"}}}},
@@ -140,9 +152,7 @@ ACCEPTED: list[dict[str, Any]] = [
 
 REFUSED: list[tuple[str, Any, str, bool]] = [
     # path, value, message, refused by the schema alone (else by a CEL rule)
-    ("pipeline", None, "pipeline must be set, unless objective.type is FixedClock", False),
-    ("profile", None, "profile must be set, unless objective.type is FixedClock", False),
-    ("objective", {"type": "FixedClock", "clockMegahertz": 900}, "FixedClock: then it must not", False),
+    ("objective", {"type": "FixedClock", "clockMegahertz": 900}, "must not be set with objective.type FixedC", False),
     ("objective", {"type": "FixedClock"}, "clockMegahertz must be set if and only if type is FixedClock", False),
     ("pipeline.schedule", "2F2B", "spec.pipeline.schedule: must be one of 1F1B, GPipe, ", True),
     ("pipeline", {"stages": 4, "microbatches": 8}, "exactly one of schedule and scheduleRef must be set", False),
@@ -161,9 +171,9 @@ REFUSED: list[tuple[str, Any, str, bool]] = [
     ("pipeline.tensorParallel", -1, "spec.pipeline.tensorParallel: must be an integer", True),
     ("profile.blockingPowerMilliwatts", -1, "spec.profile.blockingPowerMilliwatts: must be an integer", True),
     ("profile", {"configMapRef": {"name": "p"}}, "blockingPowerMilliwatts must be set with configMapRef", False),
-    ("profile", {"online": {}}, "exactly one of configMapRef and profileRef must be set", False),
+    ("profile", {"blockingPowerMilliwatts": 1}, "exactly one of configMapRef and profileRef must be set", False),
     ("profile", {"profileRef": {"name": "p"}, "configMapRef": {"name": "p"}}, "exactly one of configMapRef", False),
-    ("profile", {"configMapRef": {"name": "p"}, "online": {}}, "online needs profileRef", False),
+    ("profile", {"configMapRef": {"name": "p"}, "online": {}}, "online must not be set with configM", False),
     ("profile.online", {"maxClocks": 1}, "spec.profile.online.maxClocks: must be an integer from 2 to 255", True),
     ("profile.online", {"maxSlowdown": "2"}, "spec.profile.online.maxSlowdown: must be a percentage", True),
     ("profile.configMapRef.name", "", "spec.profile.configMapRef.name: must be the name of a ConfigMap", True),
@@ -198,7 +208,7 @@ REFUSED: list[tuple[str, Any, str, bool]] = [
     ),
     ("straggler", {"slowdownThreshold": "1%"}, "recoveryThreshold must be below slowdownThreshold", False),
     ("straggler", {"confirmIterations": 0}, "spec.straggler.confirmIterations: must be an integer", True),
-    ("mode", "Force", "spec.mode: must be one of Enforce, Recommend, not 'Force'", True),
+    ("mode", "Force", "spec.mode: must be one of Enforce, Canary, Recommend, Observe, not 'Force'", True),
     ("points", 1, "spec.points: must be an integer from 2 to 1000, not 1", True),
     ("workload", {"selector": {"matchLabels": {}}}, "must be a map of 1 to 16 labels", True),
     ("workload", {"selector": {"matchLabels": {"a": 5}}}, "must be a map of 1 to 16 labels", True),
@@ -225,6 +235,15 @@ def test_accepted(changes: dict[str, Any]) -> None:
     assert schema_accepts(spec)
     parsed = parse_spec(spec)
     assert schema_accepts(dump(parsed))
+    assert parse_spec(dump(parsed)) == parsed
+
+
+@pytest.mark.parametrize("left_out", [["pipeline"], ["profile"], ["pipeline", "profile"]], ids=str)
+def test_shape_and_profile_may_be_left_to_the_training_processes(left_out: list[str]) -> None:
+    spec = {key: value for key, value in MINIMAL.items() if key not in left_out}
+    assert schema_accepts(spec)
+    parsed = parse_spec(spec)
+    assert dump(parsed).keys() & {"pipeline", "profile"} == MINIMAL.keys() - set(left_out)
     assert parse_spec(dump(parsed)) == parsed
 
 

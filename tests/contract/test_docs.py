@@ -10,6 +10,7 @@ import pytest
 
 from perseus_operator.api.budget import BudgetReason, BudgetSpec
 from perseus_operator.api.conditions import ConditionType, Reason
+from perseus_operator.api.energy_class import ClassReason, ClassSpec
 from perseus_operator.api.job import JobSpec, StragglerMode
 from perseus_operator.api.objective import ObjectiveType
 from perseus_operator.api.schema import openapi_of
@@ -58,7 +59,15 @@ def test_every_choice_has_a_section(page: str, choices: type[ObjectiveType] | ty
     assert {choice.value for choice in choices} <= set(re.findall(r"^## (\w+)$", text_of(page), re.MULTILINE))
 
 
-@pytest.mark.parametrize(("name", "spec"), [("perseusjob.md", JobSpec), ("powerbudget.md", BudgetSpec)])
+def test_the_page_on_classes_explains_every_reason() -> None:
+    page = text_of("energy-classes.md")
+    assert [reason.value for reason in ClassReason if f"`{reason.value}`" not in page] == []
+
+
+REFERENCE = [("perseusjob.md", JobSpec), ("powerbudget.md", BudgetSpec), ("energyclass.md", ClassSpec)]
+
+
+@pytest.mark.parametrize(("name", "spec"), REFERENCE)
 def test_the_reference_has_every_field(name: str, spec: type[Any]) -> None:
     page = text_of(name)
 

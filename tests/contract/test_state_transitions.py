@@ -22,9 +22,11 @@ STATE = {
     "planning/lifecycle.py": "JobEnd",
     "planning/hardware_progress.py": "HardwareProgress",
     "planning/profiling/progress.py": "ProfilingProgress",
+    "planning/observation.py": "Observation",
 }
 OTHERS = {
     # Values of their own that happen to have a field of the same name: a budget, a node's metrics.
+    "controller/energy_classes.py": {"spec", "fault"},
     "controller/power_budgets.py": {"generation", "spec", "fault", "retry_at_s"},
 }
 

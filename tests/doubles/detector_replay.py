@@ -14,7 +14,7 @@ import numpy as np
 from perseus_solver.calibration.trace import Trace
 from perseus_solver.errors import InvalidTrace
 from perseus_solver.kinds import Floats
-from perseus_solver.stragglers import Detector, Straggler, Thresholds, stage_pace
+from perseus_solver.stragglers import Detector, PaceNoise, Straggler, Thresholds, stage_pace
 
 SLOW, HEALTHY = 0, 1
 """Indices of the two pipelines."""
@@ -44,8 +44,10 @@ class DetectorReplay:
         InvalidTrace: no plan ran for two iterations, so there is no second pipeline.
     """
 
-    def __init__(self, trace: Trace, thresholds: Thresholds) -> None:
+    def __init__(self, trace: Trace, thresholds: Thresholds, *, learns: bool = False) -> None:
+        """``learns``: the detector measures how much paces scatter, instead of thresholds above all noise."""
         self._thresholds = thresholds
+        self._learns = learns
         own, neighbour = [], []
         for plan in np.unique(trace.plan):
             rows = np.flatnonzero(trace.plan == plan)
@@ -65,7 +67,7 @@ class DetectorReplay:
 
     def false_alarms(self) -> int:
         """Return the number of iterations of the unmodified run after which some stage counts as slow."""
-        detector = Detector(self._thresholds)
+        detector = self._detector()
         return sum(bool(self._step(detector, k, self._own[k])) for k in range(len(self._own)))
 
     def slow_down(self, factor: float) -> Outcome:
@@ -82,7 +84,7 @@ class DetectorReplay:
         return Outcome(onsets, found, worst)
 
     def _after_onset(self, stage: int, onset: int, factor: float) -> tuple[Straggler, ...]:
-        detector = Detector(self._thresholds)
+        detector = self._detector()
         seen: tuple[Straggler, ...] = ()
         for k in range(onset - _WARM, onset + self._thresholds.confirm):
             pace = self._own[k].copy()
@@ -90,6 +92,9 @@ class DetectorReplay:
                 pace[stage] *= factor
             seen = self._step(detector, k, pace)
         return seen
+
+    def _detector(self) -> Detector:
+        return Detector(self._thresholds, PaceNoise() if self._learns else None)
 
     def _step(self, detector: Detector, k: int, own: Floats) -> tuple[Straggler, ...]:
         detector.observe({SLOW: own, HEALTHY: self._neighbour[k]})

@@ -24,8 +24,8 @@ import numpy as np
 from perseus_agent.clocks.journal import Journal, JournalState
 from perseus_agent.clocks.plans import StagePlan
 from perseus_agent.errors import AgentError, InvalidRequest
-from perseus_agent.node.leases import JobLease, LeaseTable, PodName
-from perseus_agent.servers.grpc_service import ERROR_METADATA, status_of
+from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, PodName
+from perseus_agent.servers.grpc_service import ERROR_METADATA, digest_of, status_of
 from perseus_proto.planset import InvalidPlanSet, PlanPoint, decode_plan_set
 from perseus_proto.units import mj_from_j, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2 as pb
@@ -208,10 +208,10 @@ class LightAgent(stubs.AgentServicer):
         def act() -> Any:
             self.expire()
             pods = [PodName(pod.uid, pod.namespace, pod.name) for pod in request.pods]
-            wanted = request.job_uid, request.job_name, request.epoch, request.ttl_ms / 1000, pods
-            self.leases.check(*wanted)
+            wanted = LeaseRequest(request.job_uid, request.job_name, request.epoch, request.ttl_ms / 1000, pods)
+            self.leases.check(wanted)
             self._journal.record_epoch(request.job_uid, request.epoch)
-            return self._lease(self.leases.acquire(*wanted))
+            return self._lease(self.leases.acquire(wanted)[0])
 
         return await self._answer(context, act)
 
@@ -245,7 +245,7 @@ class LightAgent(stubs.AgentServicer):
     async def SelectPlan(self, request: Any, context: Any) -> Any:
         def act() -> Any:
             lease = self.leases.held(request.job_uid, request.epoch)
-            points = {selection.data_parallel_rank: selection.point for selection in request.selections}
+            points = {each.data_parallel_rank: None if each.no_plan else each.point for each in request.selections}
             begun = self._begun(lease)
             lease.plans.select(request.plan_id, points, request.from_iteration, begun)
             self.selected_s[request.job_uid] = time.monotonic()
@@ -308,9 +308,10 @@ class LightAgent(stubs.AgentServicer):
             remaining_ms=int(1000 * self.leases.remaining_s(lease)),
             plan_id=plan_set.plan_id if plan_set else "",
             selections=[
-                pb.Selection(data_parallel_rank=dp, point=choice.point)
+                pb.Selection(data_parallel_rank=dp, point=choice.point, no_plan=choice.point is None)
                 for dp, choice in sorted(lease.plans.selections.items())
             ],
+            description=digest_of(self._describe()),
         )
 
 

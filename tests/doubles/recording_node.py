@@ -105,6 +105,8 @@ class RecordingNode:
                 if child.stdin:
                     child.stdin.close()
             node.kubelet.stop()
+            if (folder / "agent.log").exists():
+                print(node.log())  # shown where a test fails
 
     # ------------------------------------------------------------------------------------------- agent
 
@@ -203,8 +205,9 @@ class RecordingNode:
         instruction_s: float = 0.005,
         iterations: int = 1_000_000,
         gpu: str = "",
+        check_every: int = 0,
     ) -> subprocess.Popen[bytes]:
-        """A training process in a pod."""
+        """A training process in a pod, which tests its GPU between every so many iterations; 0: never."""
         arguments = {
             "socket": self.socket,
             "dp": dp,
@@ -213,6 +216,7 @@ class RecordingNode:
             "instruction_s": instruction_s,
             "iterations": iterations,
             "gpu": gpu,
+            "check_every": check_every,
         }
         command = [sys.executable, "-m", "tests.doubles.recording_trainer", json.dumps(arguments)]
         trainer = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=_REPOSITORY, start_new_session=True)

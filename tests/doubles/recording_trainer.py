@@ -11,6 +11,9 @@ import time
 
 import perseus_client
 
+CHECK_S = 0.5
+"""Of a test of the GPU between two iterations."""
+
 
 def schedule_of(instructions: int) -> list[tuple[str, int, int]]:
     """Forward and backward in turn."""
@@ -31,7 +34,10 @@ def main() -> None:
         timing="synchronised",  # an instruction is over when its call returns
     )
     session.wait_connected(60)
-    for _ in range(arguments["iterations"]):
+    for iteration in range(arguments["iterations"]):
+        if arguments["check_every"] and iteration % arguments["check_every"] == arguments["check_every"] - 1:
+            with session.default_clocks():
+                time.sleep(CHECK_S)
         with session.step():
             for kind, microbatch, chunk in schedule:
                 with session.instruction(kind, microbatch, chunk):

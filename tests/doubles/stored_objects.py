@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,6 +24,8 @@ class StoredObjects:
         self.config_maps: dict[str, ConfigMap] = {}
         self.profiles: dict[str, StoredObject] = {}
         self.frontiers: dict[str, StoredObject] = {}
+        self.named: set[str] = set()
+        """Profiles that PerseusJobs name."""
         self.failing: KubeError | None = None
         """What every request raises; None: it is answered."""
 
@@ -33,10 +35,23 @@ class StoredObjects:
     async def read_profile(self, namespace: str, name: str) -> StoredObject:
         return self._read(self.profiles, name)
 
+    async def list_profiles(self, namespace: str, most: int) -> AsyncIterator[StoredObject]:
+        if self.failing:
+            raise self.failing
+        for found in [self.profiles[name] for name in sorted(self.profiles)][:most]:
+            yield found
+
+    async def delete_profile(self, namespace: str, profile: StoredObject) -> None:
+        self._read(self.profiles, profile.name)
+        del self.profiles[profile.name]
+
+    async def named_profiles(self, namespaces: Iterable[str]) -> set[str]:
+        return self.named
+
     async def read_frontier(self, job: JobRef) -> StoredObject:
         return self._read(self.frontiers, job.name)
 
-    async def write_profile(self, namespace: str, name: str, spec: Json) -> None:
+    async def write_profile(self, namespace: str, name: str, spec: Json, owner: JobRef | None = None) -> None:
         self._write(self.profiles, name, spec)
 
     async def write_frontier(self, job: JobRef, spec: Json) -> None:

@@ -29,18 +29,24 @@ from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server, real_server
 from perseus_sim.cluster.control_plane import NoControlPlane
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
+from perseus_sim.gpus.model import MODELS, profile_csv
 from perseus_sim.processes import Child, Processes
+from perseus_solver.model.problem import build_problem
+from perseus_solver.model.profile import read_profile
+from perseus_solver.schedules import build_schedule
 
 SYSTEM = "perseus-system"
-STAGES = 2
+STAGES, MICROBATCHES = 2, 4
+A100 = MODELS["a100"]
 SPEC: dict[str, Any] = {
-    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": 4},
+    "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES},
     "profile": {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": 83640},
     "mode": "Recommend",
     "points": 20,
 }
 CRDS = Path(__file__).resolve().parents[2] / "deploy" / "crds"
 BUDGETS = (keys.API_GROUP, keys.API_VERSION, keys.BUDGET_PLURAL)
+CLASSES = (keys.API_GROUP, keys.API_VERSION, keys.CLASS_PLURAL)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,7 +106,7 @@ def crd(api: Any) -> Iterator[Any]:
     already had them keeps them. The first is returned."""
     definitions = client.ApiextensionsV1Api(api)
     with contextlib.ExitStack() as installed:
-        for plural in (keys.FRONTIER_PLURAL, keys.PROFILE_PLURAL):
+        for plural in (keys.FRONTIER_PLURAL, keys.PROFILE_PLURAL, keys.CLASS_PLURAL):
             installed.enter_context(_installed(definitions, plural))
         yield installed.enter_context(_installed(definitions, keys.PLURAL))
 
@@ -156,6 +162,34 @@ def absent(read: Callable[[], Any]) -> bool:
     return False
 
 
+def train_two_stages(cluster: SimulatedCluster, **training: float) -> dict[str, Any]:
+    """Train a pipeline of two stages that differ, on a node of its own, as fast as tests want it.
+
+    Args:
+        cluster: that gets the node, the training and the profile in a ConfigMap.
+        training: options of ``start_job``.
+
+    Returns:
+        The spec of its PerseusJob ``gpt3``.
+    """
+    cluster.add_node("node-0", STAGES, A100)
+    profile = profile_csv(stages=STAGES, imbalance=1.2)
+    schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
+    problem = build_problem(read_profile(profile, stages=STAGES), schedule, blocking_power_w=A100.blocking_power_w)
+    cluster.start_job("gpt3", problem, pipelines=1, speed=10.0, wait_for_agent_s=20.0, **training)
+    data = {"profile.csv": profile}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "profile"}, "data": data})
+    return {
+        "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES},
+        "profile": {
+            "configMapRef": {"name": "profile"},
+            "blockingPowerMilliwatts": round(1000 * A100.blocking_power_w),
+        },
+        "points": 20,
+        "baselineIterations": 0,
+    }
+
+
 class World:
     """One PerseusJob in a separate namespace, and an operator."""
 
@@ -167,6 +201,7 @@ class World:
         self.operator: Child | None = None
 
     absent = staticmethod(absent)
+    classes = CLASSES
 
     def start_operator(self, *arguments: str) -> None:
         ready = self.folder / "ready.json"
@@ -223,17 +258,34 @@ class World:
         self.until("an account", has_account)
 
     def finish_pod(self) -> None:
-        """Make a pod of the job that has succeeded; no kubelet runs here."""
-        metadata = {"name": "finished", "labels": {keys.LABEL_JOB: "gpt3"}}
+        """Make a pod of the job that has succeeded."""
+        self.pod("finished", "Succeeded", {keys.LABEL_JOB: "gpt3"})
+
+    def pod(self, name: str, phase: str, labels: dict[str, str]) -> None:
+        """Make a pod of this phase; no kubelet runs here."""
         spec = {
-            "nodeName": "node-of-finished",
+            "nodeName": f"node-of-{name}",
             "containers": [{"name": "main", "image": "x"}],
             "automountServiceAccountToken": False,
         }
         self.until_pods_can_be_made()
+        metadata = {"name": name, "labels": labels}
         self.core.create_namespaced_pod(self.namespace, {"metadata": metadata, "spec": spec})
-        over = {"status": {"phase": "Succeeded"}}
-        self.core.patch_namespaced_pod_status("finished", self.namespace, over)
+        self.core.patch_namespaced_pod_status(name, self.namespace, {"status": {"phase": phase}})
+
+    def energy_class(self, name: str, **spec: Any) -> None:
+        """Make a class for this namespace, unless the spec says otherwise."""
+        selector = {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}
+        body = {
+            "apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}",
+            "kind": keys.CLASS_KIND,
+            "metadata": {"name": name},
+            "spec": {"namespaceSelector": selector, **spec},
+        }
+        self.custom.create_cluster_custom_object(*CLASSES, body)
+
+    def delete_class(self, name: str) -> None:
+        self.custom.delete_cluster_custom_object(*CLASSES, name)
 
     def frontier(self, name: str = "gpt3") -> Any:
         return self.custom.get_namespaced_custom_object(*self.frontiers, name)

@@ -145,18 +145,17 @@ SCHEMA = [
     ({"objective": {"type": "Cheapest"}}, "spec.objective.type", 'supported values: "MaxThroughput"'),
     ({"objective": {"type": "MaxSlowdown", "maxSlowdown": "3"}}, "spec.objective.maxSlowdown", "should match"),
     ({"workload": {"selector": {"matchLabels": {}}}}, "spec.workload.selector.matchLabels", "at least 1 properties"),
-    ({"mode": "enforce"}, "spec.mode", 'supported values: "Enforce", "Recommend"'),
+    ({"mode": "enforce"}, "spec.mode", 'supported values: "Enforce", "Canary", "Recommend", "Observe"'),
     ({"points": 1}, "spec.points", "should be greater than or equal to 2"),
     ({"microbatches": 12}, "spec.microbatches", "unknown field"),
 ]
 
 ONLY_FOR = "{} must be set if and only if type is {}"
-UNLESS_FIXED = "{} must be set, unless objective.type is FixedClock: then it must not"
+NOT_FIXED = "{} must not be set with objective.type FixedClock"
 FIXED = {"type": "FixedClock", "clockMegahertz": 900}
 RULES = [
-    ({"pipeline": ABSENT}, "spec", UNLESS_FIXED.format("pipeline")),
-    ({"profile": ABSENT}, "spec", UNLESS_FIXED.format("profile")),
-    ({"objective": FIXED, "profile": ABSENT}, "spec", UNLESS_FIXED.format("pipeline")),
+    ({"objective": FIXED, "pipeline": ABSENT}, "spec", NOT_FIXED.format("profile")),
+    ({"objective": FIXED, "profile": ABSENT}, "spec", NOT_FIXED.format("pipeline")),
     ({"objective": {"type": "FixedClock"}}, "spec.objective", ONLY_FOR.format("clockMegahertz", "FixedClock")),
     ({"objective": {"type": "MaxSlowdown"}}, "spec.objective", ONLY_FOR.format("maxSlowdown", "MaxSlowdown")),
     ({"objective": {"maxSlowdown": "3%"}}, "spec.objective", ONLY_FOR.format("maxSlowdown", "MaxSlowdown")),
@@ -222,11 +221,21 @@ def test_the_running_pipeline_cannot_be_edited(jobs: Jobs, changes: dict[str, An
 
 @pytest.mark.needs(Feature.CEL)
 def test_a_job_stays_planned_or_at_a_fixed_clock(jobs: Jobs) -> None:
-    unplanned = {"pipeline": None, "profile": None, "objective": FIXED}
-    jobs.create(MINIMAL)
+    jobs.create({})
     with pytest.raises(ApiException) as refused:
-        jobs.patch({"spec": unplanned})
+        jobs.patch({"spec": {"objective": FIXED}})
     assert "whether a job is planned or runs at a fixed clock is immutable" in json.loads(refused.value.body)["message"]
+
+
+@pytest.mark.needs(Feature.CEL)
+@pytest.mark.parametrize(("before", "after"), [({}, MINIMAL), (MINIMAL, {"pipeline": None})], ids=["set", "removed"])
+def test_a_shape_can_be_neither_set_nor_removed_later(
+    jobs: Jobs, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    jobs.create(before)
+    with pytest.raises(ApiException) as refused:
+        jobs.patch({"spec": after})
+    assert "pipeline can be neither set nor removed later" in json.loads(refused.value.body)["message"]
 
 
 def test_fields_that_may_change_while_the_job_runs_can_be_edited(jobs: Jobs) -> None:

@@ -81,11 +81,11 @@ class System:
 
     def apply(self, name: str, **changes: Any) -> None:
         spec = {
-            "pipeline": {"schedule": "1F1B", "stages": STAGES, "microbatches": MICROBATCHES},
             "profile": {"profileRef": {"name": "measured"}, "online": {"iterationsPerClock": 2}},
             "points": 20,
             **changes,
         }
+        spec = {field: value for field, value in spec.items() if value is not None}
         version = f"{keys.API_GROUP}/{keys.API_VERSION}"
         self.cluster.apply({"apiVersion": version, "kind": keys.KIND, "metadata": {"name": name}, "spec": spec})
 
@@ -188,13 +188,60 @@ def test_a_job_is_profiled_and_planned_and_the_next_one_uses_its_profile(system:
     assert float(system.status("first")["savings"]["energy"].rstrip("%")) > 3
     assert "Profiling" in system.events("first")
 
-    # The second job takes its schedule from its training processes.
+    # The second job takes its shape and its schedule from its training processes.
     system.train("second")
-    system.apply("second", pipeline={"schedule": "FromRanks", "stages": STAGES})
+    system.apply("second")
     eventually(lambda: system.in_force("second"), "the second job's plan is not in force")
     assert "Profiling" not in system.events("second")
     assert system.sweep("second") is None
+    shape = {"schedule": "FromRanks", "stages": STAGES, "dataParallel": 1, "tensorParallel": 1}
+    assert system.status("second")["shape"] == shape
     assert system.stored(keys.PROFILE_PLURAL, "measured")["spec"] == profile
+    for job in system.cluster.jobs:
+        assert job.training.failure is None
+
+
+def test_a_job_is_observed_before_any_clock_is_written(system: System) -> None:
+    system.train("first")
+    system.export_schedule("exported")
+    pipeline = {"scheduleRef": {"name": "exported"}, "stages": STAGES}
+    objective = {"type": "MaxSlowdown", "maxSlowdown": "12%"}
+    system.apply("first", mode="Observe", pipeline=pipeline, objective=objective)
+    eventually(lambda: system.condition("first", "Ready").get("status") == "True", "nothing is predicted", 0.1)
+    eventually(lambda: "energySaved" in system.status("first").get("advised", {}), "no baseline is measured", 0.1)
+    status = system.status("first")
+    advised, sweep = status["advised"], status["sweep"]
+    assert advised["restsOn"] == "Model"
+    assert "NVIDIA A100" in advised["source"]
+    applied = system.condition("first", "PlanApplied")
+    assert applied["reason"] == "ObserveOnly"
+    assert "no clock is written" in applied["message"]
+    assert system.condition("first", "ProfileReady")["reason"] == "Estimated"
+    assert sweep["clocks"] >= 4
+    assert sweep["iterations"] == 3 * sweep["clocks"]
+    assert sweep["durationSeconds"] > 0
+    assert status["baseline"]["energyMillijoules"] > 0
+    assert "NVIDIA A100" in status["hardware"]["gpu"]
+    assert system.stored(keys.PROFILE_PLURAL, "measured") is None
+    gpus = system.cluster.jobs[0].gpus[0]
+    assert not any(gpu.history() for gpu in gpus), "no clock was set"
+
+    # The same job measures its profile once it may, and what it then saves lies in the predicted interval.
+    system.apply("first", mode="Enforce", pipeline=pipeline, objective=objective)
+    eventually(lambda: system.in_force("first"), "no plan is in force", 0.1)
+    eventually(lambda: "savings" in system.status("first"), "savings are not measured")
+    figures = advised["energySavedLow"], system.status("first")["savings"]["energy"], advised["energySavedHigh"]
+    low, saved, high = (float(figure.rstrip("%")) for figure in figures)
+    assert low - 1 <= saved <= high + 1
+    assert "sweep" not in system.status("first"), "there is nothing left to measure"
+
+    # Another job of the same fingerprint names no profile: the stored one is found.
+    system.train("second")
+    system.apply("second", mode="Observe", profile=None, objective=objective)
+    eventually(lambda: "energySaved" in system.status("second").get("advised", {}), "nothing is predicted", 0.1)
+    found = system.status("second")["advised"]
+    assert (found["restsOn"], found["source"][:23]) == ("MatchingProfile", "PerseusProfile measured")
+    assert not any(gpu.history() for gpu in system.cluster.jobs[1].gpus[0]), "no clock was set"
     for job in system.cluster.jobs:
         assert job.training.failure is None
 
@@ -202,23 +249,72 @@ def test_a_job_is_profiled_and_planned_and_the_next_one_uses_its_profile(system:
 def test_a_job_without_a_pipeline_is_profiled_and_keeps_its_bound(system: System) -> None:
     step_s, ranks = 0.6, 2 * STAGES
     system.train_steps("steps", step_s, ranks)
-    system.apply(
-        "steps",
-        pipeline={"schedule": "Steps", "stages": 1, "dataParallel": ranks},
-        objective={"type": "MaxSlowdown", "maxSlowdown": "12%"},
-    )
+    system.apply("steps", profile=None, objective={"type": "MaxSlowdown", "maxSlowdown": "12%"})
     eventually(lambda: system.in_force("steps"), "no plan is in force", 0.1)
-    found = rows(system.stored(keys.PROFILE_PLURAL, "measured")["spec"]["csv"])
+    assert system.status("steps")["shape"]["dataParallel"] == ranks
+    found = rows(system.stored(keys.PROFILE_PLURAL, "steps")["spec"]["csv"])
     assert set(found) == {(0, "step", clock) for clock in CLOCKS_MHZ}
     for (_, _, clock), (time_s, energy_j) in found.items():
         assert time_s == pytest.approx(step_s * A100.slowdown(clock), rel=0.02)
         assert energy_j == pytest.approx(time_s * A100.power_w(clock), rel=0.08)
 
     eventually(lambda: "savings" in system.status("steps"), "savings are not measured")
-    savings = {what: float(share.rstrip("%")) for what, share in system.status("steps")["savings"].items()}
+    found = system.status("steps")["savings"]
+    savings = {what: float(found[what].rstrip("%")) for what in ("energy", "slowdown")}
     # The lowest of the measured clocks that keeps the bound, and what it saves.
     clock = min(clock for clock in CLOCKS_MHZ if A100.slowdown(clock) <= 1.12)
     saved = 1 - A100.slowdown(clock) * A100.power_w(clock) / A100.power_w(max(CLOCKS_MHZ))
     assert savings["slowdown"] == pytest.approx(100 * (A100.slowdown(clock) - 1), abs=0.7)
     assert savings["energy"] == pytest.approx(100 * saved, abs=2.0)
+
+    # Ranks wait for each other within an iteration, and say what they take without that.
+    training = system.cluster.jobs[0].training
+    training.slow_down(1, 1.3)
+    eventually(
+        lambda: "Pipeline 1 is" in system.condition("steps", "StragglerDetected").get("message", ""),
+        "the slow rank is not found",
+    )
+    assert training.failure is None
+
+
+def test_savings_are_measured_again_while_the_job_runs(system: System) -> None:
+    step_s, ranks = 0.6, STAGES
+    system.train_steps("steps", step_s, ranks)
+    objective = {"type": "MaxSlowdown", "maxSlowdown": "12%"}
+    system.apply("steps", profile=None, objective=objective, comparison={"everyIterations": 40, "iterations": 3})
+
+    def pairs() -> int:
+        return len(system.status("steps").get("comparison", {}).get("pairs", ()))
+
+    eventually(lambda: pairs() >= 3, "nothing was compared", 0.2, 180.0)
+    savings = system.status("steps")["savings"]
+    assert savings["against"] == "Comparisons"
+    clock = min(clock for clock in CLOCKS_MHZ if A100.slowdown(clock) <= 1.12)
+    saved = 100 * (1 - A100.slowdown(clock) * A100.power_w(clock) / A100.power_w(max(CLOCKS_MHZ)))
+    low, high = (float(savings[edge].rstrip("%")) for edge in ("energyLow", "energyHigh"))
+    assert low <= high
+    assert low - 2 <= saved <= high + 2
+    assert system.in_force("steps")
+    assert system.cluster.jobs[0].training.failure is None
+
+
+def test_a_canary_goes_from_one_rank_to_all(system: System) -> None:
+    system.train_steps("steps", 0.6, 2 * STAGES)
+    objective = {"type": "MaxSlowdown", "maxSlowdown": "12%"}
+    system.apply("steps", profile=None, objective=objective, mode="Canary")
+    gpus = system.cluster.jobs[0].gpus
+    lowest = min(clock for clock in CLOCKS_MHZ if A100.slowdown(clock) <= 1.12)
+
+    def locked() -> list[int]:
+        return [gpus[dp][0].locked_mhz for dp in sorted(gpus)]
+
+    eventually(lambda: system.condition("steps", "PlanApplied").get("reason") == "Canary", "no canary", 0.05)
+    eventually(lambda: locked() == [lowest, 0, 0, 0], "the plan is not on the first rank alone", 0.02)
+    eventually(lambda: system.in_force("steps"), "the plan is not in force", 0.1)
+    eventually(lambda: locked() == [lowest] * 4, "the plan is not on all ranks", 0.02)
+    canary = system.status("steps")["canary"]
+    saved = 1 - A100.slowdown(lowest) * A100.power_w(lowest) / A100.power_w(max(CLOCKS_MHZ))
+    assert canary["phase"] == "Passed"
+    # The others wait for it meanwhile, so their iterations take more energy than usual.
+    assert saved - 0.02 <= canary["savedPartsPerMillion"] / 1e6 <= saved + 0.06
     assert system.cluster.jobs[0].training.failure is None

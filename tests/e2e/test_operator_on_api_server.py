@@ -16,9 +16,11 @@ import kubernetes.aio.config as aio_config
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from tests.namespaces import own_namespace
 
 from perseus_operator.clients.epoch_counter import EPOCH_LEASE
 from perseus_operator.clients.kube import KubeClient
+from perseus_operator.controller.profile_versions import KEPT, store_profile
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
@@ -144,16 +146,50 @@ def test_the_operator_survives_an_outage_of_the_control_plane(world: Any, server
     assert world.operator.running
 
 
+def test_a_profile_of_another_namespace_needs_an_administrators_grant(world: Any, api: Any) -> None:
+    """A tenant's job that names one, and the class that it claims, are not enough."""
+    with own_namespace(api) as shared:
+        stored = {"csv": profile_csv(STAGES), "blockingPowerMilliwatts": 83640}
+        group, version = world.place[:2]
+        head = {"apiVersion": f"{group}/{version}", "kind": keys.PROFILE_KIND, "metadata": {"name": "gpt3-a100"}}
+        where = (group, version, shared, keys.PROFILE_PLURAL)
+        before = world.custom.create_namespaced_custom_object(*where, {**head, "spec": stored})
+        name = f"shared-{world.namespace}"
+        world.create(profile={"profileRef": {"name": "gpt3-a100"}})
+        world.patch({"metadata": {"labels": {keys.LABEL_CLASS: name}}})
+        message = world.until_condition("ProfileReady", "False", "ProfileNotFound")
+        assert f"does not exist in namespace {world.namespace}" in message
+        world.energy_class(
+            name, profilesFrom={"namespace": shared}, namespaceSelector={"matchLabels": {"tier": "gold"}}
+        )
+        try:
+            world.until("observed", lambda: "status" in world.custom.get_cluster_custom_object(*world.classes, name))
+            time.sleep(1)  # several reads of the profile
+            assert world.conditions()["ProfileReady"]["reason"] == "ProfileNotFound", "not in a namespace of the class"
+            world.core.patch_namespace(world.namespace, {"metadata": {"labels": {"tier": "gold"}}})
+            world.until_condition("ProfileReady", "True", "ProfileRead")
+            world.until_condition("Ready", "True", "Ready")
+            source = world.job()["status"]["advised"]["source"]
+            assert source == f"PerseusProfile gpt3-a100 of namespace {shared}"
+            assert world.custom.get_namespaced_custom_object(*where, "gpt3-a100") == before, "read, and never written"
+        finally:
+            world.delete_class(name)
+
+
 async def measure(world: Any) -> None:
     """Store what a job has measured, and measured again: no rank runs here."""
     configuration = aio_client.Configuration()
     await aio_config.load_kube_config(str(world.kubeconfig), client_configuration=configuration)
     kube = KubeClient(aio_client.ApiClient(configuration))
-    for csv in ("first", "second"):
-        await kube.write_profile(world.namespace, "measured", {"csv": csv})
+    times = KEPT + 3
+    for number in range(times):
+        await store_profile(kube, world.namespace, "measured", {"csv": f"measured {number}"})
     await kube.write_calibrations(world.namespace, "measured", {"a": "b"}, None)
     stored = await kube.read_profile(world.namespace, "measured")
-    assert (stored.spec, stored.status) == ({"csv": "second"}, {"calibrations": {"a": "b"}})
+    newest = {"csv": f"measured {times - 1}", "version": times}
+    assert (stored.spec, stored.status) == (newest, {"calibrations": {"a": "b"}})
+    left = {profile.name async for profile in kube.list_profiles(world.namespace, 100)}
+    assert left == {"measured", *(f"measured-v{number}" for number in range(times - KEPT, times))}
     await kube.close()
 
 
@@ -176,6 +212,16 @@ def test_the_operator_needs_exactly_its_rights(world: Any, api: Any, server: Ser
     world.budget("exact", 1000)
     world.until("shared", lambda: "conditions" in world.read_budget("exact").get("status", {}))
     world.delete_budget("exact")
+    world.energy_class("exact")
+    world.pod("of-a-class", "Running", {keys.LABEL_JOB: "made", keys.LABEL_CLASS: "exact"})
+    made = (*world.place, "made")
+    world.until("made", lambda: not world.absent(lambda: world.custom.get_namespaced_custom_object(*made)))
+    world.until(
+        "counted",
+        lambda: world.custom.get_cluster_custom_object(*world.classes, "exact").get("status", {}).get("jobs") == 1,
+    )
+    world.delete_class("exact")
+    world.custom.delete_namespaced_custom_object(*made)
     world.finish_pod()
     world.patch({"spec": {"ttlSecondsAfterFinished": 0}})
     world.until("deleted, since it has finished", world.gone)

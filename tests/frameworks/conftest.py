@@ -22,9 +22,10 @@ import pytest
 from tests.doubles.agent_commander import AgentCommander
 
 from perseus_proto.rank import RankId
-from perseus_sim.cluster.live_job import LiveJob, start_live_job, tables_of
+from perseus_sim.cluster.live_job import LiveJob, start_live_job
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
 from perseus_sim.gpus.model import MODELS
+from perseus_sim.training.live import tables_of
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule
 
 HERE = Path(__file__).resolve().parent
@@ -85,13 +86,15 @@ class Followed:
     """By stage: what the agent wrote to the GPU while the plan was in force."""
     complete: dict[int, int] = field(default_factory=dict)
     """By stage: iterations that the agent reported with every instruction timed."""
+    ranks_per_stage: int = 1
+    """Where several processes share a stage, what is said to be by stage is by process."""
 
     def assert_marked_as_scheduled(self) -> None:
         """Every iteration of every rank was marked in the order that was exported."""
         for stage, iterations in self.marks.items():
             assert len(iterations) > PLANNED_ITERATIONS
             for marks in iterations:
-                assert marks == self.schedule.of_stage(stage)
+                assert marks == self.schedule.of_stage(stage // self.ranks_per_stage)
 
     def assert_planned_clocks(self) -> None:
         """Instructions ran at the planned clocks, and the agent wrote those, in that order, and nothing else."""
@@ -124,12 +127,18 @@ class Harness:
         self._python = python
         self._nodes = 0
 
-    def follow(self, worker: str, steps: list[str], *, stages: int = 2, pipelines: int = 1) -> dict[str, Followed]:
-        """Run a worker's steps one after the other; under each, push a plan whose clock changes every instruction."""
+    def follow(
+        self, worker: str, steps: list[str], *, stages: int = 2, pipelines: int = 1, ranks_per_stage: int = 1
+    ) -> dict[str, Followed]:
+        """Run a worker's steps one after the other; under each, push a plan whose clock changes every instruction.
+
+        ``ranks_per_stage``: processes that share a stage; those of one stage have global ranks in a row.
+        """
+        processes = stages * ranks_per_stage
         self._nodes += 1
         name = f"job-{self._nodes}"
         cluster = self._cluster
-        node = cluster.add_node(f"node-{self._nodes}", stages * pipelines, A100, clocks_mhz=CLOCKS_MHZ)
+        node = cluster.add_node(f"node-{self._nodes}", processes * pipelines, A100, clocks_mhz=CLOCKS_MHZ)
         shared = cluster.folder / f"{name}-shared"
         shared.mkdir()
         job = start_live_job(
@@ -137,7 +146,7 @@ class Harness:
             node,
             name,
             [str(HERE / worker), str(shared), *steps],
-            [tables_of(A100, CLOCKS_MHZ, INSTRUCTION_US)] * stages,
+            [tables_of(A100, CLOCKS_MHZ, INSTRUCTION_US)] * processes,
             python=self._python,
             pipelines=pipelines,
             await_agent=True,
@@ -145,10 +154,10 @@ class Harness:
         found: dict[str, Followed] = {}
         try:
             for step in steps:
-                files = [shared / f"{step}.{rank}.ready" for rank in range(stages * pipelines)]
+                files = [shared / f"{step}.{rank}.ready" for rank in range(processes * pipelines)]
                 wait_for(lambda files=files: all(file.exists() for file in files), job)
                 with AgentCommander(cluster, node, job, f"{name}-{step}") as commander:
-                    found[step] = self._command(commander, job, shared, step, stages, pipelines)
+                    found[step] = self._command(commander, job, shared, step, stages, pipelines, ranks_per_stage)
                 (shared / f"{step}.done").touch()
             wait_for(lambda: all(not child.running for child in job.children.values()), job)
             for step, followed in found.items():
@@ -220,33 +229,45 @@ class Harness:
         }
 
     def _command(
-        self, commander: AgentCommander, job: LiveJob, shared: Path, step: str, stages: int, pipelines: int
+        self,
+        commander: AgentCommander,
+        job: LiveJob,
+        shared: Path,
+        step: str,
+        stages: int,
+        pipelines: int,
+        ranks_per_stage: int,
     ) -> Followed:
-        said = [json.loads((shared / f"{step}.{rank}.ready").read_text()) for rank in range(stages * pipelines)]
+        processes = stages * ranks_per_stage
+        said = [json.loads((shared / f"{step}.{rank}.ready").read_text()) for rank in range(processes * pipelines)]
         schedule = read_schedule(shared / f"{step}.csv")
         # A process that has said hello is known at once, with its GPU only after the kubelet has been asked.
-        wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in commander.ranks()) == stages * pipelines, job)
+        wait_for(lambda: sum(bool(rank.gpu_uuid) for rank in commander.ranks()) == processes * pipelines, job)
         ranks = sorted((_rank_id(rank), rank.gpu_uuid) for rank in commander.ranks())
-        followed = Followed(schedule, said, ranks)
+        followed = Followed(schedule, said, ranks, ranks_per_stage=ranks_per_stage)
         counts = [b - a for a, b in pairwise(schedule.stage_offset.tolist())]
         # A cycle of clocks whose last differs from its first, so that every instruction begins with a change.
         for stage, count in enumerate(counts):
             plan = [CLOCKS_MHZ[k % 3] for k in range(count)]
             if plan[-1] == plan[0]:
                 plan[-1] = CLOCKS_MHZ[1] if plan[-2] != CLOCKS_MHZ[1] else CLOCKS_MHZ[2]
-            followed.plan_mhz[stage] = plan
-        commander.push(schedule, [[followed.plan_mhz[stage]] for stage in range(stages)])
-        gpus = {stage: job.gpus[RankId(0, stage)] for stage in range(stages)}
+            for process in range(stage * ranks_per_stage, (stage + 1) * ranks_per_stage):
+                followed.plan_mhz[process] = plan
+        commander.push(schedule, [[followed.plan_mhz[stage * ranks_per_stage]] for stage in range(stages)])
+        gpus = {process: job.gpus[RankId(0, process)] for process in range(processes)}
         before = {stage: len(gpu.history()) for stage, gpu in gpus.items()}
         with commander.telemetry() as reports:
-            commander.select(0, pipelines)
+            commander.select(0, 1 + max(rank.dp for rank, _ in ranks))
             deadline_s = time.monotonic() + PATIENCE_S
             while True:
                 report = next(reports)
                 job.check()
                 if report.planned and report.durations_us:
-                    followed.complete[report.stage] = followed.complete.get(report.stage, 0) + 1
-                if len(followed.complete) < stages or min(followed.complete.values()) <= PLANNED_ITERATIONS:
+                    # Ranks of one stage share its tensors, or are of several pipelines.
+                    which = max(report.tensor_parallel_rank, report.data_parallel_rank % ranks_per_stage)
+                    process = report.stage * ranks_per_stage + which
+                    followed.complete[process] = followed.complete.get(process, 0) + 1
+                if len(followed.complete) < processes or min(followed.complete.values()) <= PLANNED_ITERATIONS:
                     assert time.monotonic() < deadline_s, "the plan was not followed in time"
                     continue
                 for stage, gpu in gpus.items():

@@ -13,6 +13,13 @@ CASES = [(engine, variant) for engine, variants in ENGINES.items() for variant i
 UNTOUCHED = {"megatron": ("restored", True), "deepspeed": ("left_behind", [])}
 """What a worker says of its engine's objects once the client has let go of them."""
 MISSED = {"megatron": "attached too late", "deepspeed": "3 iterations without a single instruction"}
+SHARED = {
+    "tensor": [(0, s, t) for s in range(2) for t in range(2)],
+    "context": [(0, s, c) for s in range(2) for c in range(2)],
+    "expert": [(d, s, 0) for d in range(2) for s in range(2)],
+}
+"""Megatron with two stages that two processes share each: halves of its tensors, halves of the sequence, or experts of
+two pipelines."""
 RANKED = [("megatron", "interleaved"), ("deepspeed", "plain")]
 
 
@@ -51,3 +58,19 @@ def test_hooks_that_are_not_reached_are_one_warning(followed: Any, engine: str, 
 @pytest.mark.parametrize(("engine", "variant"), RANKED)
 def test_ranks_come_from_the_engines_own_groups(followed: Any, engine: str, variant: str) -> None:
     assert [rank for rank, _ in followed[engine][variant].ranks] == [(0, 0, 0), (0, 1, 0)]
+
+
+@pytest.fixture(scope="module")
+def shared(harness: Any) -> dict[str, Any]:
+    found: dict[str, Any] = harness.follow("megatron_worker.py", list(SHARED), ranks_per_stage=2)
+    return found
+
+
+@pytest.mark.parametrize("variant", SHARED)
+def test_processes_that_share_a_stage_follow_its_plan_each(shared: Any, variant: str) -> None:
+    followed = shared[variant]
+    assert [rank for rank, _ in followed.ranks] == SHARED[variant]
+    assert len(followed.plan_mhz) == 4
+    followed.assert_marked_as_scheduled()
+    followed.assert_planned_clocks()
+    assert all(said["bit_identical"] for said in followed.said)

@@ -34,9 +34,10 @@ def test_the_example_is_planned_by_the_operator_and_saves_energy(simulate: Any, 
 
 @pytest.mark.timeout(600)
 def test_a_job_without_a_pipeline_keeps_its_bound_and_saves(simulate: Any, python: Path, tmp_path: Path) -> None:
-    """Hugging Face's Trainer on two ranks, which may take 5 % longer."""
-    figures = simulate.Example(python, tmp_path, "hf").run()  # raises DemoFailed
-    assert figures["energy_saved"] > 0.03
-    assert figures["slowdown"] < 0.05 + 0.02, "this machine has other things to do"
+    """Accelerate on two ranks, which may take 3 % longer."""
+    figures = simulate.Example(python, tmp_path, "accelerate").run()  # raises DemoFailed
+    assert figures["energy_saved"] - figures["energy_saved_within"] > 0
+    # What iterations took is not judged: they run on this machine, which has other things to do.
+    assert 0 < figures["planned_slowdown"] <= 0.03
     measured = (tmp_path / "profile.csv").read_text().count("\n") - 1
     assert measured > 7, "the clocks around the best one as well"

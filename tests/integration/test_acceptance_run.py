@@ -16,9 +16,9 @@ from tests.doubles.recording_node import wait_for
 from perseus_agent.acceptance.report import SCHEMA
 from perseus_agent.clocks.journal import JournalLock, decode_journal
 from perseus_agent.devices.nvml import may_write
-from perseus_sim.gpus.device_plugin import make_gpus
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
+from perseus_sim.gpus.offer import make_gpus
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.gpus.shim_gpu import STATE, describe
 

@@ -12,9 +12,9 @@ from tests.doubles.recording_node import RecordingNode, gpu_uuid, plan_set_of, w
 
 from perseus_agent.devices.nvml import may_write
 from perseus_proto.v1alpha1 import agent_pb2 as messages
-from perseus_sim.gpus.device_plugin import make_gpus
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ENV_STATE, Shim
+from perseus_sim.gpus.offer import make_gpus
 from perseus_sim.gpus.shim_gpu import STATE
 
 CLOCKS_MHZ = [[1200, 900, 1200, 900]]
@@ -42,13 +42,15 @@ def node(shim: Shim, tmp_path: Path) -> Iterator[RecordingNode]:
         yield node
 
 
-def run_job(node: RecordingNode, pod: messages.Pod, ttl_ms: int = 60_000) -> subprocess.Popen[bytes]:
+def run_job(
+    node: RecordingNode, pod: messages.Pod, ttl_ms: int = 60_000, check_every: int = 0
+) -> subprocess.Popen[bytes]:
     """A trainer in a leased pod, with a plan in force from its next iteration on."""
     plan_set = plan_set_of([CLOCKS_MHZ])
     named = {"job_uid": JOB, "epoch": 1}
     with node.stub() as stub:
         stub.AcquireLease(messages.AcquireLeaseRequest(**named, job_name="a/b", ttl_ms=ttl_ms, pods=[pod]))
-        trainer = node.start_trainer(pod)
+        trainer = node.start_trainer(pod, check_every=check_every)
         wait_for(lambda: stub.DescribeNode(messages.DescribeNodeRequest()).ranks, "the rank has joined")
         stub.PushPlanSet(messages.PushPlanSetRequest(**named, plan_set=plan_set))
         selection = messages.Selection(data_parallel_rank=0, point=0)
@@ -76,6 +78,19 @@ def test_a_plan_becomes_clocks_and_measured_energy_and_ends_with_the_trainer(nod
     trainer.kill()
     wait_for(lambda: shim.get(0, "locked_mhz") == 0, "the GPU is back at its default clocks")
     assert (shim.get(1, "lock_calls"), shim.get(1, "reset_calls")) == (0, 0)  # not the job's: never written
+
+
+def test_a_test_between_iterations_finds_default_clocks_and_training_its_plan(node: RecordingNode, shim: Shim) -> None:
+    run_job(node, node.add_pod(0, [0]), check_every=20)
+    for _ in range(2):
+        wait_for(lambda: shim.get(0, "locked_mhz") in CLOCKS_MHZ[0], "the plan's clock")
+        wait_for(lambda: shim.get(0, "locked_mhz") == 0, "default clocks, while the GPU is tested")
+    with node.stub() as stub:
+        [rank] = stub.DescribeNode(messages.DescribeNodeRequest()).ranks
+        wait_for(
+            lambda: stub.DescribeNode(messages.DescribeNodeRequest()).ranks[0].iteration > rank.iteration + 20,
+            "training goes on",
+        )
 
 
 def test_a_killed_agent_s_locks_are_given_back_by_its_successor(node: RecordingNode, shim: Shim) -> None:

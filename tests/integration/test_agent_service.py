@@ -187,6 +187,37 @@ def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node
     assert list(released.restored_gpu_uuids) == [gpu_uuid(0)]
 
 
+def test_a_renewal_says_whether_there_is_anything_new_to_describe(stub: Any, node: RecordingNode) -> None:
+    pod = node.add_pod(0, [0])
+    lease = acquire(stub, [pod])
+
+    def renewed() -> int:
+        again = messages.RenewLeaseRequest(job_uid=JOB, epoch=lease.epoch, ttl_ms=60_000)
+        return int(stub.RenewLease(again).description)
+
+    empty = renewed()
+    assert empty == renewed() != 0
+    trainer = node.start_trainer(pod, instruction_s=0.003)
+    wait_for(lambda: joined(stub), "the rank has joined")
+    assert renewed() != empty
+    push(stub, lease)
+    select(stub, lease, point=1)
+
+    def the_same_after_iterations() -> bool:
+        """Clock latencies are news while they are being measured."""
+        trained, [begun] = renewed(), describe(stub).ranks
+        wait_for(lambda: describe(stub).ranks[0].iteration > begun.iteration + 5, "iterations go by")
+        return renewed() == trained
+
+    wait_for(the_same_after_iterations, "iterations, clocks and energy are no news")
+    assert any(gpu.locked_clock_mhz for gpu in describe(stub).gpus)
+    trains = renewed()
+    trainer.kill()
+    trainer.wait()
+    wait_for(lambda: not joined(stub), "the rank has gone")
+    assert renewed() != trains
+
+
 def test_a_late_watcher_gets_the_ranks_that_are_present(stub: Any, node: RecordingNode) -> None:
     pod = node.add_pod(0, [0])
     acquire(stub, [pod])

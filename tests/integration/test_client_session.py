@@ -111,6 +111,31 @@ def test_marks_outside_of_steps_are_evaluation_and_change_nothing(
     assert [drained(agent.readers[0]).iteration, drained(agent.readers[0]).complete] == [0, True]
 
 
+def test_default_clocks_are_asked_for_between_iterations_alone(
+    agents: Callable[..., Agent], connect: Callable[..., Session]
+) -> None:
+    agent = agents()
+    session = connect()
+    assert session.wait_connected(10)
+    (reader,) = agent.readers
+    iterate(session)
+    with session.default_clocks():
+        assert reader.asks_default_clocks()
+        assert reader.acknowledge()
+    assert not reader.asks_default_clocks()
+    assert reader.acknowledge(), "the plan's clock is wanted again at once"
+    with pytest.raises(KeyError), session.default_clocks():
+        raise KeyError("of the check")
+    assert not reader.asks_default_clocks()
+    with session.step(), session.default_clocks():
+        assert not reader.asks_default_clocks(), "inside an iteration the plan counts"
+    with session.default_clocks():
+        iterate(session)
+        assert not reader.asks_default_clocks(), "an iteration ends it"
+    with Session().default_clocks():
+        pass  # without an agent it does nothing
+
+
 def test_an_exception_in_training_passes_through_unchanged(
     agents: Callable[..., Agent], connect: Callable[..., Session]
 ) -> None:

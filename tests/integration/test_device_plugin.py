@@ -12,11 +12,12 @@ from tests.waiting import eventually
 
 from perseus_agent.devices.nvml import NvmlDevices
 from perseus_agent.pods.pod_resources import PodResources
-from perseus_sim.gpus.device_plugin import IN_CONTAINER, make_gpus, offer_gpus
+from perseus_sim.gpus.device_plugin import offer_gpus
 from perseus_sim.gpus.kubelet import AdmittedPod, KubeletDouble
 from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ENV_STATE
-from perseus_sim.gpus.shim_gpu import ENV_FOLDER, describe, open_shim
+from perseus_sim.gpus.offer import make_gpus
+from perseus_sim.gpus.shim_gpu import ENV_FOLDER, IN_CONTAINER, describe, open_shim
 
 A100 = MODELS["a100"]
 WAIT_S = 60

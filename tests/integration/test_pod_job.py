@@ -17,8 +17,8 @@ import pytest
 from tests.waiting import eventually
 
 from perseus_sim.gpus import shim_gpu
-from perseus_sim.gpus.device_plugin import make_gpus
 from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.offer import make_gpus
 from perseus_sim.training.coordinator import PipelineIteration
 from perseus_sim.training.pod_job import main, ranks_of, report
 
@@ -35,7 +35,7 @@ def test_every_gpu_is_one_rank_and_pods_follow_each_other() -> None:
 
 @pytest.mark.parametrize("environment", [{}, {shim_gpu.ENV_FOLDER: "/gpus"}])
 def test_a_pod_without_simulated_gpus_is_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=shim_gpu.ENV_FOLDER):
+    with pytest.raises(shim_gpu.NoGpus, match=shim_gpu.ENV_FOLDER):
         ranks_of(environment)
 
 

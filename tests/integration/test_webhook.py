@@ -26,7 +26,7 @@ from tests.waiting import eventually
 
 from perseus_operator.servers import webhook as module
 from perseus_operator.servers.pod_injection import inject
-from perseus_operator.servers.webhook import REQUEST_ID, WEBHOOK_ID
+from perseus_operator.servers.webhook import CLASS_ID, REQUEST_ID, WEBHOOK_ID
 from perseus_operator.settings import Settings
 from perseus_proto import keys
 from perseus_sim.cluster.pki import Authority
@@ -173,6 +173,28 @@ def test_the_request_is_added_while_every_gpu_node_offers_the_socket(webhook: We
         for name in names:
             core.delete_node(name)
     eventually(lambda: not added(), "the request is added without a node")
+
+
+def test_a_pod_of_a_namespace_with_a_class_is_labelled(webhook: Webhook, api: Any) -> None:
+    def labels(name: str = "training") -> dict[str, str]:
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "u-1", "controller": True}
+        of_job = {"labels": {"batch.kubernetes.io/job-name": "train"}, "ownerReferences": [owner]}
+        made = {**pod(), "metadata": {"generateName": "train-", "namespace": name, **of_job}}
+        status, review = webhook.ask(made, path=CLASS_ID)
+        assert (status, review["response"]["allowed"]) == (200, True)
+        patch = json.loads(base64.b64decode(review["response"].get("patch", "W10=")))
+        labelled = jsonpatch.apply_patch(made, patch)
+        assert labelled["spec"] == made["spec"], "the entries below add the socket"
+        return dict(labelled["metadata"]["labels"])
+
+    name = f"team-{uuid.uuid4().hex[:8]}"
+    core = client.CoreV1Api(api)
+    core.create_namespace({"metadata": {"name": name}})
+    assert labels(name) == {"batch.kubernetes.io/job-name": "train"}
+    core.patch_namespace(name, {"metadata": {"labels": {keys.LABEL_CLASS: "frugal"}}})
+    assert labels(name).items() >= {keys.LABEL_CLASS: "frugal", keys.LABEL_JOB: "train"}.items()
+    absent = f"team-{uuid.uuid4().hex[:8]}"
+    assert labels(absent) == {"batch.kubernetes.io/job-name": "train"}, "the API server refuses it, not the webhook"
 
 
 def test_what_it_left_out_is_a_warning(webhook: Webhook) -> None:

@@ -19,6 +19,7 @@ from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import Schedule, build_schedule
+from perseus_solver.stragglers import Thresholds
 
 # Held-out mean absolute error in per cent, with less than a third of the plans used for fitting.
 LIMIT_PERCENT = {
@@ -59,6 +60,18 @@ def test_real_iterations_raise_no_alarm_and_hide_no_straggler(sosp24: Path, name
     for factor in (least, *FACTORS):
         outcome = replayed.slow_down(factor)
         assert outcome.found == outcome.onsets > 200
+        assert outcome.slowdown_error < 0.02
+
+
+@pytest.mark.parametrize("name", LIMIT_PERCENT)
+def test_without_a_calibration_neither_where_scatter_is_measured_on_the_run(sosp24: Path, name: str) -> None:
+    trace, _ = measured(sosp24, name)
+    stages = trace.schedule.stages
+    replayed = DetectorReplay(trace, Thresholds((1.05,) * stages, (1.02,) * stages), learns=True)
+    assert replayed.false_alarms() == 0
+    for factor, share in ((1.1, 0.99), (1.2, 1.0)):  # after three healthy iterations, little is known of scatter
+        outcome = replayed.slow_down(factor)
+        assert outcome.found >= share * outcome.onsets > 200
         assert outcome.slowdown_error < 0.02
 
 

@@ -75,7 +75,8 @@ class World:
         profile = {"configMapRef": {"name": "profile"}, "blockingPowerMilliwatts": round(1000 * A100.blocking_power_w)}
         spec = {"pipeline": pipeline, "profile": profile, "points": 30, "objective": {"type": "MinEnergy"}, **changes}
         api_version = f"{keys.API_GROUP}/{keys.API_VERSION}"
-        self.cluster.apply({"apiVersion": api_version, "kind": keys.KIND, "metadata": {"name": name}, "spec": spec})
+        metadata = {"name": name, "labels": {keys.LABEL_CLASS: "frugal"}}
+        self.cluster.apply({"apiVersion": api_version, "kind": keys.KIND, "metadata": metadata, "spec": spec})
 
     def status(self, name: str = JOB) -> dict[str, Any]:
         found: dict[str, Any] = self.custom.get_namespaced_custom_object(*PLACE, name).get("status", {})
@@ -97,10 +98,10 @@ class Prometheus:
     """A running server, asked over its HTTP API."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.url = f"http://{address}"
 
     def get(self, path: str, **parameters: str) -> Any:
-        url = f"http://{self._address}{path}?{urllib.parse.urlencode(parameters)}"
+        url = f"{self.url}{path}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
                 return json.load(answer)["data"]

@@ -13,6 +13,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, ROOT, STAGES, World, await_true
 
+from perseus_operator.controller.view import JobView
+from perseus_operator.objects import JobRef, User
+from perseus_operator.servers.web.access import Access
+from perseus_operator.servers.web.server import WebServer
 from perseus_proto import keys
 
 PICTURES = ROOT / "out" / "observability"
@@ -142,6 +146,65 @@ def test_an_address_brings_back_the_same_view(browser: Browser) -> None:
     )
     browser.driver.find_element(By.ID, "current").click()
     await_true("the plan in force is chosen", lambda: not browser.driver.current_url.endswith("/3"))
+
+
+def test_the_pictures_are_there_as_tables_by_keyboard_alone(browser: Browser) -> None:
+    browser.open(f"{NAMESPACE}/{JOB}")
+    await_true("the pipeline is drawn", lambda: browser.count("#pipeline .instruction") == STAGES * 12)
+    assert browser.count("#points tbody tr, #instructions tbody tr") == 0, "filled when somebody opens them"
+    for table in ("points", "instructions"):
+        summary = browser.driver.find_element(By.XPATH, f"//table[@id='{table}']/../summary")
+        summary.send_keys(Keys.ENTER)
+    await_true(
+        "both tables are filled", lambda: browser.count("#points tbody tr") and browser.count("#instructions td")
+    )
+    assert browser.count("#points tbody tr") == browser.count("#frontier circle:not(#chosen)")
+    assert browser.count("#instructions tbody tr") == STAGES * 12
+    first = browser.text("#instructions tbody tr")
+    assert first.startswith("0 forward of microbatch 0 0.0000 ")
+    slowest = browser.driver.find_element(By.ID, "point")
+    slowest.send_keys(Keys.END)
+    await_true("the table follows the slider", lambda: browser.text("#instructions tbody tr") != first)
+    browser.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
+    assert browser.driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
+    browser.picture("tables-dark")
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+class OneUser:
+    """An API server that knows one token."""
+
+    def user_of(self, token: str) -> User | None:
+        return User("ann") if token == "ann's" else None
+
+    def may_get_jobs(self, user: User, namespace: str) -> bool:
+        return namespace == "team-a"
+
+
+def test_a_page_with_a_login_asks_for_a_token_and_shows_the_jobs_of_its_user(browser: Browser) -> None:
+    views = [JobView(JobRef(namespace, "gpt3", namespace), None, {}, None) for namespace in ("team-a", "team-b")]
+    server = WebServer("127.0.0.1:0", lambda: views, Access(OneUser()))
+    page = Browser(browser.driver, f"http://{server.address}")
+    try:
+        page.open()
+        token = page.driver.find_element(By.ID, "token")
+        await_true("a token is asked for", token.is_displayed)
+        assert not page.driver.find_element(By.ID, "jobs").is_displayed()
+        token.send_keys("made up", Keys.ENTER)
+        await_true("it is refused", lambda: "does not accept this token" in page.text("#error"))
+        page.picture("login")
+        token.send_keys("ann's", Keys.ENTER)
+        await_true("the jobs are shown", lambda: "team-a/gpt3" in page.text("#jobs"))
+        assert "team-b" not in page.driver.page_source
+        assert not token.is_displayed()
+        page.open("team-a/gpt3")
+        await_true("one job is shown", lambda: "There is no frontier yet" in page.text("#waiting"))
+        refused = [line for line in page.complaints() if "401" not in line]
+        assert refused == []
+    finally:
+        server.close()
 
 
 @pytest.mark.usefixtures("slow_pipeline")

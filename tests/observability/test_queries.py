@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import time
+from typing import Any
 
 import pytest
 import yaml
 from tests.dashboards import BOARDS, filled, panels, queries
 from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, Prometheus, World, await_true
 
+from perseus_operator.plugin import cli
 from perseus_proto import keys
 
 _VALUES = {
@@ -46,6 +49,60 @@ def test_every_drop_down_has_values(prometheus: Prometheus) -> None:
                 series = prometheus.get("/api/v1/series", **{"match[]": asked[1]})
                 assert all(asked[2] in labels for labels in series), variable
                 assert series, variable
+
+
+def links_of(panel: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where a panel links to: the address, and the field to which the link belongs, or nothing for each series."""
+    config = panel.get("fieldConfig", {})
+    of_series = [(link["url"], "") for link in config.get("defaults", {}).get("links", ())]
+    of_fields = [
+        (link["url"], override["matcher"]["options"])
+        for override in config.get("overrides", ())
+        for each in override["properties"]
+        if each["id"] == "links"
+        for link in each["value"]
+    ]
+    return of_series + of_fields
+
+
+def test_links_lead_from_the_fleet_to_its_jobs_and_nodes_and_back(prometheus: Prometheus) -> None:
+    boards = {board["uid"]: board for path in BOARDS for board in [json.loads(path.read_text())]}
+    ways = set()
+    for uid, board in boards.items():
+        for panel in panels(board):
+            for address, field in links_of(panel):
+                target = re.match(r"/d/([\w-]+)\?\$\{datasource:queryparam\}&", address)
+                assert target, address
+                ways.add((uid, target[1]))
+                variables = {variable["name"] for variable in boards[target[1]]["templating"]["list"]}
+                chosen = dict(re.findall(r"&var-(\w+)=\$\{([^}]+)\}", address))
+                assert chosen
+                assert set(chosen) <= variables
+                where = f"{uid}, {panel['title']}: {address}"
+                for source in chosen.values():
+                    kind, _, name = source.rpartition(".")
+                    if kind == "__field.labels":
+                        for query in panel["targets"]:
+                            labelled = filled(query["expr"], _VALUES)
+                            found = prometheus.get("/api/v1/query", query=labelled)["result"]
+                            assert found, where
+                            assert all(name in series["metric"] for series in found), where
+                    elif kind == "__data.fields":
+                        [split] = [each for each in panel["transformations"] if each["id"] == "extractFields"]
+                        assert split["options"]["source"] == field
+                        pattern = split["options"]["regExp"].strip("/").replace("(?<", "(?P<").replace(r"\/", "/")
+                        matched = re.fullmatch(pattern, f"{NAMESPACE}/{JOB}")
+                        assert matched, where
+                        assert matched[name] == {"job_namespace": NAMESPACE, "job_name": JOB}[name]
+                    else:
+                        assert source == "__value.raw"
+                        assert field in chosen, where
+    assert ways >= {
+        ("perseus-fleet", "perseus-job"),
+        ("perseus-fleet", "perseus-node"),
+        ("perseus-job", "perseus-node"),
+        ("perseus-node", "perseus-job"),
+    }
 
 
 def test_every_panel_asks_the_chosen_datasource() -> None:
@@ -95,9 +152,34 @@ def test_series_stay_within_the_budget_that_the_metrics_page_states(prometheus: 
         assert 0 < series <= int(most), query
 
 
+def test_the_report_adds_up_what_the_counters_have_counted(prometheus: Prometheus, world: World) -> None:
+    def report(*arguments: str) -> Any:
+        out, err = io.StringIO(), io.StringIO()
+        kubeconfig = str(world.cluster.server.kubeconfig)
+        common = ("--kubeconfig", kubeconfig, "-n", NAMESPACE, "--prometheus", prometheus.url, "--since", "1m")
+        assert cli.run(["report", *common, "-o", "json", *arguments], out, err) == 0, err.getvalue()
+        return json.loads(out.getvalue())
+
+    def counted() -> Any:
+        found = report()
+        return found if found["rows"] and found["rows"][0]["saved"] else None
+
+    by_job = await_true("energy is counted", counted)
+    [row] = by_job["rows"]
+    assert row["job"] == f"{NAMESPACE}/{JOB}"
+    assert 0 < row["savedKilowattHours"] < row["energyKilowattHours"]
+    assert row["saved"] == pytest.approx(by_job["total"]["saved"])
+    assert [each["namespace"] for each in report("--by", "namespace", "-A")["rows"]] == [NAMESPACE]
+    assert [each["class"] for each in report("--by", "class")["rows"]] == ["frugal"]
+    assert report("-n", "elsewhere")["rows"] == []
+
+
 def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> None:
     def agreed() -> bool:
-        saved = float(world.status()["savings"]["energy"].rstrip("%")) / 100
+        savings = world.status().get("savings")
+        if savings is None:  # the plan has just changed
+            return False
+        saved = float(savings["energy"].rstrip("%")) / 100
         return prometheus.values("job:perseus_saved_ratio:baseline") == pytest.approx([saved], abs=0.02)
 
     await_true("savings agree", agreed)

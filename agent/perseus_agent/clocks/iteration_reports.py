@@ -98,6 +98,7 @@ class IterationReports:
                 above_plan_us=above_us,
                 median_clock_mhz=clock_mhz,
                 power_limited=limited,
+                own_time=follower.own_time,
             ),
         )
 

@@ -47,11 +47,11 @@ class StagePlan:
 
 
 class Selection(NamedTuple):
-    """A point of a plan set, from an iteration on."""
+    """A point of a plan set, from an iteration on; None: no plan."""
 
     from_iteration: int
     plan_set: PlanSet
-    point: int
+    point: int | None
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class JobPlans:
         self._snapshot = replace(self._snapshot, plan_set=plan_set)
 
     def select(
-        self, plan_id: str, points: Mapping[int, int], from_iteration: int, furthest: Mapping[int, int | None]
+        self, plan_id: str, points: Mapping[int, int | None], from_iteration: int, furthest: Mapping[int, int | None]
     ) -> None:
         """Choose points for pipelines: all of them, or after an error none.
 
         Args:
             plan_id: of a plan set pushed before.
-            points: data-parallel rank to point.
+            points: data-parallel rank to point; None: no plan.
             from_iteration: first iteration that shall run it.
             furthest: data-parallel rank to the furthest iteration that a rank on this node has begun; None: none has.
 
@@ -105,7 +105,7 @@ class JobPlans:
         boundary = from_iteration if latest is None else max(from_iteration, latest + 1)
         timelines = dict(self._snapshot.timelines)
         for dp, point in points.items():
-            if not 0 <= point < len(plan_set.points):
+            if point is not None and not 0 <= point < len(plan_set.points):
                 raise InvalidRequest(
                     f"selections.point: {point} is beyond the {len(plan_set.points)} points of the plan set"
                 )
@@ -120,6 +120,10 @@ class JobPlans:
         if len(timelines) > MAX_PIPELINES:
             raise InvalidRequest(f"selections.data_parallel_rank: more than {MAX_PIPELINES} pipelines in one job")
         self._snapshot = replace(self._snapshot, timelines=timelines)
+
+    def clear(self) -> None:
+        """Forget all of them: from now on nothing is planned."""
+        self._snapshot = _Snapshot()
 
     def rebase(self, dp: int, furthest: int | None) -> None:
         """Restart the count of a pipeline whose processes are new: what was in force is in force from iteration 0."""
@@ -138,7 +142,7 @@ class JobPlans:
             if choice.from_iteration > iteration:
                 break
             chosen = choice
-        if chosen is None or stage not in chosen.plan_set.schedules:
+        if chosen is None or chosen.point is None or stage not in chosen.plan_set.schedules:
             return None
         return self._compile(chosen.plan_set, stage, chosen.point)
 

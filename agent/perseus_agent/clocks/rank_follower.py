@@ -21,7 +21,7 @@ from perseus_agent.clocks.plans import JobPlans, StagePlan
 from perseus_agent.clocks.telemetry import ClockControl, RankProcess
 from perseus_agent.clocks.timetable import Lead, Timetable
 from perseus_proto.channel import MAX_DURATION_US, SLOTS, ChannelReader, IterationRecord, MarkSource, Phase, Position
-from perseus_proto.hello import Instruction
+from perseus_proto.instruction import Instruction
 
 _MARKS_KEPT: Final = 2 * SLOTS
 _AT_ONCE: Final = Lead(0, 0)
@@ -60,12 +60,14 @@ class RankFollower:
         plans: JobPlans,
         *,
         machine_clock: bool = False,
+        own_time: bool = False,
     ) -> None:
         """``machine_clock``: times of the rank are of the machine's clock; otherwise every mark of the wake map rings,
-        and means that the GPU is there."""
+        and means that the GPU is there. ``own_time``: as in the rank's hello."""
         self.rank = rank
         self.channel = channel
         self.machine_clock = machine_clock
+        self.own_time = own_time
         self.iteration: int | None = None
         """The furthest iteration that the rank has begun."""
         self.misfit = False
@@ -120,6 +122,8 @@ class RankFollower:
         else:
             self._move(writes)
         plan, was_silent, self.next_look_us = self.plan, self._silent, 0
+        if self.channel.asks_default_clocks():
+            plan = None
         control, mhz = (ClockControl.UNSPECIFIED, None) if plan is None else self._choose(plan, now_us, lead)
         self._asked_mhz = mhz
         mark = self._marks.get(self.iteration or 0)

@@ -80,6 +80,8 @@ class IterationSummary:
     above_plan_us: int = 0
     median_clock_mhz: int = 0
     power_limited: bool = False
+    own_time: bool = False
+    """The last instruction ended before the rank waited for other pipelines."""
 
 
 Event = RankChange | IterationSummary | GpuNotice

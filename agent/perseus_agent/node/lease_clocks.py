@@ -51,7 +51,7 @@ class LeaseClocks:
         """Ask the kubelet which GPUs the pods have, and hold those. Called without the lock, again and again: a GPU
         that could not be locked is tried again."""
         with self._lock:
-            wanted = [(lease, pod) for lease in self._leases.all() if lease.clock_mhz for pod in lease.pods.values()]
+            wanted = [(lease, pod) for lease in self._leases.all() if lease.clock.mhz for pod in lease.pods.values()]
         why = ""
         for lease, pod in wanted:
             allocation = None
@@ -61,16 +61,16 @@ class LeaseClocks:
             except KubeletUnavailable as error:
                 why = str(error)
             with self._lock:
-                if not self._leases.is_held(lease) or lease.pods.get(pod.uid) != pod or not lease.clock_mhz:
+                if not self._leases.is_held(lease) or lease.pods.get(pod.uid) != pod or not lease.clock.mhz:
                     continue  # the lease has changed since: the next turn decides
                 if why:
                     self._unknown(_Holder(lease.job_uid, pod.uid), why)
                 else:
-                    self._allocated(_Holder(lease.job_uid, pod.uid), lease.clock_mhz, allocation)
+                    self._allocated(_Holder(lease.job_uid, pod.uid), lease.clock.mhz, allocation)
 
     def leased(self, lease: JobLease) -> None:
         """Let go what a lease that was acquired anew does not name any more."""
-        pods = lease.pods if lease.clock_mhz else {}
+        pods = lease.pods if lease.clock.mhz else {}
         self._let_go(
             lambda _, of: of.job_uid == lease.job_uid and of.pod_uid not in pods, "the lease asks for no clock any more"
         )

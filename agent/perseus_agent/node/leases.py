@@ -18,6 +18,8 @@ from perseus_proto.planset import PlanSet
 
 MIN_TTL_S: Final = 0.5
 MAX_TTL_S: Final = 600.0
+MAX_KEEP_S: Final = 7 * 24 * 3600.0
+"""How long a clock may stay after its lease has run out."""
 MAX_JOBS: Final = 256
 MAX_PODS: Final = 1_024
 MAX_CONTAINERS: Final = 128
@@ -39,6 +41,32 @@ class PodName:
     """Identifier and name of each, of a pod that has several."""
 
 
+@dataclass(frozen=True)
+class LeaseClock:
+    """A clock that belongs to a lease and not to a plan."""
+
+    mhz: int = 0
+    """Of all GPUs of the pods, with or without a process, while no plan wants another; 0: none, or where it is to stay,
+    the one that the lease has already."""
+    keep_s: float = 0.0
+    """How long it stays after the lease has run out."""
+
+
+NO_CLOCK: Final = LeaseClock()
+
+
+@dataclass(frozen=True)
+class LeaseRequest:
+    """What an operator asks for."""
+
+    job_uid: str
+    job_name: str
+    epoch: int
+    ttl_s: float
+    pods: Sequence[PodName]
+    clock: LeaseClock = NO_CLOCK
+
+
 @dataclass
 class JobLease:
     """One job's control of its GPUs."""
@@ -48,8 +76,9 @@ class JobLease:
     epoch: int
     expires_s: float
     pods: dict[str, PodName]
-    clock_mhz: int = 0
-    """Of all GPUs of the pods, with or without a process; 0: no clock but that of plans."""
+    clock: LeaseClock = NO_CLOCK
+    lapsed: bool = False
+    """The lease has run out: no operator commands the job, and only the clock stays, until ``expires_s``."""
     plans: JobPlans = field(default_factory=JobPlans)
     selected_s: float | None = None
     furthest: dict[int, int] = field(default_factory=dict)
@@ -79,7 +108,7 @@ class LeaseView:
     epoch: int
     remaining_s: float
     plan_id: str
-    selections: Mapping[int, int]
+    selections: Mapping[int, int | None]
     plan_age_s: float | None
     ranks: int
     clock_mhz: int
@@ -96,45 +125,60 @@ class LeaseTable:
         self.expiries = 0
         """Leases that ran out."""
 
-    def check(self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName]) -> None:
+    def check(self, wanted: LeaseRequest) -> None:
         """Whether ``acquire`` would accept this now, before its epoch is written to the journal.
 
         Raises:
             RequestError: one of its classes; nothing was changed.
         """
-        for name, value in (("job_uid", job_uid), ("job_name", job_name)):
+        for name, value in (("job_uid", wanted.job_uid), ("job_name", wanted.job_name)):
             if not 1 <= len(value) <= _MAX_NAME:
                 raise InvalidRequest(f"{name}: must have 1 to {_MAX_NAME} characters")
-        if not 1 <= epoch <= MAX_EPOCH:
+        if not 1 <= wanted.epoch <= MAX_EPOCH:
             raise InvalidRequest(f"epoch: must be 1 to {MAX_EPOCH}")
-        _check_ttl(ttl_s)
-        by_uid = _check_pods(pods)
-        self._fence(job_uid, epoch)
-        for other in self._jobs.values():
-            taken = other.pods.keys() & by_uid.keys()
-            if other.job_uid != job_uid and taken:
-                raise PodTaken(f"pods: {min(taken)} belongs to the lease of {other.job_name}")
-        if job_uid not in self._jobs and len(self._jobs) >= MAX_JOBS:
+        _check_ttl(wanted.ttl_s)
+        _check_clock(wanted.clock)
+        by_uid = _check_pods(wanted.pods)
+        self._fence(wanted.job_uid, wanted.epoch)
+        for other in self._others(wanted.job_uid, by_uid):
+            if not other.lapsed:
+                taken = min(other.pods.keys() & by_uid.keys())
+                raise PodTaken(f"pods: {taken} belongs to the lease of {other.job_name}")
+        if wanted.job_uid not in self._jobs and len(self._jobs) >= MAX_JOBS:
             raise TooMuch(f"job_uid: at most {MAX_JOBS} jobs on one node")
 
-    def acquire(
-        self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName], *, clock_mhz: int = 0
-    ) -> JobLease:
+    def acquire(self, wanted: LeaseRequest) -> tuple[JobLease, list[JobLease]]:
         """Take control of a job, or take it over, or replace its pods or its clock. Plans in force stay in force. The
         journal must know the epoch already.
+
+        Returns:
+            The lease, and those of other jobs that it ends: they had lapsed and named one of its pods.
 
         Raises:
             RequestError: one of its classes; nothing was changed.
         """
-        self.check(job_uid, job_name, epoch, ttl_s, pods)
-        by_uid, lease = _check_pods(pods), self._jobs.get(job_uid)
-        expires_s = self._clock() + ttl_s
+        self.check(wanted)
+        by_uid, lease = _check_pods(wanted.pods), self._jobs.get(wanted.job_uid)
+        ended = self._others(wanted.job_uid, by_uid)
+        for other in ended:
+            del self._jobs[other.job_uid]
+        expires_s = self._clock() + wanted.ttl_s
         if lease is None:
-            lease = self._jobs[job_uid] = JobLease(job_uid, job_name, epoch, expires_s, by_uid)
+            lease = JobLease(wanted.job_uid, wanted.job_name, wanted.epoch, expires_s, by_uid)
+            self._jobs[wanted.job_uid] = lease
         else:
-            lease.job_name, lease.epoch, lease.expires_s, lease.pods = job_name, epoch, expires_s, by_uid
-        lease.clock_mhz = clock_mhz
-        return lease
+            lease.job_name, lease.epoch, lease.expires_s, lease.pods = (
+                wanted.job_name,
+                wanted.epoch,
+                expires_s,
+                by_uid,
+            )
+        if wanted.clock.mhz or not wanted.clock.keep_s:
+            lease.clock = wanted.clock
+        elif lease.clock.mhz:
+            lease.clock = LeaseClock(lease.clock.mhz, wanted.clock.keep_s)
+        lease.lapsed = False
+        return lease, ended
 
     def renew(self, job_uid: str, epoch: int, ttl_s: float) -> JobLease:
         """Extend a lease by ``ttl_s`` from now.
@@ -165,7 +209,7 @@ class LeaseTable:
         """
         self._fence(job_uid, epoch)
         lease = self._jobs.get(job_uid)
-        if lease is None or lease.expires_s <= self._clock():
+        if lease is None or lease.lapsed or lease.expires_s <= self._clock():
             raise NoLease(f"job_uid: {job_uid!r} holds no lease on this node; acquire one first")
         if lease.epoch != epoch:
             raise NoLease(
@@ -174,13 +218,19 @@ class LeaseTable:
         return lease
 
     def expired(self) -> list[JobLease]:
-        """Remove and return the leases that have run out."""
+        """End the leases that have run out, and return them. One with a clock that stays has ``lapsed`` from now on,
+        and is removed when that time has run out, too."""
         now_s = self._clock()
-        gone = [lease for lease in self._jobs.values() if lease.expires_s <= now_s]
-        for lease in gone:
-            del self._jobs[lease.job_uid]
-        self.expiries += len(gone)
-        return gone
+        ended = [lease for lease in self._jobs.values() if lease.expires_s <= now_s]
+        for lease in ended:
+            self.expiries += not lease.lapsed
+            if lease.lapsed or not lease.clock.keep_s:
+                del self._jobs[lease.job_uid]
+                lease.lapsed = False
+            else:
+                lease.lapsed, lease.expires_s = True, lease.expires_s + lease.clock.keep_s
+                lease.plans.clear()
+        return ended
 
     def clear(self) -> list[JobLease]:
         """Remove and return all leases, because the agent stops."""
@@ -220,9 +270,13 @@ class LeaseTable:
             selections={dp: choice.point for dp, choice in lease.plans.selections.items()},
             plan_age_s=None if lease.selected_s is None else self._clock() - lease.selected_s,
             ranks=ranks,
-            clock_mhz=lease.clock_mhz,
+            clock_mhz=lease.clock.mhz,
             gpus=gpus,
         )
+
+    def _others(self, job_uid: str, pods: Mapping[str, PodName]) -> list[JobLease]:
+        """Leases of other jobs that name one of these pods."""
+        return [other for other in self._jobs.values() if other.job_uid != job_uid and other.pods.keys() & pods.keys()]
 
     def check_room(self, lease: JobLease, plan_set: PlanSet) -> None:
         """Whether there is room for a job's plan set beside those of the others.
@@ -247,6 +301,11 @@ def _plan_bytes(plan_set: PlanSet | None) -> int:
 def _check_ttl(ttl_s: float) -> None:
     if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
         raise InvalidRequest(f"ttl_ms: must be {MIN_TTL_S * 1000:.0f} to {MAX_TTL_S * 1000:.0f}")
+
+
+def _check_clock(clock: LeaseClock) -> None:
+    if not 0 <= clock.keep_s <= MAX_KEEP_S:
+        raise InvalidRequest(f"keep_clock_ms: must be at most {MAX_KEEP_S * 1000:.0f}")
 
 
 def _check_pods(pods: Sequence[PodName]) -> dict[str, PodName]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from typing import Final
 
@@ -23,9 +23,10 @@ from perseus_agent.clocks.telemetry import RankChange, RankProcess, TelemetryHub
 from perseus_agent.devices.base import DeviceSet
 from perseus_agent.errors import Draining, InvalidRequest, KubeletUnavailable, PeerRefused, PeerUnknown
 from perseus_agent.node.lease_clocks import Kubelet, LeaseClocks
-from perseus_agent.node.leases import JobLease, LeaseTable, LeaseView, PodName
+from perseus_agent.node.leases import JobLease, LeaseRequest, LeaseTable, LeaseView
 from perseus_agent.node.processes import MAX_SESSIONS, MAX_SESSIONS_OF_POD, Session, choose_gpu, own_part
-from perseus_proto.hello import Instruction, Reason, Timing
+from perseus_proto.hello import Reason, Timing
+from perseus_proto.instruction import Instruction
 from perseus_proto.planset import PlanSet
 
 log = logging.getLogger(__name__)
@@ -119,25 +120,25 @@ class Node:
         """Whether the agent is stopping."""
         return self._draining.is_set()
 
-    # ------------------------------------------------------------------------------------------- the operator's
-    # commands
+    # -------------------------------------------------------------------------------------- the operator's commands
 
-    def acquire(
-        self, job_uid: str, job_name: str, epoch: int, ttl_s: float, pods: Sequence[PodName], *, clock_mhz: int = 0
-    ) -> LeaseView:
+    def acquire(self, wanted: LeaseRequest) -> LeaseView:
         """See ``LeaseTable.acquire``. Processes of the pods become ranks, and their GPUs are locked at the lease's
         clock, as soon as the kubelet has named the GPUs."""
-        self._check_clocks("clock_mhz", {clock_mhz} - {0})
+        self._check_clocks("clock_mhz", {wanted.clock.mhz} - {0})
         with self._lock:
             self._check_serving()
             self._expire()
-            self.leases.check(job_uid, job_name, epoch, ttl_s, pods)
-        self._journal.record_epoch(job_uid, epoch)  # without the lock: a slow disk must not keep leases from expiring
+            self.leases.check(wanted)
+        # Without the lock: a slow disk must not keep leases from expiring.
+        self._journal.record_epoch(wanted.job_uid, wanted.epoch)
         with self._lock:
             self._check_serving()
-            lease = self.leases.acquire(job_uid, job_name, epoch, ttl_s, pods, clock_mhz=clock_mhz)
+            lease, ended = self.leases.acquire(wanted)
+            for other in ended:
+                self._end(other, "the lease of another job names the pod")
             self._lease_clocks.leased(lease)
-            for session in self._bound(job_uid):
+            for session in self._bound(lease.job_uid):
                 if session.pod_uid not in lease.pods:
                     self._unbind(session, "the pod left the job's lease")
             self._unbound.set()
@@ -166,7 +167,9 @@ class Node:
             self.leases.check_room(lease, plan_set)
             lease.plans.push(plan_set)
 
-    def select(self, job_uid: str, epoch: int, plan_id: str, points: Mapping[int, int], from_iteration: int) -> int:
+    def select(
+        self, job_uid: str, epoch: int, plan_id: str, points: Mapping[int, int | None], from_iteration: int
+    ) -> int:
         """Choose points; returns the furthest iteration begun by a rank of the job on this node."""
         with self._lock:
             self._check_serving()
@@ -178,9 +181,7 @@ class Node:
                     furthest[dp] = max(furthest.get(dp) or 0, session.iteration)
             lease.plans.select(plan_id, points, from_iteration, furthest)
             lease.selected_s = time.monotonic()
-            for session in self._bound(job_uid):
-                if session.worker is not None:
-                    session.worker.selection_changed()
+            self._selected(job_uid)
             return max((begun for begun in furthest.values() if begun is not None), default=0)
 
     def watch(self, job_uid: str) -> Watcher:
@@ -212,8 +213,7 @@ class Node:
             sessions = list(self._sessions)
         return {session.rank: session.hello.schedule for session in sessions}
 
-    # ------------------------------------------------------------------------------------------- the local socket's
-    # events
+    # ------------------------------------------------------------------------------------- the local socket's events
 
     def admit(self, session: Session) -> None:
         """Admit a process after its hello. It becomes a rank now if a lease names its pod, or waits for a lease.
@@ -271,6 +271,11 @@ class Node:
     def _bound(self, job_uid: str) -> Iterator[Session]:
         return iter([s for s in self._sessions if s.follower is not None and s.follower.rank.job_uid == job_uid])
 
+    def _selected(self, job_uid: str) -> None:
+        for session in self._bound(job_uid):
+            if session.worker is not None:
+                session.worker.selection_changed()
+
     def _view(self, lease: JobLease) -> LeaseView:
         ranks = len(list(self._bound(lease.job_uid)))
         return self.leases.view(lease, ranks=ranks, gpus=self._lease_clocks.view(lease))
@@ -286,8 +291,12 @@ class Node:
 
     def _expire(self) -> None:
         for lease in self.leases.expired():
-            log.warning("lease expired: default clocks", extra={"job": lease.job_name, "epoch": lease.epoch})
-            self._end(lease, "the lease ran out")
+            stays = f"{lease.clock.mhz} MHz for {lease.clock.keep_s:g} s" if lease.lapsed else "default clocks"
+            log.warning("lease expired: %s", stays, extra={"job": lease.job_name, "epoch": lease.epoch})
+            if lease.lapsed:
+                self._selected(lease.job_uid)
+            else:
+                self._end(lease, "the lease ran out")
 
     def _unbind(self, session: Session, reason: str) -> Future[bool] | None:
         follower, worker = session.follower, session.worker
@@ -301,8 +310,7 @@ class Node:
         self._hub.publish(follower.rank.job_uid, RankChange(follower.rank, False, follower.iteration or 0))
         return worker.detach(follower, reason)
 
-    # ------------------------------------------------------------------------------------------- inside, without the
-    # lock
+    # ---------------------------------------------------------------------------------------- inside, without the lock
 
     def _try_bind(self, session: Session) -> None:
         """Make a rank of a session whose pod is named by a lease.
@@ -346,7 +354,12 @@ class Node:
             )
             machine_clock = hello.timing is not Timing.FOREIGN
             session.follower = RankFollower(
-                rank, hello.schedule, session.channel, lease.plans, machine_clock=machine_clock
+                rank,
+                hello.schedule,
+                session.channel,
+                lease.plans,
+                machine_clock=machine_clock,
+                own_time=hello.own_time,
             )
             session.worker = worker
             worker.attach(session.follower)

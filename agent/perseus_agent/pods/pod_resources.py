@@ -19,6 +19,7 @@ from typing import Final
 import grpc
 
 from perseus_agent.errors import KubeletUnavailable
+from perseus_proto import keys
 from perseus_proto.podresources import podresources_pb2 as messages
 from perseus_proto.podresources import podresources_pb2_grpc as stubs
 
@@ -29,7 +30,6 @@ STALE_AFTER_S: Final = 600.0
 CALL_TIMEOUT_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 16 * 2**20  # the kubelet's own limit
 
-DRA_DRIVER: Final = "gpu.nvidia.com"
 _RESOURCE: Final = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-[\w.\-]+)")
 _GPU: Final = re.compile(r"GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _OPTIONS: Final = (
@@ -143,7 +143,7 @@ def _allocations(
                     )
             for claim in container.dynamic_resources:
                 for device in claim.claim_resources:
-                    if device.driver_name == DRA_DRIVER:
+                    if device.driver_name == keys.DRA_DRIVER:
                         devices[f"{device.pool_name}/{device.device_name}"] = _dra_device(device.device_name, dra_uuids)
             of_pod.update(devices)
             names = frozenset(devices) | {uuid for uuid in devices.values() if isinstance(uuid, str)}

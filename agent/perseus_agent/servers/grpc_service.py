@@ -6,8 +6,10 @@ TLS has authenticated the caller already; here one of its certificate's names mu
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
@@ -33,9 +35,9 @@ from perseus_agent.errors import (
     TooMuch,
     UnknownPlan,
 )
-from perseus_agent.node.leases import LeaseView, PodName
+from perseus_agent.node.leases import LeaseClock, LeaseRequest, LeaseView, PodName
 from perseus_agent.node.node import Node
-from perseus_proto.hello import Instruction
+from perseus_proto.instruction import Instruction
 from perseus_proto.planset import InvalidPlanSet, decode_plan_set
 from perseus_proto.units import ms_from_s, s_from_ms, us_from_s
 from perseus_proto.v1alpha1 import agent_pb2 as messages
@@ -125,15 +127,18 @@ class AgentService(stubs.AgentServicer):
 
     @_command
     def DescribeNode(self, request: messages.DescribeNodeRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        description = self._describe(self._node.schedules() if request.with_schedules else {})
+        description.leases.extend(_lease(view) for view in self._node.lease_views())
+        return description
+
+    def _describe(self, schedules: Mapping[RankProcess, Sequence[Instruction]]) -> messages.NodeDescription:
         node = self._node
-        schedules = node.schedules() if request.with_schedules else {}
         return messages.NodeDescription(
             node_name=self._node_name,
             agent_version=__version__,
             driver_version=node.driver_version,
             gpus=[_gpu(worker) for worker in node.workers.values()],
             ranks=[_rank(rank, iteration, schedules.get(rank, ())) for rank, iteration in node.ranks()],
-            leases=[_lease(view) for view in node.lease_views()],
         )
 
     @_command
@@ -142,13 +147,18 @@ class AgentService(stubs.AgentServicer):
             PodName(pod.uid, pod.namespace, pod.name, frozenset((each.id, each.name) for each in pod.containers))
             for pod in request.pods
         ]
-        ttl_s = s_from_ms(request.ttl_ms)
-        job, epoch = (request.job_uid, request.job_name), request.epoch
-        return _lease(self._node.acquire(*job, epoch, ttl_s, pods, clock_mhz=request.clock_mhz))
+        ttl_s, clock = s_from_ms(request.ttl_ms), LeaseClock(request.clock_mhz, s_from_ms(request.keep_clock_ms))
+        wanted = LeaseRequest(request.job_uid, request.job_name, request.epoch, ttl_s, pods, clock)
+        return self._leased(self._node.acquire(wanted))
 
     @_command
     def RenewLease(self, request: messages.RenewLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        return _lease(self._node.renew(request.job_uid, request.epoch, s_from_ms(request.ttl_ms)))
+        return self._leased(self._node.renew(request.job_uid, request.epoch, s_from_ms(request.ttl_ms)))
+
+    def _leased(self, view: LeaseView) -> messages.Lease:
+        lease = _lease(view)
+        lease.description = digest_of(self._describe({}))
+        return lease
 
     @_command
     def ReleaseLease(self, request: messages.ReleaseLeaseRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
@@ -166,7 +176,7 @@ class AgentService(stubs.AgentServicer):
 
     @_command
     def SelectPlan(self, request: messages.SelectPlanRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
-        points = {selection.data_parallel_rank: selection.point for selection in request.selections}
+        points = {each.data_parallel_rank: None if each.no_plan else each.point for each in request.selections}
         if len(points) != len(request.selections):
             raise InvalidRequest("selections.data_parallel_rank: must not name a pipeline twice")
         furthest = self._node.select(request.job_uid, request.epoch, request.plan_id, points, request.from_iteration)
@@ -191,6 +201,21 @@ class AgentService(stubs.AgentServicer):
             self._node.unwatch(request.job_uid, watcher)
 
 
+def digest_of(description: messages.NodeDescription) -> int:
+    """A number that changes with what is described, but for figures that change all the time; it spoils the message."""
+    for gpu in description.gpus:
+        gpu.current_clock_mhz = gpu.locked_clock_mhz = gpu.energy_mj = 0
+        latency = gpu.clock_latency
+        del latency.transitions[:]
+        latency.changes = latency.changes.bit_length()
+        for name in ("p50_us", "p99_us", "call_p50_us", "call_p99_us"):
+            setattr(latency, name, round(10 * math.log1p(getattr(latency, name))))
+    for rank in description.ranks:
+        rank.iteration = 0
+    described = description.SerializeToString(deterministic=True)
+    return int.from_bytes(hashlib.blake2b(described, digest_size=8).digest()) or 1
+
+
 def _lease(view: LeaseView) -> messages.Lease:
     return messages.Lease(
         job_uid=view.job_uid,
@@ -198,7 +223,8 @@ def _lease(view: LeaseView) -> messages.Lease:
         remaining_ms=ms_from_s(view.remaining_s),
         plan_id=view.plan_id,
         selections=[
-            messages.Selection(data_parallel_rank=dp, point=point) for dp, point in sorted(view.selections.items())
+            messages.Selection(data_parallel_rank=dp, point=point, no_plan=point is None)
+            for dp, point in sorted(view.selections.items())
         ],
         clock=_lease_clock(view) if view.clock_mhz else None,
     )
@@ -315,4 +341,5 @@ def _iteration(summary: IterationSummary) -> messages.IterationReport:
         above_plan_us=summary.above_plan_us,
         median_clock_mhz=summary.median_clock_mhz,
         power_limited=summary.power_limited,
+        own_time=summary.own_time,
     )

@@ -33,6 +33,13 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{- /* Annotations of an object's metadata: those of every object, and "own" ones, which win. A line of their own after the labels; nothing if there are none. */ -}}
+{{- define "perseus.annotations" -}}
+{{- with merge (dict) (.own | default dict) (.root.Values.commonAnnotations | default dict) }}
+  annotations: {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
 {{- define "perseus.agentNamespace" -}}
 {{- default .Release.Namespace .Values.agent.namespaceOverride -}}
 {{- end -}}
@@ -102,6 +109,15 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 /run/perseus-simulated-gpus
 {{- end -}}
 
+{{- /* The account of the pods that simulate GPUs; empty: they need none. On OpenShift the agent's is the one that may use the node. */ -}}
+{{- define "perseus.simulatorAccount" -}}
+{{- if include "perseus.openshift" . -}}
+{{ include "perseus.fullname" . }}-agent
+{{- else if eq .Values.simulatedGpus.offeredAs "DynamicResources" -}}
+{{ include "perseus.fullname" . }}-gpu-sim
+{{- end -}}
+{{- end -}}
+
 {{- /* The issuer that cert-manager signs with: the one that is named, or the release's own. */}}
 {{- define "perseus.issuer" -}}
 {{- if .Values.tls.certManager.issuerRef -}}
@@ -119,3 +135,59 @@ metricRelabelings: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- ternary .Values.webhook.socket "hostPath" $possible }}
 {{- end }}
+
+{{- /* The certificate of a Service of the operator, by tls.mode: a Secret, a Certificate, or neither, if the user makes it.
+Sets "authority" in the given dict to the authority (base64) of a generated one. */}}
+{{- define "perseus.servingCertificate" -}}
+{{- $root := .root }}
+{{- $secret := include "perseus.secret" (dict "root" $root "who" .who) }}
+{{- $labels := include "perseus.labels" (dict "root" $root "component" "perseus-operator") }}
+{{- $name := printf "%s-%s" (include "perseus.fullname" $root) .who }}
+{{- $hosts := list (printf "%s.%s.svc" $name $root.Release.Namespace) (printf "%s.%s.svc.cluster.local" $name $root.Release.Namespace) }}
+{{- if eq $root.Values.tls.mode "generated" }}
+{{- $stored := default dict (lookup "v1" "Secret" $root.Release.Namespace $secret) }}
+{{- $data := dig "data" dict $stored }}
+{{- $now := int64 (now | unixEpoch) }}
+{{- $issued := int64 (dig "metadata" "annotations" "perseus.energy/issued" "0" $stored) }}
+{{- $young := lt (sub $now $issued) (div (mul (int64 $root.Values.tls.generated.validityDays) 86400) 3) }}
+{{- if not (and $young (index $data "ca.crt") (index $data "tls.crt") (index $data "tls.key")) }}
+{{- /* An upgrade keeps a young certificate. Its authority's key is not stored, so an older one gets another authority. */}}
+{{- $issued = $now }}
+{{- $days := int $root.Values.tls.generated.validityDays }}
+{{- $ca := genCAWithKey (printf "perseus-%s-ca" .who) $days (genPrivateKey "ecdsa") }}
+{{- $pair := genSignedCertWithKey (printf "perseus-%s" .who) nil $hosts $days $ca (genPrivateKey "ecdsa") }}
+{{- $data = dict "ca.crt" (b64enc $ca.Cert) "tls.crt" (b64enc $pair.Cert) "tls.key" (b64enc $pair.Key) }}
+{{- end }}
+{{- $_ := set .made "authority" (index $data "ca.crt") }}
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ $secret }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- $labels | nindent 4 }}
+  {{- include "perseus.annotations" (dict "root" $root "own" (dict "perseus.energy/issued" ($issued | toString))) }}
+type: kubernetes.io/tls
+data:
+  {{- range $key := list "ca.crt" "tls.crt" "tls.key" }}
+  {{ $key }}: {{ index $data $key }}
+  {{- end }}
+---
+{{- else if eq $root.Values.tls.mode "certManager" }}
+apiVersion: cert-manager.io/v1
+kind: Certificate
+metadata:
+  name: {{ $secret }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- $labels | nindent 4 }}
+  {{- include "perseus.annotations" (dict "root" $root) }}
+spec:
+  secretName: {{ $secret }}
+  commonName: perseus-{{ .who }}
+  dnsNames: {{- toYaml $hosts | nindent 4 }}
+  usages: [server auth]
+  duration: {{ $root.Values.tls.certManager.duration }}
+  privateKey: {algorithm: ECDSA, size: 256, rotationPolicy: Always}
+  issuerRef: {{- include "perseus.issuer" $root | nindent 4 }}
+---
+{{- end }}
+{{- end -}}

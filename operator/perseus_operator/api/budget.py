@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
+from perseus_operator.api.namespaces import NamespaceSelector
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE
 from perseus_operator.api.schema import DNS_NAME, integer, labels, listing, names, nested, parse, text
 from perseus_operator.errors import InvalidSpec
@@ -20,13 +21,19 @@ MAX_JOBS = 1000
 """Shares that a status shows; all count."""
 
 
+_AT: Final = r"^((Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?([01][0-9]|2[0-3]):[0-5][0-9]$"
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetSelector:
-    """Which PerseusJobs; a job must fit both. Absent parts fit every job."""
+    """Which PerseusJobs; a job must fit all parts. Absent parts fit every job."""
 
     match_labels: Mapping[str, str] | None = labels("Labels that the PerseusJob carries.", required=False)
     namespaces: tuple[str, ...] | None = names(
         "Namespaces that it is in.", rule="a namespace", pattern=DNS_NAME, max_items=256
+    )
+    namespace_selector: NamespaceSelector | None = nested(
+        "Labels of the namespace that it is in.", NamespaceSelector, required=False
     )
 
 
@@ -43,11 +50,53 @@ class PriorityGrant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimetableEntry:
+    """Watts from a time of the day or of the week on, until the next entry."""
+
+    at: str = text(
+        "Time in UTC, each day (06:30) or on one day of the week (Sat 06:30); of two at the same moment the one with a"
+        " day counts.",
+        rule="a time in UTC such as 06:30 or Sat 06:30",
+        max_length=9,
+        pattern=_AT,
+    )
+    watts: int = integer("As spec.watts.", minimum=1, maximum=1_000_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback:
+    """What holds while no operator runs."""
+
+    hold_seconds: int = integer(
+        "How long GPUs stay at a clock at which they cannot draw more than their job's share, once the leases of an"
+        " operator that is gone have run out; then they return to their default clocks.",
+        minimum=0,
+        maximum=7 * 24 * 3600,
+        default=3600,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BudgetSpec:
     """The power limit and the jobs that share it."""
 
     watts: int = integer(
-        "Mean power over an iteration of all GPUs of all selected jobs together.", minimum=1, maximum=1_000_000_000
+        "Mean power over an iteration of all GPUs of all selected jobs together; spec.timetable replaces it.",
+        minimum=1,
+        maximum=1_000_000_000,
+    )
+    timetable: tuple[TimetableEntry, ...] | None = listing(
+        "Other watts at other times, as prices, carbon or the site's cooling ask for; absent: always spec.watts.",
+        TimetableEntry,
+        key="at",
+        max_items=336,
+    )
+    max_step_watts_per_second: int | None = integer(
+        "How fast the watts that are shared may rise or fall; absent: at once. A budget that is made, or whose status"
+        " is lost, begins at its watts.",
+        minimum=1,
+        maximum=1_000_000_000,
+        required=False,
     )
     selector: BudgetSelector = nested("Which PerseusJobs share it; absent: all.", BudgetSelector, default={})
     priorities: tuple[PriorityGrant, ...] | None = listing(
@@ -56,6 +105,8 @@ class BudgetSpec:
         key="namespace",
         max_items=256,
     )
+
+    fallback: Fallback = nested("What holds while no operator runs.", Fallback, default={})
 
     def priority(self, namespace: str, asked: int) -> int:
         """The priority that counts of a job that asks for one: users write their jobs, administrators the budget."""
@@ -91,6 +142,12 @@ class BudgetFigures:
     """Everything in status but conditions and observedGeneration."""
 
     jobs: int = integer("Jobs that share it now.", minimum=0, maximum=1_000_000)
+    watts: int | None = integer(
+        "What is shared now: the watts of the timetable, or on their way there.",
+        minimum=1,
+        maximum=10**9,
+        required=False,
+    )
     granted_watts: int = integer("Sum of all shares.", minimum=0, maximum=10**9)
     wanted_watts: int = integer(
         "Power that the jobs would draw if their own objectives decided.", minimum=0, maximum=10**9

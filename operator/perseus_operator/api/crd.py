@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from perseus_operator.api.budget import BudgetFigures, BudgetSpec
+from perseus_operator.api.energy_class import ClassFigures, ClassSpec
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.schema import openapi_of
 from perseus_operator.api.status import StatusFigures
@@ -93,7 +94,7 @@ def crd() -> Json:
     columns = [
         _column("Ready", _condition_path("Ready"), "string", "Whether the plan is in force."),
         _column("Reason", _condition_path("Ready", "reason"), "string", "Reason of the condition Ready.", wide=True),
-        _column("Mode", ".spec.mode", "string", "Enforce or Recommend."),
+        _column("Mode", ".spec.mode", "string", "Enforce, Canary, Recommend or Observe."),
         _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
         _column("Saved", ".status.savings.energy", "string", "Measured energy saved per iteration."),
         _column("Slowdown", ".status.savings.slowdown", "string", "Measured slowdown against the baseline."),
@@ -121,7 +122,7 @@ def crd() -> Json:
 def budget_crd() -> Json:
     """The CRD of PowerBudget as a document."""
     columns = [
-        _column("Watts", ".spec.watts", "integer", "Power that all selected jobs together may draw."),
+        _column("Watts", ".status.watts", "integer", "Power that all selected jobs together may draw now."),
         _column("Granted", ".status.grantedWatts", "integer", "Sum of the granted shares."),
         _column(
             "Wanted",
@@ -147,10 +148,37 @@ def budget_crd() -> Json:
     )
 
 
+def class_crd() -> Json:
+    """The CRD of EnergyClass as a document."""
+    columns = [
+        _column("Objective", ".spec.objective.type", "string", "What is chosen from the frontier."),
+        _column("Mode", ".spec.mode", "string", "Enforce, Canary, Recommend or Observe."),
+        _column("Jobs", ".status.jobs", "integer", "PerseusJobs that were made of it and exist now."),
+        _column("Accepted", _condition_path("Accepted"), "string", "Whether the manifest is valid."),
+        _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
+    ]
+    rule = {
+        "rule": f"size(self.metadata.name) <= 63 && self.metadata.name != '{keys.NO_CLASS}'",
+        "message": f"metadata.name must be at most 63 characters and not {keys.NO_CLASS}: it is a label value",
+    }
+    return _definition(
+        kind=keys.CLASS_KIND,
+        plural=keys.CLASS_PLURAL,
+        short=keys.CLASS_SHORT_NAME,
+        scope="Cluster",
+        description="Of which PerseusJobs are made for workloads that opt in by the label perseus.energy/class.",
+        rules=[rule],
+        spec={**openapi_of(ClassSpec), "description": "What the PerseusJobs of the class are like."},
+        status=_status(openapi_of(ClassFigures)),
+        columns=columns,
+    )
+
+
 def profile_crd() -> Json:
     """The CRD of PerseusProfile as a document."""
     columns = [
         _column("Measured on", ".spec.measuredOn", "string", "Shape of the pipeline that was measured."),
+        _column("GPU", ".spec.gpuModel", "string", "Model of the GPUs that were measured."),
         _column("Blocking", ".spec.blockingPowerMilliwatts", "integer", "Power of a waiting GPU, in milliwatts."),
         _column("Age", ".metadata.creationTimestamp", "date", "Time since creation."),
     ]
@@ -261,6 +289,7 @@ def definitions() -> dict[str, str]:
     return {
         keys.PLURAL: _yaml(crd(), "api/job.py"),
         keys.BUDGET_PLURAL: _yaml(budget_crd(), "api/budget.py"),
+        keys.CLASS_PLURAL: _yaml(class_crd(), "api/energy_class.py"),
         keys.PROFILE_PLURAL: _yaml(profile_crd(), "api/stored.py"),
         keys.FRONTIER_PLURAL: _yaml(frontier_crd(), "api/stored.py"),
     }

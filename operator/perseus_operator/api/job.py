@@ -8,10 +8,11 @@ units are in the names. No defaults are defined elsewhere, and the operator hono
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
+from perseus_operator.api.comparison import Comparison
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, Objective, ObjectiveType
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline
 from perseus_operator.api.schema import DNS_NAME, Rule, choice, flag, integer, nested, parse, text
@@ -35,7 +36,14 @@ class Mode(StrEnum):
     """Whether clocks are set."""
 
     ENFORCE = "Enforce"
+    CANARY = "Canary"
     RECOMMEND = "Recommend"
+    OBSERVE = "Observe"
+
+    @property
+    def sets_clocks(self) -> bool:
+        """Whether clocks may be set at all."""
+        return self in (Mode.ENFORCE, Mode.CANARY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +99,11 @@ class Online:
         default=3600,
     )
 
+    @classmethod
+    def default(cls) -> Online:
+        """With the defaults of all fields."""
+        return parse(cls, {}, "online")
+
     @property
     def max_slowdown_ratio(self) -> float:
         """``"100%"`` as 1.0."""
@@ -112,7 +125,8 @@ class Profile:
         required=False,
     )
     online: Online | None = nested(
-        "Measure the profile on the running job if the PerseusProfile does not exist, and store it for later jobs.",
+        "Measure the profile on the running job if the PerseusProfile does not exist, and store it for later jobs;"
+        " without profileRef for this job alone, in a PerseusProfile of its name that goes with it.",
         Online,
         required=False,
     )
@@ -124,21 +138,27 @@ class Profile:
     )
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "has(self.configMapRef) != has(self.profileRef)",
-            "exactly one of configMapRef and profileRef must be set",
-            lambda p: (p.config_map_ref is None) != (p.profile_ref is None),
+            "has(self.configMapRef) != has(self.profileRef)"
+            " || (has(self.online) && !has(self.configMapRef) && !has(self.profileRef))",
+            "exactly one of configMapRef and profileRef must be set, or online alone",
+            lambda p: (p.config_map_ref is None) != (p.profile_ref is None) or (p.is_own and p.online is not None),
         ),
         Rule(
-            "!has(self.online) || has(self.profileRef)",
-            "online needs profileRef: what is measured is stored in a PerseusProfile",
-            lambda p: p.online is None or p.profile_ref is not None,
+            "!has(self.online) || !has(self.configMapRef)",
+            "online must not be set with configMapRef: what is measured is stored in a PerseusProfile",
+            lambda p: p.online is None or p.config_map_ref is None,
         ),
         Rule(
-            "has(self.profileRef) || has(self.blockingPowerMilliwatts)",
+            "!has(self.configMapRef) || has(self.blockingPowerMilliwatts)",
             "blockingPowerMilliwatts must be set with configMapRef",
-            lambda p: p.profile_ref is not None or p.blocking_power_milliwatts is not None,
+            lambda p: p.config_map_ref is None or p.blocking_power_milliwatts is not None,
         ),
     )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is measured for one job alone, and goes with it."""
+        return self.config_map_ref is None and self.profile_ref is None
 
     @property
     def where(self) -> str:
@@ -149,7 +169,7 @@ class Profile:
 
 
 NO_PROFILE: Final = Profile()
-"""Stands for the profile of a job that is not planned."""
+"""Stands for a profile that the spec leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,15 +239,19 @@ class Switching:
 
 
 def _planned(name: str) -> Rule:
-    """What plans are made from is set if and only if there is to be a plan."""
+    """What plans are made from may be set only if there is to be a plan."""
     return Rule(
-        f"has(self.{name}) == (self.objective.type != '{ObjectiveType.FIXED_CLOCK}')",
-        f"{name} must be set, unless objective.type is {ObjectiveType.FIXED_CLOCK}: then it must not",
-        lambda spec: (getattr(spec, name) is getattr(JobSpec, name)) != spec.is_planned,
+        f"!has(self.{name}) || self.objective.type != '{ObjectiveType.FIXED_CLOCK}'",
+        f"{name} must not be set with objective.type {ObjectiveType.FIXED_CLOCK}",
+        lambda spec: getattr(spec, name) is getattr(JobSpec, name) or spec.is_planned,
     )
 
 
-_KIND = "whether a job is planned or runs at a fixed clock is immutable: create another PerseusJob"
+_KIND_STAYS: Final = Rule(
+    " == ".join(f"({of}.objective.type == '{ObjectiveType.FIXED_CLOCK}')" for of in ("self", "oldSelf")),
+    "whether a job is planned or runs at a fixed clock is immutable: create another PerseusJob",
+    lambda _: True,  # only the API server sees what was there before
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,14 +259,18 @@ class JobSpec:
     """What the user wants."""
 
     pipeline: Pipeline = nested(
-        "Shape of the training job; not for objective FixedClock.",
+        "Shape of the training job; absent: as its training processes report it. Not for objective FixedClock.",
         Pipeline,
         required=False,
-        kept=_KIND,
+        kept="pipeline can be neither set nor removed later: create another PerseusJob",
         absent=NO_PIPELINE,
     )
     profile: Profile = nested(
-        "Measurements to plan from; not for objective FixedClock.", Profile, required=False, absent=NO_PROFILE
+        "Measurements to plan from; absent: they are made on the running job, and stored in the PerseusProfile of its"
+        " name. Not for objective FixedClock.",
+        Profile,
+        required=False,
+        absent=NO_PROFILE,
     )
     workload: Workload | None = nested(
         "Which pods belong to the job; absent: all that carry the label perseus.energy/job with its name.",
@@ -261,7 +289,11 @@ class JobSpec:
         required=False,
     )
     mode: Mode = choice(
-        "Enforce: set clocks. Recommend: plan and report only, set no clocks.", Mode, default=Mode.ENFORCE.value
+        "Enforce: set clocks. Canary: set those of one pipeline first, then of all if it saves and is no slower than"
+        " planned, else of none. Recommend: plan and report only, set no clocks. Observe: set no clocks, and predict"
+        " what plans would save, without a profile of the job from a model.",
+        Mode,
+        default=Mode.ENFORCE.value,
     )
     priority: int = integer(
         "Among the jobs of a PowerBudget, as far as it grants priority to the namespace: while power is short, jobs of"
@@ -283,12 +315,52 @@ class JobSpec:
         maximum=1000,
         default=3,
     )
-    RULES: ClassVar[tuple[Rule, ...]] = (_planned("pipeline"), _planned("profile"))
+    comparison: Comparison = nested(
+        "Interrupt the plan for some iterations now and then, and compare: what it saves is then measured while"
+        " training changes, with an interval of confidence. Not while a PowerBudget or a straggler decides.",
+        Comparison,
+        default={},
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        _planned("pipeline"),
+        _planned("profile"),
+        _KIND_STAYS,
+        Rule(
+            f"self.mode != '{Mode.CANARY}' || self.baselineIterations > 0",
+            "baselineIterations must be above 0 with mode Canary, which compares with them",
+            lambda spec: spec.mode is not Mode.CANARY or spec.baseline_iterations > 0,
+        ),
+        Rule(
+            f"self.mode != '{Mode.CANARY}' || self.objective.type != '{ObjectiveType.FIXED_CLOCK}'",
+            f"mode must not be Canary with objective.type {ObjectiveType.FIXED_CLOCK}: there is no plan to try",
+            lambda spec: spec.mode is not Mode.CANARY or spec.is_planned,
+        ),
+    )
 
     @property
     def is_planned(self) -> bool:
         """Whether the job runs plans; otherwise it has one clock, and neither pipeline nor profile count."""
         return self.objective.type is not ObjectiveType.FIXED_CLOCK
+
+    @property
+    def shape_known(self) -> bool:
+        """Whether ``pipeline`` says what is to be planned for."""
+        return self.is_planned and self.pipeline is not NO_PIPELINE
+
+    def completed(self, name: str, shape: Pipeline | None) -> JobSpec:
+        """The spec with what it may leave out.
+
+        Args:
+            name: of the PerseusJob.
+            shape: as the training processes report it; None: they have not yet.
+        """
+        if not self.is_planned:
+            return self
+        profile = self.profile
+        if profile.is_own:
+            profile = replace(profile, profile_ref=ProfileRef(name=name), online=profile.online or Online.default())
+        pipeline = shape if shape is not None and self.pipeline is NO_PIPELINE else self.pipeline
+        return replace(self, profile=profile, pipeline=pipeline)
 
 
 def parse_spec(raw: Any) -> JobSpec:

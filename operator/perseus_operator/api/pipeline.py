@@ -162,4 +162,4 @@ class Pipeline:
 
 
 NO_PIPELINE: Final = Pipeline(schedule=ScheduleName.STEPS, stages=1, data_parallel=1, tensor_parallel=1)
-"""Stands for the shape of a job that is not planned; nothing of it counts."""
+"""Stands for a shape that is not known yet, or that a job without a plan does not need; nothing of it counts."""

@@ -9,10 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perseus_operator.api.advice import AdviceStatus, SweepStatus, signed
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US
 from perseus_operator.api.schema import integer, listing, nested, text
 
-SIGNED_PERCENT = r"^-?[0-9]{1,3}(\.[0-9]{1,4})?%$"
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeStatus:
+    """The shape of a job whose spec leaves it out, as its training processes report it."""
+
+    schedule: str = text(
+        "Steps (whole iterations) or FromRanks (the pipeline schedule that they report).",
+        rule="Steps or FromRanks",
+        max_length=16,
+        pattern="^(Steps|FromRanks)$",
+    )
+    stages: int = integer("Pipeline stages.", minimum=1, maximum=1024)
+    data_parallel: int = integer("Number of pipelines.", minimum=1, maximum=65536)
+    tensor_parallel: int = integer("GPUs that share each stage.", minimum=1, maximum=1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +94,9 @@ class PlanStatus:
         required=False,
     )
     reason: str | None = text("Why this grain, in a sentence.", rule="a sentence", max_length=512, required=False)
-    expected_savings: str | None = text(
+    expected_savings: str | None = signed(
         "Expected energy against every GPU at its highest clock; negative: more energy. A prediction: what is saved is"
         " in savings.",
-        rule="a signed percentage",
-        max_length=9,
-        pattern=SIGNED_PERCENT,
         required=False,
     )
     expected_iteration_time_microseconds: int | None = integer(
@@ -166,17 +177,58 @@ class StragglerStatus:
 class Savings:
     """What the plan saves."""
 
-    energy: str = text(
-        "Energy saved per iteration, measured against the measured baseline; negative: more energy.",
-        rule="a signed percentage",
-        max_length=9,
-        pattern=SIGNED_PERCENT,
+    energy: str = signed("Energy saved per iteration; negative: more energy.")
+    slowdown: str = signed("By how much an iteration takes longer; negative: less long.")
+    against: str | None = text(
+        "Comparisons: iterations without the plan between those with it, the mean of the latest. Baseline: the"
+        " iterations before the first plan, until the first comparison.",
+        rule="Comparisons or Baseline",
+        max_length=16,
+        required=False,
     )
-    slowdown: str = text(
-        "Measured iteration time against the measured baseline; negative: faster.",
-        rule="a signed percentage",
-        max_length=9,
-        pattern=SIGNED_PERCENT,
+    energy_low: str | None = signed("With 95 % confidence at least this; absent: fewer than two comparisons.", False)
+    energy_high: str | None = signed("And at most this.", False)
+    slowdown_low: str | None = signed("With 95 % confidence at least this.", False)
+    slowdown_high: str | None = signed("And at most this.", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairStatus:
+    """One comparison."""
+
+    number: int = integer("0 is the oldest that is kept.", minimum=0, maximum=1000)
+    saved_parts_per_million: int = integer("Of the energy without the plan.", minimum=-(10**9), maximum=10**6)
+    slowdown_parts_per_million: int = integer("Of the time without the plan.", minimum=-(10**6), maximum=10**9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonStatus:
+    """Comparisons of the plan with default clocks, made while the job runs."""
+
+    last_iteration: int = integer("Iteration at which the latest one ended.", minimum=0, maximum=2**53)
+    without: Figures = nested("Median time and energy at default clocks in the latest one.", Figures)
+    pairs: tuple[PairStatus, ...] | None = listing("The latest 20.", PairStatus, key="number", max_items=20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryStatus:
+    """Of mode Canary: what came of the plan on one pipeline."""
+
+    phase: str = text("Testing, Passed or Failed.", rule="Testing, Passed or Failed", max_length=16)
+    saved_parts_per_million: int | None = integer(
+        "Of the energy at default clocks; absent: not known yet.", minimum=-(10**9), maximum=10**6, required=False
+    )
+    slowdown_parts_per_million: int | None = integer(
+        "Of the time at default clocks; absent: not known yet.", minimum=-(10**6), maximum=10**9, required=False
+    )
+    slow_attempts: int | None = integer(
+        "Attempts in which iterations were slower than planned; three in all, and it has failed.",
+        minimum=0,
+        maximum=100,
+        required=False,
+    )
+    message: str | None = text(
+        "Why it failed, or was too slow in the latest attempt.", rule="a sentence", max_length=400, required=False
     )
 
 
@@ -203,22 +255,6 @@ class CalibrationStatus:
     )
     iterations: int = integer(
         "Iterations that the calibration was fitted to or tested on.", minimum=0, maximum=2**31 - 1
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdviceStatus:
-    """What the objective asks for, whether or not clocks may be touched."""
-
-    point: int = integer("Index on the frontier, 0 is the fastest.", minimum=0, maximum=100_000)
-    iteration_time_microseconds: int = integer("Predicted time of an iteration.", minimum=0, maximum=WEEK_US)
-    energy_millijoules: int = integer("Predicted energy of all GPUs in an iteration.", minimum=0, maximum=2**53)
-    energy_saved: str | None = text(
-        "That energy against the measured baseline; absent: no baseline. A prediction: what is saved is in savings.",
-        rule="a signed percentage",
-        max_length=9,
-        pattern=SIGNED_PERCENT,
-        required=False,
     )
 
 
@@ -281,6 +317,9 @@ class ClockStatus:
 class StatusFigures:
     """Everything in status but conditions and observedGeneration."""
 
+    shape: ShapeStatus | None = nested(
+        "Shape of the job, where spec.pipeline leaves it to the training processes.", ShapeStatus, required=False
+    )
     frontier: FrontierStatus | None = nested("The solved frontier.", FrontierStatus, required=False)
     plan: PlanStatus | None = nested("The plan in force.", PlanStatus, required=False)
     clock: ClockStatus | None = nested("Of objective FixedClock.", ClockStatus, required=False)
@@ -298,9 +337,19 @@ class StatusFigures:
         required=False,
     )
     advised: AdviceStatus | None = nested("The plan that the objective asks for.", AdviceStatus, required=False)
+    sweep: SweepStatus | None = nested(
+        "What measuring the profile will cost, or would in a mode that sets clocks; absent: there is one, or none is to"
+        " be measured, or it is being measured.",
+        SweepStatus,
+        required=False,
+    )
     power_budget: ShareStatus | None = nested("The job's share of a PowerBudget.", ShareStatus, required=False)
     guard: GuardStatus | None = nested(
         "State of the bound guard; absent: the bound was not exceeded lately.", GuardStatus, required=False
+    )
+    canary: CanaryStatus | None = nested("Of mode Canary.", CanaryStatus, required=False)
+    comparison: ComparisonStatus | None = nested(
+        "Comparisons of the plan with default clocks; absent: none was complete yet.", ComparisonStatus, required=False
     )
     savings: Savings | None = nested("Measured savings; never predicted ones.", Savings, required=False)
     stragglers: tuple[StragglerStatus, ...] | None = listing(

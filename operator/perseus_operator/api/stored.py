@@ -47,6 +47,22 @@ class ProfileSpec:
         max_length=253,
         required=False,
     )
+    gpu_model: str | None = text(
+        "Model of the GPUs that were measured, as NVML names it; the profile is used on no other. Absent: on any.",
+        rule="a GPU model",
+        max_length=128,
+        required=False,
+    )
+    driver_version: str | None = text(
+        "GPU driver at that time, for people.", rule="a version", max_length=64, required=False
+    )
+    version: int | None = integer(
+        "How often it was measured, this time included; what it held before are PerseusProfiles of its name with -v and"
+        " the number. Absent: once, or somebody else wrote it.",
+        minimum=1,
+        maximum=1_000_000,
+        required=False,
+    )
     clock_latency: str | None = text(
         "How long clock changes took on the GPUs that were measured, as JSON of the operator.",
         rule="JSON",

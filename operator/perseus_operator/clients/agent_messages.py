@@ -21,9 +21,11 @@ class LeaseInfo:
 
     remaining_s: float
     plan_id: str
-    selected: dict[int, int]
+    selected: dict[int, int | None]
     clock: LeaseClock | None
     """None: the lease asks for none, or the agent is too old to lock one."""
+    description: int = 0
+    """Changes with what the agent says of its node; 0: it is too old to tell."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ def lease_of(message: agent_pb2.Lease) -> LeaseInfo:
     return LeaseInfo(
         remaining_s=s_from_ms(message.remaining_ms),
         plan_id=message.plan_id,
-        selected={s.data_parallel_rank: s.point for s in message.selections},
+        selected={s.data_parallel_rank: None if s.no_plan else s.point for s in message.selections},
         clock=_clock_of(message.clock) if message.HasField("clock") else None,
+        description=message.description,
     )
 
 
@@ -152,5 +155,6 @@ def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
             quiet_us=report.quiet_us,
             quiet_mj=report.quiet_energy_mj,
             evidence=evidence_of(report),
+            own_time=report.own_time,
         )
     return None

@@ -154,6 +154,7 @@ class AgentPool:
         ttl_s: float,
         pods: Iterable[Pod],
         clock_mhz: int = 0,
+        keep_clock_s: int = 0,
     ) -> LeaseInfo:
         """Acquire the job's lease on a node.
 
@@ -164,7 +165,8 @@ class AgentPool:
             epoch: of this operator.
             ttl_s: how long the lease lasts without renewal, seconds.
             pods: of the job on that node.
-            clock_mhz: of all GPUs of the pods; 0: none but that of plans.
+            clock_mhz: of all GPUs of the pods while no plan wants another; 0: none.
+            keep_clock_s: how long it stays after the lease has run out.
 
         Raises:
             AgentError: the lease was not granted.
@@ -176,6 +178,7 @@ class AgentPool:
             ttl_ms=ms_from_s(ttl_s),
             pods=[pod_message(pod) for pod in pods],
             clock_mhz=clock_mhz,
+            keep_clock_ms=ms_from_s(keep_clock_s),
         )
         return lease_of(await self._request(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
 
@@ -217,7 +220,7 @@ class AgentPool:
         job_uid: str,
         epoch: int,
         plan_id: str,
-        points: Iterable[tuple[int, int]],
+        points: Iterable[tuple[int, int | None]],
         from_iteration: int,
     ) -> int:
         """Select the points that pipelines run.
@@ -227,7 +230,7 @@ class AgentPool:
             job_uid: of the PerseusJob.
             epoch: of this operator.
             plan_id: of the plan set that the points are of.
-            points: data-parallel rank and point.
+            points: data-parallel rank and point; None: no plan.
             from_iteration: the first iteration that runs them.
 
         Returns:
@@ -240,7 +243,9 @@ class AgentPool:
             job_uid=job_uid,
             epoch=epoch,
             plan_id=plan_id,
-            selections=[agent_pb2.Selection(data_parallel_rank=dp, point=point) for dp, point in points],
+            selections=[
+                agent_pb2.Selection(data_parallel_rank=dp, point=point, no_plan=point is None) for dp, point in points
+            ],
             from_iteration=from_iteration,
         )
         answer = await self._request(address, lambda stub: stub.SelectPlan(request, timeout=self._timeout_s))

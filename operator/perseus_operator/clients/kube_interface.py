@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Protocol
 
 from perseus_operator.objects import ConfigMap, JobRef, Json, Pod, StoredObject
+
+AgentPods = Mapping[str, tuple[str, str]]
+"""UID → node and host:port. Of two pods on a node, as in a rollout, the end of one is not the end of the other."""
 
 
 class Kube(Protocol):
@@ -32,12 +35,40 @@ class Kube(Protocol):
         """
         ...
 
-    async def write_profile(self, namespace: str, name: str, spec: Json) -> None:
-        """Create a PerseusProfile, or merge a spec into the operator's own of this name. It has no owner.
+    def list_profiles(self, namespace: str, most: int) -> AsyncIterator[StoredObject]:
+        """Read the first PerseusProfiles of a namespace, a few at a time.
+
+        Args:
+            namespace: to look in.
+            most: how many are read at most.
+        """
+        ...
+
+    async def write_profile(self, namespace: str, name: str, spec: Json, owner: JobRef | None = None) -> None:
+        """Create a PerseusProfile, or merge a spec into the operator's own of this name.
+
+        Args:
+            namespace: of the profile.
+            name: of the PerseusProfile.
+            spec: as of ``api.stored.ProfileSpec``.
+            owner: with which it is garbage-collected; None: it stays.
 
         Raises:
             KubeConflict: a user wrote the PerseusProfile of this name.
         """
+        ...
+
+    async def delete_profile(self, namespace: str, profile: StoredObject) -> None:
+        """Delete a PerseusProfile as it was read; one that was changed or made since stays.
+
+        Raises:
+            KubeConflict: it is another one, or was changed.
+            KubeNotFound: it was deleted already.
+        """
+        ...
+
+    async def named_profiles(self, namespaces: Iterable[str]) -> set[str]:
+        """Return the names of the PerseusProfiles that PerseusJobs in these namespaces name; none given: in all."""
         ...
 
     async def write_calibrations(
@@ -122,8 +153,12 @@ class Kube(Protocol):
         """Return the UIDs of the PerseusJobs in these namespaces; none named: in all."""
         ...
 
-    async def agent_addresses(self, namespace: str) -> dict[str, str]:
-        """Return host:port by node name, of every agent whose pod has an address."""
+    def watch_agents(self, namespace: str) -> AsyncIterator[AgentPods]:
+        """Yield the agents' pods that have an address, as they are and after each change: the same mapping each time.
+
+        Raises:
+            KubeError: what happens from now on is not known; begin anew.
+        """
         ...
 
     async def training_pods(self, namespaces: Iterable[str]) -> list[Pod]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+import kubernetes.aio.client as k8s
 
 from perseus_operator.clients.kube_requests import ATTEMPTS, MERGE, TIMEOUT_S, KubeRequests
 from perseus_operator.errors import KubeConflict, KubeNotFound
-from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, StoredObject
+from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, ConfigMap, JobRef, Json, Owner, StoredObject
 from perseus_proto import keys
 
 _KINDS = {keys.PROFILE_PLURAL: keys.PROFILE_KIND, keys.FRONTIER_PLURAL: keys.FRONTIER_KIND}
 _API_VERSION = f"{keys.API_GROUP}/{keys.API_VERSION}"
+_PAGE: Final = 4
+"""Profiles parsed at once: each may hold a megabyte, and all jobs wait meanwhile."""
 _ABOUT: Json = {"field_manager": FIELD_MANAGER, "_request_timeout": TIMEOUT_S}
 
 
@@ -22,6 +26,19 @@ class ObjectStore(KubeRequests):
     async def read_profile(self, namespace: str, name: str) -> StoredObject:
         """See ``Kube``."""
         return await self._read(keys.PROFILE_PLURAL, namespace, name)
+
+    async def list_profiles(self, namespace: str, most: int) -> AsyncIterator[StoredObject]:
+        """See ``Kube``."""
+        where, options = (keys.API_GROUP, keys.API_VERSION, namespace, keys.PROFILE_PLURAL), dict[str, Any]()
+        for _ in range(0, most, _PAGE):
+            page = await self._request(
+                self._custom.list_namespaced_custom_object(*where, limit=_PAGE, _request_timeout=TIMEOUT_S, **options)
+            )
+            for found in page["items"]:
+                yield StoredObject.from_json(found)
+            options["_continue"] = page.get("metadata", {}).get("continue")
+            if not options["_continue"]:
+                return
 
     async def read_frontier(self, job: JobRef) -> StoredObject:
         """See ``Kube``."""
@@ -33,15 +50,27 @@ class ObjectStore(KubeRequests):
             "name": job.name,
             "namespace": job.namespace,
             "labels": {MANAGED_BY: FIELD_MANAGER, keys.LABEL_JOB: job.name},
-            "ownerReferences": [_owner(_API_VERSION, keys.KIND, job.name, job.uid, controller=True)],
+            "ownerReferences": [_job(job).reference(controller=True)],
         }
         # One of a deleted job of the same name is taken over; it may also disappear at any moment.
         await self._write(keys.FRONTIER_PLURAL, metadata, spec, lambda found: found.ours and found.job == job.name)
 
-    async def write_profile(self, namespace: str, name: str, spec: Json) -> None:
+    async def write_profile(self, namespace: str, name: str, spec: Json, owner: JobRef | None = None) -> None:
         """See ``Kube``."""
         metadata: Json = {"name": name, "namespace": namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
+        if owner is not None:
+            metadata["ownerReferences"] = [_job(owner).reference()]
         await self._write(keys.PROFILE_PLURAL, metadata, spec, lambda found: found.ours)
+
+    async def delete_profile(self, namespace: str, profile: StoredObject) -> None:
+        """See ``Kube``."""
+        where = keys.API_GROUP, keys.API_VERSION, namespace, keys.PROFILE_PLURAL, profile.name
+        only = k8s.V1Preconditions(uid=profile.uid, resource_version=profile.version)
+        await self._request(
+            self._custom.delete_namespaced_custom_object(
+                *where, body=k8s.V1DeleteOptions(preconditions=only), _request_timeout=TIMEOUT_S
+            )
+        )
 
     async def write_calibrations(
         self, namespace: str, name: str, calibrations: Mapping[str, str], config_map: ConfigMap | None
@@ -65,7 +94,7 @@ class ObjectStore(KubeRequests):
                 "name": name,
                 "namespace": namespace,
                 "labels": {MANAGED_BY: FIELD_MANAGER},
-                "ownerReferences": [_owner("v1", "ConfigMap", config_map.name, config_map.uid)],
+                "ownerReferences": [Owner("v1", "ConfigMap", config_map.name, config_map.uid).reference()],
             }
             with contextlib.suppress(KubeConflict):  # another job was faster
                 await self._create(keys.PROFILE_PLURAL, metadata, {})
@@ -111,5 +140,5 @@ class ObjectStore(KubeRequests):
         await self._request(self._custom.create_namespaced_custom_object(*where, body, **_ABOUT))
 
 
-def _owner(api_version: str, kind: str, name: str, uid: str, **more: Any) -> Json:
-    return {"apiVersion": api_version, "kind": kind, "name": name, "uid": uid, "blockOwnerDeletion": False, **more}
+def _job(job: JobRef) -> Owner:
+    return Owner(_API_VERSION, keys.KIND, job.name, job.uid)

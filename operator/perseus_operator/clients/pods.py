@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perseus_operator.objects import Pod
+from perseus_operator.objects import Owner, Pod
 from perseus_operator.planning.workloads import asks_for_gpu, containers_of, failure_of
 from perseus_proto import keys
 
@@ -23,13 +23,20 @@ def pod_of(raw: Mapping[str, Any]) -> Pod | None:
         node,
         labels[keys.LABEL_JOB],
         dict(labels),
-        owner_uid=next((o["uid"] for o in metadata.get("ownerReferences") or () if o.get("controller")), ""),
+        owner=owner_of(metadata),
         created=metadata.get("creationTimestamp") or "",
         asks_for_gpu=asks_for_gpu(spec),
         containers=containers_of(status),
         succeeded=status.get("phase") == "Succeeded",
         failure=failure_of(status) if status.get("phase") == "Failed" else "",
+        profile=(metadata.get("annotations") or {}).get(keys.ANNOTATION_PROFILE, ""),
     )
+
+
+def owner_of(metadata: Mapping[str, Any]) -> Owner | None:
+    """The controller that made an object; None: none."""
+    controllers = (owner for owner in metadata.get("ownerReferences") or () if owner.get("controller"))
+    return next((Owner(o["apiVersion"], o["kind"], o["name"], o["uid"]) for o in controllers), None)
 
 
 def agent_of(raw: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -84,7 +84,7 @@ class Calibrator:
         """
         progress = self._state.calibration
         try:
-            stored = await self._services.kube.read_profile(self._state.ref.namespace, profile.name)
+            stored = await self._services.kube.read_profile(profile.namespace, profile.name)
         except KubeNotFound:
             return
         text = (stored.status.get("calibrations") or {}).get(calibration_key(inputs))
@@ -108,8 +108,8 @@ class Calibrator:
         empty one of this name.
         """
         ref, kube = self._state.ref, self._services.kube
-        if profile is None:
-            return
+        if profile is None or profile.namespace != ref.namespace:
+            return  # what is another namespace's is read, and never written
         if len(text) > MAX_CALIBRATION_BYTES:
             logger.warning("%s: calibration of %d bytes is too large to store", ref, len(text))
             return

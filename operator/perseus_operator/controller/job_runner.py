@@ -15,24 +15,33 @@ from typing import Any, Final
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
+from perseus_operator.api.pipeline import Pipeline
 from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.controller.frontier_loader import FrontierLoader
 from perseus_operator.controller.node_session import NodeSession
+from perseus_operator.controller.observer import Observer
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.release import release_job
+from perseus_operator.controller.schedule_source import needs_schedule_from_ranks
 from perseus_operator.controller.services import BACKOFF_S, Services
 from perseus_operator.controller.set_straggler import ObservedJob
 from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.status_writer import StatusWriter
+from perseus_operator.controller.tracing import EditTrace
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
 from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.aim import Now
+from perseus_operator.planning.canary import JudgeCanary
+from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
 from perseus_operator.planning.lifecycle import DeleteJob
-from perseus_operator.planning.planner import Action, Now, decide
+from perseus_operator.planning.node_actions import Renew
+from perseus_operator.planning.planner import Action, decide
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
 from perseus_operator.planning.restore import restore_from_status
+from perseus_operator.planning.shape import shape_of_ranks
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_operator.planning.workloads import select
@@ -66,9 +75,11 @@ class JobRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._calibrator = Calibrator(self.state, services)
         self._profiler = Profiler(self.state, services)
-        self._inputs = SolveInputs(self.state, services, self._calibrator, self._profiler)
+        self._observer = Observer(self.state, services)
+        self._inputs = SolveInputs(self.state, services, self._calibrator, self._profiler, self._observer)
         self._frontier = FrontierLoader(self.state, services)
         self._status = StatusWriter(ref, services, self._spawn)
+        self._trace = EditTrace()
         self._nodes = NodeSession(
             self.state,
             services,
@@ -76,6 +87,7 @@ class JobRunner:
             frontier=self._frontier,
             calibrator=self._calibrator,
             profiler=self._profiler,
+            observer=self._observer,
             wake=self._wake.set,
         )
 
@@ -96,6 +108,9 @@ class JobRunner:
         self.state.generation_observed(int(metadata.get("generation", 1)))
         annotations, version = metadata.get("annotations") or {}, metadata.get("resourceVersion", "")
         status = body.get("status") or {}
+        if self.state.generation != before[0]:
+            took_over = first and bool(status)
+            self._trace.begin(self.ref, self.state.generation, annotations, edited=not took_over)
         if first:
             self._status.restore(status, annotations, version)
             now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
@@ -107,6 +122,7 @@ class JobRunner:
         self._observe_annotation(annotation)
         self.observed = ObservedJob(version, annotation)
         self.labels = metadata.get("labels") or {}
+        self.state.class_observed(self.labels.get(keys.LABEL_CLASS, ""))
         if (self.state.generation, self._raw_spec, annotation, self.labels) == before:
             return False
         self._wake.set()
@@ -196,7 +212,9 @@ class JobRunner:
     def _reconcile(self) -> float:
         """Decide, start what was decided, report; seconds until the next reconciliation is due."""
         services = self._services
+        services.metrics.set_class(self.ref, self.labels.get(keys.LABEL_CLASS, ""))
         now = Now(services.monotonic_s(), services.wall_s())
+        self._take_shape()
         with services.metrics.reconcile_seconds.time():
             decision = decide(self.state, now, services.limits)
             self.state.guard_updated(decision.guard)
@@ -208,20 +226,39 @@ class JobRunner:
             if measured is not None:
                 self.state.end.plan_measured(measured)
             report_s = self._status.report(self.state, decision, now, new_baseline=baseline)
+            self._trace.reported(self._status.stored, self.state.generation)
         self._reconcile_duration_s = services.monotonic_s() - now.monotonic_s
         return max(0.0, min(decision.wake_at_s - now.monotonic_s, report_s))
+
+    def _take_shape(self) -> None:
+        """Plan for the shape that the training processes report, where the spec leaves it to them."""
+        if not self.state.shape_wanted:
+            return
+        shape = shape_of_ranks(self.state)
+        if isinstance(shape, Pipeline):
+            self.state.shape_learned(shape)
+            if needs_schedule_from_ranks(self.state):
+                self._spawn(self._inputs.collect_schedule())
 
     def _start(self, action: Action) -> None:
         state = self.state
         if isinstance(action, ReadInputs):
             state.read_started()
-            self._spawn(self._inputs.read())
+            self._spawn(self._inputs.read(), self._trace.step("read inputs"))
         elif isinstance(action, Solve):
             state.solve_started(action.digest, action.basis)
-            self._spawn(self._frontier.load(action.digest, self._inputs.request()))
+            work = self._frontier.load(action.digest, self._inputs.request())
+            self._spawn(work, self._trace.step("solve", **{"perseus.frontier.digest": action.digest}))
         elif isinstance(action, Calibrate):
             state.calibration.run_started()
-            self._spawn(self._calibrator.calibrate(self._inputs.request(), self._inputs.profile))
+            work = self._calibrator.calibrate(self._inputs.request(), self._inputs.profile)
+            self._spawn(work, self._trace.step("calibrate"))
+        elif isinstance(action, BeginComparison | ResumePlan | EndComparison):
+            state.comparisons.decided(action, iteration=state.furthest_iteration)
+            self._wake.set()
+        elif isinstance(action, JudgeCanary):
+            state.canary_judged(action.verdict)
+            self._wake.set()
         elif isinstance(action, BeginSweep):
             self._profiler.begin(action.sweep)
             self._wake.set()
@@ -234,7 +271,9 @@ class JobRunner:
         else:
             node = state.nodes[action.node]
             node.command_started()
-            self._spawn(self._nodes.command(node, action))
+            name = type(action).__name__.lower()
+            step = None if isinstance(action, Renew) else self._trace.step(name, **{"k8s.node.name": action.node})
+            self._spawn(self._nodes.command(node, action), step)
 
     async def _delete(self) -> None:
         """Delete the PerseusJob: it has finished, and its time is over."""
@@ -246,10 +285,15 @@ class JobRunner:
         except KubeError as error:
             logger.warning("%s: not deleted: %s", self.ref, error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], step: contextlib.AbstractContextManager[object] | None = None
+    ) -> None:
+        """Do something in a task of its own; ``step``: it is a step of the trace."""
+
         async def guarded() -> None:
             try:
-                await work
+                with step or contextlib.nullcontext():
+                    await work
             except Exception:  # whatever it was, the runner goes on
                 logger.exception("%s: unexpected error", self.ref)
                 self._services.metrics.errors.inc()

@@ -20,8 +20,10 @@ from perseus_operator.clients.agent_messages import (
     StreamOpened,
     TelemetryEvent,
 )
+from perseus_operator.controller import tracing
 from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.controller.frontier_loader import FrontierLoader
+from perseus_operator.controller.observer import Observer
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.schedule_source import needs_schedule_from_ranks
 from perseus_operator.controller.services import Services, backoff_s
@@ -47,6 +49,7 @@ class NodeSession:
         frontier: FrontierLoader,
         calibrator: Calibrator,
         profiler: Profiler,
+        observer: Observer,
         wake: Callable[[], None],
     ) -> None:
         self._state = state
@@ -55,6 +58,7 @@ class NodeSession:
         self._frontier = frontier
         self._calibrator = calibrator
         self._profiler = profiler
+        self._observer = observer
         self._wake = wake
         self._streams: dict[str, asyncio.Task[None]] = {}
 
@@ -103,6 +107,7 @@ class NodeSession:
         node.lease_lost()  # whatever it holds was acquired under another epoch
 
     def _failed(self, node: Node, action: NodeAction, error: AgentError, *, refused: bool) -> None:
+        tracing.failed(error)
         now_s = self._services.monotonic_s()
         # An agent that refuses anything but a lease does not know of ours: it has restarted, or the lease has expired.
         without_lease = refused and not isinstance(action, Acquire)
@@ -129,7 +134,8 @@ class NodeSession:
                 job_name=str(self._state.ref),
                 ttl_s=ttl_s,
                 pods=sorted(pods, key=lambda pod: pod.uid),
-                clock_mhz=action.clock_mhz,
+                clock_mhz=action.resting.mhz,
+                keep_clock_s=action.resting.keep_s,
             )
             node.lease_acquired(
                 pods,
@@ -137,15 +143,16 @@ class NodeSession:
                 following=bool(lease.selected),
                 started_s=started_s,
                 ttl_s=ttl_s,
-                clock_mhz=action.clock_mhz,
+                resting=action.resting,
                 clock=lease.clock,
             )
             self._read(node)
-            await self._describe(node)
+            await self._describe(node, lease.description)
         elif isinstance(action, Renew):
             lease = await agents.renew(address, **command, ttl_s=ttl_s)
             node.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=lease.clock)
-            await self._describe(node)
+            if not node.is_described(lease.description) or needs_schedule_from_ranks(self._state):
+                await self._describe(node, lease.description)
         elif isinstance(action, Release):
             await agents.release(address, **command)
             node.lease_lost()
@@ -183,11 +190,21 @@ class NodeSession:
         from_iteration = max(action.from_iteration, furthest + 1)
         node.selection_accepted(dict(action.points), plan_id=plan_id, from_iteration=from_iteration)
 
-    async def _describe(self, node: Node) -> None:
-        """Bring ranks and GPUs up to date with the agent's description; it makes good for missed telemetry."""
+    async def _describe(self, node: Node, description: int) -> None:
+        """Bring ranks and GPUs up to date with the agent's description; it makes good for missed telemetry.
+
+        Args:
+            node: to describe.
+            description: what the agent called it before it was asked: if it changes meanwhile, it is asked again.
+        """
         assert node.address is not None
         with_schedules = needs_schedule_from_ranks(self._state)
-        info = await self._services.agents.describe(node.address, with_schedules=with_schedules)
+        node.described(description)  # now: telemetry that comes meanwhile outdates it
+        try:
+            info = await self._services.agents.describe(node.address, with_schedules=with_schedules)
+        except AgentError:
+            node.description_outdated()
+            raise
         uids = {pod.uid for pod in node.pods}
         ranks = [rank for rank in info.ranks if rank.pod_uid in uids]
         present = {rank.id for rank in ranks}
@@ -237,11 +254,14 @@ class NodeSession:
             failures += 1
 
     def _observe(self, node: Node, event: TelemetryEvent) -> None:
+        if isinstance(event, StreamOpened | RankJoined | RankLeft | EventsDropped):
+            node.description_outdated()
         if isinstance(event, Report):
             self._profiler.observe(node, event, self._inputs.request)
+            self._observer.observe(event, self._inputs.request)
             iteration = self._state.iteration_reported(node, event)
             if iteration is not None:
-                self._services.metrics.count_iteration(self._state.ref, iteration.energy_mj, self._state.baseline)
+                self._services.metrics.count_iteration(self._state.ref, iteration.energy_mj, self._state.without_plan)
                 self._calibrator.record(iteration, self._frontier.solved)
                 self._profiler.observe_drift(iteration, self._frontier.solved, self._inputs.profile)
         elif isinstance(event, StreamOpened):

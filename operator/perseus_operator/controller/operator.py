@@ -1,6 +1,6 @@
 """The operator without kopf: jobs, pods and agents as the cluster shows them, and one runner for each job.
 
-Jobs, agents and pods are also listed now and then, since a watch can miss the end of an object.
+Jobs and pods are also listed now and then, since a watch can miss the end of an object.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from perseus_operator.clients.kube import KubeClient
+from perseus_operator.clients.kube_interface import AgentPods
 from perseus_operator.clients.pods import pod_of
+from perseus_operator.controller.energy_classes import EnergyClasses
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.power_budgets import PowerBudgets
 from perseus_operator.controller.services import Services
@@ -21,7 +24,7 @@ from perseus_operator.controller.set_straggler import StragglerRequest, set_stra
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
 from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.planner import Now
+from perseus_operator.planning.aim import Now
 from perseus_operator.settings import Settings
 
 JobKey = tuple[str, str]
@@ -33,8 +36,14 @@ _RESYNC_S: Final = 60.0
 _STUCK_S: Final = 30.0
 """A reconciliation this late, or an event loop this silent, makes the liveness probe fail."""
 _HEARTBEAT_S: Final = 1.0
+_AGENTS_S: Final = 0.2
+"""How often jobs are informed of agents that have come or gone."""
 _SHARING_S: Final = 1.0
 """How often the shares of PowerBudgets are decided."""
+_CLASSES_S: Final = 1.0
+"""How often PerseusJobs of EnergyClasses are made."""
+_UNOBSERVED_S: Final = 5.0
+"""After a start, until the watch has delivered the PerseusJobs that exist."""
 
 
 class Operator:
@@ -43,6 +52,7 @@ class Operator:
     def __init__(self, settings: Settings, kube: KubeClient, services: Services) -> None:
         self._settings = settings
         self._kube = kube
+        self.classes = EnergyClasses(kube, grace_s=_UNOBSERVED_S)
         self._services = services
         self._runners: dict[str, JobRunner] = {}
         self._pods: dict[str, Pod] = {}
@@ -51,6 +61,10 @@ class Operator:
         self._observed_since_list: set[str] = set()
         """Pods that the watch has delivered since the latest list."""
         self._agents: dict[str, str] = {}
+        """host:port by node, as the jobs know it."""
+        self._agent_pods: AgentPods = {}
+        """As the watch shows them."""
+        self._agents_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._releases: set[asyncio.Task[None]] = set()
         """Of deleted jobs, which take as long as their agents need to answer."""
@@ -58,19 +72,25 @@ class Operator:
         self.budgets = PowerBudgets(kube, self._runners.values, services.metrics, grace_s=settings.lease_ttl_s)
 
     async def start(self) -> None:
-        """List agents, pods and budgets once, then go on listing in the background."""
-        # Budgets are cluster-wide: an operator that serves some namespaces only may not read them.
-        restore = () if self._settings.namespace_list else (self.budgets.restore,)
-        for poll in (self._poll_agents, self._poll_pods, *restore):
+        """List pods and budgets once, then go on in the background."""
+        # What is cluster-wide an operator that serves some namespaces only may not read.
+        restore = () if self._settings.namespace_list else (self.budgets.restore, self.classes.restore)
+        for poll in (self._poll_pods, *restore):
             with contextlib.suppress(KubeError):  # the polls go on, and log it
                 await poll()
+        watch = asyncio.create_task(self._every(self._settings.agent_poll_s, self._watch_agents, at_once=True))
+        await self._pass_agents()  # jobs begin with the agents that there are
         self._tasks = [
-            asyncio.create_task(self._every(self._settings.agent_poll_s, self._poll_agents)),
+            watch,
+            asyncio.create_task(self._every(_AGENTS_S, self._pass_agents)),
             asyncio.create_task(self._every(_RESYNC_S, self._poll_pods)),
             asyncio.create_task(self._every(_RESYNC_S, self._poll_jobs)),
             asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
             asyncio.create_task(self._every(_SHARING_S, self._share)),
         ]
+        if not self._settings.namespace_list:
+            self._tasks.append(asyncio.create_task(self._every(_CLASSES_S, self._make_jobs)))
+        self._tasks += [asyncio.create_task(self._every(_RESYNC_S, work)) for work in restore]
 
     async def close(self) -> None:
         """Stop. Leases stay: the next operator takes them over, or they run out. Deleted jobs are released first."""
@@ -89,7 +109,7 @@ class Operator:
             return
         runner = self._runners.get(ref.uid)
         if runner is None:
-            runner = self._runners[ref.uid] = JobRunner(ref, self._services)
+            runner = self._runners[ref.uid] = JobRunner(ref, replace(self._services, grants=self.classes))
             runner.start()
         if runner.observe(body):
             self.budgets.grant_share(runner)
@@ -129,6 +149,10 @@ class Operator:
         """Declare a straggler. Raises like ``set_straggler``."""
         return await set_straggler(request, self._runners.values(), self._kube, self._services.epochs.drawn)
 
+    async def namespace_labels(self, namespace: str) -> Mapping[str, str]:
+        """Read the labels of a namespace. Raises KubeError."""
+        return await self._kube.namespace_labels(namespace)
+
     def unhealthy(self) -> str | None:
         """What makes no progress, for the liveness probe; None: everything does."""
         now_s = time.monotonic()
@@ -145,8 +169,20 @@ class Operator:
         for runner in self._runners.values():
             self._pass_pods(runner)
 
-    async def _poll_agents(self) -> None:
-        agents = await self._kube.agent_addresses(self._settings.agent_namespace)
+    async def _watch_agents(self) -> None:
+        """Take in the agents' pods until the watch breaks."""
+        try:
+            async for pods in self._kube.watch_agents(self._settings.agent_namespace):
+                self._agent_pods = pods
+                self._agents_changed.set()
+        finally:
+            self._agents_changed.set()  # the first wait must not last until the next attempt
+
+    async def _pass_agents(self) -> None:
+        """Inform the jobs of agents that have come and gone: of many at once, as in a rollout, together."""
+        await self._agents_changed.wait()
+        self._agents_changed.clear()
+        agents = dict(self._agent_pods.values())
         if agents != self._agents:
             await self._services.agents.forget(set(self._agents.values()) - set(agents.values()))
             self._agents = agents
@@ -173,17 +209,25 @@ class Operator:
     async def _share(self) -> None:
         await self.budgets.tick(Now(self._services.monotonic_s(), self._services.wall_s()))
 
+    async def _make_jobs(self) -> None:
+        jobs = {(runner.ref.namespace, runner.ref.name): runner.labels for runner in self._runners.values()}
+        await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
+
     async def _heartbeat(self) -> None:
         self._beat_s = time.monotonic()
 
-    async def _every(self, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, interval_s: float, work: Callable[[], Awaitable[None]], *, at_once: bool = False) -> None:
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(0 if at_once else interval_s)
+            at_once = False
             try:
                 await work()
             except KubeError as error:
                 # Unknown is not empty: what was observed last stays.
                 logger.warning("%s: %s", work.__name__.strip("_"), error)
+            except Exception:  # one unforeseen answer must not end what goes on for the life of the operator
+                logger.exception("%s: unexpected error; trying again", work.__name__.strip("_"))
+                self._services.metrics.errors.inc()
 
 
 def _key(pod: Pod) -> JobKey:

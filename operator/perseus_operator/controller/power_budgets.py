@@ -6,28 +6,24 @@ for writes of status.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from perseus_operator.api.budget import BudgetCondition, BudgetReason, BudgetSpec, parse_budget
-from perseus_operator.api.conditions import merge_conditions
 from perseus_operator.api.schema import dump
-from perseus_operator.controller.versioned import Versioned
-from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
-from perseus_operator.formatting import stamp
+from perseus_operator.controller.cluster_object import ClusterObject, vanished
+from perseus_operator.controller.namespace_labels import NamespaceLabels, NamespaceStore
+from perseus_operator.errors import InvalidSpec
 from perseus_operator.objects import JobRef, Json
 from perseus_operator.planning import power_budget
-from perseus_operator.planning.planner import Now
+from perseus_operator.planning.aim import Now
+from perseus_operator.planning.budget_watts import next_watts
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.power_budget import BudgetDecision, BudgetStatement, Member
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
-
-logger = logging.getLogger(__name__)
-
-_RETRY_S: Final = 5.0
+from perseus_proto import keys
 
 
 class SharingJob(Protocol):
@@ -42,7 +38,7 @@ class SharingJob(Protocol):
         ...
 
 
-class BudgetStore(Protocol):
+class BudgetStore(NamespaceStore, Protocol):
     """What is needed of the API server."""
 
     async def power_budgets(self) -> list[Json]:
@@ -55,16 +51,16 @@ class BudgetStore(Protocol):
 
 
 @dataclass
-class _Budget:
-    name: str
-    uid: str
-    generation: int = 0
+class _Budget(ClusterObject):
     spec: BudgetSpec | None = None
     """The last accepted one."""
-    fault: str = ""
+    watts: float | None = None
+    """What is shared now; None: nothing has been yet."""
     decision: BudgetDecision = field(default_factory=BudgetDecision)
-    stored: Versioned[Json] = field(default_factory=lambda: Versioned({}))
-    retry_at_s: float = 0.0
+
+    def shared(self, spec: BudgetSpec) -> BudgetSpec:
+        """The spec with the watts that are shared now."""
+        return spec if self.watts is None else replace(spec, watts=max(1, int(self.watts)))
 
 
 class PowerBudgets:
@@ -81,15 +77,22 @@ class PowerBudgets:
         self._settled_s: float | None = None
         """When every job must have been observed (monotonic)."""
         self._budgets: dict[str, _Budget] = {}
+        self._namespaces = NamespaceLabels(kube)
+        self._ticked_s: float | None = None
 
     async def restore(self) -> None:
-        """List all budgets before any job is observed: their shares hold from the first reconciliation on.
+        """List all budgets: before any job is observed, so that their shares hold from the first reconciliation on, and
+        now and then, for those of which the watch has missed something.
 
         Raises:
             KubeError: no answer.
         """
-        for body in await self._kube.power_budgets():
+        known = list(self._budgets.values())
+        listed = await self._kube.power_budgets()
+        for body in listed:
             self.observe(body)
+        for budget in vanished(known, listed):
+            self._forget(budget)
 
     def observe(self, body: Mapping[str, Any]) -> None:
         """Take in a PowerBudget as it is now."""
@@ -97,10 +100,11 @@ class PowerBudgets:
         name, uid = str(metadata["name"]), str(metadata["uid"])
         known = self._budgets.get(name)
         if known is None or known.uid != uid:
-            known = self._budgets[name] = _Budget(name, uid)
-            known.decision = power_budget.decision_from_status(body.get("status") or {})
-        known.stored.observed(dict(body.get("status") or {}), str(metadata.get("resourceVersion", "")))
-        known.generation = int(metadata.get("generation", 1))
+            known = self._budgets[name] = _Budget(keys.BUDGET_KIND, name, uid)
+            status = body.get("status") or {}
+            known.decision = power_budget.decision_from_status(status)
+            known.watts = status.get("watts")
+        known.observed(body)
         try:
             known.spec, known.fault = parse_budget(body.get("spec")), ""
         except InvalidSpec as error:
@@ -112,17 +116,14 @@ class PowerBudgets:
         """Take in that a PowerBudget does not exist any more."""
         known = self._budgets.get(str(body["metadata"]["name"]))
         if known is not None and known.uid == body["metadata"]["uid"]:
-            del self._budgets[known.name]
-            self._metrics.forget_budget(known.name)
-            for runner in self._runners():
-                self.grant_share(runner)
+            self._forget(known)
 
     def grant_share(self, runner: SharingJob) -> None:
         """Grant a job its strictest share; a share that is not known yet is stricter than any other."""
         shares = [
-            budget.decision.share(budget.name, str(runner.ref))
+            budget.decision.share(budget.name, str(runner.ref), budget.spec.fallback.hold_seconds)
             for budget in self._budgets.values()
-            if budget.spec is not None and power_budget.selects(budget.spec, runner.ref.namespace, runner.labels)
+            if budget.spec is not None and self._selects(budget.spec, runner) is not False
         ]
         runner.grant(min(shares, key=lambda share: -1.0 if share.watts is None else share.watts, default=None))
 
@@ -133,6 +134,10 @@ class PowerBudgets:
             return  # a newer operator shares them; a job that is fenced alone keeps its share, see ``member_of``
         if self._settled_s is None:
             self._settled_s = now.monotonic_s + self._grace_s
+        elapsed_s = 0.0 if self._ticked_s is None else now.monotonic_s - self._ticked_s
+        self._ticked_s = now.monotonic_s
+        if any(budget.spec and budget.spec.selector.namespace_selector for budget in self._budgets.values()):
+            await self._namespaces.refresh({runner.ref.namespace for runner in runners}, now.monotonic_s)
         observed = {str(runner.ref) for runner in runners}
         settled = now.monotonic_s >= self._settled_s
         members: dict[str, Member | None] = {}
@@ -140,14 +145,15 @@ class PowerBudgets:
             spec = budget.spec
             if spec is None:
                 continue
-            selected = [r for r in runners if power_budget.selects(spec, r.ref.namespace, r.labels)]
+            selected = [r for r in runners if self._selects(spec, r)]
             for runner in selected:
                 if str(runner.ref) not in members:
                     members[str(runner.ref)] = power_budget.member_of(runner.state, now, settled=settled)
             found = [member for r in selected if (member := members[str(r.ref)]) is not None]
             if not settled:
                 found += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
-            budget.decision = power_budget.decide_shares(spec, found, budget.decision)
+            budget.watts = next_watts(spec, budget.watts, now.wall_s, elapsed_s)
+            budget.decision = power_budget.decide_shares(budget.shared(spec), found, budget.decision)
         for runner in runners:
             self.grant_share(runner)
         for budget in list(self._budgets.values()):
@@ -155,37 +161,33 @@ class PowerBudgets:
             if not (budget.decision.unknown and not settled):
                 await self._write(budget, now)
 
+    def _selects(self, spec: BudgetSpec, runner: SharingJob) -> bool | None:
+        namespace = runner.ref.namespace
+        return power_budget.selects(spec, namespace, runner.labels, self._namespaces.of(namespace))
+
     async def _write(self, budget: _Budget, now: Now) -> None:
         """Update the metrics, and write the status if it has changed."""
         conditions = [_accepted(budget)]
         fields: Json = {}
         if budget.spec is not None:
-            figures = power_budget.figures(budget.decision)
-            within = power_budget.within_budget(budget.spec, budget.decision)
-            self._metrics.set_budget(budget.name, budget.spec.watts, figures, kept=within.status)
+            shared = budget.shared(budget.spec)
+            figures = power_budget.figures(shared, budget.decision)
+            within = power_budget.within_budget(shared, budget.decision)
+            self._metrics.set_budget(budget.name, shared.watts, figures, kept=within.status)
             conditions.append(within)
             fields = dump(figures)
-        written = budget.stored.value
-        old = written.get("conditions", ())
-        wanted = {
-            "observedGeneration": budget.generation,
-            "conditions": merge_conditions(
-                old, conditions, generation=budget.generation, now_rfc3339=stamp(now.wall_s)
-            ),
-            **fields,
-        }
-        if wanted == written or now.monotonic_s < budget.retry_at_s:
+        await budget.write(conditions, fields, now, self._kube.write_budget_status)
+        if budget.gone:
+            self._forget(budget)
+
+    def _forget(self, budget: _Budget) -> None:
+        """It does not exist any more."""
+        if self._budgets.get(budget.name) is not budget:
             return
-        budget.stored.write_started(wanted)
-        try:
-            version = await self._kube.write_budget_status(budget.name, budget.uid, wanted)
-        except KubeNotFound:
-            logger.info("PowerBudget %s: it was deleted", budget.name)
-        except KubeError as error:
-            budget.retry_at_s = now.monotonic_s + _RETRY_S
-            logger.warning("PowerBudget %s: status not written: %s", budget.name, error)
-        else:
-            budget.stored.write_succeeded(version)
+        del self._budgets[budget.name]
+        self._metrics.forget_budget(budget.name)
+        for runner in self._runners():
+            self.grant_share(runner)
 
 
 def _accepted(budget: _Budget) -> BudgetStatement:

@@ -8,13 +8,15 @@ complete in order.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean, median
 
 from perseus_operator.planning.iterations import Report
-from perseus_operator.planning.profiling.sweep import Mean, Reading, StageReading
+from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
 from perseus_proto.rank import RankId
 from perseus_solver.schedules import Schedule
 
@@ -56,7 +58,8 @@ class ProfileAggregator:
         self._kinds = [
             [(kind, chunk) for kind, _, chunk in schedule.of_stage(stage)] for stage in range(schedule.stages)
         ]
-        self._point = -1
+        self._point: int | None = -1
+        self._number = -1
         self._open: dict[int, dict[RankId, _RankIteration]] = {}
         self._running: dict[RankId, tuple[int, Sequence[int]]] = {}
         self._last: int | None = None
@@ -67,10 +70,15 @@ class ProfileAggregator:
         """Iterations of the clock being measured that count."""
         return len(self._counted)
 
-    def begin(self, point: int) -> None:
-        """Start to measure another clock; nothing changes if it is the present one."""
-        if point != self._point:
-            self._point = point
+    def begin(self, point: int | None, number: int = 0) -> None:
+        """Start another reading; nothing changes if it is the present one.
+
+        Args:
+            point: of the clock; None: whatever clock there is without a plan.
+            number: of the reading: a clock may be measured twice in a row.
+        """
+        if (point, number) != (self._point, self._number):
+            self._point, self._number = point, number
             self.interrupt()
             self._counted = []
 
@@ -132,7 +140,22 @@ class ProfileAggregator:
                 max(measured.report.iteration_time_us for measured in ranks.values()) for ranks in self._counted
             ),
             stages=tuple(self._stage(stage) for stage in range(self._shape.stages)),
+            scatter=tuple(abs(later - earlier) / math.sqrt(2) for earlier, later in pairwise(self._loads())),
+            iterations=len(self._counted),
         )
+
+    def _loads(self) -> list[float]:
+        """Logarithm of what each iteration computed, in time: that of the median pipeline, as in the reading."""
+        shape = self._shape
+        return [
+            math.log(
+                median(
+                    sum(sum(ranks[RankId(dp, stage, 0)].report.durations_us) for stage in range(shape.stages))
+                    for dp in range(shape.pipelines)
+                )
+            )
+            for ranks in self._counted
+        ]
 
     def _stage(self, stage: int) -> StageReading:
         """Pipelines are replicas: their median counts, so that a slow one has no effect. Tensor-parallel ranks share
@@ -169,9 +192,15 @@ class ProfileAggregator:
             )
             energy_mj = fmean(one.energies_mj[index] for ranks in iterations for one in ranks for index in chosen)
             means[key] = Mean(len(chosen), time_us, max(energy_mj, 1e-3))
+        mean_us = fmean(one.report.iteration_time_us for ranks in iterations for one in ranks)
+        usual_us = median(fmean(one.report.iteration_time_us for one in ranks) for ranks in iterations)
+        # Power hardly depends on load, so the usual iteration takes the mean power: its own energy would be that of
+        # its load.
+        usual = usual_us / mean_us
+        means = {key: replace(mean, energy_mj=usual * mean.energy_mj) for key, mean in means.items()}
         return StageReading(
-            time_us=fmean(one.report.iteration_time_us for ranks in iterations for one in ranks),
-            energy_mj=fmean(one.report.energy_mj or 0 for ranks in iterations for one in ranks),
+            time_us=usual_us,
+            energy_mj=usual * fmean(one.report.energy_mj or 0 for ranks in iterations for one in ranks),
             means=means,
             quiet_us=sum(one.report.quiet_us for ranks in iterations for one in ranks),
             quiet_mj=sum(one.report.quiet_mj for ranks in iterations for one in ranks),

@@ -20,6 +20,7 @@ from perseus_operator.api.stored import MAX_SWEEP_BYTES
 from perseus_operator.controller import profile_source
 from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggregator
 from perseus_operator.controller.profile_source import StoredProfile
+from perseus_operator.controller.profile_versions import store_profile
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.errors import InvalidProfile, KubeConflict, KubeError, KubeNotFound
 from perseus_operator.planning.hardware import job_latency
@@ -82,11 +83,11 @@ class Profiler:
             ranks = JobShape(shape.data_parallel, shape.stages, shape.tensor_parallel)
             aggregator = ProfileAggregator(self._schedule(sweep, request()), ranks, sweep.recipe.iterations)
             self._aggregator, self._spent_before_us = aggregator, sweep.spent_us
-        aggregator.begin(len(sweep.readings))
+        aggregator.begin(sweep.point, sweep.measured)
         if state.slowed_pipelines():
             aggregator.interrupt()  # something slows a GPU now, which says nothing about the profile
             return
-        reading = aggregator.observe(report, sweep.clocks_mhz[len(sweep.readings)])
+        reading = aggregator.observe(report, sweep.clocks_mhz[sweep.point])
         sweep = replace(sweep, spent_us=self._spent_before_us + round(aggregator.spent_us))
         progress.iteration_measured(
             sweep if reading is None else sweep.add(reading),
@@ -148,18 +149,21 @@ class Profiler:
     async def _save_sweep(self) -> None:
         sweep = self._progress.sweep
         if sweep is not None and await self._store_sweep(sweep):
-            self._progress.readings_written(len(sweep.readings))
+            self._progress.readings_written(sweep.measured)
 
     async def _store_profile(self) -> None:
         progress, spec, ref = self._progress, self._state.spec, self._state.ref
         sweep = progress.sweep
         assert sweep is not None
         assert spec is not None
-        profile = profile_source.profile_from_sweep(sweep, spec, job_latency(self._state.gpus))
+        profile = profile_source.profile_from_sweep(sweep, spec, self._state.gpus, job_latency(self._state.gpus))
         assert spec.profile.profile_ref is not None
         try:
             await asyncio.to_thread(check_profile, profile["csv"].encode(), spec.pipeline.stages)
-            await self._services.kube.write_profile(ref.namespace, spec.profile.profile_ref.name, profile)
+            stated = self._state.stated_spec
+            owner = ref if stated is not None and stated.profile.is_own else None
+            kube, name, served = self._services.kube, spec.profile.profile_ref.name, self._services.namespaces
+            await store_profile(kube, ref.namespace, name, profile, owner, served=served)
         except InvalidProfile as error:
             progress.failed(Explanation(Reason.PROFILING_FAILED, f"The measurements make no valid profile: {error}"))
         except KubeConflict as error:
@@ -184,7 +188,7 @@ class Profiler:
         summary = ""
         if progress.profile_stored:
             measured = f"Measured at {len(sweep.readings)} clocks in {s_from_us(sweep.spent_us):.0f} s of training"
-            summary = f"{measured}: {sweep.finished}. {blocking_power(sweep.readings)}"
+            summary = f"{measured}: {sweep.finished}. {blocking_power(sweep.readings)} {sweep.certainty}".rstrip()
         stored = progress.readings_stored
         progress.sweep_ended(summary)
         self._aggregator = None

@@ -17,7 +17,7 @@ from perseus_operator.controller.config_map_ref import resolve
 from perseus_operator.errors import InvalidSchedule
 from perseus_operator.planning.node import DeclaredSchedule
 from perseus_operator.planning.state import JobState
-from perseus_proto.hello import InstructionKind
+from perseus_proto.instruction import InstructionKind
 from perseus_proto.rank import RankId
 from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver import errors as solver_errors
@@ -68,6 +68,8 @@ def check_schedule(schedule_csv: str, pipeline: Pipeline) -> None:
 def needs_schedule_from_ranks(state: JobState) -> bool:
     """Whether the training processes must still be asked what they execute."""
     spec = state.spec
+    if state.shape_wanted:
+        return True
     return spec is not None and spec.pipeline.schedule is ScheduleName.FROM_RANKS and state.schedule_csv is None
 
 
@@ -86,7 +88,7 @@ def collect_schedule(state: JobState, reported: Mapping[RankId, DeclaredSchedule
     """
     assert state.spec is not None
     shape = state.spec.pipeline
-    if len(reported) < shape.places:  # counted before anything is enumerated
+    if shape.schedule is not ScheduleName.FROM_RANKS or len(reported) < shape.places:  # before any is enumerated
         return None
     rank_ids = [
         RankId(dp, stage, tp)

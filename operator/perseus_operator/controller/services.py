@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.kube_interface import Kube
@@ -39,6 +39,22 @@ class Pace:
         return turn_s
 
 
+class ProfileGrants(Protocol):
+    """Which profiles of another namespace a job may read, by an administrator's grant."""
+
+    async def shared_namespace(self, energy_class: str, namespace: str) -> str | None:
+        """Return the namespace whose PerseusProfiles the jobs of a class may read; None: none.
+
+        Args:
+            energy_class: as the PerseusJob is labelled; anyone who may write it may have written that.
+            namespace: of the PerseusJob.
+
+        Raises:
+            KubeError: it is not known whether the class is for that namespace.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Services:
     """What all runners share."""
@@ -49,6 +65,10 @@ class Services:
     metrics: Metrics
     epochs: Epochs
     limits: Limits
+    grants: ProfileGrants | None = None
+    """None: no EnergyClasses are served, so nothing is granted."""
+    namespaces: Sequence[str] = ()
+    """That this operator serves; none: all."""
     status_interval_s: float = 5.0
     release_timeout_s: float = 10.0
     cache: SolveCache = field(default_factory=SolveCache)

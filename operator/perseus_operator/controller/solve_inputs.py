@@ -10,13 +10,15 @@ import asyncio
 import hashlib
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import Profile
+from perseus_operator.api.job import JobSpec, Mode, Profile
 from perseus_operator.controller import schedule_source
 from perseus_operator.controller.calibrator import Calibrator
+from perseus_operator.controller.observer import Observer
 from perseus_operator.controller.profile_source import StoredProfile, read_profile
 from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.services import Services
 from perseus_operator.errors import InvalidProfile, InvalidSchedule, KubeError
+from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.state import JobState
 from perseus_operator.solving.request import SolveRequest, check_profile
 
@@ -24,13 +26,16 @@ from perseus_operator.solving.request import SolveRequest, check_profile
 class SolveInputs:
     """Profile and schedule of one job."""
 
-    def __init__(self, state: JobState, services: Services, calibrator: Calibrator, profiler: Profiler) -> None:
+    def __init__(
+        self, state: JobState, services: Services, calibrator: Calibrator, profiler: Profiler, observer: Observer
+    ) -> None:
         self.profile: StoredProfile | None = None
         """The profile in use."""
         self._state = state
         self._services = services
         self._calibrator = calibrator
         self._profiler = profiler
+        self._observer = observer
         self._profile_csv: bytes | None = None
         self._restored_for: Profile | None = None
         """The profile beside which a stored calibration was looked for."""
@@ -62,7 +67,7 @@ class SolveInputs:
         """Read the profile, and the schedule if the spec names a ConfigMap for it."""
         state = self._state
         assert state.spec is not None
-        profile = state.spec.profile
+        profile, mode = state.spec.profile, state.spec.mode
         fault = None
         at_s = None
         try:
@@ -70,7 +75,7 @@ class SolveInputs:
                 await self._read_schedule()
             fault = await self._read_profile()
             # If the spec was edited meanwhile, what was read is not what is wanted any more.
-            at_s = self._services.monotonic_s() if state.spec.profile == profile else None
+            at_s = self._services.monotonic_s() if (state.spec.profile, state.spec.mode) == (profile, mode) else None
         finally:
             state.read_ended(at_s=at_s, profile_fault=fault)
 
@@ -112,24 +117,50 @@ class SolveInputs:
     async def _read_profile(self) -> Explanation | None:
         state = self._state
         assert state.spec is not None
-        profile = state.spec.profile
+        profile, mode = state.spec.profile, state.spec.mode
         try:
             if profile.online is not None:
                 await self._profiler.restore()
-            found = await read_profile(self._services.kube, state.ref.namespace, state.spec)
+            found = await self._find(state.spec)
             digest = hashlib.sha256(found.csv).hexdigest()
             if digest != state.profile_digest:
                 await asyncio.to_thread(check_profile, found.csv, state.spec.pipeline.stages)
-            if self._restored_for != profile and state.schedule_known:
+            own = found.basis is Basis.PROFILE
+            if own and self._restored_for != profile and state.schedule_known:
                 await self._calibrator.restore(found, self.request(found.csv))
                 self._restored_for = profile
-            if await self._profiler.end_sweep(digest):
+            if own and await self._profiler.end_sweep(digest):
                 self._calibrator.discard_record()
         except InvalidProfile as error:
             return Explanation(Reason(error.reason), str(error))
         except KubeError as error:
             return Explanation(Reason.PROFILE_UNREADABLE, f"{profile.where}: {error}")
-        if state.spec.profile == profile:
+        if (state.spec.profile, state.spec.mode) == (profile, mode):
             self._profile_csv, self.profile = found.csv, found
-            state.profile_accepted(digest, found.power_mw, found.latency)
+            state.profile_accepted(digest, found.power_mw, found.latency, gpu_model=found.gpu_model)
+            state.observation.basis_accepted(found.basis, found.basis_source)
         return None
+
+    async def _find(self, spec: JobSpec) -> StoredProfile:
+        """The profile that the spec names, of the job's namespace or of one that its class shares; in mode Observe
+        without one what the job's savings can be predicted from.
+        """
+        state, kube = self._state, self._services.kube
+        try:
+            return await read_profile(kube, state.ref.namespace, spec)
+        except InvalidProfile as error:
+            if error.reason not in (Reason.PROFILE_NOT_FOUND, Reason.CONFIG_MAP_NOT_FOUND):
+                raise
+            absent = error
+        grants = self._services.grants
+        shared = await grants.shared_namespace(state.energy_class, state.ref.namespace) if grants else None
+        named = state.stated_spec is not None and state.stated_spec.profile.profile_ref is not None
+        if shared is not None and named:
+            try:
+                return await read_profile(kube, shared, spec)
+            except InvalidProfile as error:
+                if error.reason != Reason.PROFILE_NOT_FOUND:
+                    raise
+        if spec.mode is Mode.OBSERVE:
+            return await self._observer.profile(shared)
+        raise absent

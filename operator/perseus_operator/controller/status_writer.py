@@ -15,8 +15,9 @@ from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.versioned import Versioned
 from perseus_operator.errors import KubeError, KubeNotFound
 from perseus_operator.objects import JobRef, Json
+from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.planning.planner import Decision, Now
+from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of

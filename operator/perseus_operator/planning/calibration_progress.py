@@ -25,7 +25,6 @@ class CalibrationQuality:
     iterations: int
     allowance: float
     """Nearly all iterations stay within this share above what is planned."""
-    stage_noise: tuple[float, ...] | None
 
 
 @dataclass

@@ -7,21 +7,20 @@ measured.
 from __future__ import annotations
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode
-from perseus_operator.planning.node import Node
+from perseus_operator.api.job import JobSpec
+from perseus_operator.planning.node import Node, RestingClock
 from perseus_operator.planning.node_actions import Intent
-from perseus_operator.planning.readiness import first_node_fault
+from perseus_operator.planning.readiness import first_node_fault, no_clocks
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import absence
 
 
 def clock_intent(state: JobState, spec: JobSpec) -> Intent:
     """What the agents of a job with a fixed clock shall hold."""
-    if spec.mode is Mode.RECOMMEND:
-        waiting = Explanation(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: no clocks are set.")
-        return Intent(None, {}, drive=False, waiting=waiting)
+    if not spec.mode.sets_clocks:
+        return Intent(None, {}, drive=False, waiting=no_clocks(spec.mode))
     mhz = spec.objective.clock_megahertz or 0
-    return Intent(None, {}, drive=True, waiting=_pending(state, mhz), clock_mhz=mhz)
+    return Intent(None, {}, drive=True, waiting=_pending(state, mhz), resting=RestingClock(mhz))
 
 
 def gpus_at_clock(state: JobState, mhz: int) -> tuple[int, int]:
@@ -42,7 +41,7 @@ def _pending(state: JobState, mhz: int) -> Explanation | None:
     if fault := first_node_fault(state):
         return Explanation(Reason.WAITING_FOR_AGENTS, fault.message)
     for node in nodes:
-        if node.leased_pods is not None and node.leased_mhz and node.clock is None:
+        if node.leased_pods is not None and node.resting.mhz and node.clock is None:
             message = f"The agent of node {node.name} is too old to hold a clock without a plan: upgrade it."
             return Explanation(Reason.AGENT_REFUSED, message)
         for gpu in node.clock.gpus if node.clock else ():

@@ -12,6 +12,7 @@ from functools import partial
 
 from perseus_operator.api.job import JobSpec
 from perseus_operator.planning.hardware import Hardware, hardware_of, next_hardware
+from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.state import JobState
 
 
@@ -120,7 +121,7 @@ def input_actions(
         digest = digest_with(calibration_digest=measured, hardware=hardware.to_json() if hardware else "")
         if _solve_due(state, digest):
             actions.append(Solve(digest, digest_with()))
-        elif _calibrate_due(state, limits):
+        elif state.observation.basis is Basis.PROFILE and _calibrate_due(state, limits):
             actions.append(Calibrate())
     return actions
 

@@ -11,12 +11,16 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Final
 
 from perseus_operator.planning.evidence import Evidence, combine
 from perseus_proto.rank import RankId
 
 _OPEN_ITERATIONS = 32
-_WINDOW = 15
+WINDOW: Final = 15
+"""The latest iterations whose medians are reported."""
+KEPT: Final = 64
+"""Those that are judged: where iterations vary, only many of them show whether they keep a bound."""
 _UNPLANNED = 1000
 """The longest baseline that a PerseusJob may ask for."""
 
@@ -44,6 +48,8 @@ class Report:
     quiet_mj: int = 0
     evidence: Evidence | None = None
     """How the clocks followed the plan; None: the agent does not say."""
+    own_time: bool = True
+    """The span ends before the rank waits for other pipelines."""
 
     @property
     def rank_id(self) -> RankId:
@@ -60,6 +66,16 @@ class _PipelineIteration:
     mixed: bool
     stages_us: tuple[Sequence[int], ...]
     evidence: Evidence | None
+    own_time: bool
+
+
+@dataclass(frozen=True)
+class FirstPipeline:
+    """Span and energy of the first pipeline divided by the median of the others'; of the only one, its own figures."""
+
+    time: float
+    energy: float | None
+    """None: the energy of some pipeline is not known."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +84,8 @@ class JobIteration:
 
     iteration: int
     spans_us: Mapping[int, int]
-    """Time to the end of the last instruction of the slowest rank, without waiting for other pipelines."""
+    """Time to the end of the last instruction of the slowest rank, without waiting for other pipelines; empty once it
+    has been judged."""
     time_us: int
     energy_mj: int | None
     points: Mapping[int, int | None]
@@ -79,11 +96,20 @@ class JobIteration:
     """Durations of instructions by stage, of the pipelines in which every rank reported them."""
     evidence: Evidence | None = None
     """How the clocks of all ranks followed their plans; None: no agent says."""
+    own_time: bool = True
+    """Spans and durations are without waits for other pipelines, on every rank."""
+    first: FirstPipeline | None = None
+    """How the first pipeline compares with the others."""
 
     @property
     def slowest(self) -> int:
         """The pipeline (dp) for which the others waited."""
         return max(self.spans_us, key=self.spans_us.__getitem__)
+
+    @property
+    def unplanned(self) -> bool:
+        """Whether no rank followed a plan."""
+        return not self.mixed and all(point is None for point in self.points.values())
 
 
 @dataclass(frozen=True)
@@ -97,11 +123,11 @@ class Measured:
 
 @dataclass
 class History:
-    """The latest iterations of one attempt of a job. Only ``add`` changes it."""
+    """The latest iterations of one attempt of a job. Only ``add`` and ``ran_at_default`` change it."""
 
     pipelines: int
     ranks_per_pipeline: int
-    recent: deque[JobIteration] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    recent: deque[JobIteration] = field(default_factory=lambda: deque(maxlen=KEPT))
     unplanned: list[JobIteration] = field(default_factory=list)
     """Iterations at default clocks, without the first of the attempt, which contains compilation and allocation."""
     _reports: dict[tuple[int, int], dict[tuple[int, int], Report]] = field(default_factory=dict)
@@ -126,12 +152,17 @@ class History:
             return self._finish(report.iteration)
         return None
 
+    def ran_at_default(self, iteration: JobIteration) -> None:
+        """No plan was followed in an iteration, and no lease holds another clock."""
+        if iteration.iteration > 0 and len(self.unplanned) < _UNPLANNED:
+            self.unplanned.append(replace(iteration, stages_us={}, spans_us={}))
+
     @property
     def latest(self) -> int:
         """The latest complete iteration of any pipeline; −1 before the first."""
         return max(self._last.values(), default=-1)
 
-    def measured(self, points: Mapping[int, int], *, since: int = 0) -> Measured | None:
+    def measured(self, points: Mapping[int, int | None], *, since: int = 0) -> Measured | None:
         """Medians of the recent iterations that ran exactly these plans.
 
         Args:
@@ -141,7 +172,8 @@ class History:
         Returns:
             The medians; None if no iteration counts.
         """
-        return summarise([i for i in self.recent if not i.mixed and i.points == points and i.iteration >= since])
+        ran = [i for i in self.recent if not i.mixed and i.points == points and i.iteration >= since]
+        return summarise(ran[-WINDOW:])
 
     def _finish(self, iteration: int) -> JobIteration:
         parts = self._complete.pop(iteration)
@@ -155,11 +187,13 @@ class History:
             mixed=any(part.mixed for part in parts.values()),
             stages_us={dp: part.stages_us for dp, part in parts.items() if part.stages_us},
             evidence=combine(part.evidence for part in parts.values()),
+            own_time=all(part.own_time for part in parts.values()),
+            first=_first(parts),
         )
-        kept = replace(job, stages_us={})  # durations of single instructions would need too much memory
-        unplanned = not job.mixed and all(point is None for point in job.points.values())
-        if unplanned and iteration > 0 and len(self.unplanned) < _UNPLANNED:
-            self.unplanned.append(kept)
+        # Durations of single instructions and of single pipelines would need too much memory.
+        kept = replace(job, stages_us={}, spans_us={})
+        if self.recent and self.recent[-1].points == kept.points:
+            kept = replace(kept, points=self.recent[-1].points)
         self.recent.append(kept)
         return job
 
@@ -196,7 +230,18 @@ def _combine(reports: Iterable[Report]) -> _PipelineIteration:
         or any(rank.evidence is not None and rank.evidence.is_transition for rank in ranks),
         stages_us=_stages(ranks),
         evidence=evidence,
+        own_time=all(rank.own_time for rank in ranks),
     )
+
+
+def _first(parts: Mapping[int, _PipelineIteration]) -> FirstPipeline:
+    first = parts[min(parts)]
+    others = [part for part in parts.values() if part is not first]
+    if not others:
+        return FirstPipeline(first.iteration_time_us, first.energy_mj)
+    known = [part.energy_mj for part in others if part.energy_mj]
+    energy = first.energy_mj / median(known) if first.energy_mj and len(known) == len(others) else None
+    return FirstPipeline(first.span_us / median(part.span_us for part in others), energy)
 
 
 def _stages(reports: Iterable[Report]) -> tuple[Sequence[int], ...]:

@@ -8,6 +8,7 @@ Fields are read everywhere and changed only here, by one named method for each e
     plans                plan_set_stored, selection_sent, selection_accepted, selection_outdated
     ranks                rank_joined, rank_left, rank_advanced, schedules_declared
     GPUs                 gpus_described, gpu_slowed, gpu_recovered
+    both                 described, description_outdated
 """
 
 from __future__ import annotations
@@ -52,6 +53,19 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class RestingClock:
+    """What a lease locks all GPUs of the job's pods at while no plan wants a clock."""
+
+    mhz: int = 0
+    """0: their default clocks; with ``keep_s`` above 0 what the lease before it had, since it is not known yet."""
+    keep_s: int = 0
+    """How long it stays after the lease has run out, because no operator renews it."""
+
+
+DEFAULT_CLOCKS: Final = RestingClock()
+
+
+@dataclass(frozen=True)
 class LeasedGpu:
     """A GPU of a lease that was acquired with a clock, as its agent reports it."""
 
@@ -89,8 +103,8 @@ class Node:
     """Commands that failed since one succeeded."""
     leased_pods: frozenset[Pod] | None = None
     """Pods that the lease names; None: no lease is held."""
-    leased_mhz: int = 0
-    """Clock that the lease asks for; 0: none."""
+    resting: RestingClock = DEFAULT_CLOCKS
+    """Clock that the lease asks for."""
     clock: LeaseClock | None = None
     """What the agent says of that clock; None: it is too old to lock one, or none is asked for."""
     renew_at_s: float = 0.0
@@ -99,12 +113,14 @@ class Node:
     """Plan set that the agent stores for the job; empty: none."""
     pushed: tuple[str, frozenset[int]] | None = None
     """Frontier digest and stages of that plan set, where this operator pushed it."""
-    selections: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    selections: dict[str, Mapping[int, int | None]] = field(default_factory=dict)
     """Of all nodes of the job by name, so that all can be outdated at once; see ``selected``."""
     driven: bool = False
     """The agent may be following a plan of the job, selected by this operator or an earlier one."""
     from_iteration: int = 0
     """First iteration that runs the latest selection."""
+    description: int = 0
+    """What the agent called its description of the node when it was asked last; 0: it is to be asked again."""
     ranks: dict[RankId, Rank] = field(default_factory=dict)
     clocks_mhz: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Supported clocks by GPU UUID."""
@@ -118,9 +134,14 @@ class Node:
     """Active slowdowns: (GPU UUID, kind) → the agent's message."""
 
     @property
-    def selected(self) -> Mapping[int, int]:
+    def selected(self) -> Mapping[int, int | None]:
         """Point of each pipeline (by dp) that need not be selected again."""
         return self.selections.get(self.name, {})
+
+    @property
+    def rests_at_default(self) -> bool:
+        """Whether GPUs run at their default clocks while no plan wants another."""
+        return not self.resting.mhz and not (self.clock and self.clock.mhz)
 
     @property
     def stages(self) -> frozenset[int]:
@@ -183,7 +204,7 @@ class Node:
         following: bool,
         started_s: float,
         ttl_s: float,
-        clock_mhz: int = 0,
+        resting: RestingClock = DEFAULT_CLOCKS,
         clock: LeaseClock | None = None,
     ) -> None:
         """The agent granted the lease. Selections are repeated: those that it holds may belong to an earlier plan set.
@@ -194,12 +215,24 @@ class Node:
             following: whether the agent already follows a selection.
             started_s: when the request was sent: the agent cannot have begun to count earlier.
             ttl_s: how long the lease lasts.
-            clock_mhz: that it asks for; 0: none.
+            resting: the clock that it asks for.
             clock: as of ``lease_renewed``.
         """
-        self.leased_pods, self.leased_mhz, self.plan_id, self.driven = pods, clock_mhz, plan_id, following
+        self.leased_pods, self.resting, self.plan_id, self.driven = pods, resting, plan_id, following
         self.selection_outdated()
         self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock)
+
+    def described(self, description: int) -> None:
+        """Ranks and GPUs are what the agent calls by this number."""
+        self.description = description
+
+    def description_outdated(self) -> None:
+        """What is known of ranks and GPUs is no longer what was described, or was not described."""
+        self.description = 0
+
+    def is_described(self, description: int) -> bool:
+        """Whether the agent still says of its node what it said when it was asked last."""
+        return description != 0 and description == self.description
 
     def lease_renewed(self, *, started_s: float, ttl_s: float, clock: LeaseClock | None = None) -> None:
         """The lease lasts for ``ttl_s`` from ``started_s``; it is renewed after a third of it, or sooner to hear of its
@@ -211,13 +244,14 @@ class Node:
             clock: what the agent says of the clock that the lease asks for.
         """
         self.clock = clock
-        coming = not self.at_clock(self.leased_mhz) and not any(gpu.fault for gpu in (clock.gpus if clock else ()))
+        faulty = any(gpu.fault for gpu in (clock.gpus if clock else ()))
+        coming = not self.driven and not faulty and not self.at_clock(self.resting.mhz)
         pause_s = min(CLOCK_INTERVAL_S, ttl_s / 3) if coming else ttl_s / 3
         self.renew_at_s, self.expires_at_s = started_s + pause_s, started_s + ttl_s
 
     def at_clock(self, mhz: int) -> bool:
         """Whether the lease asks for this clock, and all GPUs of every pod of the job here are locked at it."""
-        if self.leased_pods is None or self.leased_mhz != mhz:
+        if self.leased_pods is None or self.resting.mhz != mhz:
             return False
         if mhz == 0:
             return True
@@ -250,7 +284,7 @@ class Node:
         """From now on the agent may follow a plan, even if its answer never comes."""
         self.driven = True
 
-    def selection_accepted(self, points: Mapping[int, int], *, plan_id: str, from_iteration: int) -> None:
+    def selection_accepted(self, points: Mapping[int, int | None], *, plan_id: str, from_iteration: int) -> None:
         """The agent runs these points (by dp) from an iteration on, unless its plan set was replaced meanwhile."""
         if self.plan_id == plan_id:
             self.selections[self.name] = {**self.selected, **points}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import JobSpec
-from perseus_operator.planning.node import Node
+from perseus_operator.planning.node import DEFAULT_CLOCKS, Node, RestingClock
 from perseus_operator.planning.state import JobState
 
 
@@ -20,8 +20,7 @@ class Acquire:
     """Take the lease on a node, for its pods as they are now."""
 
     node: str
-    clock_mhz: int = 0
-    """Of all GPUs of the pods; 0: none but that of plans."""
+    resting: RestingClock = DEFAULT_CLOCKS
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class Select:
     """Choose a point for some pipelines."""
 
     node: str
-    points: tuple[tuple[int, int], ...]
-    """(dp, point)"""
+    points: tuple[tuple[int, int | None], ...]
+    """(dp, point); None: no plan."""
     from_iteration: int
 
 
@@ -66,14 +65,14 @@ class Intent:
 
     plans: str | None
     """Digest of the plans to store; None: there are none."""
-    wanted: Mapping[int, int]
-    """Point of each pipeline, by dp; empty: no plan is to be followed."""
+    wanted: Mapping[int, int | None]
+    """Point of each pipeline, by dp, None: no plan for now; empty: no plan is to be followed."""
     drive: bool
     """Whether clocks may be set at all."""
     waiting: Explanation | None
     """Why no plan is to be followed."""
-    clock_mhz: int = 0
-    """Clock of all GPUs of a job without plans; 0: none."""
+    resting: RestingClock = DEFAULT_CLOCKS
+    """What GPUs run at while no plan wants a clock."""
 
 
 def next_actions(
@@ -118,18 +117,24 @@ def holds_plans(node: Node, plans: str | None) -> bool:
     )
 
 
-def _is_selected(node: Node, wanted: Mapping[int, int]) -> bool:
-    return all(node.selected.get(dp) == wanted.get(dp) for dp in node.pipelines)
+def _is_selected(node: Node, wanted: Mapping[int, int | None]) -> bool:
+    return all(dp in node.selected and node.selected[dp] == wanted.get(dp) for dp in node.pipelines)
 
 
 def _next_action(
-    node: Node, intent: Intent, plans: str | None, wanted: Mapping[int, int], *, from_iteration: int, now_s: float
+    node: Node,
+    intent: Intent,
+    plans: str | None,
+    wanted: Mapping[int, int | None],
+    *,
+    from_iteration: int,
+    now_s: float,
 ) -> NodeAction | None:
     """The lease goes first: without it nothing else lasts."""
     if not node.pods or (not intent.drive and node.driven):
         return Release(node.name)
-    if node.leased_pods != node.pods or node.leased_mhz != intent.clock_mhz or node.expires_at_s <= now_s:
-        return Acquire(node.name, intent.clock_mhz)
+    if node.leased_pods != node.pods or node.resting != intent.resting or node.expires_at_s <= now_s:
+        return Acquire(node.name, intent.resting)
     if node.renew_at_s <= now_s:
         return Renew(node.name)
     if intent.drive and plans is not None and node.ranks and not holds_plans(node, plans):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from perseus_operator.api.objective import Deadline, Objective, ObjectiveType
@@ -67,6 +67,8 @@ class FrontierView:
     """Energy of an iteration of one pipeline with every instruction at its highest clock."""
     instruction_us: int | None = None
     """Median duration of an instruction under the fastest plan."""
+    ceilings_mw: tuple[tuple[int, int], ...] = ()
+    """(MHz, mW), lowest clock first: what one pipeline draws at most with all GPUs at this clock."""
 
     @property
     def expected_us(self) -> tuple[int, ...]:
@@ -217,12 +219,29 @@ def _deadline(
     return Target(t_min_us * _GRID ** math.floor(math.log(allowed_us / t_min_us, _GRID)))
 
 
+@dataclass(frozen=True)
+class PipelineSpread:
+    """How pipelines differ that are no stragglers.
+
+    Attributes:
+        factors: how many times as long as predicted they take, by data-parallel rank.
+        margin: how many times as long as usual one may take in an iteration: what a pipeline leaves of its wait.
+        relative: what an objective allows counts from the slowest pipeline; otherwise no pipeline may exceed it.
+    """
+
+    factors: Mapping[int, float] = field(default_factory=dict)
+    margin: float = 1.0
+    relative: bool = True
+
+
 def select_points(
     frontier: FrontierView,
     target_us: float,
     pipelines: int,
     slowdowns: Mapping[int, float],
     finest: Grain = Grain.INSTRUCTION,
+    *,
+    spread: PipelineSpread | None = None,
 ) -> dict[int, int]:
     """A point for every pipeline.
 
@@ -231,20 +250,32 @@ def select_points(
     plan that is s times faster. ``lookup`` stops at T*. Hence min(T*, T') for healthy pipelines, and T_min for the
     straggler that sets T'.
 
+    Healthy pipelines differ by factors f. The slowest of them decides what an iteration takes, and what an objective
+    allows counts from there: it runs the objective's plan, and each other one that is max f / f times slower, less a
+    margin.
+
     Args:
         frontier: of one pipeline.
         target_us: the iteration time that the objective asks for.
         pipelines: how many the job has.
         slowdowns: of the stragglers, by data-parallel rank.
         finest: points that set clocks more finely are left out.
+        spread: of the other pipelines; None: all take as long as predicted.
 
     Returns:
         The point of each pipeline, by data-parallel rank.
     """
+    spread = spread or PipelineSpread()
+    factors = {p: spread.factors.get(p, 1.0) for p in range(pipelines) if p not in slowdowns}
     fastest_us = max(frontier.t_min_us, min(target_us, frontier.no_slower_us))
-    allowed_us = max([target_us, *(slowdown * fastest_us for slowdown in slowdowns.values())])
+    slowest = max(factors.values(), default=1.0) if spread.relative else 1.0
+    allowed_us = max([target_us * slowest, *(slowdown * fastest_us for slowdown in slowdowns.values())])
+    times_us = {p: allowed_us / (slowdown * spread.margin) for p, slowdown in slowdowns.items()}
+    for p, factor in factors.items():
+        least_us = target_us if spread.relative else target_us / factor
+        times_us[p] = max(least_us, allowed_us / (factor * spread.margin))
     # A microsecond of tolerance: s·T_min / s must not fall below T_min, nor T'/1 below its own point, by rounding.
-    return {p: frontier.lookup(allowed_us / slowdowns.get(p, 1.0) + 0.5, finest) for p in range(pipelines)}
+    return {p: frontier.lookup(times_us[p] + 0.5, finest) for p in range(pipelines)}
 
 
 def predict(
@@ -255,7 +286,7 @@ def predict(
     Args:
         frontier: of one pipeline.
         chosen: the point of each pipeline, by data-parallel rank.
-        slowdowns: of the stragglers, by data-parallel rank.
+        slowdowns: of stragglers, and factors of other pipelines, by data-parallel rank.
         tensor_parallel: GPUs that share a stage.
 
     Returns:

@@ -9,47 +9,53 @@ the agents shall hold; what to do next on each node.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode, StragglerMode
-from perseus_operator.planning.bound_guard import CONFIRM, Guard, Hold, judge, next_coarser, subject_of
+from perseus_operator.api.job import JobSpec, StragglerMode
+from perseus_operator.planning.aim import Aim, Now, aim_of
+from perseus_operator.planning.bound_guard import Guard, Hold
+from perseus_operator.planning.canary import JudgeCanary
+from perseus_operator.planning.canary_planner import next_canary_step
+from perseus_operator.planning.comparison_planner import next_comparison_action
+from perseus_operator.planning.comparisons import ComparisonAction
 from perseus_operator.planning.fixed_clock import clock_intent
 from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardware_for, input_actions, inputs_wake_s
-from perseus_operator.planning.guard_cause import why_slow
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.lifecycle import DeleteJob, next_deletion
 from perseus_operator.planning.node_actions import Intent, NodeAction, is_applied, next_actions
-from perseus_operator.planning.objective import Grain, Infeasible, Target, bound_us, select_points, target_of
-from perseus_operator.planning.power_allocation import Share, fastest_within, replicas_of, within_share
-from perseus_operator.planning.profile_planner import ProfilingAction, ProfilingStep, next_profiling_step
+from perseus_operator.planning.objective import Infeasible, PipelineSpread, Target, select_points
+from perseus_operator.planning.power_allocation import Share, replicas_of
+from perseus_operator.planning.profile_planner import (
+    ProfilingAction,
+    ProfilingStep,
+    next_profiling_step,
+    next_sweep_cost,
+)
+from perseus_operator.planning.profiling.cost import SweepCost
 from perseus_operator.planning.readiness import (
     baseline_pending,
     first_node_fault,
     frontier_pending,
+    no_clocks,
+    profile_mismatch,
     ranks_pending,
     rehearsal_pending,
     schedule_pending,
 )
+from perseus_operator.planning.resting_clock import resting_clock
+from perseus_operator.planning.shape import shape_of_ranks
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.stragglers.declared import declared_slowdowns
 
 _NEVER_S = 3600.0
 """How soon to look again at a job about which nothing is to be done."""
+_AT_DEFAULT = (Reason.MEASURING_BASELINE, Reason.CANARY, Reason.OBJECTIVE_INFEASIBLE)
+"""A budget reserves what a job draws at default clocks that waits for these."""
 
 
-@dataclass(frozen=True)
-class Now:
-    """The time by two clocks: monotonic for leases and retries, wall clock for a deadline by date."""
-
-    monotonic_s: float
-    wall_s: float
-
-
-Action = InputAction | ProfilingAction | NodeAction | DeleteJob
+Action = InputAction | ProfilingAction | NodeAction | ComparisonAction | JudgeCanary | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +69,15 @@ class Decision:
         applied: every agent holds ``wanted``.
         slowdowns: of the stragglers that count, declared or detected, by dp.
         declared: which of them are declared.
+        factors: how many times as long as predicted pipelines take, by dp; empty: all alike, or not known.
         note: what the objective could not have, though a plan exists.
         advised_point: what the objective asks for, enforced or not; None: no frontier, or no point of it fits.
         profiling: what is being done about a profile that is missing or no longer fits; None: nothing.
+        sweep_cost: what measuring the profile will cost, or would; None: nothing, or it is not known yet.
         limiting_share: of a PowerBudget, where that and not the objective decides.
         hardware: what plans are rehearsed under from now on, to be remembered; None: the GPUs are not known yet.
         bound_us: what an iteration may take, without an allowance for stragglers; None: no bound, or not known yet.
+        least_excess: by what share iterations must exceed it to be distinguished from load; None: not known yet.
         guard: whether measured iterations keep the bound, to be remembered.
         wake_at_s: when to decide again at the latest (monotonic).
     """
@@ -79,13 +88,16 @@ class Decision:
     applied: bool = False
     slowdowns: Mapping[int, float] = field(default_factory=dict)
     declared: frozenset[int] = frozenset()
+    factors: Mapping[int, float] = field(default_factory=dict)
     note: str = ""
     advised_point: int | None = None
     profiling: Explanation | None = None
+    sweep_cost: SweepCost | None = None
     limiting_share: Share | None = None
     hardware: Hardware | None = None
     guard: Guard
     bound_us: float | None = None
+    least_excess: float | None = None
     wake_at_s: float
 
 
@@ -111,13 +123,13 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
     spec = state.spec
     deletion, deletion_wake_s = next_deletion(state.end, spec, now_s=now.monotonic_s, wall_s=now.wall_s)
     deletions = (deletion,) if deletion else ()
-    if not spec.is_planned:
-        intent = clock_intent(state, spec)
+    if not spec.shape_known:
+        intent = _shape_intent(state) if spec.is_planned else clock_intent(state, spec)
         nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
         return Decision(
             actions=(*(action for action, _ in nodes if action is not None), *deletions),
             waiting=intent.waiting,
-            applied=intent.waiting is None,
+            applied=not spec.is_planned and intent.waiting is None,
             guard=state.guard,
             wake_at_s=min(now.monotonic_s + _NEVER_S, deletion_wake_s, *(wake_at_s for _, wake_at_s in nodes)),
         )
@@ -126,13 +138,33 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
     not_ready = schedule_pending(state) or ranks_pending(state, spec) or baseline_pending(state, spec)
     profiling = next_profiling_step(state, spec, not_ready, now_s=now.monotonic_s)
     stragglers = _Stragglers() if profiling else _stragglers(state, spec, now)
-    aim = _aim(state, spec, stragglers, now, profiling=profiling)
+    aim = aim_of(state, spec, stragglers.slowdowns, now, profiling=profiling is not None)
     intent = _intent(state, spec, aim, stragglers, profiling=profiling)
+    wanted = {dp: point for dp, point in intent.wanted.items() if point is not None}
+    canary = None
+    if wanted and profiling is None and intent.waiting is None and not aim.limited_by_share:
+        canary = next_canary_step(state, spec, wanted, stragglers.slowdowns)
+    if canary is not None:
+        intent = replace(intent, wanted=canary.points, waiting=canary.waiting, drive=canary.drive)
+        wanted = {}
+    elif profiling is None and state.comparisons.interrupting:
+        intent = replace(intent, wanted=dict.fromkeys(wanted))
+    if intent.drive and profiling is None and (intent.waiting is None or intent.waiting.reason not in _AT_DEFAULT):
+        intent = replace(intent, resting=resting_clock(state.share, state.frontier, replicas_of(spec)))
     nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
 
-    applied = profiling is None and bool(intent.wanted) and is_applied(state, intent)
+    applied = profiling is None and bool(wanted) and is_applied(state, intent)
+    comparison = next_comparison_action(
+        state,
+        spec,
+        wanted,
+        aim.hold,
+        applied=applied,
+        disturbed=profiling is not None or bool(stragglers.slowdowns) or intent.waiting is not None,
+    )
+    applied |= bool(wanted) and state.comparisons.running
     waiting = intent.waiting
-    if intent.wanted and not applied and waiting is None:
+    if wanted and not applied and waiting is None:
         waiting = first_node_fault(state) or Explanation(Reason.APPLYING, "The plans are being sent to the agents.")
     target = aim.target if isinstance(aim.target, Target) else None
     return Decision(
@@ -140,20 +172,25 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
             *inputs,
             *(profiling.actions if profiling else ()),
             *(action for action, _ in nodes if action is not None),
+            *((comparison,) if comparison else ()),
+            *((canary.action,) if canary and canary.action else ()),
             *deletions,
         ),
-        wanted=intent.wanted,
+        wanted=wanted,
         waiting=waiting,
         applied=applied,
         slowdowns=stragglers.slowdowns,
         declared=stragglers.declared,
+        factors=_spread(state, spec, aim).factors if wanted and profiling is None else {},
         note=target.note if target else "",
         advised_point=state.frontier.lookup(target.time_us) if state.frontier and target else None,
         profiling=profiling.explanation if profiling else None,
+        sweep_cost=next_sweep_cost(state, spec),
         limiting_share=state.share if aim.limited_by_share else None,
         hardware=hardware,
         guard=aim.guard,
         bound_us=aim.bound_us,
+        least_excess=aim.least_excess,
         wake_at_s=min(
             inputs_wake_s(state, now_s=now.monotonic_s, limits=limits),
             profiling.wake_at_s if profiling else math.inf,
@@ -189,162 +226,65 @@ def _stragglers(state: JobState, spec: JobSpec, now: Now) -> _Stragglers:
     return _Stragglers(merged, frozenset(declared))
 
 
+def _spread(state: JobState, spec: JobSpec, aim: Aim) -> PipelineSpread:
+    """How pipelines differ, as telemetry shows. After a plan was withdrawn nothing counts that was measured."""
+    relative = spec.objective.deadline is None or aim.limited_by_share
+    if spec.straggler.mode is not StragglerMode.AUTOMATIC or aim.hold is not Hold.NOTHING:
+        return PipelineSpread(relative=relative)
+    measured = state.detector.spread
+    return PipelineSpread(measured.factors, measured.margin, relative)
+
+
 def _stragglers_wake_s(state: JobState, now: Now) -> float:
     """When the next declared straggler takes effect (monotonic); infinite: none is to come."""
     starts = (straggler.from_s for straggler in state.declared_stragglers)
     return min((start_s for start_s in starts if start_s > now.monotonic_s), default=math.inf)
 
 
-# --------------------------------------------------------------------------------------------- objective and bound
-
-
-@dataclass(frozen=True)
-class _Aim:
-    """The iteration time to aim at, and what holds the job back from it."""
-
-    target: Target | Infeasible | None
-    limited_by_share: bool
-    hold: Hold
-    guard: Guard
-    bound_us: float | None
-    wake_at_s: float
-
-
-def _aim(state: JobState, spec: JobSpec, stragglers: _Stragglers, now: Now, *, profiling: ProfilingStep | None) -> _Aim:
-    wanted, replicas = current_target(state, spec, now), replicas_of(spec)
-    target, limited = within_share(wanted, state.share, state.frontier, replicas)
-    guard = state.guard
-    if profiling is None:
-        guard = _guard(state, spec, target, stragglers.slowdowns, now, limited=limited)
-    # A job that is slowed because watts are short is slowed on purpose: no step of the guard may draw more.
-    hold = min(guard.hold, Hold.FASTEST_PLAN) if limited else guard.hold
-    if limited:
-        target, _ = within_share(wanted, state.share, state.frontier, replicas, hold.finest)
-    wake_at_s = math.inf
-    if profiling is None and (guard.hold is not Hold.NOTHING or guard.trips):
-        wake_at_s = guard.until_s if guard.hold else guard.until_s + guard.pause_s
-    if hold is Hold.FASTEST_PLAN and not limited and state.frontier is not None and isinstance(target, Target):
-        target = Target(state.frontier.t_min_us, target.note)
-    return _Aim(target, limited, hold, guard, _bound_us(state, spec, guard, target, limited=limited), wake_at_s)
-
-
-def current_target(state: JobState, spec: JobSpec, now: Now) -> Target | Infeasible | None:
-    """The iteration time that the objective asks for now; None: there is no frontier yet."""
-    if state.frontier is None:
-        return None
-    finish_by = spec.objective.deadline.finish_by if spec.objective.deadline else None
-    return target_of(
-        spec.objective,
-        state.frontier,
-        gpus_per_stage=replicas_of(spec),
-        iterations_done=state.furthest_iteration,
-        remaining_s=datetime.fromisoformat(finish_by).timestamp() - now.wall_s if finish_by else None,
-    )
-
-
-def _guard(
-    state: JobState,
-    spec: JobSpec,
-    target: Target | Infeasible | None,
-    slowdowns: Mapping[int, float],
-    now: Now,
-    *,
-    limited: bool,
-) -> Guard:
-    """Whether measured iterations keep the bound, with an allowance for stragglers."""
-    if state.frontier is None or state.history is None:
-        return state.guard
-    subject = subject_of(state.frontier.digest, spec.objective)
-    guard = state.guard if state.guard.subject == subject else Guard(subject)
-    bound = _bound_us(state, spec, guard, target, limited=limited)
-    slowest = max([*slowdowns.values(), *state.detector.slowdowns.values()], default=1.0)
-    if bound is not None:
-        bound = max(bound, slowest * (fastest_iteration_us(state, guard) or state.frontier.t_min_us))
-    coarser = None
-    if isinstance(target, Target):
-        coarser = next_coarser(state.frontier, _allowed(state, spec, target, limited=limited), guard.hold)
-    return judge(
-        guard,
-        [i for i in state.history.recent if i.iteration >= state.plan_since],
-        bound_us=bound,
-        coarser=coarser,
-        limited=limited,
-        why=lambda slow: why_slow(slow, state.hardware.in_use),
-        confirm=min(max(CONFIRM, spec.straggler.confirm_iterations + 1), state.history.recent.maxlen or CONFIRM),
-        furthest=state.furthest_iteration,
-        now_s=now.monotonic_s,
-        wall_s=now.wall_s,
-    )
-
-
-def _allowed(state: JobState, spec: JobSpec, target: Target, *, limited: bool) -> Callable[[Grain], int | None]:
-    """The point that share or objective allow where plans are not finer than a grain."""
-    frontier, share = state.frontier, state.share
-    assert frontier is not None
-    if limited and share is not None:
-        return lambda grain: fastest_within(share, frontier, replicas_of(spec), grain)
-    return lambda grain: frontier.lookup(target.time_us + 0.5, grain)
-
-
-def _bound_us(
-    state: JobState, spec: JobSpec, guard: Guard, target: Target | Infeasible | None, *, limited: bool
-) -> float | None:
-    """What an iteration may take; None: no bound, or it is not known yet.
-
-    That of the objective; where a PowerBudget decides, what the plans within the share are predicted to take. Of a job
-    that is known to be slower than predicted at its fastest, they are slower by as much.
-    """
-    fastest_us, frontier = fastest_iteration_us(state, guard), state.frontier
-    bound = bound_us(spec.objective, fastest_us, frontier.scatter if frontier else 1.0)
-    if not limited or frontier is None or not isinstance(target, Target):
-        return bound
-    recent = state.history.recent if state.history is not None else ()
-    ran = {point for i in recent if i.iteration >= state.plan_since for point in i.points.values() if point is not None}
-    # The share may just have moved: iterations under the plan before are no evidence against the next one.
-    slowest_us = frontier.times_us[min(max([frontier.lookup(target.time_us), *ran]), len(frontier.times_us) - 1)]
-    slower = max(1.0, fastest_us / frontier.expected_us[0]) if fastest_us else 1.0
-    return max(bound or 0.0, slowest_us * (1 + frontier.allowance) * slower)
-
-
-def fastest_iteration_us(state: JobState, guard: Guard) -> int | None:
-    """What an iteration takes without any slowdown, as measured, in microseconds; None: not known."""
-    if guard.reference_us is not None:
-        return guard.reference_us
-    if state.baseline is not None:
-        return state.baseline.time_us
-    return state.frontier.t_min_us if state.frontier is not None and state.calibration.digest_in_use else None
-
-
 # ------------------------------------------------------------------------------------------ what agents shall hold
 
 
+def _shape_intent(state: JobState) -> Intent:
+    """Leases alone, by which the training processes become known."""
+    shape = shape_of_ranks(state)
+    return Intent(None, {}, drive=False, waiting=shape if isinstance(shape, Explanation) else None)
+
+
 def _intent(
-    state: JobState, spec: JobSpec, aim: _Aim, stragglers: _Stragglers, *, profiling: ProfilingStep | None
+    state: JobState, spec: JobSpec, aim: Aim, stragglers: _Stragglers, *, profiling: ProfilingStep | None
 ) -> Intent:
     if profiling is not None:  # a sweep has a bound of its own; the objective's is for plans
         sweep = profiling.sweep
         points = dict.fromkeys(range(spec.pipeline.data_parallel), sweep.point) if sweep else {}
         return Intent(sweep.digest if sweep else None, points, profiling.drive, profiling.explanation)
+    mismatch = profile_mismatch(state)
+    if mismatch is not None:
+        return Intent(None, {}, False, mismatch)
     plans = state.frontier.digest if state.frontier else None
     waiting = _why_no_plan(state, spec, aim)
     if waiting is not None or state.frontier is None or not isinstance(aim.target, Target):
-        return Intent(plans, {}, spec.mode is Mode.ENFORCE, waiting)
+        return Intent(plans, {}, spec.mode.sets_clocks, waiting)
     if aim.hold is Hold.DEFAULT_CLOCKS:
         message = "Measured iterations exceeded the bound: default clocks until the next attempt."
         return Intent(plans, {}, False, Explanation(Reason.BOUND_EXCEEDED, message))
     wanted = select_points(
-        state.frontier, aim.target.time_us, spec.pipeline.data_parallel, stragglers.slowdowns, aim.hold.finest
+        state.frontier,
+        aim.target.time_us,
+        spec.pipeline.data_parallel,
+        stragglers.slowdowns,
+        aim.hold.finest,
+        spread=_spread(state, spec, aim),
     )
-    return Intent(plans, wanted, spec.mode is Mode.ENFORCE, None)
+    return Intent(plans, wanted, spec.mode.sets_clocks, None)
 
 
-def _why_no_plan(state: JobState, spec: JobSpec, aim: _Aim) -> Explanation | None:
+def _why_no_plan(state: JobState, spec: JobSpec, aim: Aim) -> Explanation | None:
     if state.frontier is None or aim.target is None:
         return frontier_pending(state)
     if isinstance(aim.target, Infeasible):
         return Explanation(Reason.OBJECTIVE_INFEASIBLE, aim.target.message)
-    if spec.mode is Mode.RECOMMEND:
-        return Explanation(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: no clocks are set.")
+    if not spec.mode.sets_clocks:
+        return no_clocks(spec.mode)
     if state.share is not None and state.share.watts is None:
         return Explanation(Reason.APPLYING, f"PowerBudget {state.share.budget} has not allotted a share yet.")
     rehearsing = rehearsal_pending(state)
@@ -355,6 +295,5 @@ def _why_no_plan(state: JobState, spec: JobSpec, aim: _Aim) -> Explanation | Non
 
 
 def common_point(wanted: Mapping[int, int], slowdowns: Mapping[int, float]) -> int:
-    """The point of the pipelines that are no stragglers; of all pipelines, if all are."""
-    healthy = [point for dp, point in wanted.items() if dp not in slowdowns]
-    return Counter(healthy or wanted.values()).most_common(1)[0][0]
+    """The point of the slowest pipeline that is no straggler: the objective's. Of all pipelines, if all are."""
+    return min([point for dp, point in wanted.items() if dp not in slowdowns] or wanted.values())

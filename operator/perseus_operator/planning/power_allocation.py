@@ -107,6 +107,8 @@ class Share:
     """Whether the budget is enough for the plans of least power of all its jobs."""
     held_w: float = math.inf
     """What the job's GPUs can draw by their power limits: no plan draws more, whatever its profile says."""
+    hold_s: int = 0
+    """How long the job is to stay within it once no operator runs."""
 
 
 def claim(

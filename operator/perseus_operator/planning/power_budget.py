@@ -18,11 +18,11 @@ from perseus_operator.api.budget import (
     BudgetSpec,
     JobShare,
 )
-from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.job import JobSpec
 from perseus_operator.formatting import percent
+from perseus_operator.planning.aim import Now, current_target
 from perseus_operator.planning.gpu import UNKNOWN_BOARD_W
 from perseus_operator.planning.objective import Target
-from perseus_operator.planning.planner import Now, current_target
 from perseus_operator.planning.power_allocation import (
     Allocation,
     Claim,
@@ -61,7 +61,7 @@ class BudgetDecision:
     """How a budget is shared. While the subject stays the same, so do good enough shares."""
 
     subject: tuple[Any, ...] = ()
-    """Budget and claims that were decided about."""
+    """Claims that were decided about."""
     allocation: Allocation = field(default_factory=Allocation)
     members: tuple[Member, ...] = ()
     reserved_w: float = 0.0
@@ -71,11 +71,11 @@ class BudgetDecision:
         """Jobs of which it is not known how much they draw."""
         return [m.job for m in self.members if m.claim is None and m.drawn_w is None]
 
-    def share(self, budget: str, job: str) -> Share:
+    def share(self, budget: str, job: str, hold_s: int) -> Share:
         """The share of a selected job; its watts are unknown until the job has been counted."""
         watts = self.allocation.shares_w.get(job)
         held_w = next((member.held_w for member in self.members if member.job == job), math.inf)
-        return Share(budget, watts, self.allocation.feasible, held_w)
+        return Share(budget, watts, self.allocation.feasible, held_w, hold_s)
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,25 @@ class BudgetStatement:
     message: str
 
 
-def selects(spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool:
-    """Whether a budget selects a PerseusJob."""
+def selects(
+    spec: BudgetSpec, namespace: str, labels: Mapping[str, str], namespace_labels: Mapping[str, str] | None
+) -> bool | None:
+    """Whether a budget selects a PerseusJob; None: that depends on the labels of its namespace, which are not known.
+
+    Args:
+        spec: of the budget.
+        namespace: of the PerseusJob.
+        labels: of the PerseusJob.
+        namespace_labels: of its namespace; None: not known.
+    """
     chosen = spec.selector
     if chosen.namespaces is not None and namespace not in chosen.namespaces:
         return False
-    return all(labels.get(key) == value for key, value in (chosen.match_labels or {}).items())
+    if any(labels.get(key) != value for key, value in (chosen.match_labels or {}).items()):
+        return False
+    if chosen.namespace_selector is None:
+        return True
+    return None if namespace_labels is None else chosen.namespace_selector.selects(namespace_labels)
 
 
 def member_of(state: JobState, now: Now, *, settled: bool = True) -> Member | None:
@@ -116,9 +129,10 @@ def member_of(state: JobState, now: Now, *, settled: bool = True) -> Member | No
     if not spec.is_planned:
         return _unplanned(state, spec, limits_w, settled=settled)
     gpus = replicas_of(spec) * spec.pipeline.stages
-    held_w = math.fsum(limits_w.values()) if settled or len(limits_w) >= gpus else math.inf
+    complete = settled or (spec.shape_known and len(limits_w) >= gpus)
+    held_w = math.fsum(limits_w.values()) if complete else math.inf
     target = current_target(state, spec, now)
-    steered = spec.mode is not Mode.RECOMMEND and not spec.suspend
+    steered = spec.mode.sets_clocks and not spec.suspend
     if steered and (state.frontier is None or target is None or (not settled and len(state.ranks) < gpus)):
         return Member(job, spec.priority, held_w=held_w)
     # Without a target the plan in force stays, and it may be none. No plan runs before all ranks are there.
@@ -168,7 +182,7 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
     """Decide the shares of a budget. A job whose frontier is not known yet, as after a restart, keeps its share.
 
     Args:
-        spec: of the budget.
+        spec: of the budget, with the watts that it shares now.
         members: selected jobs that draw power.
         before: the previous decision.
     """
@@ -182,7 +196,7 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
     reserved_w = math.fsum(member.drawn_w for member in known if member.drawn_w is not None)
     left_w = spec.watts - reserved_w - math.fsum(kept_w.values())
     fresh = allocate(left_w, claims)
-    subject = (spec.watts, *sorted((claim.job, claim.priority, claim.subject) for claim in claims))
+    subject = tuple(sorted((claim.job, claim.priority, claim.subject) for claim in claims))
     if subject == before.subject and before.allocation.feasible:
         fresh = steady(before.allocation.shares_w, fresh, claims, left_w)
     shares_w = {**fresh.shares_w, **kept_w}
@@ -214,13 +228,14 @@ def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement
     return BudgetStatement(BudgetCondition.KEPT, True, BudgetReason.SHARED, message)
 
 
-def figures(decision: BudgetDecision) -> BudgetFigures:
+def figures(spec: BudgetSpec, decision: BudgetDecision) -> BudgetFigures:
     """The figures of the status. Watts are rounded down, so that shares never add up to more than the budget."""
     claims = [member.claim for member in decision.members if member.claim is not None]
     shares_w = decision.allocation.shares_w
     shown = [_share(member, shares_w[member.job]) for member in decision.members if member.job in shares_w]
     return BudgetFigures(
         jobs=len(decision.members),
+        watts=spec.watts,
         granted_watts=int(decision.allocation.total_w),
         wanted_watts=int(math.fsum(claim.wanted_w for claim in claims)),
         least_watts=math.ceil(math.fsum(claim.least_w for claim in claims)),

@@ -5,7 +5,8 @@ or holds a measured profile that no longer fits. The sweep's clocks are the poin
 for any other plan.
 
 Where an iteration is one instruction, a plan is one clock, and no other instruction makes up for a step between two
-measured ones. So the clocks around the one that the objective asks for are measured as well.
+measured ones. So the clocks around the one that the objective asks for are measured as well, unless steps vary so much
+that these could not be distinguished.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
+from statistics import median
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.job import JobSpec, Mode, Online
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.planning.objective import FrontierView, Target, target_of
+from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.power_allocation import replicas_of
+from perseus_operator.planning.profiling.cost import SweepCost, sweep_cost
+from perseus_operator.planning.profiling.reading import Reading
 from perseus_operator.planning.profiling.sweep import (
     FEWEST,
-    Reading,
     Recipe,
     Sweep,
     choose_clocks,
@@ -83,24 +87,58 @@ def next_profiling_step(
         now_s: monotonic.
     """
     own, online = state.profiling, spec.profile.online
-    missing = state.profile_fault is not None and state.profile_fault.reason is Reason.PROFILE_NOT_FOUND
     stale = state.profile_digest is not None and own.stale_profile == state.profile_digest
-    if online is None or not (missing or stale):
+    if online is None or not (_is_missing(state) or stale) or spec.mode is Mode.OBSERVE:
         return None
-    where = spec.profile.where
+    where, cost = spec.profile.where, next_sweep_cost(state, spec)
+    costs = f" {cost}" if cost else ""
     fault = own.fault
-    if spec.mode is Mode.RECOMMEND:
+    if not spec.mode.sets_clocks:
         why = f"{where} does not exist, and measuring a profile sets clocks: it needs spec.mode Enforce"
-        fault = Explanation(Reason.PROFILING_NEEDS_ENFORCE, f"{why}, or a profile stored there.")
+        fault = Explanation(Reason.PROFILING_NEEDS_ENFORCE, f"{why}, or a profile stored there.{costs}")
     elif not_ready is not None and fault is None:
         return ProfilingStep(
-            Explanation(Reason.PROFILING, f"To be measured into {where}. {not_ready.message}"), drive=True
+            Explanation(Reason.PROFILING, f"To be measured into {where}.{costs} {not_ready.message}"), drive=True
         )
     fresh = fault or _fresh(state, spec)
     if isinstance(fresh, Sweep):
         return _step(state, spec, fresh, now_s)
     # A profile that fits badly is better than none.
     return None if stale else ProfilingStep(fresh, drive=fresh.reason is Reason.PROFILING)
+
+
+def next_sweep_cost(state: JobState, spec: JobSpec) -> SweepCost | None:
+    """What measuring the profile will cost at most, or would if the mode set clocks.
+
+    Args:
+        state: of the job.
+        spec: of the job.
+
+    Returns:
+        None: there is a profile, or none is to be measured, or it is being measured, or the clocks of the GPUs are not
+        known yet.
+    """
+    online, own = spec.profile.online, state.profiling
+    estimated = state.observation.basis is not Basis.PROFILE
+    if online is None or own.sweep is not None or not (_is_missing(state) or estimated):
+        return None
+    common = _common_clocks(state)
+    if isinstance(common, Explanation) or len(common) < FEWEST:
+        return None
+    before = state.without_plan
+    times_us = [i.time_us for i in state.history.unplanned] if state.history else []
+    iteration_us = before.time_us if before else median(times_us) if times_us else None
+    finer = spec.pipeline.schedule is ScheduleName.STEPS
+    return sweep_cost(choose_clocks(common, online.max_clocks), _recipe(online), finer=finer, iteration_us=iteration_us)
+
+
+def _is_missing(state: JobState) -> bool:
+    absent = (Reason.PROFILE_NOT_FOUND, Reason.OBSERVING)
+    return state.profile_fault is not None and state.profile_fault.reason in absent
+
+
+def _recipe(online: Online) -> Recipe:
+    return Recipe(online.iterations_per_clock, online.max_slowdown_ratio, us_from_s(online.max_duration_seconds))
 
 
 def _step(state: JobState, spec: JobSpec, fresh: Sweep, now_s: float) -> ProfilingStep:
@@ -111,9 +149,10 @@ def _step(state: JobState, spec: JobSpec, fresh: Sweep, now_s: float) -> Profili
         sweep = sweep.refined(finer_mhz)
     if sweep == own.sweep:
         return _go_on(state, sweep, now_s)
-    to_come = len(sweep.clocks_mhz) - len(sweep.readings)
+    to_come, cost = len(sweep.clocks_mhz) - len(sweep.readings), next_sweep_cost(state, spec)
     where = " around the best one" if finer_mhz else ""
-    explanation = Explanation(Reason.PROFILING, f"{to_come} clocks{where} will be measured.")
+    costs = f" {cost}" if cost else ""
+    explanation = Explanation(Reason.PROFILING, f"{to_come} clocks{where} will be measured.{costs}")
     return ProfilingStep(explanation, drive=True, actions=() if own.writing else (BeginSweep(sweep),))
 
 
@@ -127,9 +166,8 @@ def _fresh(state: JobState, spec: JobSpec) -> Sweep | Explanation:
     chosen = choose_clocks(common, online.max_clocks)
     if len(chosen) < FEWEST:
         return Explanation(Reason.PROFILING_FAILED, f"The GPUs of the job have {len(chosen)} clocks in common.")
-    recipe = Recipe(online.iterations_per_clock, online.max_slowdown_ratio, us_from_s(online.max_duration_seconds))
     schedule = _schedule_digest(spec, state.schedule_csv or "")
-    return Sweep(chosen, schedule, recipe, replaces=state.profiling.stale_profile)
+    return Sweep(chosen, schedule, _recipe(online), replaces=state.profiling.stale_profile)
 
 
 def _common_clocks(state: JobState) -> tuple[int, ...] | Explanation:
@@ -150,6 +188,8 @@ def _common_clocks(state: JobState) -> tuple[int, ...] | Explanation:
 def _finer_clocks(state: JobState, spec: JobSpec, sweep: Sweep) -> tuple[int, ...]:
     """Clocks to be measured around the best one; empty: the sweep goes on, has had them, or needs none."""
     if spec.pipeline.schedule is not ScheduleName.STEPS or sweep.chosen_mhz or sweep.failed or not sweep.finished:
+        return ()
+    if sweep.certainty.varies:
         return ()
     common, best = _common_clocks(state), _best_reading(state, spec, sweep)
     if best is None or isinstance(common, Explanation):
@@ -209,8 +249,13 @@ def _go_on(state: JobState, sweep: Sweep, now_s: float) -> ProfilingStep:
         )
         store = (StoreProfile(),) if may_write and not own.profile_stored else ()
         return ProfilingStep(explanation, sweep, True, store, wake_at_s)
-    save = (SaveSweep(),) if may_write and done > own.readings_stored else ()
-    clock = f"{sweep.clocks_mhz[done]} MHz, clock {done + 1} of at most {len(sweep.clocks_mhz)}"
+    save = (SaveSweep(),) if may_write and sweep.measured > own.readings_stored else ()
+    clock = f"{sweep.clocks_mhz[sweep.point]} MHz, clock {sweep.point + 1} of "
+    if sweep.round == 1:
+        clock += f"at most {len(sweep.clocks_mhz)}"
+    else:
+        varies = f"because steps vary by {sweep.certainty.scatter:.0%} with their data"
+        clock += f"{done}, in round {sweep.round} {varies}"
     counted = f"{own.iterations_counted} of {sweep.recipe.iterations} iterations"
     rejection = f" The latest iteration was rejected: {own.rejection}." if own.rejection else ""
     explanation = Explanation(Reason.PROFILING, f"{own.stale_reason}Measuring {clock}: {counted}.{rejection}")

@@ -5,7 +5,7 @@ frontier, ranks, baseline, agents.
 from __future__ import annotations
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.api.job import JobSpec
+from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import absence, silent_pods
 
@@ -42,6 +42,13 @@ def rehearsal_pending(state: JobState) -> Explanation | None:
     return Explanation(Reason.WAITING_FOR_FRONTIER, f"The plans are being rehearsed for {hardware.model}.")
 
 
+def no_clocks(mode: Mode) -> Explanation:
+    """Why a job in a mode that sets no clocks runs no plan."""
+    if mode is Mode.OBSERVE:
+        return Explanation(Reason.OBSERVE_ONLY, "spec.mode is Observe: no clock is written.")
+    return Explanation(Reason.RECOMMEND_ONLY, "spec.mode is Recommend: no clocks are set.")
+
+
 def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     """Why not every rank of the job's shape is taken by exactly one process; None: each is."""
     shape = spec.pipeline
@@ -72,6 +79,15 @@ def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     return None
 
 
+def profile_mismatch(state: JobState) -> Explanation | None:
+    """Why the profile is not of this job's GPUs; None: it is, or that is not known."""
+    others = sorted({gpu.model for gpu in state.gpus} - {state.profile_gpu})
+    if not state.profile_gpu or not others or state.spec is None:
+        return None
+    message = f"{state.spec.profile.where} was measured on {state.profile_gpu}, the job runs on {others[0]}"
+    return Explanation(Reason.PROFILE_MISMATCH, f"{message}: name another one, or none to measure one.")
+
+
 def baseline_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     """Why the baseline is not complete; None: it is, or none is wanted, or a plan is in force already because this
     operator has restarted.
@@ -81,10 +97,10 @@ def baseline_pending(state: JobState, spec: JobSpec) -> Explanation | None:
     points = [point for iteration in state.history.recent for point in iteration.points.values()]
     if any(node.driven for node in state.nodes.values()) or any(point is not None for point in points):
         return None
-    return Explanation(
-        Reason.MEASURING_BASELINE,
-        f"{len(state.history.unplanned)} of {spec.baseline_iterations} iterations are measured at default clocks.",
-    )
+    wanted = state.baseline_wanted
+    more = f" More than {spec.baseline_iterations}, because they vary." if wanted > spec.baseline_iterations else ""
+    message = f"{len(state.history.unplanned)} of {wanted} iterations are measured at default clocks.{more}"
+    return Explanation(Reason.MEASURING_BASELINE, message)
 
 
 def first_node_fault(state: JobState) -> Explanation | None:

@@ -12,13 +12,16 @@ from typing import Any
 
 from perseus_operator.api.conditions import ConditionType
 from perseus_operator.planning import bound_guard
+from perseus_operator.planning.canary import canary_from_status
+from perseus_operator.planning.comparisons import comparisons_from_status
 from perseus_operator.planning.hardware import hardware_from_status
 from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.shape import shape_from_status
 from perseus_operator.planning.state import JobState
 
 
 def restore_from_status(state: JobState, status: Mapping[str, Any], *, now_s: float, wall_s: float) -> None:
-    """Take baseline, guard, hardware and end from a stored status.
+    """Take baseline, comparisons, guard, hardware, shape and end from a stored status.
 
     Args:
         state: of the job; changed.
@@ -34,6 +37,9 @@ def restore_from_status(state: JobState, status: Mapping[str, Any], *, now_s: fl
         baseline=_measured(status.get("baseline")),
         guard=restored_guard,
         hardware=hardware_from_status(status.get("hardware")),
+        shape=shape_from_status(status.get("shape")),
+        comparisons=comparisons_from_status(status.get("comparison")),
+        canary=canary_from_status(status.get("canary")),
     )
     state.end.restored(_finished_at_s(status), _measured(status.get("measured")))
 

@@ -1,16 +1,18 @@
 """Everything that is known about one job. The planner reads it and changes nothing.
 
-Fields are read everywhere and changed only by the named methods below, one for each event; ``Node``, ``JobEnd`` and the
-three ``…Progress`` do the same for their part. Nothing here does I/O, reads a clock or decides what to do. The events:
+Fields are read everywhere and changed only by the named methods below, one for each event; ``Node``, ``JobEnd``,
+``Comparisons``, ``Observation`` and the three ``…Progress`` do the same for their part. Nothing here does I/O, reads a
+clock or decides what to do. The events:
 
-    the PerseusJob          generation_observed, spec_accepted, spec_rejected, restored,
+    the PerseusJob          generation_observed, class_observed, spec_accepted, spec_rejected, restored,
                             declarations_observed, declarations_rejected
+    its shape               shape_learned
     pods and agents         pods_observed, node_forgotten
     telemetry               rank_joined, rank_left, iteration_reported, baseline_measured
     profile and schedule    read_requested, read_started, read_ended,
                             profile_accepted, schedule_accepted, schedule_rejected
     the frontier            solve_started, solve_succeeded, solve_failed, solve_ended
-    decisions of others     guard_updated, hardware_adopted, share_granted, fenced_by, epoch_raised
+    decisions of others     guard_updated, canary_judged, hardware_adopted, share_granted, fenced_by, epoch_raised
 """
 
 from __future__ import annotations
@@ -20,20 +22,23 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation
-from perseus_operator.api.job import JobSpec
-from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
 from perseus_operator.objects import JobRef, Pod
-from perseus_operator.planning.bound_guard import Guard
+from perseus_operator.planning.bound_guard import Guard, baseline_wanted
 from perseus_operator.planning.calibration_progress import CalibrationProgress
+from perseus_operator.planning.canary import Canary
+from perseus_operator.planning.comparisons import Comparisons
 from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.evidence import summarise as summarise_evidence
 from perseus_operator.planning.gpu import Gpu, StoredLatency
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.hardware_progress import HardwareProgress
-from perseus_operator.planning.iterations import History, JobIteration, Measured, Report, summarise
+from perseus_operator.planning.iterations import WINDOW, History, JobIteration, Measured, Report, summarise
 from perseus_operator.planning.lifecycle import JobEnd
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.objective import FrontierView
+from perseus_operator.planning.observation import Basis, Observation
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profiling.progress import ProfilingProgress
 from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX
@@ -51,13 +56,21 @@ class JobState:
 
     ref: JobRef
     generation: int = 0
-    spec: JobSpec | None = None
+    stated_spec: JobSpec | None = None
     """The last accepted one."""
+    spec: JobSpec | None = None
+    """The same with what it leaves out: its profile, and its shape once that is known."""
+    shape: Pipeline | None = None
+    """As the training processes report it; None: not known, or the spec has it."""
+    shape_outdated: bool = True
+    """Whether processes have joined since the shape was learned."""
     spec_fault: Explanation | None = None
     declared_stragglers: tuple[DeclaredStraggler, ...] = ()
     declaration_fault: Explanation | None = None
     profile_digest: str | None = None
     """Of the last profile that could be read."""
+    profile_gpu: str = ""
+    """Model of the GPUs on which it was measured; empty: not known."""
     profile_fault: Explanation | None = None
     read_at_s: float | None = None
     """When profile and schedule were last read (monotonic); None: read them now."""
@@ -77,8 +90,10 @@ class JobState:
     solve_fault: tuple[str, Explanation] | None = None
     """Digest of the inputs that could not be solved, and why."""
     nodes: dict[str, Node] = field(default_factory=dict)
-    selections: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    selections: dict[str, Mapping[int, int | None]] = field(default_factory=dict)
     """Points that nodes run, by name of the node; see ``Node.selected``."""
+    energy_class: str = ""
+    """EnergyClass that the PerseusJob is labelled with; empty: none. A tenant may write that."""
     attempt: str = ""
     """Which attempt of the workload the pods belong to; empty: not known."""
     excluded_pods: Mapping[str, int] = field(default_factory=dict)
@@ -91,9 +106,12 @@ class JobState:
     calibration: CalibrationProgress = field(default_factory=CalibrationProgress)
     profiling: ProfilingProgress = field(default_factory=ProfilingProgress)
     hardware: HardwareProgress = field(default_factory=HardwareProgress)
+    observation: Observation = field(default_factory=Observation)
     measured_power_mw: int | None = None
     """Blocking power stored with the profile; the spec's takes precedence."""
     guard: Guard = field(default_factory=Guard)
+    comparisons: Comparisons = field(default_factory=Comparisons)
+    canary: Canary = field(default_factory=Canary)
     baseline: Measured | None = None
     share: Share | None = None
     """Of a PowerBudget; None: no budget selects the job."""
@@ -107,14 +125,27 @@ class JobState:
         """The PerseusJob was observed at this generation."""
         self.generation = generation
 
+    def class_observed(self, energy_class: str) -> None:
+        """The PerseusJob is labelled with this EnergyClass; empty: with none."""
+        self.energy_class = energy_class
+
     def spec_accepted(self, spec: JobSpec) -> None:
         """A valid spec replaces the one before; measurements of another shape are discarded."""
+        self.stated_spec, spec = spec, spec.completed(self.ref.name, self.shape)
         shape = (spec.pipeline.data_parallel, spec.pipeline.stages * spec.pipeline.tensor_parallel)
-        if self.history is None or (self.history.pipelines, self.history.ranks_per_pipeline) != shape:
+        if not spec.shape_known:
+            self.history = None
+        elif self.history is None or (self.history.pipelines, self.history.ranks_per_pipeline) != shape:
             self._restart_history(*shape)
             if self.spec is not None:
                 self.baseline = None
-        if self.spec is None or spec.profile != self.spec.profile:
+        if self.spec is not None and (spec.objective, spec.mode) != (self.spec.objective, self.spec.mode):
+            self.comparisons.discarded()
+            self.canary = Canary()
+        observes = self.spec is not None and self.spec.mode is Mode.OBSERVE
+        if observes and spec.mode is not Mode.OBSERVE and self.observation.basis is not Basis.PROFILE:
+            self._forget_profile()  # good enough for a prediction, not for a plan
+        if self.spec is None or spec.profile != self.spec.profile or observes != (spec.mode is Mode.OBSERVE):
             self.read_requested()
             self.profiling.spec_changed()
         self.spec = spec
@@ -139,10 +170,33 @@ class JobState:
         """The annotation breaks a rule; what it declared before stays in force."""
         self.declaration_fault = fault
 
-    def restored(self, *, baseline: Measured | None, guard: Guard | None, hardware: Hardware | None = None) -> None:
+    def shape_learned(self, shape: Pipeline) -> None:
+        """All training processes together report this shape."""
+        before, self.shape, self.shape_outdated = self.shape, shape, False
+        if shape == before or self.stated_spec is None:
+            return
+        if before is not None and replace(before, data_parallel=shape.data_parallel) != shape:
+            # Another program runs under the same name: what was made for the one before does not fit.
+            self._forget_profile()
+        self.schedule_csv = None
+        self.spec_accepted(self.stated_spec)
+
+    def restored(
+        self,
+        *,
+        baseline: Measured | None,
+        guard: Guard | None,
+        hardware: Hardware | None = None,
+        shape: Pipeline | None = None,
+        comparisons: Comparisons | None = None,
+        canary: Canary | None = None,
+    ) -> None:
         """An earlier operator stored these in the status; None: it stored none."""
         self.baseline = baseline or self.baseline
         self.guard = guard or self.guard
+        self.shape = shape or self.shape
+        self.comparisons = comparisons or self.comparisons
+        self.canary = canary or self.canary
         if hardware is not None:
             self.hardware.adopted(hardware)
 
@@ -200,6 +254,7 @@ class JobState:
         """A rank has connected to its agent, or is seen again after a gap in telemetry."""
         if not node.rank_joined(rank):
             return
+        self.shape_outdated = True
         if self.spec is not None and self.spec.pipeline.schedule is ScheduleName.FROM_RANKS:
             self.schedule_csv = None
         # A selection names an iteration, and new processes count theirs from their own start. One step for all nodes:
@@ -219,13 +274,17 @@ class JobState:
             The job's iteration if this report completed it; otherwise None.
         """
         spec = self.spec
-        if report.rank_id not in node.ranks or self.history is None or spec is None or not spec.is_planned:
+        if report.rank_id not in node.ranks:
             return None
         node.rank_advanced(report.rank_id, report.iteration + 1)
+        if self.history is None or spec is None:
+            return None
         iteration = self.history.add(report)
+        if iteration is not None and iteration.unplanned and all(n.rests_at_default for n in self.nodes.values()):
+            self.history.ran_at_default(iteration)
         if iteration is not None and self.is_typical(iteration):
             self.hardware.iteration_observed(iteration)
-        if iteration is None or self.frontier is None or self.sweeping:
+        if iteration is None or self.frontier is None or self.sweeping or not self.ranks_comparable:
             return iteration
         # At default clocks a pipeline runs like the fastest plan.
         times_us = self.frontier.expected_us
@@ -235,7 +294,6 @@ class JobState:
             planned_us,
             spec.straggler,
             planned_times=self.planned_times,
-            stage_noise=self.calibration.quality.stage_noise if self.calibration.quality else None,
             slowed_pipelines=self.slowed_pipelines(),
         )
         return iteration
@@ -246,9 +304,9 @@ class JobState:
         Returns:
             The new baseline, if it was fixed now; otherwise None.
         """
-        wanted = self.spec.baseline_iterations if self.spec else 0
+        wanted = self.baseline_wanted
         if self.baseline is None and self.history is not None and 0 < wanted <= len(self.history.unplanned):
-            self.baseline = summarise(self.history.unplanned[:wanted])
+            self.baseline = summarise(self.history.unplanned)
             return self.baseline
         return None
 
@@ -274,10 +332,15 @@ class JobState:
             self.read_at_s, self.profile_fault = at_s, profile_fault
 
     def profile_accepted(
-        self, digest: str, measured_power_mw: int | None, latency: StoredLatency | None = None
+        self,
+        digest: str,
+        measured_power_mw: int | None,
+        latency: StoredLatency | None = None,
+        *,
+        gpu_model: str = "",
     ) -> None:
-        """A usable profile was read, and what is stored with it: blocking power, switch latency."""
-        self.profile_digest, self.measured_power_mw = digest, measured_power_mw
+        """A usable profile was read, and what is stored with it: blocking power, switch latency, model of the GPUs."""
+        self.profile_digest, self.measured_power_mw, self.profile_gpu = digest, measured_power_mw, gpu_model
         self.hardware.latency_read(latency)
 
     def schedule_accepted(self, schedule_csv: str) -> None:
@@ -318,6 +381,10 @@ class JobState:
         """The planner judged whether measured iterations keep the bound."""
         self.guard = guard
 
+    def canary_judged(self, canary: Canary) -> None:
+        """The plan ran on one pipeline for long enough."""
+        self.canary = canary
+
     def hardware_adopted(self, hardware: Hardware | None) -> None:
         """The planner chose what plans are rehearsed under; None: the GPUs are not known yet."""
         self.hardware.adopted(hardware)
@@ -334,11 +401,18 @@ class JobState:
         """The counter of epochs was lost: the job goes on under this one."""
         self.raised_epoch = epoch
 
+    def _forget_profile(self) -> None:
+        self.frontier = self.planned_times = self.profile_digest = None
+        self.observation.basis_accepted(Basis.PROFILE, "")
+        self.read_requested()
+
     def _restart_history(self, pipelines: int, ranks_per_pipeline: int) -> None:
         self.history = History(pipelines, ranks_per_pipeline)
+        self.observation.restarted()
         self.detector = StragglerDetector()
         self.hardware.restarted()
-        self.guard = replace(self.guard, since=0)
+        self.comparisons.restarted()
+        self.guard, self.canary = replace(self.guard, since=0), replace(self.canary, resume_at=0)
 
     # ------------------------------------------------------------------------------------------- what follows from it
 
@@ -360,7 +434,29 @@ class JobState:
     @property
     def evidence(self) -> Evidence:
         """How clocks followed plans in the latest iterations."""
-        return summarise_evidence(i.evidence for i in self.history.recent) if self.history else Evidence()
+        recent = list(self.history.recent)[-WINDOW:] if self.history else []
+        return summarise_evidence(i.evidence for i in recent)
+
+    @property
+    def baseline_wanted(self) -> int:
+        """How many iterations at default clocks make a baseline; 0: none is wanted."""
+        asked = self.spec.baseline_iterations if self.spec else 0
+        return baseline_wanted(asked, self.history.unplanned) if self.history else asked
+
+    @property
+    def ranks_comparable(self) -> bool:
+        """Whether telemetry shows how long pipelines take by themselves: steps that hold the wait for other ranks last
+        equally long.
+        """
+        whole = self.spec is not None and self.spec.pipeline.schedule is ScheduleName.STEPS
+        latest = self.history.recent[-1] if self.history and self.history.recent else None
+        return not whole or latest is None or latest.own_time
+
+    @property
+    def shape_wanted(self) -> bool:
+        """Whether the training processes must be asked for the shape of the job."""
+        stated = self.stated_spec
+        return self.shape_outdated and stated is not None and stated.is_planned and stated.pipeline is NO_PIPELINE
 
     @property
     def schedule_known(self) -> bool:
@@ -377,6 +473,11 @@ class JobState:
         """Of one GPU while it waits: the spec's, or as measured with the profile."""
         given = self.spec.profile.blocking_power_milliwatts if self.spec else None
         return given if given is not None else self.measured_power_mw or 0
+
+    @property
+    def without_plan(self) -> Measured | None:
+        """What an iteration takes at default clocks, as measured last; None: not measured."""
+        return self.comparisons.reference or self.baseline
 
     @property
     def plan_since(self) -> int:

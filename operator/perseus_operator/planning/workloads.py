@@ -15,7 +15,7 @@ from typing import Any, Final
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec
 from perseus_operator.api.workload import WorkloadKind
-from perseus_operator.objects import Pod
+from perseus_operator.objects import Owner, Pod
 from perseus_operator.planning.state import JobState
 
 
@@ -28,6 +28,7 @@ class Preset:
         name_label: pod label that carries the workload's name.
         name_pattern: the value of that label, where it is not the name itself; ``{}`` stands for the name.
         not_workers: pod label and the values of it that mark pods which do not train, unless they ask for a GPU.
+        uid_label: pod label that carries the workload's UID; empty: none does.
         restart_label: pod label that counts the workload's restarts; empty: every restart has another owner.
         owner_is_attempt: the owner of a pod is the same for all pods of one attempt, and another after a restart.
         suspended_by: field of the workload that suspends it; its controller then deletes the pods. Empty: none.
@@ -37,6 +38,7 @@ class Preset:
     name_label: str
     name_pattern: str = "{}"
     not_workers: tuple[str, frozenset[str]] = ("", frozenset())
+    uid_label: str = ""
     restart_label: str = ""
     owner_is_attempt: bool = False
     suspended_by: str = "spec.suspend"
@@ -55,6 +57,7 @@ PRESETS: Final[Mapping[WorkloadKind, Preset]] = {
     WorkloadKind.JOB_SET: Preset(
         "jobset.x-k8s.io/v1alpha2",
         f"{_JOB_SET}/jobset-name",
+        uid_label=f"{_JOB_SET}/jobset-uid",
         restart_label=f"{_JOB_SET}/restart-attempt",
     ),
     WorkloadKind.PYTORCH_JOB: Preset(
@@ -191,6 +194,54 @@ def _of_workload(pods: Iterable[Pod], kind: WorkloadKind, name: str) -> Selectio
 
 def _counted(excluded: Mapping[str, int]) -> dict[str, int]:
     return {why: number for why, number in excluded.items() if number}
+
+
+@dataclass(frozen=True)
+class PodWorkload:
+    """The workload that a pod belongs to.
+
+    Attributes:
+        kind: of the workload.
+        name: of the workload.
+        owner: with which goes what belongs to the workload: itself, or where its pods do not say its UID, the
+            controller that made the pod.
+    """
+
+    kind: WorkloadKind
+    name: str
+    owner: Owner
+
+
+_MADE_BY: Final = (
+    (WorkloadKind.JOB_SET, "batch", "Job"),
+    (WorkloadKind.LEADER_WORKER_SET, "apps", "StatefulSet"),
+    (WorkloadKind.PYTORCH_JOB, "kubeflow.org", "PyTorchJob"),
+    (WorkloadKind.MPI_JOB, "kubeflow.org", "MPIJob"),
+    (WorkloadKind.VOLCANO_JOB, "batch.volcano.sh", "Job"),
+    (WorkloadKind.RAY_CLUSTER, "ray.io", "RayCluster"),
+    (WorkloadKind.JOB, "batch", "Job"),
+)
+"""Kinds with the API group and kind of the controller that makes their pods. Those of a JobSet are made by a Job, too;
+the JobSet of a TrainJob and the RayCluster of a RayJob have names and lives that follow theirs."""
+
+
+def workload_of(labels: Mapping[str, str], owner: Owner | None) -> PodWorkload | None:
+    """The workload of a pod; None: it is of no kind that is known here.
+
+    Args:
+        labels: of the pod.
+        owner: the controller that made it.
+    """
+    if owner is None:
+        return None
+    made_by = owner.api_version.partition("/")[0], owner.kind
+    for kind, *wanted in _MADE_BY:
+        preset = PRESETS[kind]
+        name = labels.get(preset.name_label, "")
+        if name and made_by == tuple(wanted):
+            uid = labels.get(preset.uid_label, "")
+            return PodWorkload(kind, name, Owner(preset.group, kind.value, name, uid) if uid else owner)
+    return None
 
 
 def asks_for_gpu(spec: Mapping[str, Any]) -> bool:

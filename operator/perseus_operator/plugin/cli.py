@@ -34,6 +34,7 @@ from perseus_operator.planning.stragglers.annotation import (
     parse_annotation,
 )
 from perseus_operator.plugin.doctor import examine
+from perseus_operator.plugin.energy_report import GROUPS, SINCE, energy_report, prometheus
 from perseus_operator.plugin.job import NO_DEFINITION, load_job, read_job
 from perseus_operator.plugin.kube_client import KubeReader
 from perseus_operator.plugin.listing import listing
@@ -41,6 +42,7 @@ from perseus_operator.plugin.reports import explanation, frontier_document, plan
 from perseus_operator.plugin.tables import (
     Terminal,
     diagnosis_text,
+    energy_report_text,
     explanation_text,
     frontier_text,
     listing_text,
@@ -116,6 +118,14 @@ def _explain(kube: KubeReader, namespace: str, options: Any, terminal: Terminal)
 def _doctor(kube: KubeReader, namespace: str, options: Any, terminal: Terminal) -> Answer:
     document = examine(read_job(kube, namespace, options.job))
     return document, diagnosis_text(document, terminal)
+
+
+def _report(_kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
+    everywhere = options.all_namespaces
+    document = energy_report(
+        prometheus(options.prometheus), options.since, options.by, None if everywhere else namespace
+    )
+    return document, energy_report_text(document, "any namespace" if everywhere else f"namespace {namespace}")
 
 
 def _list(kube: KubeReader, namespace: str, options: Any, _: Terminal) -> Answer:
@@ -227,6 +237,17 @@ def _parser() -> argparse.ArgumentParser:
     shown = commands.add_parser("list", parents=[common], help="all jobs, what they save, and why one does not")
     shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
     shown.set_defaults(command=_list)
+    shown = commands.add_parser("report", parents=[common], help="energy that jobs took and saved, from a Prometheus")
+    shown.add_argument("-A", "--all-namespaces", action="store_true", help="of the whole cluster")
+    shown.add_argument("--since", type=_since, default="30d", metavar="30d", help="how far back; default: 30d")
+    shown.add_argument("--by", choices=tuple(GROUPS), default="job", help="what a row is; default: job")
+    shown.add_argument(
+        "--prometheus",
+        default=os.environ.get("PERSEUS_PROMETHEUS", "http://localhost:9090"),
+        metavar="URL",
+        help="of the site; default: PERSEUS_PROMETHEUS, or http://localhost:9090",
+    )
+    shown.set_defaults(command=_report)
     shown = commands.add_parser("doctor", parents=[job], help="why a job does not save, step by step, and what to do")
     shown.set_defaults(command=_doctor)
     shown = commands.add_parser("frontier", parents=[job], help="time, energy and savings of every plan of a job")
@@ -279,6 +300,12 @@ def _slowdown(text: str) -> float:
     if not 1.0 <= factor <= 100.0:
         raise argparse.ArgumentTypeError(f"must be a factor from 1 (back to normal) to 100, such as 1.2, not {text!r}")
     return factor
+
+
+def _since(text: str) -> str:
+    if not SINCE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"must be a time such as 12h, 30d or 4w, not {text!r}")
+    return text
 
 
 def _delay(text: str) -> str:

@@ -72,11 +72,17 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.FENCED: "find the other operator; one of both must go",
     Reason.APPLYING: "wait: less than an iteration",
     Reason.RECOMMEND_ONLY: "set spec.mode: Enforce",
+    Reason.OBSERVE_ONLY: "set spec.mode: Canary, once the prediction is worth it",
+    Reason.OBSERVING: "wait for some iterations",
+    Reason.ESTIMATED: "set spec.mode: Canary to measure a profile, or name one in spec.profile.profileRef",
     Reason.WAITING_FOR_FRONTIER: "see the plans' step",
     Reason.WAITING_FOR_AGENTS: "see the agents' step",
     Reason.WAITING_FOR_RANKS: "call perseus_client in the training code, and mount the agent's socket",
     Reason.RANKS_MISMATCH: "make spec.pipeline agree with the launch command",
     Reason.MEASURING_BASELINE: "wait for some iterations, or set spec.baselineIterations: 0",
+    Reason.PROFILE_MISMATCH: "name a profile of these GPUs in spec.profile.profileRef, or leave it out to measure one",
+    Reason.CANARY: "wait for some iterations",
+    Reason.CANARY_FAILED: "edit the objective to try another plan, or set spec.mode: Enforce",
     Reason.OBJECTIVE_INFEASIBLE: "relax spec.objective; kubectl perseus frontier JOB shows what there is",
     Reason.BOUND_EXCEEDED: "follow the cause in the message; coarser plans are tried by themselves",
     Reason.CALIBRATING: "wait for more iterations",
@@ -84,6 +90,7 @@ ADVICE: Final[Mapping[Reason, str]] = {
     Reason.CALIBRATION_INVALID: "delete the calibration that the message names",
     Reason.CALIBRATION_FAILED: "follow the message",
     Reason.STRAGGLER_DETECTED: "follow the evidence: the other pipelines run slower meanwhile and save more",
+    Reason.WAITS_NOT_MARKED: "pass the model to perseus_client.steps; then slow ranks are found, and fast ones save",
     Reason.STRAGGLER_DECLARED: "kubectl perseus straggler clear JOB, when it is over",
 }
 """What to do about a reason that keeps a job from saving."""
@@ -135,14 +142,28 @@ def _steps(status: Mapping[str, Any], name: str, *, planned: bool) -> Iterator[J
         blocked = blocked or (finding is not Finding.GOOD and step.condition in _ESSENTIAL)
 
 
+_WAITS: Final = frozenset(
+    {
+        Reason.PROFILING,
+        Reason.SOLVING,
+        Reason.APPLYING,
+        Reason.MEASURING_BASELINE,
+        Reason.CANARY,
+        Reason.WAITING_FOR_PROFILE,
+        Reason.OBSERVING,
+    }
+)
+"""Reasons that time alone ends."""
+
+
 def _finding(condition: Mapping[str, Any] | None, step: Step, *, blocked: bool) -> Finding:
     # What depends on a step that has not ended repeats its reason: the first one is the one to mend.
     if condition is None or (blocked and condition["status"] != step.good):
         return Finding.UNKNOWN
     if condition["status"] == step.good:
         return Finding.GOOD
-    waits = {Reason.PROFILING, Reason.SOLVING, Reason.APPLYING, Reason.MEASURING_BASELINE, Reason.WAITING_FOR_PROFILE}
-    return Finding.WAITING if condition["status"] == "Unknown" or condition["reason"] in waits else Finding.FAULT
+    waits = condition["status"] == "Unknown" or condition["reason"] in _WAITS
+    return Finding.WAITING if waits else Finding.FAULT
 
 
 def _verdict(metadata: Mapping[str, Any], status: Mapping[str, Any], steps: list[Json]) -> str:
@@ -162,4 +183,5 @@ def _verdict(metadata: Mapping[str, Any], status: Mapping[str, Any], steps: list
     if savings is None:
         at_clock = "All its GPUs run at the clock that was asked for; without a plan savings are not measured."
         return at_clock if len(steps) < len(STEPS) else "A plan is in force; savings are not measured yet."
-    return f"It saves {savings['energy']} of the energy and is slower by {savings['slowdown']}, as measured."
+    sure = f" ({savings['energyLow']} to {savings['energyHigh']} with 95% confidence)" if "energyLow" in savings else ""
+    return f"It saves {savings['energy']} of the energy{sure} and is slower by {savings['slowdown']}, as measured."

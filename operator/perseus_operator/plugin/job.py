@@ -13,6 +13,7 @@ from perseus_operator.api.conditions import ConditionType
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.errors import CannotAnswer, InvalidSpec, KubeError, KubeForbidden, KubeNotFound
 from perseus_operator.objects import ConfigMap, Json, StoredObject
+from perseus_operator.planning.shape import shape_from_status
 from perseus_operator.solving.calibration import calibration_key, simulator_of
 from perseus_operator.solving.frontier import stored_frontier
 from perseus_operator.solving.request import SolveRequest
@@ -83,7 +84,7 @@ def load_job(reader: Reader, namespace: str, name: str) -> PlannedJob:
     job = read_job(reader, namespace, name)
     status = job.get("status") or {}
     try:
-        spec = parse_spec(job.get("spec"))
+        spec = parse_spec(job.get("spec")).completed(name, shape_from_status(status.get("shape")))
     except InvalidSpec as error:
         raise CannotAnswer(f"{namespace}/{name}: {error}") from error
     if not spec.is_planned:

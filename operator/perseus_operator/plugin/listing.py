@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from perseus_operator.api.conditions import ConditionType, Reason
 from perseus_operator.objects import Json
 from perseus_proto.units import mean_power_w
+
+_PREDICTED: Final = ("energySaved", "energySavedLow", "energySavedHigh", "restsOn")
 
 
 def listing(jobs: Iterable[Json]) -> Json:
@@ -18,7 +20,7 @@ def listing(jobs: Iterable[Json]) -> Json:
 
     Returns:
         ``jobs`` by namespace and name; ``savedWatts``: of all jobs that run and whose savings are measured, and
-        ``measured``: how many these are.
+        ``measured``: how many these are. Of a job without measured savings the predicted ones.
     """
     lines = sorted((_line(job) for job in jobs), key=lambda line: (line["namespace"], line["name"]))
     saved = [line["savedWatts"] for line in lines if "savedWatts" in line]
@@ -36,6 +38,8 @@ def _line(job: Json) -> Json:
         "state": ready.get("reason", "NotSeen"),
         **status.get("savings", {}),
     }
+    if "savings" not in status:
+        line |= {name: status["advised"][name] for name in _PREDICTED if name in status.get("advised", {})}
     baseline, measured = _watts(status.get("baseline")), _watts(status.get("measured"))
     running = line["state"] != Reason.FINISHED
     if running and "savings" in status and baseline is not None and measured is not None:

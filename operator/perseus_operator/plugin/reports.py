@@ -137,7 +137,9 @@ def explanation(job: PlannedJob) -> Json:
             "against": "all at maximum clocks",
         }
     if "savings" in status:
-        saves["measured"] = {**status["savings"], "against": "measured at default clocks"}
+        compared = status["savings"].get("against") == "Comparisons"
+        against = "default clocks, compared while it runs" if compared else "measured at default clocks"
+        saves["measured"] = {**status["savings"], "against": against}
     point = job.point
     return {
         "job": f"{job.namespace}/{job.name}",

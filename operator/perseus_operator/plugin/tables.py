@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from textwrap import wrap
@@ -130,7 +130,7 @@ def explanation_text(document: Json, terminal: Terminal) -> str:
         lines += ["", *_table(["AN ITERATION", "TIME", "ENERGY", "POWER", "MEDIAN OF"], rows)]
     saves = document["saves"]
     if saves:
-        rows = [[name, s["energy"], s["slowdown"], s["against"]] for name, s in saves.items()]
+        rows = [[name, _sure(s, "energy"), _sure(s, "slowdown"), s["against"]] for name, s in saves.items()]
         lines += ["", *_table(["SAVES", "ENERGY", "SLOWER BY", "AGAINST"], rows)]
     if "gapPartsPerMillion" in document:
         gap = small_percent(ratio_from_ppm(document["gapPartsPerMillion"]))
@@ -159,18 +159,25 @@ def listing_text(document: Json, where: str) -> str:
     """Format all jobs as a table; ``where``: the place that was searched."""
     if not document["jobs"]:
         return f"there is no PerseusJob in {where}"
-    head = ["NAMESPACE", "NAME", "MODE", "OBJECTIVE", "SAVED", "SLOWER BY", "SAVES WATTS", "STATE"]
+    head = ["NAMESPACE", "NAME", "MODE", "OBJECTIVE", "SAVED", "SLOWER BY", "SAVES WATTS", "PREDICTED", "STATE"]
     rows = [
         [
             *(job["namespace"], job["name"], job["mode"], job["objective"]),
             *(job.get("energy", ""), job.get("slowdown", "")),
             f"{job['savedWatts']:,}" if "savedWatts" in job else "",
+            _predicted(job),
             job["state"],
         ]
         for job in document["jobs"]
     ]
     total = f"{document['savedWatts']:,} W are saved by the {counted(document['measured'], 'job')} measured so far."
     return "\n".join([*_table(head, rows), *(["", total] if document["measured"] else [])])
+
+
+def _predicted(job: Json) -> str:
+    if "energySavedLow" not in job:
+        return str(job.get("energySaved", ""))
+    return f"{job['energySavedLow']} to {job['energySavedHigh']} ({job['restsOn']})"
 
 
 def _note(document: Json, terminal: Terminal) -> list[str]:
@@ -214,3 +221,23 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     table = [list(head), *map(list, rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(head))]
     return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def energy_report_text(document: Json, where: str) -> str:
+    """Format what jobs took and saved; ``where``: of which they are."""
+    if not document["rows"]:
+        return f"The Prometheus has no energy of jobs of {where} in the last {document['since']}."
+    rows = [[row[document["by"]] or "-", *_saved_columns(row)] for row in document["rows"]]
+    head = [document["by"].upper(), "JOBS", "ENERGY", "SAVED", "SHARE"]
+    return "\n".join(_table(head, [*rows, ["total", *_saved_columns(document["total"])]]))
+
+
+def _saved_columns(row: Json) -> list[str]:
+    share = "" if row["saved"] is None else f"{100 * row['saved']:.2f}%"
+    return [str(row["jobs"]), f"{row['energyKilowattHours']:,.3f} kWh", f"{row['savedKilowattHours']:,.3f} kWh", share]
+
+
+def _sure(saves: Mapping[str, str], what: str) -> str:
+    """A measured share with its interval of 95 % confidence, where it has one."""
+    low, high = saves.get(f"{what}Low"), saves.get(f"{what}High")
+    return f"{saves[what]} ({low} to {high})" if low and high else saves[what]

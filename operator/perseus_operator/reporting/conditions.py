@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from perseus_operator.api.conditions import Condition, ConditionType, Reason
+from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode, StragglerMode
 from perseus_operator.formatting import counted, fine_percent, percent, seconds, small_percent
-from perseus_operator.planning.bound_guard import Hold
+from perseus_operator.planning.bound_guard import TOLERANCE, Hold
 from perseus_operator.planning.fixed_clock import gpus_at_clock
+from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.planner import Decision, common_point
-from perseus_operator.planning.readiness import first_node_fault
+from perseus_operator.planning.readiness import first_node_fault, no_clocks, profile_mismatch
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import absence
 from perseus_operator.reporting.recommendation import limited, recommendation
@@ -75,10 +76,23 @@ def _profile_ready(state: JobState, decision: Decision) -> Condition:
     if state.profile_fault is not None:
         previous = " The previous profile stays in use." if state.profile_digest is not None else ""
         return Condition(kind, False, state.profile_fault.reason, state.profile_fault.message + previous)
+    if state.spec is not None and not state.spec.shape_known and decision.waiting is not None:
+        return Condition(kind, None, decision.waiting.reason, decision.waiting.message)
+    if instead := profile_mismatch(state) or _estimated(state, decision):
+        return Condition(kind, False, instead.reason, instead.message)
     if state.profile_digest is None:
         return Condition(kind, None, Reason.PROFILE_UNREADABLE, "The profile is being read.")
     message = f"The profile is valid. {state.profiling.summary}".strip()
     return Condition(kind, True, Reason.PROFILE_READ, message)
+
+
+def _estimated(state: JobState, decision: Decision) -> Explanation | None:
+    """Say what predictions rest on where it is no profile of the job; None: there is one."""
+    if state.observation.basis is Basis.PROFILE:
+        return None
+    costs = f" Measuring one sets clocks. {decision.sweep_cost}" if decision.sweep_cost else ""
+    message = f"The job has no profile: predictions rest on {state.observation.basis_source}.{costs}"
+    return Explanation(Reason.ESTIMATED, message)
 
 
 def _frontier_ready(state: JobState, decision: Decision) -> Condition:
@@ -131,26 +145,44 @@ def _agents_ready(state: JobState) -> Condition:
     return Condition(kind, True, Reason.LEASED, f"Leases are held on {counted(len(nodes), 'node')}.")
 
 
+_NOTHING_STAYS: Final = (Reason.SUSPENDED, Reason.CANARY, Reason.CANARY_FAILED, Reason.PROFILE_MISMATCH)
+"""Reasons for which clocks that were set before are given back."""
+
+
 def _plan_applied(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
     kind = ConditionType.PLAN_APPLIED
     if not decision.applied:
         waiting = decision.waiting
+        if spec.mode is Mode.OBSERVE:
+            waiting = _observes(waiting)
         if waiting is None:
             return Condition(kind, False, Reason.APPLYING, "The plans are being sent to the agents.")
-        if waiting.reason is Reason.RECOMMEND_ONLY and state.frontier is not None:
+        if not spec.mode.sets_clocks and state.frontier is not None:
             message = f"{waiting.message} {recommendation(state, decision)}".strip()
             return Condition(kind, False, waiting.reason, message)
-        stays = not decision.wanted and in_force(state) and waiting.reason is not Reason.SUSPENDED
+        stays = not decision.wanted and in_force(state) and waiting.reason not in _NOTHING_STAYS
         previous = " The previous plan stays in force." if stays else ""
         return Condition(kind, False, waiting.reason, waiting.message + previous)
     assert state.frontier is not None
     point = common_point(decision.wanted, decision.slowdowns)
     message = f"Point {point} of {len(state.frontier.times_us)} for objective {spec.objective.type.value}."
+    slower = [dp for dp, own in decision.wanted.items() if own > point and dp in decision.factors]
+    if slower:
+        apart = max(decision.factors.values()) / min(decision.factors.values()) - 1
+        message += f" {counted(len(slower), 'pipeline')} of {len(decision.wanted)}, up to {percent(apart)} faster than"
+        message += " the slowest, run slower plans and end with it."
     if decision.limiting_share is not None:
         return Condition(kind, True, Reason.LIMITED_BY_BUDGET, f"{message} {limited(state, decision, point)}")
     if decision.note:
         return Condition(kind, True, Reason.DEADLINE_OUT_OF_REACH, f"{message} {decision.note}.")
     return Condition(kind, True, Reason.PLAN_IN_FORCE, message)
+
+
+def _observes(waiting: Explanation | None) -> Explanation:
+    """Say that no clock is written, before anything that is waited for."""
+    observes = no_clocks(Mode.OBSERVE)
+    more = "" if waiting is None or waiting == observes else f" {waiting.message}"
+    return Explanation(observes.reason, observes.message + more)
 
 
 def _clock_applied(state: JobState, decision: Decision, spec: JobSpec) -> Condition:
@@ -168,8 +200,19 @@ def _straggler_detected(state: JobState, decision: Decision, spec: JobSpec) -> C
     if spec.straggler.mode is StragglerMode.IGNORE:
         message = "spec.straggler.mode is Ignore: stragglers are ignored."
         return Condition(kind, False, Reason.STRAGGLERS_IGNORED, message)
+    automatic = spec.straggler.mode is StragglerMode.AUTOMATIC and spec.pipeline.data_parallel > 1
+    if automatic and not decision.slowdowns and not state.ranks_comparable:
+        message = (
+            "Steps include the wait for other ranks, so they last equally long on all and a slow rank does not show:"
+            " pass the model to perseus_client.steps."
+        )
+        return Condition(kind, None, Reason.WAITS_NOT_MARKED, message)
     if not decision.slowdowns:
-        return Condition(kind, False, Reason.NO_STRAGGLER, "No pipeline is slower than the others.")
+        least = state.detector.least_slowdown
+        vary = ""
+        if least is not None and least > 1 + 2 * spec.straggler.slowdown_ratio:
+            vary = f" Iterations vary: less than {percent(least - 1)} cannot be distinguished from load."
+        return Condition(kind, False, Reason.NO_STRAGGLER, f"No pipeline is slower than the others.{vary}")
     dp, slowdown = max(decision.slowdowns.items(), key=lambda item: item[1])
     more = f", and {len(decision.slowdowns) - 1} more" if len(decision.slowdowns) > 1 else ""
     if dp in decision.declared:
@@ -234,7 +277,10 @@ def _bound_kept(decision: Decision, spec: JobSpec) -> Condition:
         message = "The objective sets no bound on iteration time, or the bound is not known yet."
         return Condition(kind, True, Reason.NO_BOUND, message)
     why = f": {budget} is predicted to take no longer" if budget else ""
-    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}{why}.")
+    excess, vary = decision.least_excess, ""
+    if excess is not None and excess > 2 * TOLERANCE:
+        vary = f" Iterations vary: less than {percent(excess)} above it cannot be distinguished from load."
+    return Condition(kind, True, Reason.BOUND_KEPT, f"An iteration may take {seconds(bound)}{why}.{vary}")
 
 
 def _life(state: JobState, spec: JobSpec) -> Iterator[Condition]:
@@ -273,13 +319,17 @@ def _ready(conditions: Iterable[Condition], spec: JobSpec | None) -> Condition:
     finished = found.get(ConditionType.FINISHED)
     if finished is not None and finished.status:  # as tools expect of what has come to its end
         return Condition(ConditionType.READY, True, finished.reason, finished.message)
-    recommends = spec is not None and spec.mode is Mode.RECOMMEND
+    recommends = spec is not None and not spec.mode.sets_clocks
     if recommends:
         needed -= {ConditionType.AGENTS_READY, ConditionType.PLAN_APPLIED}
+    if spec is not None and spec.mode is Mode.OBSERVE:  # a prediction needs no profile
+        needed -= {ConditionType.PROFILE_READY}
     for condition in conditions:
         if condition.type in needed and condition.status is not True:
             return Condition(ConditionType.READY, False, condition.reason, condition.message)
     message = "The frontier and the recommended plan are known." if recommends else "The plan is in force."
+    if spec is not None and spec.mode is Mode.OBSERVE:
+        message = "No clock is written. What the plan would save is predicted."
     if spec is not None and not spec.is_planned:
         message = "No clock is to be set." if recommends else "All GPUs run at the clock that was asked for."
     return Condition(ConditionType.READY, True, Reason.READY, message)

@@ -94,6 +94,10 @@ class Metrics:
             "1 for the way in which agents choose the moments of clock changes: timetable, marks or held.",
             (*_JOB, "control"),
         )
+        self._class: Gauge = self._new(
+            Gauge, "perseus_job_info", "Always 1; the label names the EnergyClass.", (*_JOB, "energy_class")
+        )
+        self._classes: dict[tuple[str, str], str] = {}
         self._energies: tuple[Counter, Counter] = (
             self._new(
                 Counter,
@@ -200,6 +204,16 @@ class Metrics:
             _set(self._gauges[name], labels, value)
         self._set_control(labels, evidence.control)
 
+    def set_class(self, job: JobRef, energy_class: str) -> None:
+        """Set of which EnergyClass a job was made; empty: of none."""
+        labels = (job.namespace, job.name)
+        before = self._classes.get(labels)
+        if before != energy_class:
+            if before is not None:
+                self._class.remove(*labels, before)
+            self._classes[labels] = energy_class
+            self._class.labels(*labels, energy_class).set(1)
+
     def _set_control(self, labels: tuple[str, str], control: ClockControl | None) -> None:
         for one in ClockControl:
             _set(self._control, (*labels, one.lower()), None if control is None else float(one is control))
@@ -241,6 +255,9 @@ class Metrics:
         for series in (*self._gauges.values(), *self._energies):
             series.remove(job.namespace, job.name)
         self._set_control((job.namespace, job.name), None)
+        known = self._classes.pop((job.namespace, job.name), None)
+        if known is not None:
+            self._class.remove(job.namespace, job.name, known)
 
     def set_budget(self, budget: str, watts: int, figures: BudgetFigures, *, kept: bool | None) -> None:
         """Set the series of one PowerBudget; ``kept`` None: whether the budget is kept is not known."""

@@ -5,10 +5,15 @@ These are predictions. Measured savings are in ``status``.
 
 from __future__ import annotations
 
-from perseus_operator.api.status import AdviceStatus, ShareStatus
+from perseus_operator.api.advice import AdviceStatus, SweepStatus
+from perseus_operator.api.status import ShareStatus
 from perseus_operator.formatting import joules, percent, seconds
+from perseus_operator.planning.objective import FrontierView
+from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
+from perseus_operator.planning.profiling.cost import SweepCost
+from perseus_operator.planning.profiling.estimate import TRUE_SHARES
 from perseus_operator.planning.state import JobState
 
 
@@ -19,12 +24,38 @@ def advised(state: JobState, decision: Decision) -> AdviceStatus | None:
         return None
     energy_mj = replicas_of(spec) * view.energies_mj[point]
     before = state.baseline.energy_mj if state.baseline is not None else None
+    saved = 1 - energy_mj / before if before else None
+    low, high = _interval(state, view, point, saved)
     return AdviceStatus(
         point=point,
         iteration_time_microseconds=view.expected_us[point],
         energy_millijoules=energy_mj,
-        energy_saved=percent(1 - energy_mj / before) if before else None,
+        energy_saved=percent(saved) if saved is not None else None,
+        energy_saved_low=percent(low) if low is not None else None,
+        energy_saved_high=percent(high) if high is not None else None,
+        rests_on=state.observation.basis.value,
+        source=state.observation.basis_source or None,
     )
+
+
+def _interval(
+    state: JobState, view: FrontierView, point: int, saved: float | None
+) -> tuple[float, float] | tuple[None, None]:
+    """Between which shares the prediction lies.
+
+    A profile predicts the plan against the measured baseline and against its own highest clock. Where it is of this
+    job, both agree. A model was made to meet the baseline; how far its plans can be off is known from published
+    profiles.
+    """
+    if saved is None:
+        return None, None
+    if state.observation.basis is Basis.MODEL:
+        low, high = (share * saved for share in TRUE_SHARES)
+        return min(low, high), max(low, high)
+    if not view.highest_mj:
+        return None, None
+    within = 1 - view.energies_mj[point] / view.highest_mj
+    return min(saved, within), max(saved, within)
 
 
 def recommendation(state: JobState, decision: Decision) -> str:
@@ -34,10 +65,26 @@ def recommendation(state: JobState, decision: Decision) -> str:
         return ""
     figures = f"{seconds(advice.iteration_time_microseconds)} and {joules(advice.energy_millijoules)} an iteration"
     plan = f"Mode Enforce would run point {advice.point} of {len(state.frontier.times_us)}: {figures}"
+    rests = f" The prediction rests on {advice.source}." if advice.source else ""
     if advice.energy_saved is None or state.baseline is None:
-        return f"{plan}. What it would save is not known before a baseline is measured."
+        return f"{plan}. What it would save is not known before a baseline is measured.{rests}"
+    between = f" ({advice.energy_saved_low} to {advice.energy_saved_high})" if advice.energy_saved_low else ""
     slower = percent(advice.iteration_time_microseconds / state.baseline.time_us - 1)
-    return f"{plan}; saves {advice.energy_saved} of the energy measured at default clocks, {slower} slower."
+    saves = f"saves {advice.energy_saved}{between} of the energy measured at default clocks, {slower} slower"
+    return f"{plan}; {saves}.{rests}"
+
+
+def sweep_status(cost: SweepCost | None) -> SweepStatus | None:
+    """Return what measuring the profile costs; None: nothing, or it is not known."""
+    if cost is None:
+        return None
+    return SweepStatus(
+        clocks=cost.clocks,
+        iterations=cost.iterations,
+        duration_seconds=None if cost.duration_s is None else max(1, round(cost.duration_s)),
+        mean_slowdown=percent(cost.mean_slowdown),
+        most_slowdown=percent(cost.most_slowdown),
+    )
 
 
 def share_status(share: Share | None) -> ShareStatus | None:

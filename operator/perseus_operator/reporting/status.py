@@ -27,12 +27,15 @@ from perseus_operator.formatting import fine_percent, percent, stamp
 from perseus_operator.objects import Json
 from perseus_operator.planning.bound_guard import guard_to_status
 from perseus_operator.planning.calibration_progress import CalibrationQuality
+from perseus_operator.planning.canary import canary_to_status
+from perseus_operator.planning.comparisons import comparisons_to_status, interval
 from perseus_operator.planning.fixed_clock import gpus_at_clock
 from perseus_operator.planning.hardware import hardware_to_status
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.objective import predict
 from perseus_operator.planning.planner import Decision, common_point
 from perseus_operator.planning.power_allocation import replicas_of
+from perseus_operator.planning.shape import shape_to_status
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import recommendation
 from perseus_operator.reporting.hardware import expected_savings, grain_name, grain_reason
@@ -58,17 +61,23 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         measured = state.end.result
     if spec is not None and not spec.is_planned:
         return StatusFigures(clock=_clock(state, spec))
+    shape = shape_to_status(state.shape)
     if view is None or spec is None:
         return StatusFigures(
+            shape=shape,
             measured=_figures(measured),
-            savings=savings(state.baseline, measured),
+            savings=savings(state, measured),
+            comparison=comparisons_to_status(state.comparisons),
             baseline=_figures(state.baseline),
             calibration=_calibration(state.calibration.quality),
             hardware=_hardware(state, decision),
+            sweep=recommendation.sweep_status(decision.sweep_cost),
         )
     predicted, plan = None, None
     if decision.applied:
-        time_us, energy_mj = predict(view, decision.wanted, decision.slowdowns, spec.pipeline.tensor_parallel)
+        time_us, energy_mj = predict(
+            view, decision.wanted, {**decision.factors, **decision.slowdowns}, spec.pipeline.tensor_parallel
+        )
         predicted = Figures(iteration_time_microseconds=time_us, energy_millijoules=energy_mj)
         point = common_point(decision.wanted, decision.slowdowns)
         rehearsed = bool(view.grains)
@@ -85,6 +94,7 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         )
     slowest = sorted(decision.slowdowns.items(), key=lambda item: -item[1])[:_SHOWN_STRAGGLERS]
     return StatusFigures(
+        shape=shape,
         frontier=FrontierStatus(
             digest=view.digest,
             points=len(view.times_us),
@@ -102,9 +112,12 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
         baseline=_figures(state.baseline),
         hardware=_hardware(state, decision),
         advised=recommendation.advised(state, decision),
+        sweep=recommendation.sweep_status(decision.sweep_cost),
         power_budget=recommendation.share_status(state.share),
         guard=guard_to_status(decision.guard),
-        savings=savings(state.baseline, measured),
+        canary=canary_to_status(state.canary, spec),
+        savings=savings(state, measured),
+        comparison=comparisons_to_status(state.comparisons),
         stragglers=tuple(
             StragglerStatus(
                 data_parallel_rank=dp,
@@ -120,10 +133,12 @@ def figures(state: JobState, decision: Decision) -> StatusFigures:
 
 
 def current_measurement(state: JobState, decision: Decision) -> Measured | None:
-    """Return the median time and energy of iterations under the plan in force; None: not measured yet."""
+    """Return the median time and energy of iterations under the plan in force; None: not measured yet. While it is
+    interrupted to compare, of those before.
+    """
     if not decision.applied or state.history is None:
         return None
-    return state.history.measured(decision.wanted, since=state.plan_since)
+    return state.history.measured(decision.wanted, since=state.plan_since) or state.comparisons.before
 
 
 def curve(state: JobState) -> list[tuple[int, int]]:
@@ -154,13 +169,31 @@ def planned_slowdown(state: JobState, decision: Decision) -> float:
     return max(state.frontier.times_us[point] for point in decision.wanted.values()) / state.frontier.t_min_us
 
 
-def savings(baseline: Measured | None, measured: Measured | None) -> Savings | None:
-    """Compare measured iterations with the measured baseline; None: time or energy of one of them is not measured."""
+def savings(state: JobState, measured: Measured | None) -> Savings | None:
+    """Return what the plan saves, as measured; None: time or energy is not measured.
+
+    Args:
+        state: of the job.
+        measured: the latest iterations under the plan, for as long as nothing was compared since the baseline.
+    """
+    pairs, baseline = state.comparisons.pairs, state.baseline
+    if pairs:
+        saved, slowdown = interval([pair.saved for pair in pairs]), interval([pair.slowdown for pair in pairs])
+        return Savings(
+            energy=percent(saved.mean),
+            slowdown=percent(slowdown.mean),
+            against="Comparisons",
+            energy_low=percent(saved.low) if saved.low is not None else None,
+            energy_high=percent(saved.high) if saved.high is not None else None,
+            slowdown_low=percent(slowdown.low) if slowdown.low is not None else None,
+            slowdown_high=percent(slowdown.high) if slowdown.high is not None else None,
+        )
     if baseline is None or measured is None or not baseline.energy_mj or measured.energy_mj is None:
         return None
     return Savings(
         energy=percent(1 - measured.energy_mj / baseline.energy_mj),
         slowdown=percent(measured.time_us / baseline.time_us - 1),
+        against="Baseline",
     )
 
 
@@ -230,7 +263,7 @@ def essence(status: Mapping[str, Any]) -> Json:
         The status without what is measured, predicted and counted; ``conditions`` maps each type to its status and
         reason.
     """
-    at_leisure = {"measured", "savings", "predicted", "clock", "conditions"}
+    at_leisure = {"measured", "savings", "comparison", "predicted", "clock", "conditions"}
     figures = {key: value for key, value in status.items() if key not in at_leisure}
     hardware = {key: value for key, value in status.get("hardware", {}).items() if key != "medianLeadMicroseconds"}
     return {

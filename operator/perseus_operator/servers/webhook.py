@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import kopf
 
+from perseus_operator.servers.class_labels import label_pod, wants_class
 from perseus_operator.servers.pod_injection import Injected, inject, request
 from perseus_operator.servers.socket_offers import SocketOffers
 from perseus_operator.settings import Settings
@@ -25,14 +26,26 @@ WEBHOOK_ID: Final = "inject"
 """Path of the webhook, as in the chart's configuration: adds the mount of the socket's directory."""
 REQUEST_ID: Final = "request"
 """The same for namespaces whose pods may not have that mount: adds the request for the extended resource."""
+CLASS_ID: Final = "class"
+"""The first: labels pods of an EnergyClass, for which the others are asked then."""
 _RETRY_S: Final = 2.0
 _RENEWAL_CHECK_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-def register(registry: kopf.OperatorRegistry, own: Settings) -> None:
-    """Add the handlers of pods that are created with the opt-in label."""
+def register(
+    registry: kopf.OperatorRegistry, own: Settings, namespace_labels: Callable[[str], Awaitable[Mapping[str, str]]]
+) -> None:
+    """Add the handlers of pods that are created.
+
+    Args:
+        registry: to add them to.
+        own: the operator's settings.
+        namespace_labels: reads the labels of a namespace.
+    """
+    if not own.namespace_list:  # EnergyClasses are cluster-wide
+        _serve_classes(registry, namespace_labels)
     _serve_pods(registry, WEBHOOK_ID, lambda pod: inject(pod, own.agent_socket))
     if own.webhook_resource:
         offers = SocketOffers()
@@ -40,7 +53,39 @@ def register(registry: kopf.OperatorRegistry, own: Settings) -> None:
 
         @kopf.on.event("v1", "nodes", registry=registry)
         async def node_observed(body: kopf.Body, event: Any, **_: Any) -> None:
-            offers.observe(body, deleted=event["type"] == "DELETED")
+            offers.observe_node(body, deleted=event["type"] == "DELETED")
+
+        @kopf.on.event("resource.k8s.io", "v1", "resourceslices", registry=registry)
+        async def slice_observed(body: kopf.Body, event: Any, **_: Any) -> None:
+            offers.observe_slice(body, deleted=event["type"] == "DELETED")
+
+
+def _serve_classes(
+    registry: kopf.OperatorRegistry, namespace_labels: Callable[[str], Awaitable[Mapping[str, str]]]
+) -> None:
+    """Add the handler that names a PerseusJob on pods of a class. The handlers below it then give them the socket."""
+
+    @kopf.on.mutate(
+        *("v1", "pods"),
+        id=CLASS_ID,
+        operations=["CREATE"],
+        side_effects=False,
+        ignore_failures=True,
+        registry=registry,
+    )
+    async def pod_of_class_created(body: kopf.Body, patch: kopf.Patch, warnings: list[str], **_: Any) -> None:
+        try:
+            pod = dict(body)
+            if not wants_class(pod):
+                return
+            labels = await namespace_labels(str(body["metadata"]["namespace"]))
+            labelled = label_pod(pod, labels.get(keys.LABEL_CLASS, ""))
+        except Exception:  # a pod must be created whatever is wrong
+            logger.exception("a pod is created without its EnergyClass: unexpected error")
+            return
+        warnings.extend(labelled.warnings)
+        changed: Any = labelled.pod
+        patch.fns.append(lambda raw: raw.update(changed))
 
 
 def _serve_pods(registry: kopf.OperatorRegistry, path: str, change: Callable[[dict[str, Any]], Injected]) -> None:

@@ -204,7 +204,6 @@ def open_calibration(text: str, *, change: float | None = None) -> CalibrationRe
         uncalibrated_error=_share(found.quality.replay_mape_percent) or 0.0,
         iterations=found.quality.iterations_fitted + found.quality.iterations_heldout,
         allowance=found.allowance,
-        stage_noise=found.stage_noise,
     )
     return CalibrationResult(text, quality, change)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +28,7 @@ from perseus_proto.v1alpha1 import agent_pb2
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.model import result
 from perseus_solver.model.deployed import DeployedGap
+from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import Schedule
 
@@ -79,6 +81,7 @@ def open_frontier(data: bytes, request: SolveRequest, *, digest: str, solve_ms: 
         medians_us=tuple(us_from_s(t) for t in rehearsed.p50_s.tolist()) if rehearsed else (),
         highest_mj=mj_from_j(float(simulator.run(all_maximum(simulator.problem)).energy_j)),
         instruction_us=us_from_s(float(np.median(fastest_s))),
+        ceilings_mw=_ceilings_mw(simulator.problem),
     )
     planned_times = FrontierTimes(simulator, frontier)
     return SolvedFrontier(
@@ -94,6 +97,25 @@ def _gap(frontier: Frontier, request: SolveRequest) -> DeployedGap:
     """
     alone = frontier.frequencies_mhz.shape[1] == 1 and len(frontier.time_s) < request.points
     return DeployedGap(0.0, 0.0, 0.0) if alone else DeployedGap.of(frontier)
+
+
+def _ceilings_mw(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """For each measured clock, the most that a pipeline draws at it: every stage runs its most power-hungry
+    instruction without a pause. At a clock at which an instruction was not measured, it draws what it does at the next
+    higher one.
+    """
+    clocks = sorted({int(mhz) for options in problem.options for mhz in options.frequency_mhz if mhz})
+    total_w = np.zeros(len(clocks))
+    for stage in range(problem.stages):
+        stage_w = np.full(len(clocks), problem.blocking_power_w)
+        for table in np.unique(problem.option_of[problem.schedule.span(stage)]):
+            options = problem.options[table]
+            order = np.argsort(options.frequency_mhz)
+            power_w = np.maximum.accumulate((options.energy_j / options.time_s)[order])
+            above = np.searchsorted(options.frequency_mhz[order], clocks)
+            stage_w = np.maximum(stage_w, power_w[np.minimum(above, len(power_w) - 1)])
+        total_w += stage_w
+    return tuple((mhz, math.ceil(1000 * watts)) for mhz, watts in zip(clocks, total_w.tolist(), strict=True))
 
 
 def frontier_to_spec(solved: SolvedFrontier) -> Json | None:

@@ -170,20 +170,22 @@ class Rank(_message.Message):
     def __init__(self, pod_uid: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., iteration: _Optional[int] = ..., pid: _Optional[int] = ..., schedule: _Optional[_Union[StageSchedule, _Mapping]] = ...) -> None: ...
 
 class AcquireLeaseRequest(_message.Message):
-    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods", "clock_mhz")
+    __slots__ = ("job_uid", "job_name", "epoch", "ttl_ms", "pods", "clock_mhz", "keep_clock_ms")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     JOB_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PODS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    KEEP_CLOCK_MS_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     job_name: str
     epoch: int
     ttl_ms: int
     pods: _containers.RepeatedCompositeFieldContainer[Pod]
     clock_mhz: int
-    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
+    keep_clock_ms: int
+    def __init__(self, job_uid: _Optional[str] = ..., job_name: _Optional[str] = ..., epoch: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., pods: _Optional[_Iterable[_Union[Pod, _Mapping]]] = ..., clock_mhz: _Optional[int] = ..., keep_clock_ms: _Optional[int] = ...) -> None: ...
 
 class Pod(_message.Message):
     __slots__ = ("uid", "namespace", "name", "containers")
@@ -206,20 +208,22 @@ class Container(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock")
+    __slots__ = ("job_uid", "epoch", "remaining_ms", "plan_id", "selections", "clock", "description")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     SELECTIONS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
     epoch: int
     remaining_ms: int
     plan_id: str
     selections: _containers.RepeatedCompositeFieldContainer[Selection]
     clock: LeaseClock
-    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ...) -> None: ...
+    description: int
+    def __init__(self, job_uid: _Optional[str] = ..., epoch: _Optional[int] = ..., remaining_ms: _Optional[int] = ..., plan_id: _Optional[str] = ..., selections: _Optional[_Iterable[_Union[Selection, _Mapping]]] = ..., clock: _Optional[_Union[LeaseClock, _Mapping]] = ..., description: _Optional[int] = ...) -> None: ...
 
 class LeaseClock(_message.Message):
     __slots__ = ("clock_mhz", "gpus")
@@ -316,12 +320,14 @@ class PushPlanSetResponse(_message.Message):
     def __init__(self, plan_id: _Optional[str] = ...) -> None: ...
 
 class Selection(_message.Message):
-    __slots__ = ("data_parallel_rank", "point")
+    __slots__ = ("data_parallel_rank", "point", "no_plan")
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     POINT_FIELD_NUMBER: _ClassVar[int]
+    NO_PLAN_FIELD_NUMBER: _ClassVar[int]
     data_parallel_rank: int
     point: int
-    def __init__(self, data_parallel_rank: _Optional[int] = ..., point: _Optional[int] = ...) -> None: ...
+    no_plan: bool
+    def __init__(self, data_parallel_rank: _Optional[int] = ..., point: _Optional[int] = ..., no_plan: _Optional[bool] = ...) -> None: ...
 
 class SelectPlanRequest(_message.Message):
     __slots__ = ("job_uid", "epoch", "plan_id", "selections", "from_iteration")
@@ -370,7 +376,7 @@ class TelemetryEvent(_message.Message):
     def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj", "marks", "control", "leads_us", "below_plan_us", "above_plan_us", "median_clock_mhz", "power_limited")
+    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj", "marks", "control", "leads_us", "below_plan_us", "above_plan_us", "median_clock_mhz", "power_limited", "own_time")
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +402,7 @@ class IterationReport(_message.Message):
     ABOVE_PLAN_US_FIELD_NUMBER: _ClassVar[int]
     MEDIAN_CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
     POWER_LIMITED_FIELD_NUMBER: _ClassVar[int]
+    OWN_TIME_FIELD_NUMBER: _ClassVar[int]
     data_parallel_rank: int
     stage: int
     tensor_parallel_rank: int
@@ -421,7 +428,8 @@ class IterationReport(_message.Message):
     above_plan_us: int
     median_clock_mhz: int
     power_limited: bool
-    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ..., quiet_us: _Optional[int] = ..., quiet_energy_mj: _Optional[int] = ..., marks: _Optional[_Union[MarkSource, str]] = ..., control: _Optional[_Union[ClockControl, str]] = ..., leads_us: _Optional[_Iterable[int]] = ..., below_plan_us: _Optional[int] = ..., above_plan_us: _Optional[int] = ..., median_clock_mhz: _Optional[int] = ..., power_limited: _Optional[bool] = ...) -> None: ...
+    own_time: bool
+    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ..., quiet_us: _Optional[int] = ..., quiet_energy_mj: _Optional[int] = ..., marks: _Optional[_Union[MarkSource, str]] = ..., control: _Optional[_Union[ClockControl, str]] = ..., leads_us: _Optional[_Iterable[int]] = ..., below_plan_us: _Optional[int] = ..., above_plan_us: _Optional[int] = ..., median_clock_mhz: _Optional[int] = ..., power_limited: _Optional[bool] = ..., own_time: _Optional[bool] = ...) -> None: ...
 
 class GpuEvent(_message.Message):
     __slots__ = ("kind", "gpu_uuid", "active", "message")

@@ -18,12 +18,9 @@ from perseus_proto.rank import RankId
 from perseus_proto.units import s_from_us
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster, SimulatedNode
 from perseus_sim.gpus.kubelet import AdmittedPod
-from perseus_sim.gpus.model import BACKWARD_RATIO, GpuModel
 from perseus_sim.gpus.shared_gpu import SharedGpu
 from perseus_sim.processes import Child, free_port
-from perseus_sim.training.live import LiveSpec
-
-Tables = dict[str, dict[str, list[float]]]
+from perseus_sim.training.live import LiveSpec, Tables
 
 
 @dataclass(frozen=True)
@@ -73,26 +70,6 @@ class LiveJob:
         """End all ranks, as a deleted pod would."""
         for child in self.children.values():
             child.stop()
-
-
-def tables_of(model: GpuModel, clocks_mhz: Sequence[int], forward_us: float, weight: float = 1.0) -> Tables:
-    """Time and power of each kind of instruction of a stage on a GPU model, against the clock.
-
-    A backward split in two is taken as two halves.
-    """
-    clocks = sorted(clocks_mhz)
-    powers = [1000 * model.power_w(clock) for clock in clocks]
-    ratios = {"forward": 1.0, "backward": BACKWARD_RATIO}
-    ratios["step"] = 1.0 + BACKWARD_RATIO
-    ratios |= dict.fromkeys(("input_gradient", "weight_gradient"), BACKWARD_RATIO / 2)
-    return {
-        kind: {
-            "clocks_mhz": list(clocks),
-            "times_us": [forward_us * weight * ratio * model.slowdown(clock) for clock in clocks],
-            "powers_mw": powers,
-        }
-        for kind, ratio in ratios.items()
-    }
 
 
 def start_live_job(

@@ -268,6 +268,7 @@ class SimulatedCluster:
         pipelines: int,
         namespace: str = "default",
         opted_in: bool = True,
+        labels: Mapping[str, str] | None = None,
         begin: bool = True,
         **simulation: Any,
     ) -> RunningJob:
@@ -279,6 +280,7 @@ class SimulatedCluster:
             pipelines: data-parallel size.
             namespace: of the pods.
             opted_in: whether the pods carry the label.
+            labels: further labels of the pods.
             begin: train at once; otherwise call ``training.begin()``.
             simulation: further fields of ``perseus_sim.training.job.JobSpec``.
 
@@ -302,9 +304,9 @@ class SimulatedCluster:
         for dp in range(pipelines):
             node = nodes[dp % len(nodes)]
             pod_name = f"{name}-{dp}"
-            labels = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {})
+            own = {"app": name} | ({keys.LABEL_JOB: name} if opted_in else {}) | dict(labels or {})
             uuids = tuple(gpu.spec.uuid for gpu in gpus[dp])
-            uid = self.run_pod(namespace, pod_name, node.name, labels, [])
+            uid = self.run_pod(namespace, pod_name, node.name, own, [])
             pod = AdmittedPod(uid, namespace, pod_name, uuids)
             node.kubelet.admit(pod)
             node.kubelet.place([child.pid for rank, child in training.children.items() if rank.dp == dp], uid)

@@ -27,7 +27,7 @@ from perseus_agent.clocks.rank_follower import RankFollower
 from perseus_agent.clocks.telemetry import RankProcess
 from perseus_agent.devices.base import Controllability, DeviceIdentity, EnergyReading, EventReason
 from perseus_proto.channel import ChannelReader, ChannelWriter, MarkSource
-from perseus_proto.hello import Instruction, InstructionKind
+from perseus_proto.instruction import Instruction, InstructionKind
 from perseus_proto.planset import StageSchedule
 from perseus_proto.rank import RankId
 from perseus_proto.units import s_from_us, us_from_s

@@ -1,12 +1,5 @@
-"""How time and power of a GPU follow its clock, and profiles of made-up models computed from it.
-
-time(f)  = time(f_max) · (m + (1 − m) · f_max / f)              m: the share that waits for memory
-power(f) = static + dynamic · f/f_max · V(f)²,   V(f) = max(floor, v0 + (1 − v0) · f/f_max)
-
-with the clock held where power would exceed the board's limit, which is why the highest clocks are no faster. The
-constants are data, one file a GPU in ``models``, each with its source. Those of A100 and A40 are least-squares fits to
-the stage profiles in the public artifact of the SOSP'24 paper (branch kronos of ml-energy/zeus); most of the others are
-assumed and say so. Used to write the samples of the project and by tests; trainers read the resulting CSV.
+"""Simulated GPU models: the figures of ``perseus_proto.gpus`` with the behaviour of a driver, and profiles of made-up
+models computed from them. Used to write the samples of the project and by tests; trainers read the resulting CSV.
 """
 
 from __future__ import annotations
@@ -17,32 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perseus_proto.gpus import FILES, GpuCurves, read_figures
 from perseus_proto.latency import published_latency
 from perseus_sim.gpus.switching import DriverModel
 
 BACKWARD_RATIO = 1.85
-"""Backward to forward time of a transformer layer with activation recomputation, as in both of those profiles."""
+"""Backward to forward time of a transformer layer with activation recomputation, as in the published profiles."""
 
 
 @dataclass(frozen=True)
-class GpuModel:
-    """One kind of GPU."""
+class GpuModel(GpuCurves):
+    """One kind of GPU, and how its driver behaves."""
 
-    name: str
-    clocks_mhz: tuple[int, ...]
-    """Supported clocks, ascending."""
-    lowest_profiled_mhz: int
-    """Lowest clock worth measuring: below, energy rises again."""
-    memory_share: float
-    static_w: float
-    dynamic_w: float
-    voltage_floor: float
-    voltage_offset: float
-    power_limit_w: float
-    blocking_power_w: float
     driver: DriverModel
-    sources: dict[str, str]
-    """Where each figure comes from."""
 
     @classmethod
     def read(cls, path: Path) -> GpuModel:
@@ -51,57 +31,16 @@ class GpuModel:
         Raises:
             OSError, ValueError, KeyError, TypeError: it is not one.
         """
-        found: dict[str, Any] = tomllib.loads(path.read_text())
-        compute, driver = ({key: one["value"] for key, one in found[part].items()} for part in ("compute", "driver"))
-        lowest, highest, step = compute.pop("clocks_mhz")
-        latency = published_latency(found["name"])
-        sources = {key: one["source"] for part in ("compute", "driver") for key, one in found[part].items()}
-        return cls(
-            name=found["name"],
-            clocks_mhz=tuple(range(lowest, highest + 1, step)),
-            driver=DriverModel(latency=latency, **driver),
-            sources={**sources, "latency": latency.source},
-            **compute,
-        )
-
-    @property
-    def max_clock_mhz(self) -> int:
-        return self.clocks_mhz[-1]
-
-    @property
-    def plateau_mhz(self) -> int:
-        """The supported clock that is nearest to what the power limit leaves of the highest."""
-        limited_mhz = self.effective_mhz(self.max_clock_mhz)
-        return min(self.clocks_mhz, key=lambda mhz: abs(mhz - limited_mhz))
-
-    def effective_mhz(self, clock_mhz: float) -> float:
-        """The clock that the power limit leaves of a clock."""
-        if self._demanded_w(clock_mhz) <= self.power_limit_w:
-            return clock_mhz
-        low, high = 0.0, clock_mhz
-        for _ in range(50):  # power grows with the clock; 50 halvings leave less than a millihertz
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._demanded_w(middle) <= self.power_limit_w else (low, middle)
-        return low
-
-    def slowdown(self, clock_mhz: float) -> float:
-        """Time at a clock over time at the highest clock."""
-        return self._relative_time(clock_mhz) / self._relative_time(self.max_clock_mhz)
-
-    def power_w(self, clock_mhz: float) -> float:
-        """Power while computing at a clock."""
-        return self._demanded_w(self.effective_mhz(clock_mhz))
-
-    def _relative_time(self, clock_mhz: float) -> float:
-        return self.memory_share + (1 - self.memory_share) * self.max_clock_mhz / self.effective_mhz(clock_mhz)
-
-    def _demanded_w(self, clock_mhz: float) -> float:
-        ratio = clock_mhz / self.max_clock_mhz
-        voltage = max(self.voltage_floor, self.voltage_offset + (1 - self.voltage_offset) * ratio)
-        return self.static_w + self.dynamic_w * ratio * voltage**2
+        figures = read_figures(path)
+        found: dict[str, Any] = tomllib.loads(path.read_text())["driver"]
+        latency = published_latency(figures["name"])
+        sources = {key: one["source"] for key, one in found.items()}
+        figures["sources"] |= {**sources, "latency": latency.source}
+        figures["name"] += " (simulated)"
+        return cls(driver=DriverModel(latency=latency, **{key: one["value"] for key, one in found.items()}), **figures)
 
 
-MODELS = {path.stem: GpuModel.read(path) for path in sorted((Path(__file__).parent / "models").glob("*.toml"))}
+MODELS = {path.stem: GpuModel.read(path) for path in FILES}
 """By the names of ``--gpu-model``."""
 GPU_MODELS = tuple(MODELS)
 

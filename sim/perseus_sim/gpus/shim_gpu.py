@@ -1,6 +1,6 @@
 """The simulated GPUs of a node behind NVML: a folder with the library, its state and a list, shared by all.
 
-``perseus_sim.gpus.device_plugin`` makes it on a node; the agent loads the library from it like a driver's, trainers
+``perseus_sim.gpus.offer`` makes it on a node; the agent loads the library from it like a driver's, trainers
 advance the GPUs through ``ShimGpu``, users and tests read and change values: ``python -m perseus_sim.gpus.shim_gpu
 [UUID key=value ...]`` prints every GPU as JSON, after it has set values of one (``cap_mhz=900 reasons=64`` is heat).
 Standard library only: trainers import this.
@@ -23,6 +23,12 @@ from perseus_sim.gpus.nvml_shim import SONAME, Shim
 from perseus_sim.gpus.shared_gpu import GpuSpec, Physics, Request
 
 ENV_FOLDER: Final = "PERSEUS_SIM_GPUS"
+ENV_GPUS: Final = "NVIDIA_VISIBLE_DEVICES"
+"""The UUIDs of a container's GPUs, with commas between them."""
+ENV_GPU: Final = "PERSEUS_SIM_GPU_"
+"""The UUID of one of them, with its number: several claims cannot write one variable."""
+IN_CONTAINER: Final = "/var/run/perseus-simulated-gpus"
+"""Where a container finds the folder."""
 STATE: Final = "nvml-state"
 LIST: Final = "gpus.json"
 HOLD_US: Final = 3_000_000
@@ -112,6 +118,21 @@ class NodeGpus:
 def open_shim(folder: Path) -> Shim:
     """The state of a folder's GPUs."""
     return Shim(folder / SONAME, folder / STATE)
+
+
+def granted(environment: Mapping[str, str]) -> tuple[Path, tuple[str, ...]]:
+    """The folder of a container's simulated GPUs, and their UUIDs, ascending, as the kubelet granted them.
+
+    Raises:
+        NoGpus: there are none, or they are not simulated.
+    """
+    folder = environment.get(ENV_FOLDER)
+    named = environment.get(ENV_GPUS, "").split(",")
+    named += [value for name, value in environment.items() if name.startswith(ENV_GPU)]
+    uuids = tuple(sorted(filter(None, named)))
+    if not folder or not uuids:
+        raise NoGpus(f"{ENV_FOLDER}: not set; the pod must ask for simulated GPUs")
+    return Path(folder), uuids
 
 
 class ShimGpu:

@@ -107,6 +107,11 @@ class Engine:
     def energy_uj(self) -> int:
         return int(self._energy_uj)
 
+    @property
+    def clock_mhz(self) -> int:
+        """The clock in force."""
+        return self._effective_mhz()
+
     def pace_from(self, now_us: float, wall_ns: int) -> None:
         """From here on, virtual time ``now_us`` belongs to the wall time."""
         self._anchor = (now_us, wall_ns)

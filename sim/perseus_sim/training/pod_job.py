@@ -26,7 +26,7 @@ from typing import Any, Final
 from perseus_proto import keys
 from perseus_proto.rank import RankId
 from perseus_proto.units import j_from_mj, s_from_us, us_from_ns, us_from_s
-from perseus_sim.gpus.shim_gpu import ENV_FOLDER
+from perseus_sim.gpus.shim_gpu import NoGpus, granted
 from perseus_sim.training.coordinator import Coordinator, PipelineIteration, RankLost
 from perseus_sim.training.pod_rank import NEIGHBOUR_TIMEOUT_S, listen, receive_message, send_message
 from perseus_sim.training.rank import JobLost
@@ -56,15 +56,12 @@ def ranks_of(environment: Mapping[str, str]) -> PodRanks:
     Job.
 
     Raises:
-        ValueError: there is none, or it is not simulated.
+        NoGpus: there is none, or it is not simulated.
     """
-    folder = environment.get(ENV_FOLDER)
-    uuids = tuple(sorted(filter(None, environment.get("NVIDIA_VISIBLE_DEVICES", "").split(","))))
-    if not folder or not uuids:
-        raise ValueError(f"{ENV_FOLDER}: not set; the pod must ask for simulated nvidia.com/gpu")
+    folder, uuids = granted(environment)
     number = int(environment.get("NODE_RANK") or environment.get("JOB_COMPLETION_INDEX") or 0)
     master = environment.get("MASTER_ADDR", "127.0.0.1"), int(environment.get("MASTER_PORT", DEFAULT_PORT))
-    return PodRanks(master, number * len(uuids), uuids, folder)
+    return PodRanks(master, number * len(uuids), uuids, str(folder))
 
 
 @dataclass
@@ -273,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         ranks = ranks_of(os.environ)
         plan = Plan.of(settings) if ranks.coordinates else None
-    except (ValueError, OSError) as error:
+    except (NoGpus, ValueError, OSError) as error:
         print(f"perseus_sim.training.pod_job: {error}", file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):

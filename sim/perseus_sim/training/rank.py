@@ -82,6 +82,7 @@ class Rank:
             socket_path=spec["socket"] or None,
             clock_us=lambda: int(engine.now_us),
             gpu_uuid=spec["gpu_uuid"],
+            own_time=True,
         )
         self._report_ready(session)
         command = self._next_command()

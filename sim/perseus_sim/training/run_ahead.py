@@ -150,9 +150,9 @@ class RunAheadRank(Rank):
         schedule = make_schedule(self._schedule())
         marks = make_marks(schedule, None)
         if source is MarkSource.HOST:
-            hello = Hello(spec["dp"], spec["stage"], 0, Timing.HOST, spec["gpu_uuid"], schedule)
+            hello = Hello(spec["dp"], spec["stage"], 0, Timing.HOST, spec["gpu_uuid"], schedule, own_time=True)
             return open_session(spec["socket"], hello, marks, partial(_set_source, source))
-        hello = Hello(spec["dp"], spec["stage"], 0, Timing.GPU, spec["gpu_uuid"], schedule)
+        hello = Hello(spec["dp"], spec["stage"], 0, Timing.GPU, spec["gpu_uuid"], schedule, own_time=True)
         stream = self._stream
         timer = EventTimer(len(schedule), Event, lambda: False, lambda: stream, None)
         if source is MarkSource.EVENTS:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from perseus_solver.rehearsal import Hardware
 
 _MONTH_H = 720.0
-_J_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 import yaml
 
+from perseus_agent.servers.grpc_service import digest_of
 from perseus_proto import keys
 from perseus_proto.planset import PlanSet, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as pb
@@ -84,7 +85,7 @@ class FakeAgent(stubs.AgentServicer):
         self.locked: dict[str, int] = {}
         """What its GPUs are locked at, by UUID, where a lease asks for a clock."""
         self.too_old = False
-        """It knows no clocks of leases."""
+        """It knows no clocks of leases, and does not say whether its description has changed."""
         self.followed: dict[str, Any] = {}
         """How clocks follow plans, as every report says it; empty: the agent is older than those fields."""
         self._server: grpc.aio.Server | None = None
@@ -121,9 +122,15 @@ class FakeAgent(stubs.AgentServicer):
             for rank in self.ranks:
                 applied = self.locked.get(rank.gpu_uuid, 0)
                 lease.clock.gpus.add(uuid=rank.gpu_uuid, pod_uid=rank.pod_uid, applied_clock_mhz=applied)
+        if not self.too_old:
+            lease.description = digest_of(self._description())
         return lease
 
     async def DescribeNode(self, request: Any, context: Any) -> pb.NodeDescription:
+        self.calls.append("describe")
+        return self._description()
+
+    def _description(self) -> pb.NodeDescription:
         for rank in self.ranks:
             rank.iteration = max(0, self.iteration)
         uuids = [rank.gpu_uuid for rank in self.ranks] if self.model else []

@@ -29,8 +29,13 @@ async def test_a_clock_is_in_force_once_every_gpu_is_locked_and_follows_edits(wo
     await world.apply(objective=objective(1200), **FIXED)
     await until_asked(world, 1200, 1200)
     lock(world, 1200, 0)
-    said = await world.until_condition("PlanApplied", "False", "Applying")
-    assert said.endswith(f"of {PIPELINES * STAGES} known GPUs are locked at 1200 MHz.")
+    await world.until_condition("PlanApplied", "False", "Applying")
+
+    async def all_known() -> bool:
+        said = (await world.condition("PlanApplied"))[2]
+        return said.endswith(f"of {PIPELINES * STAGES} known GPUs are locked at 1200 MHz.")
+
+    await world.until("the GPUs of every node are known", all_known)
     assert (await world.condition("Ready"))[0] == "False"
     lock(world, 1200, 1)
     said = await world.until_condition("PlanApplied", "True", "ClockInForce")

@@ -84,6 +84,37 @@ async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:
     assert said[-1] == "ClocksReleased"
 
 
+async def test_an_agent_is_asked_about_its_node_only_when_it_has_something_new_to_say(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply()
+    await world.train_until_applied()
+    old, new = world.agents
+
+    async def renewed(times: int) -> None:
+        """Wait for further renewals; who renews has been told of everything before."""
+        before = [agent.calls.count("renew") for agent in world.agents]
+
+        async def done() -> bool:
+            await world.step(1)
+            counts = [agent.calls.count("renew") for agent in world.agents]
+            return all(count >= n + times for count, n in zip(counts, before, strict=True))
+
+        await world.until("renewals", done)
+
+    await renewed(2)
+    asked = new.calls.count("describe")
+    await renewed(2)
+    assert new.calls.count("describe") == asked, "nothing is new"
+
+    new.ranks[0].pid += 1  # without a word in the telemetry, as if it were lost
+    await renewed(2)
+    assert new.calls.count("describe") == asked + 1
+    old.too_old = True
+    asked = old.calls.count("describe")
+    await renewed(2)
+    assert old.calls.count("describe") >= asked + 2, "one that cannot say whether anything is new is asked each time"
+
+
 async def test_bad_input_is_named_and_changes_nothing(world: World) -> None:
     await world.profile({"other.csv": "x", "profile.csv": "stage,instruction,frequency,time\n0,forward,1410,1\n"})
     await world.apply(profile={"configMapRef": {"name": "profile", "key": "absent.csv"}, "blockingPowerMilliwatts": 1})
@@ -106,7 +137,10 @@ async def test_bad_input_is_named_and_changes_nothing(world: World) -> None:
     message = await world.until_condition("PlanApplied", "False", "ObjectiveInfeasible")
     assert f"({t_min_us} microseconds)" in message
     assert [agent.point for agent in world.agents] == [0, 0], "the plan in force stays"
-    told = [[c for c in agent.calls[n:] if c != "renew"] for agent, n in zip(world.agents, calls, strict=True)]
+    told = [
+        [c for c in agent.calls[n:] if c not in ("renew", "describe")]
+        for agent, n in zip(world.agents, calls, strict=True)
+    ]
     assert told == [[], []]
 
     await world.patch({"metadata": {"annotations": {keys.ANNOTATION_STRAGGLER: "1:0:0.5"}}})

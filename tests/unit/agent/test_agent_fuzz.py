@@ -26,7 +26,7 @@ from perseus_agent.clocks.journal import Journal, JournalState, decode_journal, 
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.errors import JournalError
 from perseus_agent.node import budgets
-from perseus_agent.node.leases import PodName
+from perseus_agent.node.leases import LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import Allocation
 from perseus_agent.servers import local_socket
@@ -89,7 +89,7 @@ class Agent:
         self.hub = TelemetryHub(16)
         self.node = Node(RecordingSet([self.gpu]), self.journal, self, self.hub, WorkerLimits())
         self.node.start()
-        self.node.acquire("job", "ns/job", 1, 600, [PodName(pod_uid(0), "ns", "pod")])
+        self.node.acquire(LeaseRequest("job", "ns/job", 1, 600, [PodName(pod_uid(0), "ns", "pod")]))
         self.service = AgentService(self.node, "node", None)
         kubelet = KubeletDouble(folder)
         kubelet.place([os.getpid()], pod_uid(0))

@@ -110,6 +110,15 @@ def test_every_instruction_runs_at_its_planned_clock(rig: Rig) -> None:
     assert rig.written == CLOCKS * 3 + [1200]
 
 
+def test_a_rank_check_between_iterations_finds_default_clocks(rig: Rig) -> None:
+    rig.iterate(0)
+    rig.rank.ask_default_clocks(True)
+    wait_for(lambda: rig.gpu.locked_mhz is None, "default clocks")
+    rig.rank.ask_default_clocks(False)
+    rig.iterate(1)
+    assert rig.written == [*CLOCKS, CLOCKS[0], None, *CLOCKS, CLOCKS[0]]
+
+
 def test_nothing_of_ours_holds_a_clock_back_for_a_millisecond(rig: Rig) -> None:
     """The best of many: what the path itself costs, on however busy a machine. The benchmark says the rest."""
     delays_ns = []

@@ -15,7 +15,7 @@ from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
 from perseus_agent.errors import DeviceBusy, InvalidRequest, KubeletUnavailable
-from perseus_agent.node.leases import LeasedGpu, PodName
+from perseus_agent.node.leases import LeaseClock, LeasedGpu, LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import Allocation, Undrivable
 
@@ -41,9 +41,17 @@ class Bench:
             raise KubeletUnavailable("it is being upgraded")
         return self.given[name]
 
-    def lease(self, clock_mhz: int = 900, *pods: str, epoch: int = 1, job: str = "job", ttl_s: float = 60) -> None:
+    def lease(
+        self,
+        clock_mhz: int = 900,
+        *pods: str,
+        epoch: int = 1,
+        job: str = "job",
+        ttl_s: float = 60,
+        keep_s: float = 0,
+    ) -> None:
         names = [PodName(pod, "ns", pod) for pod in pods or ("pod-0", "pod-1")]
-        self.node.acquire(job, f"ns/{job}", epoch, ttl_s, names, clock_mhz=clock_mhz)
+        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, LeaseClock(clock_mhz, keep_s)))
 
     def wait_locked(self, *clocks: int | None) -> None:
         wait_for(lambda: self.locked == list(clocks), f"clocks {clocks}")
@@ -154,3 +162,31 @@ def test_a_gpu_that_may_not_be_set_is_named_with_the_reason(bench: Bench) -> Non
     wait_for(lambda: bench.reported[0].message == "the driver refuses", "it is said")
     bench.gpus[0].state = Controllability.YES, ""
     bench.wait_locked(900, 900, 900, None)
+
+
+def test_a_clock_that_stays_is_never_the_default_when_its_lease_runs_out(bench: Bench) -> None:
+    bench.lease(ttl_s=0.5, keep_s=1.0)
+    bench.wait_locked(900, 900, 900, None)
+    wait_for(lambda: bench.node.leases.expiries == 1, "the lease has run out")
+    bench.given["pod-0"] = Allocation((), {})  # the pod has ended
+    bench.wait_locked(None, None, 900, None)
+    assert [call.mhz for call in bench.gpus[2].calls] == [900], "it never was at its default clocks"
+    bench.wait_locked(None, None, None, None)
+
+
+def test_the_next_operator_takes_over_what_stays(bench: Bench) -> None:
+    bench.lease(ttl_s=0.5, keep_s=60.0)
+    bench.wait_locked(900, 900, 900, None)
+    wait_for(lambda: bench.node.leases.expiries == 1, "the lease has run out")
+    bench.lease(epoch=2)
+    assert [[call.mhz for call in gpu.calls] for gpu in bench.gpus[:3]] == [[900]] * 3
+    bench.lease(0, epoch=2)
+    bench.wait_locked(None, None, None, None)
+
+
+def test_another_job_of_the_same_pods_ends_what_stays(bench: Bench) -> None:
+    bench.lease(ttl_s=0.5, keep_s=60.0)
+    bench.wait_locked(900, 900, 900, None)
+    wait_for(lambda: bench.node.leases.expiries == 1, "the lease has run out")
+    bench.lease(600, "pod-1", job="other")
+    bench.wait_locked(None, None, 600, None)

@@ -8,7 +8,16 @@ import pytest
 
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.errors import InvalidRequest, JournalError, NoLease, PodTaken, StaleEpoch, TooMuch
-from perseus_agent.node.leases import MAX_JOBS, MAX_PODS, LeaseTable, PodName
+from perseus_agent.node.leases import (
+    MAX_JOBS,
+    MAX_PODS,
+    NO_CLOCK,
+    JobLease,
+    LeaseClock,
+    LeaseRequest,
+    LeaseTable,
+    PodName,
+)
 
 POD = PodName("uid-1", "training", "pod-1")
 
@@ -20,11 +29,18 @@ class Table:
         self.leases = LeaseTable(self.journal, lambda: self.now_s)
 
     def acquire(
-        self, job: str = "job", epoch: int = 1, ttl_s: float = 10.0, pods: tuple[PodName, ...] = (POD,)
-    ) -> None:
-        self.leases.check(job, f"ns/{job}", epoch, ttl_s, pods)
+        self,
+        job: str = "job",
+        epoch: int = 1,
+        ttl_s: float = 10.0,
+        pods: tuple[PodName, ...] = (POD,),
+        clock: LeaseClock = NO_CLOCK,
+    ) -> list[JobLease]:
+        """Return the leases that it ends."""
+        wanted = LeaseRequest(job, f"ns/{job}", epoch, ttl_s, pods, clock)
+        self.leases.check(wanted)
         self.journal.record_epoch(job, epoch)
-        self.leases.acquire(job, f"ns/{job}", epoch, ttl_s, pods)
+        return self.leases.acquire(wanted)[1]
 
 
 @pytest.fixture
@@ -134,3 +150,61 @@ def test_an_epoch_that_cannot_be_made_to_last_is_not_accepted(table: Table, monk
     with pytest.raises(JournalError):
         table.acquire()
     assert list(table.leases.all()) == []
+
+
+KEPT = LeaseClock(900, keep_s=100.0)
+
+
+def test_a_clock_that_stays_outlives_its_lease_but_commands_nothing(table: Table) -> None:
+    table.acquire(clock=KEPT)
+    table.now_s = 10.0
+    [lapsed] = table.leases.expired()
+    assert (lapsed.lapsed, table.leases.remaining_s(lapsed), table.leases.expiries) == (True, 100.0, 1)
+    assert table.leases.of_pod("uid-1") is lapsed
+    for command in (lambda: table.leases.renew("job", 1, 10), lambda: table.leases.held("job", 1)):
+        with pytest.raises(NoLease):
+            command()
+    table.now_s = 109.0
+    assert table.leases.expired() == []
+    table.now_s = 110.0
+    assert [(lease.job_uid, lease.lapsed) for lease in table.leases.expired()] == [("job", False)]
+    assert (table.leases.of_pod("uid-1"), table.leases.expiries) == (None, 1)
+
+
+def test_an_operator_takes_a_lapsed_lease_over_and_releases_it(table: Table) -> None:
+    table.acquire(clock=KEPT)
+    table.now_s = 50.0
+    table.leases.expired()
+    assert table.acquire(epoch=2) == []
+    assert not table.leases.held("job", 2).lapsed
+    table.acquire(epoch=2, clock=KEPT)
+    table.now_s = 100.0
+    table.leases.expired()
+    assert table.leases.release("job", 2) is not None
+    assert not list(table.leases.all())
+
+
+def test_a_lapsed_lease_keeps_no_pod_from_another_job(table: Table) -> None:
+    table.acquire(clock=KEPT)
+    with pytest.raises(PodTaken):
+        table.acquire("another")
+    table.now_s = 50.0
+    table.leases.expired()
+    assert [lease.job_uid for lease in table.acquire("another")] == ["job"]
+    assert [lease.job_uid for lease in table.leases.all()] == ["another"]
+
+
+def test_who_does_not_know_the_clock_yet_leaves_it(table: Table) -> None:
+    table.acquire(clock=LeaseClock(0, keep_s=5.0))
+    assert table.leases.held("job", 1).clock == NO_CLOCK
+    table.acquire(clock=KEPT)
+    table.acquire(epoch=2, clock=LeaseClock(0, keep_s=5.0))
+    assert table.leases.held("job", 2).clock == LeaseClock(900, keep_s=5.0)
+    table.acquire(epoch=2)
+    assert table.leases.held("job", 2).clock == NO_CLOCK
+
+
+def test_a_clock_may_not_stay_for_weeks(table: Table) -> None:
+    with pytest.raises(InvalidRequest, match="keep_clock_ms: must be at most 604800000"):
+        table.acquire(clock=LeaseClock(900, keep_s=1e9))
+    assert not list(table.leases.all())

@@ -17,8 +17,8 @@ from perseus_agent.clocks.governor import GovernorLimits
 from perseus_agent.clocks.gpu_worker import WorkerLimits
 from perseus_agent.clocks.journal import Journal
 from perseus_agent.clocks.telemetry import RankChange, TelemetryHub
-from perseus_agent.errors import Draining, InvalidRequest, PeerRefused, StaleEpoch, TooMuch
-from perseus_agent.node.leases import PodName
+from perseus_agent.errors import Draining, InvalidRequest, NoLease, PeerRefused, StaleEpoch, TooMuch
+from perseus_agent.node.leases import LeaseClock, LeaseRequest, PodName
 from perseus_agent.node.node import Node
 from perseus_agent.node.processes import MAX_SESSIONS_OF_POD, Session
 from perseus_agent.pods.identity import Peer, PodProcess
@@ -60,9 +60,17 @@ class Bench:
         return Allocation((gpu,), {}, {"trainer": frozenset({gpu})})
 
     def lease(
-        self, job: str = "job", pods: tuple[str, ...] = ("pod-0",), epoch: int = 1, *, clock_mhz: int = 0
+        self,
+        job: str = "job",
+        pods: tuple[str, ...] = ("pod-0",),
+        epoch: int = 1,
+        *,
+        ttl_s: float = 60,
+        clock_mhz: int = 0,
+        keep_s: float = 0.0,
     ) -> None:
-        self.node.acquire(job, f"ns/{job}", epoch, 60, [PodName(pod, "ns", pod) for pod in pods], clock_mhz=clock_mhz)
+        names = [PodName(pod, "ns", pod) for pod in pods]
+        self.node.acquire(LeaseRequest(job, f"ns/{job}", epoch, ttl_s, names, LeaseClock(clock_mhz, keep_s)))
 
     def plan(self, point: int = 0, from_iteration: int = 0) -> None:
         self.node.push("job", 1, PLANS)
@@ -129,6 +137,28 @@ def test_the_clock_of_a_lease_holds_whenever_no_plan_wants_another(bench: Bench)
     bench.node.release("job", 1)
     assert bench.locked() is None
     assert [call.mhz for call in bench.gpus[0].calls] == [900, 1200, 900, None], "never the default in between"
+
+
+def test_a_clock_that_stays_takes_the_place_of_the_plan_when_the_lease_runs_out(bench: Bench) -> None:
+    bench.lease(clock_mhz=900, keep_s=60.0, ttl_s=2.0)
+    rank = Rank()
+    bench.node.admit(rank.session)
+    rank.writer.step_begin(0, 1)
+    bench.plan()
+    rank.writer.step_begin(1, 2)
+    wait_for(lambda: bench.locked() == 1200, "its plan is followed")
+    wait_for(lambda: bench.locked() == 900, "the operator is gone")
+    assert not rank.hung_up
+    with pytest.raises(NoLease):
+        bench.node.renew("job", 1, 60)
+    bench.lease(clock_mhz=900, keep_s=60.0, epoch=2)
+    bench.node.push("job", 2, PLANS)
+    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 2)
+    rank.writer.step_begin(2, 3)
+    wait_for(lambda: bench.locked() == 1200, "the next operator's plan is followed")
+    bench.node.release("job", 2)
+    assert None not in [call.mhz for call in bench.gpus[0].calls][:-1], "never the default in between"
+    assert bench.locked() is None
 
 
 def test_a_lease_that_gives_up_its_clock_leaves_the_plan(bench: Bench) -> None:
@@ -230,12 +260,12 @@ def test_plan_sets_are_bounded_over_all_jobs(bench: Bench, monkeypatch: pytest.M
 def test_a_container_waits_until_the_operator_has_named_it(bench: Bench) -> None:
     rank = Rank(container="c" * 64)
     pod = PodName("pod-0", "ns", "pod-0", frozenset({("d" * 64, "sidecar")}))
-    bench.node.acquire("job", "ns/job", 1, 60, [pod])
+    bench.node.acquire(LeaseRequest("job", "ns/job", 1, 60, [pod]))
     bench.node.admit(rank.session)
     assert rank.session.follower is None
     assert not rank.hung_up
     named = frozenset({*pod.containers, ("c" * 64, "trainer")})
-    bench.node.acquire("job", "ns/job", 1, 60, [PodName(pod.uid, pod.namespace, pod.name, named)])
+    bench.node.acquire(LeaseRequest("job", "ns/job", 1, 60, [PodName(pod.uid, pod.namespace, pod.name, named)]))
     wait_for(lambda: rank.session.follower is not None, "it is a rank")
 
 
@@ -299,7 +329,7 @@ def test_a_slow_disk_keeps_no_lease_from_expiring(bench: Bench, monkeypatch: pyt
         assert disk.wait(60)
         record(job_uid, epoch)
 
-    bench.node.acquire("short", "ns/short", 1, 0.5, [PodName("pod-0", "ns", "pod-0")])
+    bench.node.acquire(LeaseRequest("short", "ns/short", 1, 0.5, [PodName("pod-0", "ns", "pod-0")]))
     monkeypatch.setattr(bench.journal, "record_epoch", slow)
     blocked = threading.Thread(target=bench.lease, args=("other", ("pod-1",)))
     blocked.start()

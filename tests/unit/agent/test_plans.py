@@ -127,3 +127,13 @@ def test_the_wake_map_marks_exactly_the_changes(clocks: list[int]) -> None:
             changes.append(place)
         clock = wanted
     assert [place for place, byte in enumerate(wake) if byte] == changes
+
+
+def test_no_plan_can_be_selected_for_some_iterations(plans: JobPlans) -> None:
+    plans.select(FIRST.plan_id, {0: 1, 1: 1}, 0, {})
+    plans.select(FIRST.plan_id, {0: None}, 5, {0: 2})
+    assert in_force(plans, 4, 5, 9) == [1, None, None]
+    plans.select(FIRST.plan_id, {0: 1}, 8, {0: 6})
+    assert in_force(plans, 6, 7, 8) == [None, None, 1]
+    assert in_force(plans, 5, dp=1) == [1]
+    assert plans.selections[0].point == 1

@@ -114,6 +114,19 @@ def test_a_selection_between_two_iterations_counts_for_the_second(flight: Flight
     assert flight.begin(1) == 600
 
 
+def test_a_rank_that_asks_for_default_clocks_between_iterations_has_them_until_it_is_done(flight: Flight) -> None:
+    flight.select(0)
+    planned = flight.iteration(0)
+    assert flight.channel.acknowledge() is False
+    flight.rank.ask_default_clocks(True)
+    assert flight.listen() is None
+    assert flight.follower.next_look_us == 0, "nothing wakes it until the rank does"
+    flight.rank.ask_default_clocks(False)
+    assert flight.listen() == POINT_0[0]
+    assert flight.iteration(1)[1:] == planned[1:]
+    assert all(finished.plan is not None for finished in flight.finished), "the iterations before and after are planned"
+
+
 def test_a_selection_for_later_waits_for_its_iteration(flight: Flight) -> None:
     flight.select(0)
     flight.select(1, from_iteration=2)

@@ -109,3 +109,108 @@ def test_without_an_agent_the_loop_is_the_loop(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv(ENV_SOCKET, raising=False)
     monkeypatch.setattr(module, "_made", {})
     assert list(perseus_client.steps(range(5), accumulate=3)) == [0, 1, 2, 3, 4]
+
+
+class Tensor:
+    """Of a double of torch: what is registered is called when its gradient is computed."""
+
+    def __init__(self, requires_grad: bool = True) -> None:
+        self.requires_grad = requires_grad
+        self.hooks: list[Any] = []
+
+    def register_hook(self, hook: Any) -> None:
+        self.hooks.append(hook)
+
+
+class Model:
+    """A model whose backward pass writes a letter, and then calls back what was queued when it began."""
+
+    def __init__(self, calls: list[str], output: Any) -> None:
+        self._calls, self._output = calls, output
+        self._hooks: list[Any] = []
+        self.queued: list[Any] = []
+
+    def modules(self) -> list[Any]:
+        return [self]
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def register_forward_hook(self, hook: Any) -> Any:
+        self._hooks.append(hook)
+        return SimpleNamespace(remove=lambda: self._hooks.remove(hook))
+
+    def train(self) -> None:
+        for hook in self._hooks:
+            hook(self, (), self._output)
+        parts = self._output.values() if isinstance(self._output, dict) else [self._output]
+        for tensor in parts:
+            while tensor.requires_grad and tensor.hooks:
+                tensor.hooks.pop()(None)
+        self._calls.append("b")
+        while self.queued:
+            self.queued.pop(0)()
+        self._calls.append("w")  # DistributedDataParallel waits
+
+
+class SyncBatchNorm(Model):
+    """By its name one whose ranks wait within the passes."""
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A double of torch; ``engine.model`` is the one that trains."""
+    engine = SimpleNamespace(model=None)
+    engine.queue_callback = lambda call: engine.model.queued.append(call)  # noqa: PLW0108 - the model comes later
+    variable = SimpleNamespace(_execution_engine=engine)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(autograd=SimpleNamespace(Variable=variable)))  # type: ignore[arg-type]
+    monkeypatch.setenv(ENV_SOCKET, "/nowhere")
+    return engine
+
+
+def trained(model: Any, loop: Any, session: Any) -> str:
+    """Every item of a loop is a pass through the model."""
+    for _ in loop:
+        session().calls.append("|")
+        model.train()
+        session().calls += model._calls
+        model._calls.clear()
+    return "".join(session().calls)
+
+
+@pytest.mark.parametrize("output", [Tensor(), {"loss": Tensor(), "logits": Tensor(), "kept": Tensor(False)}])
+def test_with_its_model_a_step_ends_with_the_last_backward_pass_before_the_wait(
+    connected: Any, torch: Any, output: Any
+) -> None:
+    marks: list[str] = []
+    torch.model = Model(marks, output)
+    loop = perseus_client.steps("abcd", model=torch.model, accumulate=2, rank=1)
+    next(loop)
+    connected[0][2].instruction_end = lambda *_: marks.append(">")
+    torch.model.train()
+    next(loop)
+    torch.model.train()
+    assert "".join(marks) == "bwb>w", "in the last pass, before the wait"
+    assert connected[0][1] == {"own_time": True}
+
+
+def test_a_model_whose_ranks_wait_within_the_passes_makes_whole_steps(
+    connected: Any, torch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    marks: list[str] = []
+    torch.model = SyncBatchNorm(marks, Tensor())
+    said = trained(torch.model, perseus_client.steps("ab", model=torch.model), lambda: connected[0][2])
+    assert said == "(<|bw>)(<|bw>)"
+    assert connected[0][1] == {}
+    assert "it has SyncBatchNorm" in caplog.text
+
+
+def test_a_model_that_the_loop_does_not_call_is_given_up(
+    connected: Any, torch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.model = Model([], Tensor())
+    other = Model([], Tensor())
+    list(trained(torch.model, perseus_client.steps("abcde", model=other), lambda: connected[-1][2]))
+    assert [options for _, options, _ in connected] == [{"own_time": True}, {}]
+    assert "no backward pass of the model was seen" in caplog.text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perseus_client import marks as choice
 from perseus_client.marks import Marks, PyMarks, make_marks
 from perseus_proto.channel import SLOTS, ChannelReader, ChannelWriter, MarkSource, memory_bytes
-from perseus_proto.hello import Instruction, InstructionKind
+from perseus_proto.instruction import Instruction, InstructionKind
 
 KINDS = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 SCHEDULE = tuple(

@@ -3,7 +3,7 @@ I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,13 +15,16 @@ from perseus_operator.controller.services import Pace, Services
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.aim import Now
+from perseus_operator.planning.canary import JudgeCanary
+from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.objective import FrontierView
-from perseus_operator.planning.planner import Decision, Now, decide
+from perseus_operator.planning.planner import Decision, decide
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
 
@@ -51,6 +54,7 @@ def frontier_of(spec: JobSpec, points: int = 11) -> FrontierView:
         maximum_gap_ppm=20,
         solve_ms=100,
         restored=False,
+        ceilings_mw=((900, 500_000), (1200, 1_000_000), (1410, 2_000_000)),
     )
 
 
@@ -112,13 +116,24 @@ class Job:
             if isinstance(action, ReadInputs):
                 self.state.read_ended(at_s=self.now_s)
                 continue
+            if isinstance(action, BeginComparison | ResumePlan | EndComparison):
+                self.state.comparisons.decided(action, iteration=self.state.furthest_iteration)
+                continue
+            if isinstance(action, JudgeCanary):
+                self.state.canary_judged(action.verdict)
+                continue
             if not isinstance(action, Acquire | Renew | Release | Push | Select):
                 continue
             node = self.state.nodes[action.node]
             if isinstance(action, Acquire):
                 following = node.driven
                 node.lease_acquired(
-                    node.pods, plan_id=node.plan_id, following=following, started_s=self.now_s, ttl_s=LIMITS.lease_ttl_s
+                    node.pods,
+                    plan_id=node.plan_id,
+                    following=following,
+                    started_s=self.now_s,
+                    ttl_s=LIMITS.lease_ttl_s,
+                    resting=action.resting,
                 )
             elif isinstance(action, Renew):
                 node.lease_renewed(started_s=self.now_s, ttl_s=LIMITS.lease_ttl_s)
@@ -153,19 +168,21 @@ class Job:
         iteration: int,
         slowdowns: tuple[float, ...] = (1.0, 1.0),
         *,
-        energy_mj: int | None = 1000,
+        energy_mj: int | Sequence[int] | None = 1000,
         evidence: Evidence | None = None,
     ) -> None:
-        """Every rank reports an iteration under what its node has selected."""
+        """Every rank reports an iteration under what its node has selected; ``energy_mj`` of each, or by pipeline."""
         assert self.state.frontier is not None
         times_us = self.state.frontier.times_us
-        spans = [round(times_us[n.selected.get(p, 0)] * slowdowns[p]) for p, n in enumerate(self.nodes)]
+        points = [n.selected.get(p) or 0 for p, n in enumerate(self.nodes)]
+        spans = [round(times_us[point] * slow) for point, slow in zip(points, slowdowns, strict=True)]
         for p, node in enumerate(self.nodes):
+            own_mj = energy_mj[p] if isinstance(energy_mj, Sequence) else energy_mj
             for stage in range(self.spec.pipeline.stages):
                 point = node.selected.get(p)
                 self.state.iteration_reported(
                     node,
-                    Report(p, stage, 0, iteration, max(spans), spans[p], energy_mj, point, evidence=evidence),
+                    Report(p, stage, 0, iteration, max(spans), spans[p], own_mj, point, evidence=evidence),
                 )
 
     def train_on(self, first: int, count: int, factor: float) -> int:

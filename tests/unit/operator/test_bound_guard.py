@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.unit.operator.conftest import frontier_of, spec_of
 
 from perseus_operator.api.conditions import ConditionType, Reason
-from perseus_operator.planning.bound_guard import CONFIRM, Guard, Hold, judge, next_coarser
+from perseus_operator.planning.bound_guard import CONFIRM, Bound, Guard, Hold, judge, next_coarser, scatter_of
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
 from perseus_operator.planning.guard_cause import Cause, why_slow
 from perseus_operator.planning.hardware import Basis, Hardware
-from perseus_operator.planning.iterations import JobIteration, Measured
+from perseus_operator.planning.iterations import KEPT, JobIteration, Measured
 from perseus_operator.planning.node_actions import Release
 from perseus_operator.planning.objective import Grain
 from perseus_operator.planning.restore import restore_from_status
@@ -66,7 +66,7 @@ def test_a_plan_that_breaks_the_bound_goes_to_the_fastest_then_to_default_clocks
 
 
 def test_without_the_guard_the_plan_would_have_stayed(make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perseus_operator.planning.planner.judge", lambda guard, *_, **__: guard)
+    monkeypatch.setattr("perseus_operator.planning.aim.judge", lambda guard, *_, **__: guard)
     job = settled(make_job)
     job.train_on(1, 3 * CONFIRM, 1.06)
     assert points(job) == {2}
@@ -121,6 +121,13 @@ def test_noise_checkpoints_and_stragglers_do_not_trip_it(make_job: Any) -> None:
         job.train(iteration, (1.0, 1.4))
         job.act()
     assert job.state.guard.hold is Hold.NOTHING, "a straggler is waited for, whatever the plan"
+
+
+def test_a_stored_baseline_of_no_iterations_is_one_of_few(make_job: Any) -> None:
+    job = settled(make_job)
+    job.state.baseline = Measured(FASTEST_US, 1000, 0)
+    job.train_on(1, CONFIRM, 1.06)
+    assert points(job) == {0}
 
 
 @pytest.mark.parametrize("objective", [{"type": "MinEnergy"}, {"type": "PowerCap", "powerCapWatts": 1_700}])
@@ -375,21 +382,25 @@ def iteration_with(evidence: Evidence | None) -> JobIteration:
 
 @pytest.mark.parametrize(
     ("slower", "iterations", "withdrawn"),
-    [(1.05, 20_000, False), (1.3, 1_000, True)],
-    ids=["a plan that uses up its 5 %", "a plan that takes 30 %"],
+    [(1.05, 20_000, False), (1.2, 100, True), (1.5, 30, True)],
+    ids=["a plan that uses up its 5 %", "a plan that takes 20 %", "a plan that takes 50 %"],
 )
 def test_iterations_that_scatter_with_their_data_hide_no_plan_and_withdraw_none(
     slower: float, iterations: int, withdrawn: bool
 ) -> None:
     """As where sequences differ in length: a standard deviation of 10 %, in which a slowdown of 5 % is lost."""
     scatter, random = 0.1, Random(7)
-    bound_us = FASTEST_US * (1 + 1.645 * scatter) * 1.05  # what 95 % of the fastest iterations keep, and 5 %
-    recent: deque[JobIteration] = deque(maxlen=CONFIRM)
+    kept = 1 + 1.645 * scatter  # by 95 % of the iterations
+    bound = Bound(FASTEST_US * kept * 1.05, typical=1 / kept)
+    recent: deque[JobIteration] = deque(maxlen=KEPT)
     guard = Guard()
     for number in range(iterations):
         time_us = round(FASTEST_US * slower * max(0.1, random.gauss(1.0, scatter)))
         recent.append(JobIteration(number, {0: time_us}, time_us, None, {0: 1}, mixed=False))
-        guard = judge(guard, recent, bound_us=bound_us, confirm=CONFIRM, furthest=number, now_s=0.0, wall_s=0.0)
+        measured = scatter_of(recent)
+        guard = judge(
+            guard, recent, bound=bound, scatter=measured, confirm=CONFIRM, furthest=number, now_s=0.0, wall_s=0.0
+        )
         if guard.trips:
             break
     assert bool(guard.trips) is withdrawn

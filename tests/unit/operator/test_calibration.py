@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from perseus_sim.gpus.model import profile_csv
 
 INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
 OVERHEAD_S, DELAY_S = 0.02, 0.003
-PROFILE = StoredProfile("profile", b"", ConfigMap("profile", {}, {}, uid="u-1"))
+PROFILE = StoredProfile("profile", b"", "ns", ConfigMap("profile", {}, {}, uid="u-1"))
 
 
 def solved(inputs: SolveRequest = INPUTS) -> frontier.SolvedFrontier:
@@ -212,6 +212,12 @@ async def test_the_next_job_of_the_same_profile_and_pipeline_begins_calibrated(p
     await learner.calibrate(INPUTS, PROFILE)
     assert state.calibration.digest_in_use
     assert (set(cluster.profiles), cluster.config_maps) == ({"profile"}, {}), "not in the user's object"
+    shared, alike = Cluster(), JobState(JobRef("team-b", "job", "uid-3"))
+    reader = Calibrator(alike, cast(Any, shared))
+    reader._record = learner._record
+    await reader.calibrate(INPUTS, PROFILE)
+    assert alike.calibration.digest_in_use
+    assert not shared.profiles, "a profile of another namespace is read, and never written"
 
     following = JobState(JobRef("ns", "next", "uid-2"))
     heir = Calibrator(following, cluster)

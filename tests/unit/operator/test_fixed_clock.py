@@ -9,11 +9,12 @@ import pytest
 from perseus_operator.api.conditions import Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.objects import JobRef, Pod
+from perseus_operator.planning.aim import Now
 from perseus_operator.planning.frontier_inputs import Limits
 from perseus_operator.planning.gpu import Gpu
-from perseus_operator.planning.node import LeaseClock, LeasedGpu, Node
+from perseus_operator.planning.node import LeaseClock, LeasedGpu, Node, RestingClock
 from perseus_operator.planning.node_actions import Acquire, Release, Renew
-from perseus_operator.planning.planner import Decision, Now, decide
+from perseus_operator.planning.planner import Decision, decide
 from perseus_operator.planning.power_budget import member_of
 from perseus_operator.planning.state import JobState
 from perseus_operator.plugin.doctor import examine
@@ -44,19 +45,25 @@ class Job:
     def acquire(self, mhz: int = 900, clock: LeaseClock | None = None) -> None:
         for node in self.nodes:
             node.lease_acquired(
-                node.pods, plan_id="", following=False, started_s=self.now_s, ttl_s=TTL_S, clock_mhz=mhz, clock=clock
+                node.pods,
+                plan_id="",
+                following=False,
+                started_s=self.now_s,
+                ttl_s=TTL_S,
+                resting=RestingClock(mhz),
+                clock=clock,
             )
 
     def renew(self, *applied_mhz: int, fault: str = "") -> None:
         """Every agent says what its two GPUs are locked at, and why."""
         for n, node in enumerate(self.nodes):
             gpus = tuple(LeasedGpu(f"GPU-{n}-{k}", f"pod-{n}", mhz, fault) for k, mhz in enumerate(applied_mhz))
-            node.lease_renewed(started_s=self.now_s, ttl_s=TTL_S, clock=LeaseClock(node.leased_mhz, gpus))
+            node.lease_renewed(started_s=self.now_s, ttl_s=TTL_S, clock=LeaseClock(node.resting.mhz, gpus))
 
 
 def test_the_lease_asks_for_the_clock_and_nothing_else_is_sent() -> None:
     job = Job()
-    assert {*job.decide().actions} == {Acquire("node-0", 900), Acquire("node-1", 900)}
+    assert {*job.decide().actions} == {Acquire("node-0", RestingClock(900)), Acquire("node-1", RestingClock(900))}
     job.acquire()
     job.renew(900, 900)
     made = job.decide()
@@ -73,7 +80,7 @@ def test_another_clock_is_asked_for_at_once_and_counts_only_when_locked() -> Non
     job.renew(900, 900)
     job.state.spec_accepted(parse_spec({"objective": {"type": "FixedClock", "clockMegahertz": 600}}))
     made = job.decide()
-    assert {*made.actions} == {Acquire("node-0", 600), Acquire("node-1", 600)}
+    assert {*made.actions} == {Acquire("node-0", RestingClock(600)), Acquire("node-1", RestingClock(600))}
     assert not made.applied
     job.acquire(600)
     job.renew(600, 900)

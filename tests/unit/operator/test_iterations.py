@@ -63,10 +63,17 @@ def test_energy_is_unknown_if_any_rank_has_no_counter() -> None:
     assert measured.energy_mj is None
 
 
+def run_at_default(history: History, only: Report) -> None:
+    iteration = history.add(only)
+    assert iteration is not None
+    assert iteration.unplanned
+    history.ran_at_default(iteration)
+
+
 def test_the_first_iteration_is_no_baseline() -> None:
     history = History(pipelines=1, ranks_per_pipeline=1)
     for iteration in range(3):
-        history.add(report(0, 0, iteration, point=None))
+        run_at_default(history, report(0, 0, iteration, point=None))
     assert [i.iteration for i in history.unplanned] == [1, 2]
     assert summarise([]) is None
 
@@ -75,7 +82,7 @@ def test_the_first_iteration_is_no_baseline() -> None:
 def test_one_reading_that_is_missed_does_not_take_the_energy_of_a_baseline(missing: int, known: bool) -> None:
     history = History(pipelines=1, ranks_per_pipeline=1)
     for iteration in range(4):
-        history.add(report(0, 0, iteration, point=None, energy_mj=None if iteration <= missing else 1_000))
+        run_at_default(history, report(0, 0, iteration, point=None, energy_mj=None if iteration <= missing else 1_000))
     baseline = summarise(history.unplanned)
     assert baseline is not None
     assert baseline.energy_mj == (1_000 if known else None)

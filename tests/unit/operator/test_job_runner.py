@@ -32,8 +32,8 @@ from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
 from perseus_operator.handlers import _configure
 from perseus_operator.objects import JobRef
+from perseus_operator.planning.aim import Now
 from perseus_operator.planning.node_actions import Acquire, Renew
-from perseus_operator.planning.planner import Now
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.settings import Settings
 from perseus_operator.solving import worker
@@ -123,6 +123,7 @@ def session_of(job: Job, services: SimpleNamespace) -> NodeSession:
         frontier=rest,
         calibrator=rest,
         profiler=rest,
+        observer=rest,
         wake=lambda: None,
     )
 

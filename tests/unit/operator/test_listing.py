@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from aiohttp import web
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.clients.pods import agent_of, pod_of
 from perseus_operator.controller.operator import Operator
-from perseus_operator.errors import KubeForbidden, KubeUnavailable
+from perseus_operator.errors import KubeError, KubeForbidden, KubeUnavailable
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.settings import Settings
 from perseus_proto import keys
@@ -50,12 +51,12 @@ class Pages:
             return web.json_response({"message": "not now"}, status=self.status)
         first, limit = int(request.query.get("continue", "0")), int(request.query["limit"])
         last = min(first + limit, PODS)
-        metadata = {"continue": str(last)} if last < PODS else {}
+        metadata = {"resourceVersion": "100", **({"continue": str(last)} if last < PODS else {})}
         return web.json_response({"metadata": metadata, "items": [pod(n) for n in range(first, last)]})
 
 
 @asynccontextmanager
-async def served(pages: Pages) -> AsyncIterator[KubeClient]:
+async def served(pages: Pages | Watched) -> AsyncIterator[KubeClient]:
     app = web.Application()
     app.router.add_get("/{path:.*}", pages.answer)
     runner = web.AppRunner(app)
@@ -77,9 +78,9 @@ async def test_every_page_is_read_once() -> None:
         assert [p.uid for p in found] == [f"u{n}" for n in range(PODS)]
         assert [asked.get("continue") for asked in pages.asked] == [None, "500", "1000"]
         assert {asked["labelSelector"] for asked in pages.asked} == {keys.LABEL_JOB}
-        addresses = await kube.agent_addresses("perseus-system")
-        assert len(addresses) == PODS
-        assert addresses["n251"] == "10.0.1.1:9000"
+        agents = dict((await anext(kube.watch_agents("perseus-system"))).values())
+        assert len(agents) == PODS
+        assert agents["n251"] == "10.0.1.1:9000"
         assert len(await kube.training_pods(["a", "b"])) == 2 * PODS
 
 
@@ -182,15 +183,133 @@ async def test_an_api_server_that_does_not_answer_leaves_what_was_seen() -> None
         asked += 1
         raise KubeUnavailable("503")
 
-    kube = SimpleNamespace(training_pods=away, agent_addresses=away)
+    async def watch(_: Any) -> AsyncIterator[Any]:
+        await away(_)
+        yield {}
+
+    kube = SimpleNamespace(training_pods=away, watch_agents=watch)
     operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, SimpleNamespace(metrics=Metrics())))
     operator.observe_pod(pod(0), deleted=False)
+    operator._agent_pods = {"u": ("n0", "10.0.0.1:9000")}
     operator._agents = {"n0": "10.0.0.1:9000"}
-    polls = [asyncio.create_task(operator._every(0.0, poll)) for poll in (operator._poll_pods, operator._poll_agents)]
-    while asked < 4:
+    works = (operator._poll_pods, operator._watch_agents, operator._pass_agents)
+    polls = [asyncio.create_task(operator._every(0.0, work)) for work in works]
+    while asked < 6:
         await asyncio.sleep(0)
     for poll in polls:
         poll.cancel()
     await asyncio.gather(*polls, return_exceptions=True)
     assert set(operator._pods) == set(operator._pods_of["training", "gpt3"]) == {"u0"}
     assert operator._agents == {"n0": "10.0.0.1:9000"}
+
+
+class Watched:
+    """An API server with one list of agents, and watches that each tell what is scripted and end."""
+
+    def __init__(self, listed: list[dict[str, Any]], *watches: list[dict[str, Any]]) -> None:
+        self.listed, self.watches = listed, list(watches)
+        self.asked: list[dict[str, str]] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(dict(request.query))
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "10"}, "items": self.listed})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in self.watches.pop(0) if self.watches else []:
+            line = json.dumps(event).encode() + b"\n"
+            for part in (line[: len(line) // 2], line[len(line) // 2 :]):  # a line comes in pieces
+                await response.write(part)
+        if not self.watches:
+            await asyncio.sleep(60)
+        return response
+
+
+def agent_pod(number: int, node: str, version: int, **status: Any) -> dict[str, Any]:
+    raw = pod(number)
+    raw["spec"]["nodeName"] = node
+    raw["metadata"]["resourceVersion"] = str(version)
+    raw["status"] |= status
+    return raw
+
+
+async def test_agents_are_listed_once_and_followed_from_there() -> None:
+    old, new = agent_pod(1, "a", 10), agent_pod(2, "a", 12)
+    large = agent_pod(3, "b", 13)
+    large["metadata"]["annotations"] = {"long": "x" * 300_000}
+    api = Watched(
+        [old],
+        [
+            {"type": "ADDED", "object": agent_pod(2, "a", 11, podIP="")},
+            {"type": "MODIFIED", "object": new},
+            {"type": "ADDED", "object": large},
+            {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "20"}, "spec": {"containers": None}}},
+        ],
+        [{"type": "DELETED", "object": agent_pod(1, "a", 21)}, {"type": "MODIFIED", "object": agent_pod(3, "b", 22)}],
+        [{"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}],
+        [],
+    )
+    seen = []
+    async with served(api) as kube:
+
+        async def follow() -> None:
+            async for pods in kube.watch_agents("perseus-system"):
+                seen.append(dict(pods.values()))
+
+        with pytest.raises(KubeError, match="410 too old resource version"):
+            await follow()
+    first, second, third = (agent_of(each)[1] for each in (old, new, large))  # type: ignore[index]
+    assert seen == [{"a": first}, {"a": second}, {"a": second, "b": third}, {"a": second, "b": third}]
+    assert [asked.get("resourceVersion") for asked in api.asked] == [None, "10", "20", "22"]
+
+
+async def test_jobs_hear_of_agents_together_and_of_those_that_are_listed_anew() -> None:
+    lists = [{"u1": ("a", "1:1")}, {"u2": ("b", "2:2"), "u3": ("c", "3:3")}]
+    forgotten: list[set[str]] = []
+    passed: list[dict[str, str]] = []
+
+    async def watch(_: Any) -> AsyncIterator[Any]:
+        pods: dict[str, tuple[str, str]] = {}
+        for uid, agent in (lists.pop(0) if lists else {}).items():
+            pods[uid] = agent
+            yield pods
+        if lists:
+            raise KubeUnavailable("410")
+        await asyncio.sleep(60)
+
+    async def forget(addresses: set[str]) -> None:
+        forgotten.append(addresses)
+
+    services = SimpleNamespace(metrics=Metrics(), agents=SimpleNamespace(forget=forget))
+    operator = Operator(Settings(insecure=True), cast(Any, SimpleNamespace(watch_agents=watch)), cast(Any, services))
+    operator._pass_pods_to_all = lambda: passed.append(dict(operator._agents))  # type: ignore[method-assign]
+    following = asyncio.create_task(operator._every(0.0, operator._watch_agents))
+    await operator._pass_agents()
+    while len(operator._agent_pods) < 2:
+        await asyncio.sleep(0)
+    await operator._pass_agents()
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    assert passed == [{"a": "1:1"}, {"b": "2:2", "c": "3:3"}]
+    assert forgotten == [set(), {"1:1"}]
+
+
+async def test_an_unforeseen_answer_ends_no_poll(caplog: pytest.LogCaptureFixture) -> None:
+    asked = 0
+
+    async def strange(_: Any) -> AsyncIterator[Any]:
+        nonlocal asked
+        asked += 1
+        raise TypeError("'NoneType' object is not iterable")
+        yield {}
+
+    metrics = Metrics()
+    kube, services = SimpleNamespace(watch_agents=strange), SimpleNamespace(metrics=metrics)
+    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, services))
+    poll = asyncio.create_task(operator._every(0.0, operator._watch_agents))
+    while asked < 3:
+        await asyncio.sleep(0)
+    poll.cancel()
+    await asyncio.gather(poll, return_exceptions=True)
+    assert "watch_agents: unexpected error; trying again" in caplog.text
+    assert metrics.errors._value.get() >= 2

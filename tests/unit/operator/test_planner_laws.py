@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perseus_operator.api.conditions import Explanation, Reason
-from perseus_operator.planning.node_actions import Select
+from perseus_operator.planning.node_actions import Acquire, Push, Select
 from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.stragglers.annotation import parse_annotation
 
@@ -22,11 +22,12 @@ OBJECTIVES = (
     {"type": "Deadline", "deadline": {"iterationTimeMicroseconds": 900_000}},
     {"type": "PowerCap", "powerCapWatts": 1_700},
 )
+MODES = ("Enforce", "Recommend", "Observe")
 
 event = st.one_of(
     st.tuples(st.just("train"), st.tuples(st.floats(0.9, 2.0), st.floats(0.9, 2.0))),
     st.tuples(st.just("tell"), st.sampled_from(["", "0:0:1.2", "1:3:1.07", "0:0:50,1:0:1.3", "0:0:1"])),
-    st.tuples(st.just("edit"), st.tuples(st.sampled_from(OBJECTIVES), st.sampled_from(["Enforce", "Recommend"]))),
+    st.tuples(st.just("edit"), st.tuples(st.sampled_from(OBJECTIVES), st.sampled_from(MODES))),
     st.tuples(st.just("wait"), st.floats(0, 60)),
     st.tuples(st.just("fail"), st.sampled_from(["node-0", "node-1"])),
     st.tuples(st.just("restart"), st.sampled_from(["pods", "ranks", "agent"])),
@@ -42,7 +43,10 @@ def check(job: Any, made: Decision) -> None:
     assert len({action.node for action in made.actions if hasattr(action, "node")}) == len(
         [action for action in made.actions if hasattr(action, "node")]
     ), "one action per node"
-    if spec.mode.value == "Recommend" or not made.wanted:
+    if not spec.mode.sets_clocks:
+        assert not any(isinstance(action, Push) for action in made.actions)
+        assert all(action.resting.mhz == 0 for action in made.actions if isinstance(action, Acquire))
+    if not spec.mode.sets_clocks or not made.wanted:
         assert not selects
     if not made.wanted:
         return

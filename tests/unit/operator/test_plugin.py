@@ -71,7 +71,7 @@ class Stored:
                 "predicted": {"iterationTimeMicroseconds": 600_000, "energyMillijoules": 2_000_000},
                 "measured": {"iterationTimeMicroseconds": 610_000, "energyMillijoules": 2_100_000, "iterations": 15},
                 "baseline": {"iterationTimeMicroseconds": 600_000, "energyMillijoules": 3_000_000, "iterations": 3},
-                "savings": {"energy": "30.00%", "slowdown": "1.67%"},
+                "savings": {"energy": "30.00%", "slowdown": "1.67%", "against": "Baseline"},
                 "conditions": [said],
             },
         }
@@ -386,6 +386,9 @@ def test_the_list_adds_up_what_is_measured(stored: Stored) -> None:
     assert "1,557 W are saved by the 1 job measured so far." in command("list", "-A")[1]
     del stored.body["status"]["savings"]
     assert json.loads(command("list", "-o", "json")[1])["measured"] == 0
+    interval = {"energySaved": "10.00%", "energySavedLow": "8.00%", "energySavedHigh": "22.00%"}
+    stored.body["status"]["advised"] = {**interval, "restsOn": "Model"}
+    assert "8.00% to 22.00% (Model)" in command("list", "-A")[1]
     assert command("list", "-n", "other")[1] == "there is no PerseusJob in namespace other\n"
 
 

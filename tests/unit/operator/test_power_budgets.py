@@ -14,9 +14,9 @@ from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.controller.power_budgets import PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
 from perseus_operator.objects import JobRef
+from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.node_actions import Release
-from perseus_operator.planning.planner import Now
 from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
 from perseus_operator.planning.power_budget import BudgetDecision, decide_shares, member_of, selects, within_budget
 from perseus_operator.planning.state import JobState
@@ -34,6 +34,12 @@ class Api:
         self.stored: list[dict[str, Any]] = []
         self.writes: list[dict[str, Any]] = []
         self.error: Exception | None = None
+        self.labels: dict[str, dict[str, str]] = {"ns": {}}
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        if self.error is not None:
+            raise self.error
+        return self.labels[name]
 
     async def power_budgets(self) -> list[dict[str, Any]]:
         return self.stored
@@ -212,7 +218,7 @@ async def test_only_selected_jobs_share_and_the_strictest_of_two_budgets_counts(
     assert outside.state.share.budget == "site"
     assert site.points("out") == {0} or outside.state.share.watts >= 0.8 * full_w
     elsewhere = parse_budget({"watts": 1, "selector": {"namespaces": ["other"]}})
-    assert not selects(elsewhere, "ns", {})
+    assert selects(elsewhere, "ns", {}, None) is False
 
 
 async def test_what_is_drawn_at_clocks_that_are_not_set_is_taken_first(site: Site) -> None:
@@ -269,6 +275,35 @@ async def test_a_small_change_of_a_wish_moves_nobody(site: Site) -> None:
 # ------------------------------------------------------------------------------------------ restarts and outages
 
 
+async def test_a_budget_whose_deletion_the_watch_has_missed_binds_nobody(site: Site) -> None:
+    job = site.job("a")
+    site.budget(round(0.8 * site.drawn_w("a")))
+    await site.tick()
+    assert site.points("a") != {0}
+    await site.budgets.restore()  # the list does not have it
+    assert job.state.share is None
+    job.settle()
+    assert site.points("a") == {0}
+
+
+async def test_a_budget_that_is_found_to_be_gone_binds_nobody(site: Site) -> None:
+    job = site.job("a")
+    site.budget(round(0.8 * site.drawn_w("a")))
+    site.api.error = KubeNotFound("hall")
+    await site.tick()
+    assert job.state.share is None
+
+
+async def test_a_budget_that_is_made_anew_while_it_is_listed_stays(site: Site) -> None:
+    job = site.job("a")
+    site.budget(round(0.8 * site.drawn_w("a")))
+    watts = round(0.7 * site.drawn_w("a"))
+    site.api.stored = [{"metadata": {"name": "hall", "uid": "u-2"}, "spec": {"watts": watts}}]
+    await site.budgets.restore()
+    await site.tick()
+    assert 0 < job.state.share.watts <= watts
+
+
 async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
     site.job("a")
     site.job("b")
@@ -291,7 +326,7 @@ async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
     restarted = make_job()
     restarted.state.ref = JobRef("ns", "a", "uid-a")
     after.see("a", restarted)
-    assert restarted.state.share == Share("hall", float(shares["a"])), "from the first thought on"
+    assert restarted.state.share == Share("hall", float(shares["a"]), hold_s=3600), "from the first thought on"
     restarted.start_pods()
     await after.tick()
     assert restarted.state.share.watts == shares["a"], "though its frontier is not read back yet"

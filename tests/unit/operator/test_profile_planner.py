@@ -12,7 +12,8 @@ from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Push, Release, Select
 from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
-from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX, Mean, Reading, StageReading, Sweep
+from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
+from perseus_operator.planning.profiling.sweep import DIGEST_PREFIX, Sweep
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
 
@@ -40,7 +41,7 @@ def obey(job: Any) -> Decision:
         if isinstance(action, BeginSweep):
             own.sweep, own.readings_stored = action.sweep, 0
         elif isinstance(action, SaveSweep):
-            own.readings_stored = len(own.sweep.readings)
+            own.readings_stored = own.sweep.measured
         elif isinstance(action, StoreProfile):
             own.profile_stored = True
     return made
@@ -128,6 +129,7 @@ def test_the_baseline_comes_first(make_job: Any) -> None:
     made = settle(job)
     assert not any(node.selected for node in job.nodes)
     assert "default clocks" in said(job, made).message
+    assert "It takes at most 9 iterations at 3 clocks, slower by at most" in said(job, made).message, "before it begins"
     for iteration in range(4):
         for p, node in enumerate(job.nodes):
             for stage in range(2):
@@ -254,6 +256,24 @@ def test_where_a_plan_is_one_clock_those_around_the_best_are_measured(
     assert clocks[:4] == (1200, 1000, 800, 600)
     around = range(best_mhz + 150, best_mhz - 200, -50)
     assert clocks[4:] == tuple(clock for clock in around if clock < 1200 and clock != best_mhz)
+
+
+def test_where_steps_vary_clocks_are_measured_again_instead_of_those_around_the_best(make_job: Any) -> None:
+    job = profiled(make_job, pipeline=STEPS)
+    settle(job)
+    messages = []
+    while not job.state.profiling.profile_stored:
+        sweep = job.state.profiling.sweep
+        clock = sweep.clocks_mhz[sweep.point]
+        stage = StageReading(1e9 / clock, 1e6, {("step", 0): Mean(1, 1e9 / clock, 1e6)})
+        job.state.profiling.sweep = sweep.add(Reading(clock, 1e9 / clock, (stage,), (0.2,), iterations=2))
+        messages.append(said(job, settle(job)).message)
+        assert job.state.profiling.readings_stored >= sweep.measured, "what a restarted operator goes on with"
+    sweep = job.state.profiling.sweep
+    assert sweep.clocks_mhz == (1000, 800, 600)
+    assert {reading.iterations for reading in sweep.readings} == {64}
+    assert "Measuring 600 MHz, clock 3 of 3, in round 2 because steps vary by" in messages[2]
+    assert [node.selected for node in job.nodes] == [{0: 0}, {1: 0}]
 
 
 def test_a_pipeline_mixes_clocks_and_needs_none_between_them(make_job: Any) -> None:

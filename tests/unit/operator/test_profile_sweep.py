@@ -18,13 +18,12 @@ from perseus_operator.controller.profile_aggregator import JobShape, ProfileAggr
 from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, Drift
+from perseus_operator.planning.profiling.reading import Reading, StageReading
 from perseus_operator.planning.profiling.sweep import (
     MOST_FINER,
     QUIET_US,
     RISES,
-    Reading,
     Recipe,
-    StageReading,
     Sweep,
     blocking_power,
     choose_clocks,
@@ -113,8 +112,8 @@ def feed(meter: ProfileAggregator, sweep: Sweep, reports: Sequence[Report]) -> S
     for report in reports:
         if sweep.finished:
             return sweep
-        meter.begin(len(sweep.readings))
-        reading = meter.observe(report, sweep.clocks_mhz[len(sweep.readings)])
+        meter.begin(sweep.point, sweep.measured)
+        reading = meter.observe(report, sweep.clocks_mhz[sweep.point])
         sweep = replace(sweep, spent_us=round(meter.spent_us))
         sweep = sweep.add(reading) if reading else sweep
     return sweep
@@ -257,7 +256,7 @@ def test_energy_adds_up_however_badly_it_was_split(data: Any) -> None:
 def test_chunks_are_measured_apart() -> None:
     schedule = build_schedule("interleaved-1f1b", stages=2, microbatches=2, chunks=2)
     meter = ProfileAggregator(schedule, JobShape(1, 2, 1), 1)
-    meter.begin(0)
+    meter.begin(0, 0)
     reading = None
     for iteration in range(2):
         for stage in range(2):
@@ -376,7 +375,7 @@ def test_new_processes_whose_count_goes_on_by_chance_are_no_neighbours_of_the_ol
 def test_a_slow_pipeline_of_several_does_not_count() -> None:
     shape = JobShape(3, STAGES, 1)
     meter, sweep = ProfileAggregator(SCHEDULE, shape, 2), fresh()
-    meter.begin(0)
+    meter.begin(0, 0)
     job, reading = Job(), None
     for _ in range(3):
         for report in job.step(sweep, [(p, s) for p in range(3) for s in range(STAGES)]):

@@ -23,7 +23,8 @@ from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.profile_planner import SaveSweep, StoreProfile
 from perseus_operator.planning.profiling.drift import DRIFT_ITERATIONS, DRIFT_REST
-from perseus_operator.planning.profiling.sweep import Mean, Reading, Recipe, StageReading, Sweep
+from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
+from perseus_operator.planning.profiling.sweep import Recipe, Sweep
 from perseus_operator.planning.state import JobState
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto.planset import decode_plan_set
@@ -35,7 +36,7 @@ CLOCKS = (1400, 1200)
 
 def profiler(kube: StoredObjects, make_job: Any, **changes: Any) -> tuple[Profiler, JobState]:
     state: JobState = make_job(**{"profile": ONLINE, **changes}).state
-    services: Any = SimpleNamespace(kube=kube, monotonic_s=lambda: 100.0)
+    services: Any = SimpleNamespace(kube=kube, monotonic_s=lambda: 100.0, namespaces=())
     return Profiler(state, services), state
 
 
@@ -227,7 +228,7 @@ async def test_drift_of_a_profile_of_our_own_asks_for_another_and_then_rests(mak
     state.profile_digest = "old"
     iteration = JobIteration(5, {0: 1, 1: 1}, 1, None, {0: 0, 1: 0}, mixed=False)
     solved: Any = SimpleNamespace(planned_times=Paces(1.2))
-    ours, theirs = StoredProfile("p", b"", ours=True), StoredProfile("p", b"")
+    ours, theirs = StoredProfile("p", b"", "ns", ours=True), StoredProfile("p", b"", "ns")
     for _ in range(2 * DRIFT_ITERATIONS):
         own.observe_drift(iteration, solved, theirs)
     assert state.profiling.stale_profile == "", "a profile that somebody has stored is theirs"

@@ -113,7 +113,10 @@ def test_fewer_changes_are_preferred_within_the_loss_that_is_allowed(real: Solve
 
 def test_a_job_that_asks_for_few_changes_gets_them_on_real_gpus_too(real: SolvedFrontier) -> None:
     asked = solved(replace(real.request, switch_loss=Switching(max_energy_loss="2%").max_energy_loss_ratio)).view
-    assert sum(asked.clock_changes) / len(asked.times_us) <= sum(real.view.clock_changes) / len(real.view.times_us)
+    # At each deadline, not on average over plans: one that is left out may have had fewer changes than most.
+    given = [asked.clock_changes[asked.lookup(time_us)] for time_us in real.view.times_us]
+    assert all(few <= many for few, many in zip(given, real.view.clock_changes, strict=True))
+    assert sum(given) < sum(real.view.clock_changes)
 
 
 # ----------------------------------------------------------------------------------------------------- for users

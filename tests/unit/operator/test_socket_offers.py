@@ -21,7 +21,7 @@ def node(name: str, allocatable: dict[str, str], *, ready: str = "True", **more:
 def seen(*nodes: dict[str, Any]) -> SocketOffers:
     offers = SocketOffers()
     for each in nodes:
-        offers.observe(each, deleted=False)
+        offers.observe_node(each, deleted=False)
     return offers
 
 
@@ -50,18 +50,37 @@ def test_all_kinds_of_gpus_count(gpus: dict[str, str]) -> None:
     assert "such as b" in seen(node("a", GPUS | OFFER), node("b", gpus)).lacking()
 
 
-def test_gpus_of_claims_are_known_by_the_label() -> None:
+def test_gpus_of_claims_are_known_by_the_label_and_by_their_slices() -> None:
     assert "such as b" in seen(node("b", {"cpu": "8"}, labels={"nvidia.com/gpu.present": "true"})).lacking()
+    offers = seen(node("a", OFFER), node("b", {"cpu": "8"}))
+    assert offers.lacking() == "no node with GPUs is known"
+    for name in ("a", "b"):
+        offers.observe_slice(published(name), deleted=False)
+    assert offers.lacking() == "1 of 2 GPU nodes do not offer it, such as b"
+    offers.observe_slice(published("b"), deleted=True)
+    assert offers.lacking() == ""
+
+
+@pytest.mark.parametrize("other", [{"driver": "net.example"}, {"nodeName": None}, {"nodeName": "gone"}])
+def test_slices_that_are_no_gpus_of_a_known_node_do_not_count(other: dict[str, Any]) -> None:
+    offers = seen(node("a", GPUS | OFFER), node("b", {"cpu": "8"}))
+    offers.observe_slice(published("b", **other), deleted=False)
+    assert offers.lacking() == ""
+
+
+def published(node_name: str, **more: Any) -> dict[str, Any]:
+    spec = {"driver": keys.DRA_DRIVER, "nodeName": node_name, "pool": {"name": node_name}, **more}
+    return {"metadata": {"name": f"{node_name}-gpus"}, "spec": spec}
 
 
 def test_it_follows_changes_and_deletions() -> None:
     offers = seen(node("a", GPUS | OFFER), node("b", GPUS))
     assert offers.lacking()
-    offers.observe(node("b", GPUS | OFFER), deleted=False)
+    offers.observe_node(node("b", GPUS | OFFER), deleted=False)
     assert not offers.lacking()
-    offers.observe(node("b", GPUS), deleted=False)
+    offers.observe_node(node("b", GPUS), deleted=False)
     assert offers.lacking()
-    offers.observe(node("b", GPUS), deleted=True)
+    offers.observe_node(node("b", GPUS), deleted=True)
     assert not offers.lacking()
 
 

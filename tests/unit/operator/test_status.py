@@ -9,7 +9,9 @@ import pytest
 
 from perseus_operator.api.conditions import Condition, ConditionType, Explanation, Reason, merge_conditions
 from perseus_operator.formatting import percent, seconds
+from perseus_operator.objects import JobRef
 from perseus_operator.planning.iterations import Measured
+from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.reporting.events import baseline_event, condition_events, plan_event
@@ -87,15 +89,17 @@ def test_stragglers_come_and_go_as_events(job: Any) -> None:
 
 
 def test_savings_are_measured_against_measured_or_not_said() -> None:
-    baseline = Measured(1_000_000, 2000, 3)
-    figures = status.savings(baseline, Measured(1_010_000, 1750, 9))
+    state = JobState(JobRef("ns", "job", "uid"))
+    assert status.savings(state, Measured(1, 1, 1)) is None
+    state.restored(baseline=Measured(1_000_000, 2000, 3), guard=None)
+    figures = status.savings(state, Measured(1_010_000, 1750, 9))
     assert figures is not None
-    assert (figures.energy, figures.slowdown) == ("12.50%", "1.00%")
-    worse = status.savings(baseline, Measured(999_999, 2100, 9))
+    assert (figures.energy, figures.slowdown, figures.against) == ("12.50%", "1.00%", "Baseline")
+    worse = status.savings(state, Measured(999_999, 2100, 9))
     assert worse is not None
     assert (worse.energy, worse.slowdown) == ("-5.00%", "0.00%")
-    assert status.savings(None, baseline) is None
-    assert status.savings(baseline, Measured(1, None, 1)) is None
+    assert status.savings(state, None) is None
+    assert status.savings(state, Measured(1, None, 1)) is None
 
 
 def test_predicted_figures_count_the_waiting_of_the_early(job: Any) -> None:

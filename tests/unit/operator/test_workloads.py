@@ -13,7 +13,7 @@ from perseus_operator.api.job import parse_spec
 from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.clients.pods import pod_of
 from perseus_operator.errors import InvalidSpec
-from perseus_operator.objects import JobRef, Pod
+from perseus_operator.objects import JobRef, Owner, Pod
 from perseus_operator.planning.node import Rank
 from perseus_operator.planning.state import JobState
 from perseus_operator.planning.workloads import (
@@ -43,10 +43,14 @@ def refer(kind: str, name: str = NAME) -> Any:
     return spec_of({"reference": {"kind": kind, "name": name}})
 
 
+def by(uid: str) -> Owner | None:
+    return Owner("batch/v1", "Job", NAME, uid) if uid else None
+
+
 def pod(
     name: str, labels: dict[str, str], *, owner: str = "", created: str = "2030-01-01T00:00:00Z", gpu: bool = True
 ) -> Pod:
-    return Pod(f"uid-{name}", "ns", name, "node", "gpt3", labels, owner_uid=owner, created=created, asks_for_gpu=gpu)
+    return Pod(f"uid-{name}", "ns", name, "node", "gpt3", labels, owner=by(owner), created=created, asks_for_gpu=gpu)
 
 
 def names(selection: Selection) -> set[str]:
@@ -282,7 +286,8 @@ def raw_pod(**metadata: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_is_being_deleted_is_none_any_more() -> None:
-    owners = [{"uid": "x", "controller": False}, {"uid": "y", "controller": True}]
+    named = {"apiVersion": "batch/v1", "kind": "Job", "name": NAME}
+    owners = [{**named, "uid": "x", "controller": False}, {**named, "uid": "y", "controller": True}]
     seen = pod_of(raw_pod(ownerReferences=owners, creationTimestamp="2030-01-01T00:00:00Z"))
     assert seen is not None
     assert (seen.owner_uid, seen.created, seen.asks_for_gpu) == ("y", "2030-01-01T00:00:00Z", False)

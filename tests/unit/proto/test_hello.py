@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perseus_proto import hello as wire
-from perseus_proto.hello import ChannelError, Hello, Instruction, InstructionKind, Reason, Refusal, Timing, Welcome
+from perseus_proto.hello import ChannelError, Hello, Reason, Refusal, Timing, Welcome
+from perseus_proto.instruction import Instruction, InstructionKind
 from perseus_proto.v1alpha1 import agent_pb2
 
 HINT = "GPU-8a9c3d1e-0000-4000-8000-000000000001"
@@ -184,6 +186,16 @@ def test_a_large_hello_goes_through_a_socket(pair: tuple[socket.socket, socket.s
     sender.start()
     assert wire.receive_hello(agent, 60) == sent
     sender.join()
+
+
+def test_whether_a_rank_s_time_is_its_own_travels_and_a_newer_client_s_flags_mean_nothing() -> None:
+    own = replace(SMALL, own_time=True)
+    frame = bytearray(wire.encode_hello(own))
+    assert wire.decode_hello(bytes(frame[wire.HEAD_BYTES :])) == own
+    assert wire.decode_hello(wire.encode_hello(SMALL)[wire.HEAD_BYTES :]) == SMALL
+    (place,) = [k for k, (a, b) in enumerate(zip(frame, wire.encode_hello(SMALL), strict=True)) if a != b]
+    frame[place] = 0xFE
+    assert wire.decode_hello(bytes(frame[wire.HEAD_BYTES :])) == SMALL
 
 
 def test_a_peer_that_trickles_is_cut_off_in_all_not_per_byte(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
 from perseus_proto import http_server
 from perseus_proto.addresses import parse_address
-from perseus_proto.http_server import MAX_CONNECTIONS, CachedPage, HttpServer
+from perseus_proto.http_server import MAX_CONNECTIONS, CachedPage, Certificate, HttpServer
+from perseus_sim.cluster.pki import Authority
 
 
 @pytest.mark.parametrize(
@@ -117,3 +121,63 @@ def test_a_page_is_drawn_so_many_times_a_second_at_most() -> None:
 
     page = CachedPage(draw, per_s=1e-6, burst=3)
     assert [page() for _ in range(100)] == [b"1", b"2", *[b"3"] * 98]
+
+
+@pytest.fixture
+def tls_files(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "tls.crt", tmp_path / "tls.key"
+
+
+def renew(files: tuple[Path, Path], common_name: str) -> Authority:
+    authority = Authority(f"authority of {common_name}")
+    pair = authority.issue(common_name, hosts=("127.0.0.1",))
+    for file, content in zip(files, (pair.certificate, pair.key), strict=True):
+        file.write_bytes(content)
+    return authority
+
+
+def verified_by(authority: Authority, port: int) -> bool:
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    try:
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}/", timeout=10, context=context) as answer:
+            return bool(answer.status == 204)
+    except OSError:
+        return False
+
+
+def test_a_renewed_certificate_is_shown_from_the_next_connection_on(tls_files: tuple[Path, Path]) -> None:
+    first = renew(tls_files, "first")
+    server = HttpServer("127.0.0.1:0", _Hello, "hello", Certificate(*map(str, tls_files)))
+    try:
+        assert verified_by(first, server.port)
+        assert not answers("127.0.0.1", server.port), "without TLS there is no answer"
+        key = tls_files[1].read_bytes()
+        second = renew(tls_files, "second")
+        fits = tls_files[1].read_bytes()
+        tls_files[1].write_bytes(key)
+        os.utime(tls_files[1], (1, 1))
+        assert verified_by(first, server.port), "half renewed: the certificate so far"
+        tls_files[1].write_bytes(fits)
+        assert verified_by(second, server.port)
+        assert not verified_by(first, server.port)
+        tls_files[0].unlink()
+        assert verified_by(second, server.port)
+    finally:
+        server.close()
+
+
+def test_a_client_that_begins_no_handshake_delays_no_other(tls_files: tuple[Path, Path]) -> None:
+    authority = renew(tls_files, "hello")
+    server = HttpServer("127.0.0.1:0", _Hello, "hello", Certificate(*map(str, tls_files)))
+    try:
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+        assert verified_by(authority, server.port)
+        for connection in silent:
+            connection.close()
+    finally:
+        server.close()
+
+
+def test_a_server_does_not_start_with_a_certificate_that_it_cannot_show(tls_files: tuple[Path, Path]) -> None:
+    with pytest.raises(OSError, match=r"tls\.crt"):
+        HttpServer("127.0.0.1:0", _Hello, "hello", Certificate(*map(str, tls_files)))

@@ -25,7 +25,7 @@ class ProfilingProgress:
     rejection: str = ""
     """Why the latest iteration could not be measured; empty: it could."""
     readings_stored: int = 0
-    """Clocks whose readings are stored in the cluster."""
+    """Readings, of all rounds, that are stored in the cluster."""
     profile_stored: bool = False
     """The measured profile is stored and waits to be read back."""
     writing: bool = False
@@ -53,7 +53,7 @@ class ProfilingProgress:
 
     def sweep_restored(self, sweep: Sweep) -> None:
         """Go on with a sweep that an earlier operator began."""
-        self.sweep, self.readings_stored, self.stale_profile = sweep, len(sweep.readings), sweep.replaces
+        self.sweep, self.readings_stored, self.stale_profile = sweep, sweep.measured, sweep.replaces
 
     def iteration_measured(self, sweep: Sweep, *, counted: int, rejection: str) -> None:
         """An iteration was measured, or rejected for a reason.

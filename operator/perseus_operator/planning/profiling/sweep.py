@@ -1,11 +1,13 @@
 """Online profiling: which clock to measure next, when the readings suffice, and the profile that follows from them.
 
 A ``Sweep`` holds one ``Reading`` for each clock measured so far, from the highest clock down, and then of the clocks
-around the best, where an iteration is one instruction. Its time is the training time of its iterations; it reads no
-clock.
+around the best, where an iteration is one instruction. Where steps vary with their data, it goes over all of its clocks
+again, up and down, so that what drifts meanwhile falls on all clocks alike. Its time is the training time of its
+iterations; it reads no clock.
 
-Per stage s at clock f, with means over the iterations measured: E is the energy and T the time of an iteration, t_k and
-ê_k time and energy of instruction kind k, n_k their number; the stage computes C = Σ n_k·t_k and waits W = T − C.
+Per stage s at clock f, over the iterations measured: T is the usual time of an iteration and E its energy, t_k and ê_k
+time and energy of instruction kind k, n_k their number; the stage computes C = Σ n_k·t_k and waits W = T − C. Times are
+medians, and energies the mean power times the usual time.
   blocking power    P = Σ Q_E / Σ Q over all stages and clocks: time and energy of waits, as far as the counter moved
                     within them; if that is too little, Σ (E − Σ n_k·ê_k) / Σ W; but at most the least E / T anywhere
   energy of k       e_k = ê_k · (E − P·W) / Σ n_k·ê_k
@@ -24,6 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
+from perseus_operator.planning.profiling.reading import Certainty, Mean, Reading, StageReading, levelled
 from perseus_proto.units import energy_mj, j_from_mj, mean_power_w, s_from_us
 
 Key = tuple[int, str, int]
@@ -43,60 +46,11 @@ _FORMAT: Final = 1
 
 
 @dataclass(frozen=True)
-class Mean:
-    """One kind of instruction of one stage at one clock: number in an iteration, mean time and energy of one."""
-
-    count: int
-    time_us: float
-    energy_mj: float
-
-
-@dataclass(frozen=True)
-class StageReading:
-    """One stage at one clock: an iteration's time and energy, and what its instructions took."""
-
-    time_us: float
-    energy_mj: float
-    means: Mapping[tuple[str, int], Mean]
-    """By kind and chunk."""
-    quiet_us: int = 0
-    """Q of the module's docstring: of all iterations and GPUs together; and its energy."""
-    quiet_mj: int = 0
-    reached_mhz: int | None = None
-    """SM clock that was really reached; above the power limit's plateau it is lower than the requested one. None: the
-    agents do not read it."""
-
-    @property
-    def computing_us(self) -> float:
-        """C of the module's docstring."""
-        return sum(mean.count * mean.time_us for mean in self.means.values())
-
-    @property
-    def computing_mj(self) -> float:
-        """Σ n_k·ê_k of the module's docstring."""
-        return sum(mean.count * mean.energy_mj for mean in self.means.values())
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What was measured at one clock."""
-
-    clock_mhz: int
-    iteration_time_us: float
-    stages: tuple[StageReading, ...]
-
-    @property
-    def energy_mj(self) -> float:
-        """Energy of an iteration of one GPU of every stage."""
-        return sum(stage.energy_mj for stage in self.stages)
-
-
-@dataclass(frozen=True)
 class Recipe:
     """How to measure.
 
     Attributes:
-        iterations: to be measured at each clock, after the first, which is left out.
+        iterations: to be measured at each clock in a round, after the first, which is left out.
         most_slowdown: an iteration may take longer by this share than at the highest clock.
         most_us: training time that a sweep may take in all.
     """
@@ -113,10 +67,12 @@ class Sweep:
     Attributes:
         clocks_mhz: to be measured, in this order; the points of its plan set.
         schedule: digest of what every stage executes.
-        readings: of the first clocks.
+        readings: of the first clocks, each of all of its rounds.
         spent_us: training time of all iterations under the sweep.
         replaces: digest of the profile that no longer fits; empty: there was none.
         chosen_mhz: the clocks that it began with, where those around the best have been added; empty: they have not.
+        repeated: clocks measured again, in all rounds after the first.
+        ended: why the first round ended, where there were more; else empty.
     """
 
     clocks_mhz: tuple[int, ...]
@@ -126,6 +82,8 @@ class Sweep:
     spent_us: int = 0
     replaces: str = ""
     chosen_mhz: tuple[int, ...] = ()
+    repeated: int = 0
+    ended: str = ""
 
     @property
     def digest(self) -> str:
@@ -136,16 +94,50 @@ class Sweep:
     @property
     def point(self) -> int:
         """The point to run: the clock being measured; the highest clock when the sweep is finished."""
-        return 0 if self.finished else len(self.readings)
+        return 0 if self.finished else self._next
+
+    @property
+    def _next(self) -> int:
+        count = len(self.readings)
+        if not self._round_ended:
+            return count
+        step = self.repeated % count
+        return step if self.repeated // count % 2 else count - 1 - step
+
+    @property
+    def measured(self) -> int:
+        """How many readings were made, in all rounds."""
+        return len(self.readings) + self.repeated
+
+    @property
+    def round(self) -> int:
+        """Which round is under way, from 1."""
+        return 1 if not self._round_ended else 2 + self.repeated // len(self.readings)
+
+    @property
+    def certainty(self) -> Certainty:
+        """How well its readings are known; there must be one."""
+        return Certainty.of(self.readings, self.recipe.iterations)
 
     @property
     def finished(self) -> str:
         """Why no further clock is measured; empty: there is one."""
-        readings, clocks = self.readings, self.clocks_mhz
-        if len(readings) == len(clocks):
-            return "all clocks are measured"
+        why, count = self._round_ended, len(self.readings)
+        both_ways = not self.repeated or self.repeated % (2 * count) == count
+        if why and (count < FEWEST or (both_ways and self.certainty.enough)):
+            return why
         if self.spent_us >= self.recipe.most_us:
             return f"the limit of {s_from_us(self.recipe.most_us):g} s of training is reached"
+        return ""
+
+    @property
+    def _round_ended(self) -> str:
+        """Why no clock is measured for the first time any more; empty: there is one."""
+        readings, clocks = self.readings, self.clocks_mhz
+        if self.ended:
+            return self.ended
+        if len(readings) == len(clocks):
+            return "all clocks are measured"
         if self.chosen_mhz:
             return ""
         energies = [reading.energy_mj for reading in readings[-RISES - 1 :]]
@@ -167,14 +159,19 @@ class Sweep:
 
     def add(self, reading: Reading) -> Sweep:
         """The sweep with one more reading."""
-        if reading.clock_mhz != self.clocks_mhz[len(self.readings)]:
+        point = self._next
+        if reading.clock_mhz != self.clocks_mhz[point]:
             raise ValueError(f"{reading.clock_mhz} MHz is not the next clock of the sweep")
-        return replace(self, readings=(*self.readings, reading))
+        readings = self.readings
+        if point == len(readings):
+            return replace(self, readings=(*readings, reading))
+        again = (*readings[:point], readings[point].merged(reading), *readings[point + 1 :])
+        return replace(self, readings=again, repeated=self.repeated + 1, ended=self._round_ended)
 
     def refined(self, finer_mhz: tuple[int, ...]) -> Sweep:
         """The sweep with more clocks to be measured, instead of those that it has left out."""
         measured = tuple(reading.clock_mhz for reading in self.readings)
-        return replace(self, clocks_mhz=measured + finer_mhz, chosen_mhz=self.clocks_mhz)
+        return replace(self, clocks_mhz=measured + finer_mhz, chosen_mhz=self.clocks_mhz, repeated=0, ended="")
 
     def fits(self, other: Sweep) -> bool:
         """Whether readings of this sweep are valid for the other, which has just been chosen."""
@@ -246,25 +243,43 @@ def csv_of(sweep: Sweep) -> str:
     really reached is known.
     """
     power_w = blocking_power(sweep.readings).watts
-    rows: dict[Key, list[str]] = {}
-    readings = sorted(sweep.readings, key=lambda reading: -reading.clock_mhz)
+    rows: dict[Key, list[Row]] = {}
+    known = levelled(sweep.readings) if sweep.certainty.varies else sweep.readings
+    readings = sorted(known, key=lambda reading: -reading.clock_mhz)
+    reached = all(own.reached_mhz for reading in readings for own in reading.stages)
     for reading in readings:
         for stage, own in enumerate(reading.stages):
             waiting_mj = energy_mj(power_w, max(0.0, own.time_us - own.computing_us))
             share = (own.energy_mj - waiting_mj) / own.computing_mj
             for (kind, chunk), mean in own.means.items():
-                row = f"{reading.clock_mhz},{s_from_us(mean.time_us):.6f},{j_from_mj(share * mean.energy_mj):.6f}"
+                row = Row(reading.clock_mhz, mean.time_us, share * mean.energy_mj, own.reached_mhz if reached else None)
                 rows.setdefault((stage, kind, chunk), []).append(row)
+    return csv_of_rows(rows)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction at one clock; ``reached_mhz`` None: not known."""
+
+    clock_mhz: int
+    time_us: float
+    energy_mj: float
+    reached_mhz: int | None = None
+
+
+def csv_of_rows(rows: Mapping[Key, Sequence[Row]]) -> str:
+    """The profile CSV of instructions: a column ``chunk`` where there are several, ``reached`` where it is known."""
     chunked = any(chunk for _, _, chunk in rows)
-    reached = all(own.reached_mhz for reading in readings for own in reading.stages)
+    reached = all(row.reached_mhz is not None for own in rows.values() for row in own)
     lines = [
         "stage,instruction,frequency,time,energy" + (",chunk" if chunked else "") + (",reached" if reached else "")
     ]
     for (stage, kind, chunk), own_rows in sorted(rows.items()):
-        clocks = [reading.stages[stage].reached_mhz for reading in readings]
         lines += [
-            f"{stage},{kind},{row}" + (f",{chunk}" if chunked else "") + (f",{clock}" if reached else "")
-            for row, clock in zip(own_rows, clocks, strict=True)
+            f"{stage},{kind},{row.clock_mhz},{s_from_us(row.time_us):.6f},{j_from_mj(row.energy_mj):.6f}"
+            + (f",{chunk}" if chunked else "")
+            + (f",{row.reached_mhz}" if reached else "")
+            for row in own_rows
         ]
     return "\n".join(lines) + "\n"
 
@@ -275,6 +290,8 @@ def to_json(sweep: Sweep) -> str:
         {
             "clock_mhz": reading.clock_mhz,
             "iteration_time_us": reading.iteration_time_us,
+            "scatter": [round(residual, 5) for residual in reading.scatter],
+            "iterations": reading.iterations,
             "stages": [
                 {
                     "time_us": stage.time_us,
@@ -314,6 +331,8 @@ def from_json(text: str) -> Sweep | None:
                     )
                     for stage in reading["stages"]
                 ),
+                tuple(reading.get("scatter", ())),
+                reading.get("iterations", 1),
             )
             for reading in raw["readings"]
         )

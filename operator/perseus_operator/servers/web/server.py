@@ -1,8 +1,8 @@
 """Serves the page: files of ``static`` and three JSON documents, GET and HEAD only, in threads of its own.
 
-There is no login. The default address is the pod's loopback, which ``kubectl port-forward`` reaches, so access needs
-the rights of that command. On loopback the Host header must be a local name: otherwise another site's script could read
-the page through a name that resolves to 127.0.0.1.
+On loopback there is no login: ``kubectl port-forward`` reaches it there, so access needs the rights of that command.
+The Host header must be a local name: otherwise another site's script could read the page through a name that resolves
+to 127.0.0.1. Anywhere else the documents need a bearer token, and say only what its user may see; ``access`` decides.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from importlib import resources
 from typing import Any, Final
 
 from perseus_operator.controller.view import JobView
+from perseus_operator.errors import KubeError
+from perseus_operator.servers.web.access import Access, NotKnown
 from perseus_operator.servers.web.responses import NotThere, job_document, overview, plan_document
-from perseus_proto.addresses import parse_address
-from perseus_proto.http_server import HttpServer
+from perseus_proto.addresses import on_loopback
+from perseus_proto.http_server import Certificate, HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -44,22 +46,44 @@ _LOCAL: Final = {"localhost", "127.0.0.1", "[::1]"}
 _NAME: Final = r"([a-z0-9][-a-z0-9.]{0,252})"
 _JOB: Final = re.compile(rf"/api/jobs/{_NAME}/{_NAME}")
 _PLAN: Final = re.compile(rf"/api/jobs/{_NAME}/{_NAME}/plans/([0-9]{{1,6}})")
+_STATUS: Final = {NotThere: HTTPStatus.NOT_FOUND, NotKnown: HTTPStatus.UNAUTHORIZED}
 _AT_ONCE: Final = 4
 _PATIENCE_S: Final = 5.0
 
 Answer = tuple[HTTPStatus, str, bytes]
+MaySee = Callable[[str], bool]
+"""Whether the viewer may see the jobs of a namespace; of "": of every namespace."""
+
+
+def _everything(_: str) -> bool:
+    return True
 
 
 class WebServer(HttpServer):
     """The page of one operator."""
 
-    def __init__(self, address: str, views: Callable[[], Sequence[JobView]]) -> None:
-        """Bind ``host:port`` (port 0: any free one) and serve. ``views`` is called in the server's threads.
+    def __init__(
+        self,
+        address: str,
+        views: Callable[[], Sequence[JobView]],
+        access: Access | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """Bind and serve.
+
+        Args:
+            address: ``host:port``; port 0: any free one.
+            views: the jobs as they are now; called in the server's threads.
+            access: who may see what; None: everyone who reaches the address may see everything.
+            certificate: shown to browsers; None: HTTP without TLS.
 
         Raises:
-            OSError: the address cannot be bound.
+            ValueError: everyone reaches an address that is not loopback.
+            OSError: the address cannot be bound, or the certificate not be read.
         """
-        loopback = parse_address(address)[0] in {"localhost", "127.0.0.1", "::1"}
+        if access is None and not on_loopback(address):
+            raise ValueError(f"{address} is not loopback: the page needs a login there")
+        local = on_loopback(address)
         pages = _Pages(views)
         turns = threading.BoundedSemaphore(_AT_ONCE)
 
@@ -70,7 +94,10 @@ class WebServer(HttpServer):
             def do_GET(self) -> None:
                 status, kind, body = self._answer()
                 self.send_response(status)
-                for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}.items():
+                login = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
+                for name, value in {
+                    **_HEADERS, **login, "Content-Type": kind, "Content-Length": str(len(body))
+                }.items():  # fmt: skip
                     self.send_header(name, value)
                 self.end_headers()
                 if self.command == "GET":
@@ -79,26 +106,34 @@ class WebServer(HttpServer):
             do_HEAD = do_GET  # noqa: N815  # the base class looks for this name
 
             def _answer(self) -> Answer:
-                if loopback and re.sub(r":[0-9]+$", "", self.headers.get("Host", "")) not in _LOCAL:
+                if local and re.sub(r":[0-9]+$", "", self.headers.get("Host", "")) not in _LOCAL:
                     return _refusal(HTTPStatus.MISDIRECTED_REQUEST, "served on loopback: use the host name localhost")
-                if not turns.acquire(timeout=_PATIENCE_S):
-                    return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"more than {_AT_ONCE} requests at once; try again")
+                path = self.path.partition("?")[0]
                 try:
-                    return pages.answer(self.path.partition("?")[0])
-                except NotThere as error:
-                    return _refusal(HTTPStatus.NOT_FOUND, str(error))
-                except TimeoutError:
+                    return pages.file(path) or self._document(path)
+                except (NotThere, NotKnown) as error:
+                    return _refusal(_STATUS[type(error)], str(error))
+                except (TimeoutError, KubeError) as error:
+                    logger.warning("%s could not be answered: %r", path, error)
                     return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the operator is busy; try again")
                 except Exception:  # a page that cannot be drawn must not end the thread without an answer
                     logger.exception("%s could not be answered", self.path)
                     return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected error: see the operator's log")
+
+            def _document(self, path: str) -> Answer:
+                # Before the turn: strangers wait for each other, and not in the way of viewers.
+                may_see = access.viewer(self.headers.get("Authorization", "")) if access else _everything
+                if not turns.acquire(timeout=_PATIENCE_S):
+                    return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"more than {_AT_ONCE} requests at once; try again")
+                try:
+                    return pages.document(path, may_see)
                 finally:
                     turns.release()
 
             def log_message(self, *_: Any) -> None:
                 """Requests are not logged."""
 
-        super().__init__(address, Handler, "web")
+        super().__init__(address, Handler, "web", certificate)
 
 
 class _Pages:
@@ -109,24 +144,35 @@ class _Pages:
         static = resources.files("perseus_operator.servers.web") / "static"
         self._files = {path: (kind, (static / name).read_bytes()) for path, (name, kind) in _FILES.items()}
 
-    def answer(self, path: str) -> Answer:
-        """Return the answer to a path; raises NotThere."""
-        if path in self._files:
-            return HTTPStatus.OK, *self._files[path]
+    def file(self, path: str) -> Answer | None:
+        """Return a file of the page, which is the same for everyone; None: it is none."""
+        return (HTTPStatus.OK, *self._files[path]) if path in self._files else None
+
+    def document(self, path: str, may_see: MaySee) -> Answer:
+        """Return what a path says to a viewer; raises NotThere."""
         if path == "/api/jobs":
-            return _json(HTTPStatus.OK, overview(self._views()))
+            return _json(HTTPStatus.OK, overview(self._seen(may_see)))
         job, plan = _JOB.fullmatch(path), _PLAN.fullmatch(path)
         if job:
-            return _json(HTTPStatus.OK, job_document(self._job(job[1], job[2])))
+            return _json(HTTPStatus.OK, job_document(self._job(job[1], job[2], may_see)))
         if plan:
-            return _json(HTTPStatus.OK, plan_document(self._job(plan[1], plan[2]), int(plan[3])))
+            return _json(HTTPStatus.OK, plan_document(self._job(plan[1], plan[2], may_see), int(plan[3])))
         raise NotThere("no such page; metrics are served on a port of their own, see --metrics-address")
 
-    def _job(self, namespace: str, name: str) -> JobView:
-        for view in self._views():
-            if (view.ref.namespace, view.ref.name) == (namespace, name):
-                return view
-        raise NotThere(f"this operator serves no PerseusJob {namespace}/{name}")
+    def _seen(self, may_see: MaySee) -> list[JobView]:
+        views = self._views()
+        if may_see(""):
+            return list(views)
+        seen = {namespace for namespace in {view.ref.namespace for view in views} if may_see(namespace)}
+        return [view for view in views if view.ref.namespace in seen]
+
+    def _job(self, namespace: str, name: str, may_see: MaySee) -> JobView:
+        if may_see(namespace):
+            for view in self._views():
+                if (view.ref.namespace, view.ref.name) == (namespace, name):
+                    return view
+        # The same answer to both: it does not tell which jobs there are.
+        raise NotThere(f"this operator serves no PerseusJob {namespace}/{name} that you may see")
 
 
 def _refusal(status: HTTPStatus, reason: str) -> Answer:

@@ -1,6 +1,6 @@
 // Which job and point is in the address (#namespace/name/point), so that a view can be passed on. Reads only.
 
-import { drawFrontier, drawLegend, drawPipeline, element } from "./charts.js";
+import { drawFrontier, drawLegend, drawPipeline, element, nameOf } from "./charts.js";
 
 const REFRESH_MS = 3000;
 const byId = (id) => document.getElementById(id);
@@ -13,9 +13,12 @@ function address() {
   return { namespace, name, point: point === undefined || point === "" ? null : Number(point) };
 }
 
+// Where the page needs a login, and no proxy in front of it adds the token.
 async function get(path) {
-  const answer = await fetch(path);
+  const token = sessionStorage.getItem("token");
+  const answer = await fetch(path, token ? { headers: { Authorization: `Bearer ${token}` } } : {});
   const document = await answer.json();
+  byId("login").hidden = answer.status !== 401;
   if (!answer.ok) throw new Error(document.error);
   return document;
 }
@@ -104,8 +107,8 @@ function showPoint(job, point) {
   figure(list, `mean power of ${gpus} GPUs`, `${(joules[point] / seconds[point]).toFixed(0)} W`);
   figure(list, "saved in a day of iterations", `${(((highestClocks.joules - joules[point]) * days) / 3.6e6).toPrecision(3)} kWh`);
   figure(list, "certified to the optimum within", percent(gaps[point]));
-  const marks = [{ label: "highest clocks", colour: "#6b7785", ...highestClocks }];
-  for (const [key, label, colour] of [["baseline", "default clocks, measured", "#1c2530"], ["measured", "measured now", "#a3260f"]]) {
+  const marks = [{ label: "highest clocks", colour: "var(--soft)", ...highestClocks }];
+  for (const [key, label, colour] of [["baseline", "default clocks, measured", "var(--ink)"], ["measured", "measured now", "var(--bad)"]]) {
     const found = job[key];
     if (found?.energyMillijoules) {
       const at = { seconds: found.iterationTimeMicroseconds / 1e6, joules: found.energyMillijoules / 1e3 };
@@ -113,6 +116,20 @@ function showPoint(job, point) {
     }
   }
   drawFrontier(byId("frontier"), seconds.map((s, k) => [s, joules[k]]), marks, point);
+  table("points", job.frontier.digest, () => seconds.map((s, k) => [
+    k, s.toPrecision(5), percent(s / seconds[0] - 1), joules[k].toPrecision(6), percent(1 - joules[k] / highestClocks.joules), percent(gaps[k]),
+  ]));
+}
+
+// Filled when it is open, and again when its key changes: a plan has thousands of instructions.
+function table(id, key, lines) {
+  const body = document.querySelector(`#${id} tbody`), details = body.closest("details");
+  details.ontoggle = () => {
+    if (!details.open || body.dataset.key === key) return;
+    rows(body, lines().map((cells) => cells.map(String)));
+    body.dataset.key = key;
+  };
+  details.ontoggle();
 }
 
 async function showPlan(job, point) {
@@ -124,6 +141,11 @@ async function showPlan(job, point) {
     const [low, high] = drawPipeline(byId("pipeline"), plan, job.frontier.seconds.at(-1));
     drawLegend(byId("legend"), low, high);
     byId("pipeline").dataset.point = String(plan.point);
+    table("instructions", key, () => plan.stages.flatMap((instructions, stage) => instructions.map(
+      ([kind, microbatch, chunk, start, time, mhz, power]) => [
+        stage, nameOf(kind, microbatch, chunk), start.toFixed(4), (1000 * time).toFixed(1), mhz || "–", power.toFixed(0),
+      ],
+    )));
   } catch (error) {
     if (turn === requests) {
       byId("pipeline").replaceChildren();
@@ -164,8 +186,9 @@ async function refresh() {
     byId("error").hidden = false;
   }
   byId("where").textContent = name ? `${namespace}/${name}` : "";
-  byId("jobs").hidden = Boolean(name);
-  byId("job").hidden = !name;
+  const login = !byId("login").hidden;
+  byId("jobs").hidden = login || Boolean(name);
+  byId("job").hidden = login || !name;
 }
 
 function choose(point) {
@@ -179,6 +202,12 @@ function choose(point) {
 
 byId("point").addEventListener("input", (event) => choose(Number(event.target.value)));
 byId("current").addEventListener("click", () => shown?.frontier && choose(inForce(shown)));
+byId("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("token", byId("token").value.trim());
+  byId("token").value = "";
+  refresh();
+});
 addEventListener("hashchange", refresh);
 setInterval(() => document.hidden || refresh(), REFRESH_MS);
 refresh();

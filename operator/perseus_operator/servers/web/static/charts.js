@@ -30,6 +30,10 @@ export function ticks(low, high) {
   return found.map((value) => Number(value.toPrecision(12)));
 }
 
+export function nameOf(kind, microbatch, chunk) {
+  return `${kind.replace("_", " ")} of microbatch ${microbatch}${chunk ? `, chunk ${chunk}` : ""}`;
+}
+
 function scale(values, from, to) {
   const low = Math.min(...values), high = Math.max(...values);
   const pad = (high - low || Math.abs(high) || 1) * 0.06;
@@ -45,31 +49,31 @@ export function drawFrontier(svg, points, marks, chosen) {
   const all = [...points, ...marks.map((m) => [m.seconds, m.joules])];
   const x = scale(all.map((p) => p[0]), left, width - 130), y = scale(all.map((p) => p[1]), height - bottom, 14);
   for (const value of ticks(...x.domain)) {
-    element(svg, "line", { x1: x.at(value), x2: x.at(value), y1: 14, y2: height - bottom, stroke: "#e4e9ee" });
+    element(svg, "line", { x1: x.at(value), x2: x.at(value), y1: 14, y2: height - bottom, stroke: "var(--line)" });
     element(svg, "text", { x: x.at(value), y: height - bottom + 17, "text-anchor": "middle" }, String(value));
   }
   for (const value of ticks(...y.domain)) {
-    element(svg, "line", { x1: left, x2: width - 130, y1: y.at(value), y2: y.at(value), stroke: "#e4e9ee" });
+    element(svg, "line", { x1: left, x2: width - 130, y1: y.at(value), y2: y.at(value), stroke: "var(--line)" });
     element(svg, "text", { x: left - 8, y: y.at(value) + 4, "text-anchor": "end" }, String(value));
   }
   element(svg, "text", { x: (left + width - 130) / 2, y: height - 6, "text-anchor": "middle" }, "iteration time, s");
   const title = { x: 16, y: height / 2 - 20, transform: `rotate(-90 16 ${height / 2 - 20})`, "text-anchor": "middle" };
   element(svg, "text", title, "energy of an iteration, J");
   const path = points.map((p) => `${x.at(p[0])},${y.at(p[1])}`).join(" ");
-  element(svg, "polyline", { points: path, fill: "none", stroke: "#0b62a8", "stroke-width": 2 });
+  element(svg, "polyline", { points: path, fill: "none", stroke: "var(--accent)", "stroke-width": 2 });
   for (const [k, p] of points.entries()) {
-    const dot = element(svg, "circle", { cx: x.at(p[0]), cy: y.at(p[1]), r: 2.5, fill: "#0b62a8" });
+    const dot = element(svg, "circle", { cx: x.at(p[0]), cy: y.at(p[1]), r: 2.5, fill: "var(--accent)" });
     element(dot, "title", {}, `point ${k}: ${p[0].toPrecision(5)} s, ${p[1].toPrecision(6)} J`);
   }
   const [s, j] = points[chosen];
   for (const end of [{ x2: x.at(s), y2: height - bottom }, { x2: left, y2: y.at(j) }]) {
-    element(svg, "line", { x1: x.at(s), y1: y.at(j), ...end, stroke: "#0b62a8", "stroke-dasharray": "4 4" });
+    element(svg, "line", { x1: x.at(s), y1: y.at(j), ...end, stroke: "var(--accent)", "stroke-dasharray": "4 4" });
   }
-  element(svg, "circle", { id: "chosen", cx: x.at(s), cy: y.at(j), r: 8, fill: "none", stroke: "#0b62a8", "stroke-width": 2.5 });
+  element(svg, "circle", { id: "chosen", cx: x.at(s), cy: y.at(j), r: 8, fill: "none", stroke: "var(--accent)", "stroke-width": 2.5 });
   for (const mark of marks) {
     const at = { x: x.at(mark.seconds), y: y.at(mark.joules) };
     element(svg, "rect", {
-      x: at.x - 5, y: at.y - 5, width: 10, height: 10, fill: mark.colour, stroke: "#fff",
+      x: at.x - 5, y: at.y - 5, width: 10, height: 10, fill: mark.colour, stroke: "var(--paper)",
       transform: `rotate(45 ${at.x} ${at.y})`,
     });
     element(svg, "text", { x: at.x + 12, y: at.y + (mark.below ? 18 : -4) }, mark.label);
@@ -92,7 +96,7 @@ export function drawPipeline(svg, plan, slowest) {
     for (const [kind, microbatch, chunk, start, time, mhz, power] of instructions) {
       const share = (power - low) / (high - low), w = Math.max(0.5, x(start + time) - x(start) - 0.6);
       const box = element(svg, "rect", { class: "instruction", x: x(start), y: top, width: w, height: row, fill: shade(share) });
-      const named = `${kind.replace("_", " ")} of microbatch ${microbatch}${chunk ? `, chunk ${chunk}` : ""}`;
+      const named = nameOf(kind, microbatch, chunk);
       const figures = `${mhz ? `${mhz} MHz, ` : ""}${power.toFixed(0)} W, ${(1000 * time).toFixed(1)} ms`;
       element(box, "title", {}, `${named}: ${figures}`);
       if (w > 24) {
@@ -105,7 +109,7 @@ export function drawPipeline(svg, plan, slowest) {
   }
   const base = plan.stages.length * (row + gap);
   for (const value of ticks(0, slowest)) {
-    element(svg, "line", { x1: x(value), x2: x(value), y1: base, y2: base + 5, stroke: "#5b6775" });
+    element(svg, "line", { x1: x(value), x2: x(value), y1: base, y2: base + 5, stroke: "var(--soft)" });
     element(svg, "text", { x: x(value), y: base + 19, "text-anchor": "middle" }, `${value} s`);
   }
   return [low, high];

@@ -1,0 +1,130 @@
+"""EnergyClass, typed: of which PerseusJobs are made for workloads that opt in by a label.
+
+It is cluster-wide and written by administrators, as StorageClass and PriorityClass are. An edit concerns the
+PerseusJobs that are made afterwards.
+"""
+
+# ruff: noqa: RUF009  # the calls make dataclass fields
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from perseus_operator.api.comparison import Comparison
+from perseus_operator.api.job import Mode, Online, Straggler
+from perseus_operator.api.namespaces import NamespaceSelector
+from perseus_operator.api.objective import Objective, ObjectiveType
+from perseus_operator.api.schema import choice, dump, integer, nested, parse, text
+from perseus_operator.api.workload import WorkloadKind
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.objects import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesFrom:
+    """Whose profiles the jobs of the class may read."""
+
+    namespace: str = text(
+        "Namespace of the PerseusProfiles.",
+        rule="the name of a namespace",
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassSpec:
+    """What the PerseusJobs of the class are like."""
+
+    namespace_selector: NamespaceSelector | None = nested(
+        "Namespaces whose workloads may have the class; absent: all.", NamespaceSelector, required=False
+    )
+    objective: Objective = nested("What to choose from the time-energy frontier.", Objective, default={})
+    mode: Mode = choice(
+        "Enforce: set clocks. Canary: of one pipeline first, then of all or none. Recommend: set no clocks. Observe:"
+        " set none, and predict what plans would save.",
+        Mode,
+        default=Mode.OBSERVE.value,
+    )
+    straggler: Straggler = nested("What to do about slow pipelines.", Straggler, default={})
+    profiling: Online = nested("How a profile is measured that does not exist yet.", Online, default={})
+    profiles_from: ProfilesFrom | None = nested(
+        "Whose PerseusProfiles its jobs may read, by name, where their own namespace has none of that name; they are"
+        " never written by these jobs. The only way to a profile of another namespace. Absent: no other's.",
+        ProfilesFrom,
+        required=False,
+    )
+    comparison: Comparison = nested("How what plans save is measured again and again.", Comparison, default={})
+    priority: int = integer(
+        "Among the jobs of a PowerBudget, as far as it grants priority to the namespace.",
+        minimum=-1_000_000,
+        maximum=1_000_000,
+        default=0,
+    )
+    ttl_seconds_after_finished: int | None = integer(
+        "Delete a PerseusJob so long after all its pods have succeeded; absent: it goes with its workload.",
+        minimum=0,
+        maximum=10 * 365 * 24 * 3600,
+        required=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassFigures:
+    """Everything in status but conditions and observedGeneration."""
+
+    jobs: int = integer("PerseusJobs that were made of it and exist now.", minimum=0, maximum=1_000_000)
+
+
+class ClassCondition(StrEnum):
+    """Type of a condition of an EnergyClass."""
+
+    ACCEPTED = "Accepted"
+
+
+class ClassReason(StrEnum):
+    """Why. Stable: alerts and scripts match on these."""
+
+    ACCEPTED = "Accepted"
+    SPEC_INVALID = "SpecInvalid"
+    NOT_APPLIED = "EnergyClassNotApplied"
+    """Of an event on a pod: its class does not exist, is invalid, or is not for its namespace."""
+
+
+def parse_class(raw: Any) -> ClassSpec:
+    """Parse the spec of an EnergyClass.
+
+    Args:
+        raw: ``spec`` as the API server sends it; None: absent.
+
+    Returns:
+        The spec with all defaults.
+
+    Raises:
+        InvalidSpec: one line, ``spec.field: rule``.
+    """
+    if raw is None:
+        raise InvalidSpec("spec: is required")
+    return parse(ClassSpec, raw, "spec")
+
+
+def job_of_class(spec: ClassSpec, workload: tuple[WorkloadKind, str] | None, profile: str) -> Json:
+    """The spec of a PerseusJob of a class. Its shape is left to its training processes.
+
+    Args:
+        spec: of the class.
+        workload: kind and name of what makes the pods; None: no kind that is known here.
+        profile: name of the PerseusProfile; empty: it has one of its own.
+    """
+    made: Json = {name: dump(getattr(spec, name)) for name in ("objective", "mode", "straggler", "priority")}
+    if spec.objective.type is not ObjectiveType.FIXED_CLOCK:
+        reference = {"profileRef": {"name": profile}} if profile else {}
+        made["profile"] = {**reference, "online": dump(spec.profiling)}
+        made["comparison"] = dump(spec.comparison)
+    if workload is not None:
+        made["workload"] = {"reference": {"kind": workload[0].value, "name": workload[1]}}
+    if spec.ttl_seconds_after_finished is not None:
+        made["ttlSecondsAfterFinished"] = spec.ttl_seconds_after_finished
+    return made

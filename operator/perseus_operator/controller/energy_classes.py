@@ -1,0 +1,227 @@
+"""EnergyClasses of the cluster: makes the PerseusJobs of workloads that opted in to one, and writes their status.
+
+A pod says its class and the name of its PerseusJob by labels, which the webhook writes as the pod is created. While
+pods run whose PerseusJob does not exist, it is made; one that a user wrote is there first, and stays as it is. Only the
+first spec comes from the class: what is to change later is changed in the PerseusJob.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from perseus_operator.api.energy_class import (
+    ClassCondition,
+    ClassFigures,
+    ClassReason,
+    ClassSpec,
+    job_of_class,
+    parse_class,
+)
+from perseus_operator.api.schema import DNS_NAME, dump
+from perseus_operator.controller.cluster_object import ClusterObject, vanished
+from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError
+from perseus_operator.objects import Json, Owner, Pod
+from perseus_operator.planning.aim import Now
+from perseus_operator.planning.workloads import workload_of
+from perseus_proto import keys
+
+JobKey = tuple[str, str]
+"""Namespace and name of a PerseusJob."""
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S: Final = 5.0
+_AT_ONCE: Final = 16
+"""PerseusJobs made in one go; more wait for the next."""
+
+
+class ClassStore(Protocol):
+    """What is needed of the API server."""
+
+    async def energy_classes(self) -> list[Json]:
+        """All of them."""
+        ...
+
+    async def write_class_status(self, name: str, uid: str, status: Json) -> str:
+        """Store this whole status; the object's version after it."""
+        ...
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        """Labels of a namespace."""
+        ...
+
+    async def create_job(self, namespace: str, name: str, energy_class: str, spec: Json, owner: Owner) -> None:
+        """Create a PerseusJob."""
+        ...
+
+    async def warn_pod(self, pod: Pod, *, reason: str, message: str) -> None:
+        """Post a warning on a pod."""
+        ...
+
+
+@dataclass
+class _Class(ClusterObject):
+    spec: ClassSpec | None = None
+    """The last accepted one."""
+
+
+class EnergyClasses:
+    """All EnergyClasses of the cluster."""
+
+    def __init__(self, kube: ClassStore, *, grace_s: float) -> None:
+        """``grace_s``: how long after a start no PerseusJob is made, as those that exist may not be observed yet."""
+        self._kube = kube
+        self._grace_s = grace_s
+        self._settled_s: float | None = None
+        self._classes: dict[str, _Class] = {}
+        self._retry_at_s: dict[JobKey, float] = {}
+        self._refused: dict[JobKey, str] = {}
+        """Why a PerseusJob is not made, as the pod's event says."""
+
+    async def restore(self) -> None:
+        """List all classes: at the start, and now and then, for those of which the watch has missed something.
+
+        Raises:
+            KubeError: no answer.
+        """
+        known = list(self._classes.values())
+        listed = await self._kube.energy_classes()
+        for body in listed:
+            self.observe(body)
+        for each in vanished(known, listed):
+            self._forget(each)
+
+    def observe(self, body: Mapping[str, Any]) -> None:
+        """Take in an EnergyClass as it is now."""
+        metadata = body["metadata"]
+        name, uid = str(metadata["name"]), str(metadata["uid"])
+        known = self._classes.get(name)
+        if known is None or known.uid != uid:
+            known = self._classes[name] = _Class(keys.CLASS_KIND, name, uid)
+        known.observed(body)
+        try:
+            known.spec, known.fault = parse_class(body.get("spec")), ""
+        except InvalidSpec as error:
+            known.fault = str(error)
+
+    def deleted(self, body: Mapping[str, Any]) -> None:
+        """Take in that an EnergyClass does not exist any more. PerseusJobs that were made of it stay."""
+        known = self._classes.get(str(body["metadata"]["name"]))
+        if known is not None and known.uid == body["metadata"]["uid"]:
+            self._forget(known)
+
+    async def shared_namespace(self, energy_class: str, namespace: str) -> str | None:
+        """See ``services.ProfileGrants``."""
+        known = self._classes.get(energy_class)
+        if known is None or known.spec is None or known.spec.profiles_from is None:
+            return None
+        return known.spec.profiles_from.namespace if await self._is_for(known.spec, namespace) else None
+
+    async def tick(
+        self, now: Now, pods_of: Mapping[JobKey, Mapping[str, Pod]], jobs: Mapping[JobKey, Mapping[str, str]]
+    ) -> None:
+        """Make the PerseusJobs that are missing, and write what has changed. Call it about once a second.
+
+        Args:
+            now: the time.
+            pods_of: training pods by UID, of each PerseusJob that they name.
+            jobs: the PerseusJobs that exist, with their labels.
+        """
+        if self._settled_s is None:
+            self._settled_s = now.monotonic_s + self._grace_s
+        if now.monotonic_s >= self._settled_s:
+            without = {key: _opted_in(pods.values()) for key, pods in pods_of.items() if key not in jobs}
+            wanted = {key: pod for key, pod in without.items() if pod is not None}
+            self._forget_all_but(wanted)
+            due = [(key, pod) for key, pod in wanted.items() if self._retry_at_s.get(key, 0.0) <= now.monotonic_s]
+            await asyncio.gather(*(self._make(key, pod, now) for key, pod in due[:_AT_ONCE]))
+        made = [labels.get(keys.LABEL_CLASS) for labels in jobs.values()]
+        for known in list(self._classes.values()):
+            figures = dump(ClassFigures(jobs=made.count(known.name)))
+            await known.write([_accepted(known)], figures, now, self._kube.write_class_status)
+            if known.gone:
+                self._forget(known)
+
+    def _forget(self, known: _Class) -> None:
+        if self._classes.get(known.name) is known:
+            del self._classes[known.name]
+
+    async def _make(self, key: JobKey, pod: Pod, now: Now) -> None:
+        """Make the PerseusJob of a pod, or say on the pod why not."""
+        self._retry_at_s[key] = now.monotonic_s + _RETRY_S
+        namespace, name = key
+        try:
+            refusal = await self._refusal(pod)
+            if refusal:
+                await self._refuse(key, pod, refusal)
+                return
+            spec = self._classes[pod.energy_class].spec
+            assert spec is not None
+            workload = workload_of(pod.labels, pod.owner)
+            reference = None if workload is None else (workload.kind, workload.name)
+            owner = workload.owner if workload else pod.owner or Owner("v1", "Pod", pod.name, pod.uid)
+            await self._kube.create_job(
+                namespace, name, pod.energy_class, job_of_class(spec, reference, pod.profile), owner
+            )
+            logger.info("%s/%s: made of EnergyClass %s for pod %s", namespace, name, pod.energy_class, pod.name)
+        except KubeConflict:
+            pass  # it exists: the watch is late
+        except KubeError as error:
+            logger.warning("%s/%s: not made of EnergyClass %s: %s", namespace, name, pod.energy_class, error)
+
+    async def _refusal(self, pod: Pod) -> str:
+        """Why a pod's class cannot be applied; empty: it can."""
+        known = self._classes.get(pod.energy_class)
+        if known is None:
+            return f"EnergyClass {pod.energy_class} does not exist"
+        if known.spec is None:
+            return f"EnergyClass {pod.energy_class} is invalid: {known.fault}"
+        if pod.profile and not re.fullmatch(DNS_NAME, pod.profile):
+            return f"annotation {keys.ANNOTATION_PROFILE} must be the name of a PerseusProfile"
+        if not await self._is_for(known.spec, pod.namespace):
+            return f"EnergyClass {pod.energy_class} is not for namespace {pod.namespace}: see its namespaceSelector"
+        return ""
+
+    async def _is_for(self, spec: ClassSpec, namespace: str) -> bool:
+        selector = spec.namespace_selector
+        return selector is None or selector.selects(await self._kube.namespace_labels(namespace))
+
+    async def _refuse(self, key: JobKey, pod: Pod, why: str) -> None:
+        if self._refused.get(key) == why:
+            return
+        message = f"The pod trains at default clocks: {why}."
+        await self._kube.warn_pod(pod, reason=ClassReason.NOT_APPLIED.value, message=message)
+        logger.warning("%s/%s: pod %s: %s", *key, pod.name, why)
+        self._refused[key] = why
+
+    def _forget_all_but(self, wanted: Collection[JobKey]) -> None:
+        self._retry_at_s = {key: at_s for key, at_s in self._retry_at_s.items() if key in wanted}
+        self._refused = {key: why for key, why in self._refused.items() if key in wanted}
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A condition of an EnergyClass."""
+
+    type: ClassCondition
+    status: bool | None
+    reason: ClassReason
+    message: str
+
+
+def _accepted(known: _Class) -> _Statement:
+    if not known.fault:
+        return _Statement(ClassCondition.ACCEPTED, True, ClassReason.ACCEPTED, "The manifest is valid.")
+    note = " The spec accepted before stays in force." if known.spec is not None else ""
+    return _Statement(ClassCondition.ACCEPTED, False, ClassReason.SPEC_INVALID, known.fault + note)
+
+
+def _opted_in(pods: Iterable[Pod]) -> Pod | None:
+    """The oldest of these pods that runs and names a class; None: none does."""
+    running = [pod for pod in pods if pod.energy_class and not pod.succeeded and not pod.failure]
+    return min(running, key=lambda pod: (pod.created, pod.name), default=None)

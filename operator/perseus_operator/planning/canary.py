@@ -1,0 +1,68 @@
+"""How far a job in mode Canary is: the plan on one pipeline first, then on all, or on none; see ``canary_planner``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perseus_operator.api.job import JobSpec, Mode
+from perseus_operator.api.status import CanaryStatus
+from perseus_proto.units import ppm_from_ratio, ratio_from_ppm
+
+
+class Phase(StrEnum):
+    """How far the canary is."""
+
+    TESTING = "Testing"
+    PASSED = "Passed"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What came of it so far; both shares are means."""
+
+    phase: Phase = Phase.TESTING
+    saved: float | None = None
+    slowdown: float | None = None
+    why: str = ""
+    """Why it failed, or was too slow in the latest attempt."""
+    slow_attempts: int = 0
+    """In which iterations were slower than planned."""
+    resume_at: int = 0
+    """The iteration before which the plan is not tried again; an operator that has restarted tries at once."""
+
+
+@dataclass(frozen=True)
+class JudgeCanary:
+    """The canary has ended, or an attempt has."""
+
+    verdict: Canary
+
+
+def canary_to_status(canary: Canary, spec: JobSpec) -> CanaryStatus | None:
+    """For the status; None: the mode is another."""
+    if spec.mode is not Mode.CANARY:
+        return None
+    return CanaryStatus(
+        phase=canary.phase.value,
+        saved_parts_per_million=None if canary.saved is None else ppm_from_ratio(canary.saved),
+        slowdown_parts_per_million=None if canary.slowdown is None else ppm_from_ratio(canary.slowdown),
+        slow_attempts=canary.slow_attempts or None,
+        message=canary.why or None,
+    )
+
+
+def canary_from_status(written: object) -> Canary:
+    """As an earlier operator has stored it; else one that begins."""
+    if not isinstance(written, Mapping) or written.get("phase") not in tuple(Phase):
+        return Canary()
+    saved, slowdown = (written.get(f"{what}PartsPerMillion") for what in ("saved", "slowdown"))
+    return Canary(
+        Phase(written["phase"]),
+        None if saved is None else ratio_from_ppm(saved),
+        None if slowdown is None else ratio_from_ppm(slowdown),
+        str(written.get("message", "")),
+        int(written.get("slowAttempts", 0)),
+    )

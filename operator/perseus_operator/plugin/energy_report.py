@@ -1,0 +1,113 @@
+"""What jobs took and saved over a time that is past, from the counters that a Prometheus has kept.
+
+PerseusJobs are deleted after their TTL and the operator remembers none of them, so the site's Prometheus is what knows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Final
+
+from perseus_operator.errors import CannotAnswer, InvalidSpec
+from perseus_operator.objects import Json
+from perseus_proto.units import kwh_from_j
+
+SINCE: Final = re.compile(r"[1-9][0-9]{0,3}[mhdw]")
+"""A time as PromQL has it, such as 30d."""
+GROUPS: Final = {
+    "job": ("job_namespace", "job_name"),
+    "namespace": ("job_namespace",),
+    "class": ("energy_class",),
+}
+_TIMEOUT_S: Final = 30.0
+_MAX_BYTES: Final = 64 << 20
+_ENERGY, _BASELINE = "perseus_job_energy_joules_total", "perseus_job_baseline_energy_joules_total"
+
+Query = Callable[[str], list[Json]]
+"""Sends a PromQL query; ``data.result`` of the answer."""
+
+
+def energy_report(query: Query, since: str, by: str, namespace: str | None) -> Json:
+    """Sum up what jobs took and saved.
+
+    Args:
+        query: of the Prometheus.
+        since: how far back, see ``SINCE``.
+        by: a key of ``GROUPS``.
+        namespace: of the jobs; None: all.
+
+    Returns:
+        ``rows``, most saved first, and ``total``, each with ``energyKilowattHours``, ``savedKilowattHours`` and
+        ``saved``, the ratio to what the same iterations take at default clocks.
+
+    Raises:
+        CannotAnswer: the Prometheus does not answer as one does.
+    """
+    where = f'{{job_namespace="{namespace}"}}' if namespace else ""
+    # The operator's counters begin anew with each operator, which has another instance label: sum over these.
+    of_jobs = "sum by (job_namespace, job_name) (increase({}{}[{}]))"
+    took = _by_job(query(of_jobs.format(_ENERGY, where, since)))
+    usual = _by_job(query(of_jobs.format(_BASELINE, where, since)))
+    found = query(f"max by (job_namespace, job_name, energy_class) (max_over_time(perseus_job_info{where}[{since}]))")
+    classes = {_job(series): series["metric"].get("energy_class", "") for series in found}
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for job in took.keys() & usual.keys():
+        labels = {"job_namespace": job[0], "job_name": job[1], "energy_class": classes.get(job, "")}
+        sums = groups.setdefault(tuple(labels[label] for label in GROUPS[by]), [0.0, 0.0, 0.0])
+        for index, value in enumerate((took[job], usual[job], 1.0)):
+            sums[index] += value
+    rows = [{by: "/".join(group), **_figures(*sums)} for group, sums in groups.items()]
+    rows.sort(key=lambda row: -row["savedKilowattHours"])
+    total = [sum(column) for column in zip(*groups.values(), strict=True)] or [0.0, 0.0, 0.0]
+    return {"since": since, "by": by, "rows": rows, "total": _figures(*total)}
+
+
+def prometheus(url: str) -> Query:
+    """Queries to a Prometheus.
+
+    Args:
+        url: such as http://localhost:9090.
+
+    Raises:
+        InvalidSpec: it is no address of a web server.
+    """
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise InvalidSpec(f"--prometheus: must be an address such as http://localhost:9090, not {url!r}")
+
+    address = f"{url.rstrip('/')}/api/v1/query"
+
+    def query(text: str) -> list[Json]:
+        body = urllib.parse.urlencode({"query": text}).encode()
+        try:
+            with urllib.request.urlopen(address, body, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # http or https
+                found = json.loads(answer.read(_MAX_BYTES))
+            if found["status"] != "success" or found["data"]["resultType"] != "vector":
+                raise ValueError("its answer is no vector")
+            return list(found["data"]["result"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise CannotAnswer(f"--prometheus: {url} does not answer as a Prometheus: {reason}") from error
+
+    return query
+
+
+def _job(series: Json) -> tuple[str, str]:
+    return series["metric"].get("job_namespace", ""), series["metric"].get("job_name", "")
+
+
+def _by_job(result: list[Json]) -> dict[tuple[str, str], float]:
+    return {_job(series): float(series["value"][1]) for series in result}
+
+
+def _figures(took_j: float, usual_j: float, jobs: float) -> Json:
+    return {
+        "jobs": round(jobs),
+        "energyKilowattHours": kwh_from_j(took_j),
+        "savedKilowattHours": kwh_from_j(usual_j - took_j),
+        "saved": 1 - took_j / usual_j if usual_j > 0 else None,
+    }

@@ -1,0 +1,62 @@
+"""Labels a pod whose namespace or own label names an EnergyClass, so that a PerseusJob is made for its workload.
+
+A namespace's class is for training: pods with GPUs of the workloads that are known here. Servers and notebooks with
+GPUs in the same namespace run as they did; a pod's own label claims any pod with a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perseus_operator.clients.pods import owner_of
+from perseus_operator.objects import Json
+from perseus_operator.planning.workloads import asks_for_gpu, workload_of
+from perseus_operator.servers.pod_injection import Injected
+from perseus_proto import keys
+
+_LONGEST: Final = 63
+"""Characters of a label's value."""
+
+
+def wants_class(pod: Mapping[str, Any]) -> bool:
+    """Whether the class of its namespace matters to a pod."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return keys.LABEL_JOB not in labels and asks_for_gpu(pod.get("spec") or {})
+
+
+def label_pod(pod: Mapping[str, Any], namespace_class: str) -> Injected:
+    """Name its PerseusJob and class on a pod.
+
+    Args:
+        pod: as the API server sends it for admission.
+        namespace_class: of its namespace; empty: none.
+
+    Returns:
+        A changed copy of the pod; the same if it has no class, or names its PerseusJob itself.
+    """
+    made: Json = copy.deepcopy(dict(pod))
+    metadata = made.setdefault("metadata", {})
+    labels = metadata.get("labels") or {}
+    own = labels.get(keys.LABEL_CLASS, "")
+    energy_class = own or namespace_class
+    if energy_class in ("", keys.NO_CLASS) or not wants_class(made):
+        return Injected(made)
+    owner = owner_of(metadata)
+    workload = workload_of(labels, owner)
+    if workload is None and not own:
+        return Injected(made)
+    name = workload.name if workload else owner.name if owner else metadata.get("name", "")
+    if not name:
+        return Injected(made, (f"{keys.LABEL_CLASS}: a pod without a name and a controller has no EnergyClass",))
+    metadata["labels"] = labels | {keys.LABEL_CLASS: energy_class, keys.LABEL_JOB: _shortened(name)}
+    return Injected(made)
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= _LONGEST:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST - len(digest) - 1].rstrip('-.')}-{digest}"

@@ -1,0 +1,160 @@
+"""Which pods of a namespace with an EnergyClass are labelled, and with which name of a PerseusJob."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from perseus_operator.api.workload import WorkloadKind
+from perseus_operator.clients.pods import owner_of
+from perseus_operator.planning.workloads import workload_of
+from perseus_operator.servers.class_labels import label_pod
+from perseus_proto import keys
+
+JOB_SET = "jobset.sigs.k8s.io"
+GPU = {"limits": {"nvidia.com/gpu": "8"}}
+
+
+def pod(owner: tuple[str, str, str] | None, labels: dict[str, str], **metadata: Any) -> dict[str, Any]:
+    owners = (
+        [{"apiVersion": owner[0], "kind": owner[1], "name": owner[2], "uid": "u-1", "controller": True}]
+        if owner
+        else []
+    )
+    about = {"generateName": "x-", "labels": labels, "ownerReferences": owners, **metadata}
+    return {"metadata": about, "spec": {"containers": [{"name": "main", "resources": GPU}]}}
+
+
+OF_JOB = pod(("batch/v1", "Job", "train"), {"batch.kubernetes.io/job-name": "train"})
+
+WORKLOADS = [
+    (OF_JOB, WorkloadKind.JOB, "train", ("Job", "u-1")),
+    (
+        pod(
+            ("batch/v1", "Job", "train-w-0"),
+            {
+                "batch.kubernetes.io/job-name": "train-w-0",
+                f"{JOB_SET}/jobset-name": "train",
+                f"{JOB_SET}/jobset-uid": "u-set",
+            },
+        ),
+        WorkloadKind.JOB_SET,
+        "train",
+        ("JobSet", "u-set"),
+    ),
+    (
+        pod(("batch/v1", "Job", "train-w-0"), {f"{JOB_SET}/jobset-name": "train"}),
+        WorkloadKind.JOB_SET,
+        "train",
+        ("Job", "u-1"),
+    ),
+    (
+        pod(("apps/v1", "StatefulSet", "train-0"), {"leaderworkerset.sigs.k8s.io/name": "train"}),
+        WorkloadKind.LEADER_WORKER_SET,
+        "train",
+        ("StatefulSet", "u-1"),
+    ),
+    (
+        pod(("kubeflow.org/v1", "PyTorchJob", "train"), {"training.kubeflow.org/job-name": "train"}),
+        WorkloadKind.PYTORCH_JOB,
+        "train",
+        ("PyTorchJob", "u-1"),
+    ),
+    (
+        pod(("kubeflow.org/v2beta1", "MPIJob", "train"), {"training.kubeflow.org/job-name": "train"}),
+        WorkloadKind.MPI_JOB,
+        "train",
+        ("MPIJob", "u-1"),
+    ),
+    (
+        pod(("batch.volcano.sh/v1alpha1", "Job", "train"), {"volcano.sh/job-name": "train"}),
+        WorkloadKind.VOLCANO_JOB,
+        "train",
+        ("Job", "u-1"),
+    ),
+    (
+        pod(("ray.io/v1", "RayCluster", "train-x7k2p"), {"ray.io/cluster": "train-x7k2p"}),
+        WorkloadKind.RAY_CLUSTER,
+        "train-x7k2p",
+        ("RayCluster", "u-1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("made", "kind", "name", "owner"), WORKLOADS, ids=lambda value: str(value)[:20])
+def test_every_kind_of_workload_is_known_by_its_pods(
+    made: dict[str, Any], kind: WorkloadKind, name: str, owner: tuple[str, str]
+) -> None:
+    found = workload_of(made["metadata"]["labels"], owner_of(made["metadata"]))
+    assert found is not None
+    assert (found.kind, found.name, (found.owner.kind, found.owner.uid)) == (kind, name, owner)
+    labelled = label_pod(made, "frugal").pod
+    assert labelled["metadata"]["labels"] == made["metadata"]["labels"] | {
+        keys.LABEL_JOB: name,
+        keys.LABEL_CLASS: "frugal",
+    }
+    labelled["metadata"]["labels"] = made["metadata"]["labels"]
+    assert labelled == made, "nothing else is changed"
+
+
+WITHOUT_GPU = copy.deepcopy(OF_JOB)
+WITHOUT_GPU["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1"}}
+SERVER = pod(("apps/v1", "ReplicaSet", "chat-6f"), {"app": "chat"})
+NOTEBOOK = pod(None, {"app": "notebook"}, name="notebook")
+
+
+def labels_of(base: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    made = copy.deepcopy(base)
+    made["metadata"]["labels"] |= labels
+    return made
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        WITHOUT_GPU,
+        SERVER,
+        NOTEBOOK,
+        pod(None, {"batch.kubernetes.io/job-name": "train"}),
+        labels_of(OF_JOB, {keys.LABEL_CLASS: keys.NO_CLASS}),
+        labels_of(OF_JOB, {keys.LABEL_JOB: "by-hand"}),
+        labels_of(OF_JOB, {keys.LABEL_JOB: "by-hand", keys.LABEL_CLASS: "other"}),
+        {"spec": {}},
+        {},
+    ],
+    ids=["no GPU", "server", "notebook", "label alone", "none", "by hand", "by hand with class", "bare", "empty"],
+)
+def test_pods_that_the_class_of_a_namespace_does_not_concern_stay_as_they_are(made: dict[str, Any]) -> None:
+    labelled = label_pod(made, "frugal")
+    assert labelled.warnings == ()
+    assert {"metadata": {}, **made} == labelled.pod
+
+
+def test_without_a_class_nothing_changes() -> None:
+    assert label_pod(OF_JOB, "").pod == OF_JOB
+
+
+@pytest.mark.parametrize(("base", "name"), [(OF_JOB, "train"), (SERVER, "chat-6f"), (NOTEBOOK, "notebook")])
+def test_the_class_of_a_pod_goes_before_that_of_its_namespace(base: dict[str, Any], name: str) -> None:
+    labels = label_pod(labels_of(base, {keys.LABEL_CLASS: "own"}), "frugal").pod["metadata"]["labels"]
+    assert (labels[keys.LABEL_CLASS], labels[keys.LABEL_JOB]) == ("own", name)
+
+
+def test_a_pod_that_has_no_name_yet_and_no_controller_is_told() -> None:
+    made = pod(None, {keys.LABEL_CLASS: "own"})
+    labelled = label_pod(made, "")
+    assert labelled.pod == made
+    assert labelled.warnings == ("perseus.energy/class: a pod without a name and a controller has no EnergyClass",)
+
+
+def test_a_long_name_is_shortened_to_one_that_a_label_may_have_and_stays_different() -> None:
+    names = [f"{'n' * 70}{end}" for end in "ab"]
+    made = [
+        label_pod(pod(("apps/v1", "StatefulSet", name), {keys.LABEL_CLASS: "own"}), "").pod["metadata"]["labels"]
+        for name in names
+    ]
+    shortened = {labels[keys.LABEL_JOB] for labels in made}
+    assert len(shortened) == 2
+    assert all(len(name) <= 63 and name.startswith("nnnn") for name in shortened)

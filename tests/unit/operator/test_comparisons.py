@@ -1,0 +1,225 @@
+"""What a plan saves, measured while the job runs: when it is interrupted, what is compared, and how sure that is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from perseus_operator.api.job import parse_spec
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.planning.comparisons import (
+    KEPT,
+    BeginComparison,
+    Comparisons,
+    EndComparison,
+    Pair,
+    ResumePlan,
+    comparisons_from_status,
+    interval,
+)
+from perseus_operator.planning.iterations import Measured, Report
+from perseus_operator.planning.node import RestingClock
+from perseus_operator.planning.power_allocation import Share
+from perseus_operator.planning.state import JobState
+from perseus_operator.reporting import status
+
+EVERY, ITERATIONS = 40, 3
+SETTINGS = {"everyIterations": EVERY, "iterations": ITERATIONS}
+SLOW = {"type": "MaxSlowdown", "maxSlowdown": "20%"}
+
+
+class Run:
+    """A job whose iterations take the energy that ``energy_mj`` says of their number and whether a plan is followed."""
+
+    def __init__(self, make_job: Any, energy_mj: Callable[[int, bool], float], **changes: Any) -> None:
+        self.job = make_job(**{"comparison": SETTINGS, "objective": SLOW, **changes})
+        self.job.run()
+        self.energy_mj = energy_mj
+        self.iteration = 1
+        self.planned: list[bool] = []
+        """Of each iteration, whether a plan was followed."""
+
+    def train(self, count: int = 1) -> None:
+        for _ in range(count):
+            planned = any(point is not None for node in self.job.nodes for point in node.selected.values())
+            self.planned.append(planned)
+            self.job.train(self.iteration, energy_mj=round(self.energy_mj(self.iteration, planned)))
+            self.iteration += 1
+            for _ in range(4):
+                self.job.act()
+
+    def train_until(self, done: Callable[[], bool]) -> None:
+        for _ in range(10 * EVERY):
+            if done():
+                return
+            self.train()
+        raise AssertionError("it never was")
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        state: JobState = self.job.state
+        return state.comparisons.pairs
+
+
+def steady(_: int, planned: bool) -> float:
+    return 80_000 if planned else 100_000
+
+
+def test_the_plan_is_interrupted_seldom_and_for_a_bounded_share(make_job: Any) -> None:
+    run = Run(make_job, steady)
+    run.train(20 * EVERY)
+    assert len(run.pairs) >= 15
+    assert run.planned.count(False) <= len(run.planned) * (ITERATIONS + 2) / EVERY
+    assert [pair.saved for pair in run.pairs] == pytest.approx([0.2] * len(run.pairs))
+    slower = run.job.state.frontier.times_us[run.job.decide().wanted[0]] / 1_000_000 - 1
+    assert [pair.slowdown for pair in run.pairs] == pytest.approx([slower] * len(run.pairs))
+    assert run.job.decide().applied
+    assert run.job.decide().waiting is None
+
+
+def test_what_drifts_cancels(make_job: Any) -> None:
+    """Energy grows by a fifth over the run, as with longer sequences; the first baseline would say that nothing is
+    saved."""
+    run = Run(make_job, lambda number, planned: steady(number, planned) * (1 + number / (5 * 10 * EVERY)))
+    run.train(10 * EVERY)
+    assert fmean(pair.saved for pair in run.pairs) == pytest.approx(0.2, abs=0.002)
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    held, drawn = 0, random.Random(7)
+    for _ in range(1000):
+        found = interval([drawn.gauss(0.1, 0.02) for _ in range(6)])
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 0.1 <= found.high
+    assert 0.93 <= held / 1000 <= 0.97
+    assert interval([0.1]).low is None
+
+
+def test_status_says_what_it_was_measured_against_and_how_sure_it_is(make_job: Any) -> None:
+    drawn = random.Random(3)
+    run = Run(make_job, lambda number, planned: steady(number, planned) * drawn.gauss(1, 0.01))
+    run.train_until(lambda: len(run.pairs) == 1)
+    shown = status.figures(run.job.state, run.job.decide()).savings
+    assert shown is not None
+    assert (shown.against, shown.energy_low) == ("Comparisons", None)
+    run.train_until(lambda: len(run.pairs) == 5)
+    shown = status.figures(run.job.state, run.job.decide()).savings
+    assert shown is not None
+    assert shown.energy_low is not None
+    assert shown.energy_high is not None
+    low, mean, high = (float(text.rstrip("%")) for text in (shown.energy_low, shown.energy, shown.energy_high))
+    assert low < mean < high
+    assert low <= 20 <= high
+
+
+def test_what_was_compared_survives_a_restart(make_job: Any) -> None:
+    run = Run(make_job, steady)
+    run.train_until(lambda: len(run.pairs) == 2)
+    made = run.job.decide()
+    stored = status.document([], status.figures(run.job.state, made), {}, generation=1, wall_s=0.0)
+    back = comparisons_from_status(stored["comparison"])
+    assert (back.pairs, back.reference, back.last) == (
+        tuple(Pair(round(p.saved, 6), round(p.slowdown, 6)) for p in run.pairs),
+        run.job.state.comparisons.reference,
+        run.job.state.comparisons.last,
+    )
+    assert comparisons_from_status(None) == Comparisons()
+
+
+def test_measured_figures_stay_while_the_plan_is_interrupted(make_job: Any) -> None:
+    run = Run(make_job, steady)
+    run.train(10)
+    while True:
+        made = run.job.decide()
+        shown = status.figures(run.job.state, made)
+        assert made.applied
+        assert shown.measured is not None
+        assert shown.measured.energy_millijoules in (4 * 80_000, None)
+        if run.pairs:
+            return
+        run.train()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"comparison": {"everyIterations": 0}},
+        {"mode": "Recommend"},
+    ],
+    ids=["switched off", "no clocks are set"],
+)
+def test_where_it_is_not_wanted_nothing_is_interrupted(make_job: Any, changes: dict[str, Any]) -> None:
+    run = Run(make_job, steady, **changes)
+    run.train(3 * EVERY)
+    assert not run.pairs
+    assert len(set(run.planned)) == 1
+
+
+def test_a_budget_is_never_exceeded_to_measure_what_is_saved(make_job: Any) -> None:
+    run = Run(make_job, steady)
+    run.job.state.share_granted(Share("hall", 10_000.0))
+    run.train(3 * EVERY)
+    assert all(run.planned)
+    assert {node.resting for node in run.job.nodes} != {RestingClock()}
+
+
+def test_a_straggler_ends_a_comparison_at_once(make_job: Any) -> None:
+    run = Run(make_job, steady)
+    run.train_until(lambda: run.job.state.comparisons.interrupting)
+    run.job.state.detector.slowdowns = {1: 1.3}
+    run.job.settle()
+    assert not run.job.state.comparisons.running
+    assert all(point is not None for node in run.job.nodes for point in node.selected.values())
+    assert not run.pairs
+
+
+def test_an_agent_that_goes_on_with_the_plan_is_not_waited_for(make_job: Any) -> None:
+    """As one of an earlier version does, that knows no selection without a plan."""
+    run = Run(make_job, steady)
+    run.train_until(lambda: run.job.state.comparisons.interrupting)
+    for node in run.job.nodes:
+        node.selection_accepted({0: None, 1: None}, plan_id=node.plan_id, from_iteration=run.iteration)
+    began = run.iteration
+    while run.job.state.comparisons.running:
+        for p, node in enumerate(run.job.nodes):
+            for stage in range(2):
+                run.job.state.iteration_reported(node, Report(p, stage, 0, run.iteration, 10, 10, 80_000, 3))
+        run.iteration += 1
+        run.job.act()
+        assert run.iteration - began < 8 * (ITERATIONS + 1)
+    assert not run.pairs
+    assert run.job.state.comparisons.last >= began
+
+
+def test_another_objective_begins_anew_and_so_do_new_processes(make_job: Any) -> None:
+    run = Run(make_job, steady)
+    run.train_until(lambda: len(run.pairs) == 2)
+    run.job.connect_ranks(pid=2)
+    run.train_until(lambda: len(run.pairs) == 3)
+    raw = {
+        "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4, "dataParallel": 2},
+        "profile": {"configMapRef": {"name": "p"}, "blockingPowerMilliwatts": 80_000},
+        "objective": {"type": "MinEnergy"},
+    }
+    run.job.state.spec_accepted(parse_spec(raw))
+    assert run.pairs == ()
+
+
+def test_only_the_latest_pairs_count() -> None:
+    comparisons = Comparisons()
+    for number in range(KEPT + 5):
+        comparisons.decided(BeginComparison(Measured(100, 90, 5)), iteration=number)
+        comparisons.decided(ResumePlan(Measured(100, 100 + number, 3)), iteration=number)
+        comparisons.decided(EndComparison(Measured(100, 90, 3)), iteration=number)
+    assert len(comparisons.pairs) == KEPT
+    assert comparisons.pairs[0] == Pair(pytest.approx(1 - 90 / 105), 0.0)
+
+
+def test_a_share_of_interruptions_that_costs_more_than_a_tenth_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match=r"spec.comparison: everyIterations must be 0, or at least ten times"):
+        parse_spec({"comparison": {"everyIterations": 39, "iterations": 3}})

@@ -1,0 +1,299 @@
+"""EnergyClasses: when a PerseusJob is made and what of, what is said where none is, and what the status shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from perseus_operator.api.energy_class import parse_class
+from perseus_operator.api.job import Mode, parse_spec
+from perseus_operator.controller.energy_classes import EnergyClasses
+from perseus_operator.errors import InvalidSpec, KubeConflict, KubeError, KubeUnavailable
+from perseus_operator.objects import Json, Owner, Pod
+from perseus_operator.planning.aim import Now
+from perseus_proto import keys
+
+GRACE_S = 5.0
+SPEC = {"objective": {"type": "MaxSlowdown", "maxSlowdown": "3%"}, "ttlSecondsAfterFinished": 60}
+OWNER = Owner("batch/v1", "Job", "train", "u-job")
+
+
+class Api:
+    """One API server's objects, as far as classes need them."""
+
+    def __init__(self) -> None:
+        self.classes: list[Json] = []
+        self.namespaces: dict[str, Mapping[str, str]] = {"team-a": {"tier": "batch"}}
+        self.jobs: dict[tuple[str, str], tuple[str, Json, Owner]] = {}
+        self.attempts = 0
+        self.warnings: list[str] = []
+        self.statuses: list[Json] = []
+        self.error: KubeError | None = None
+
+    async def energy_classes(self) -> list[Json]:
+        return self.classes
+
+    async def write_class_status(self, name: str, uid: str, status: Json) -> str:
+        if self.error:
+            raise self.error
+        self.statuses.append(status)
+        return str(10 * len(self.statuses))
+
+    async def namespace_labels(self, name: str) -> Mapping[str, str]:
+        return self.namespaces[name]
+
+    async def create_job(self, namespace: str, name: str, energy_class: str, spec: Json, owner: Owner) -> None:
+        self.attempts += 1
+        if self.error:
+            raise self.error
+        if (namespace, name) in self.jobs:
+            raise KubeConflict(name)
+        self.jobs[namespace, name] = energy_class, spec, owner
+
+    async def warn_pod(self, pod: Pod, *, reason: str, message: str) -> None:
+        assert reason == "EnergyClassNotApplied"
+        self.warnings.append(message)
+
+
+class Site:
+    """A namespace with pods, and an operator that has been up for longer than the grace period."""
+
+    def __init__(self) -> None:
+        self.api = Api()
+        self.classes = EnergyClasses(self.api, grace_s=GRACE_S)
+        self.pods: dict[tuple[str, str], dict[str, Pod]] = {}
+        self.now_s = 0.0
+
+    def define(self, spec: Any = SPEC, name: str = "frugal") -> None:
+        self.classes.observe({"metadata": {"name": name, "uid": f"u-{name}", "generation": 2}, "spec": spec})
+
+    def run(self, name: str = "t-0", job: str = "train", owner: Owner | None = OWNER, **changes: Any) -> None:
+        labels = {keys.LABEL_JOB: job, keys.LABEL_CLASS: "frugal", "batch.kubernetes.io/job-name": "train"}
+        pod = Pod(f"u-{name}", "team-a", name, "node", job, labels, owner=owner, **changes)
+        self.pods.setdefault(("team-a", job), {})[pod.uid] = pod
+
+    async def tick(self, seconds: float = 10.0) -> None:
+        self.now_s += seconds
+        jobs = {key: {keys.LABEL_CLASS: made[0]} for key, made in self.api.jobs.items()}
+        await self.classes.tick(Now(self.now_s, 1.9e9 + self.now_s), self.pods, jobs)
+
+
+@pytest.fixture
+async def site() -> Site:
+    made = Site()
+    await made.tick()
+    return made
+
+
+async def test_the_job_of_a_workload_is_made_once_and_goes_with_it(site: Site) -> None:
+    site.define()
+    site.run("t-0")
+    site.run("t-1")
+    await site.tick()
+    energy_class, raw, owner = site.api.jobs["team-a", "train"]
+    assert (energy_class, owner) == ("frugal", OWNER)
+    spec = parse_spec(raw)
+    assert spec.objective.max_slowdown_ratio == pytest.approx(0.03)
+    assert (spec.mode, spec.ttl_seconds_after_finished, spec.shape_known) == (Mode.OBSERVE, 60, False)
+    assert spec.profile.is_own
+    assert spec.workload is not None
+    assert spec.workload.reference is not None
+    assert (spec.workload.reference.kind.value, spec.workload.reference.name) == ("Job", "train")
+    await site.tick()
+    assert site.api.attempts == 1
+    assert site.api.statuses[-1]["jobs"] == 1
+    assert [c["reason"] for c in site.api.statuses[-1]["conditions"]] == ["Accepted"]
+
+
+async def test_right_after_a_start_jobs_may_exist_that_were_not_observed_yet() -> None:
+    site = Site()
+    site.define()
+    site.run()
+    await site.tick(1.0)
+    await site.tick(GRACE_S - 1.0)
+    assert site.api.attempts == 0
+    await site.tick(1.0)
+    assert site.api.attempts == 1
+
+
+async def test_a_job_that_a_user_wrote_stays_as_it_is(site: Site) -> None:
+    site.define()
+    site.run()
+    site.api.jobs["team-a", "train"] = "", {"mode": "Recommend"}, OWNER
+    await site.tick()
+    assert site.api.attempts == 0
+    assert site.api.jobs["team-a", "train"][1] == {"mode": "Recommend"}
+
+
+@pytest.mark.parametrize("changes", [{"succeeded": True}, {"failure": "exit code 1"}], ids=["succeeded", "failed"])
+async def test_a_job_is_not_made_again_for_pods_that_have_ended(site: Site, changes: dict[str, Any]) -> None:
+    site.define()
+    site.run(**changes)
+    await site.tick()
+    assert site.api.attempts == 0
+
+
+async def test_pods_without_a_controller_own_their_job(site: Site) -> None:
+    site.define()
+    site.run("solo", job="solo", owner=None)
+    await site.tick()
+    _, raw, owner = site.api.jobs["team-a", "solo"]
+    assert owner == Owner("v1", "Pod", "solo", "u-solo")
+    assert "workload" not in raw
+
+
+async def test_pods_name_a_profile_that_later_jobs_use_too(site: Site) -> None:
+    site.define({"profiling": {"maxClocks": 8}})
+    site.run(profile="gpt3-a100")
+    await site.tick()
+    profile = parse_spec(site.api.jobs["team-a", "train"][1]).profile
+    assert profile.where == "PerseusProfile gpt3-a100"
+    assert profile.online is not None
+    assert profile.online.max_clocks == 8
+
+
+async def test_a_fixed_clock_needs_no_profile(site: Site) -> None:
+    site.define({"objective": {"type": "FixedClock", "clockMegahertz": 1200}})
+    site.run()
+    await site.tick()
+    assert not parse_spec(site.api.jobs["team-a", "train"][1]).is_planned
+
+
+@pytest.mark.parametrize(
+    ("spec", "pod", "message"),
+    [
+        (None, {}, "EnergyClass frugal does not exist"),
+        (
+            {"mode": "Force"},
+            {},
+            "EnergyClass frugal is invalid: spec.mode: must be one of Enforce, Canary, Recommend,",
+        ),
+        (
+            {"namespaceSelector": {"matchLabels": {"tier": "gold"}}},
+            {},
+            "EnergyClass frugal is not for namespace team-a: see its namespaceSelector",
+        ),
+        (SPEC, {"profile": "No Name"}, "annotation perseus.energy/profile must be the name of a PerseusProfile"),
+    ],
+    ids=["absent", "invalid", "not for the namespace", "profile"],
+)
+async def test_why_a_class_is_not_applied_is_said_once_on_the_pod(
+    site: Site, spec: Any, pod: dict[str, Any], message: str
+) -> None:
+    if spec is not None:
+        site.define(spec)
+    site.run(**pod)
+    for _ in range(3):
+        await site.tick()
+    assert not site.api.jobs
+    (said,) = site.api.warnings
+    assert said.startswith(f"The pod trains at default clocks: {message}")
+    site.define(SPEC)
+    site.pods.clear()
+    site.run()
+    await site.tick()
+    assert site.api.jobs, "what was wrong was mended"
+
+
+async def test_a_namespace_that_is_selected_has_the_class(site: Site) -> None:
+    site.define({"namespaceSelector": {"matchLabels": {"tier": "batch"}}})
+    site.run()
+    await site.tick()
+    assert site.api.jobs
+
+
+async def test_an_api_server_that_does_not_answer_is_asked_again_later(site: Site) -> None:
+    site.define()
+    site.run()
+    site.api.error = KubeUnavailable("gone")
+    await site.tick()
+    await site.tick(1.0)
+    assert site.api.attempts == 1
+    site.api.error = None
+    await site.tick(5.0)
+    assert site.api.jobs
+    assert site.api.statuses[-1]["jobs"] == 0
+    await site.tick()
+    assert site.api.statuses[-1]["jobs"] == 1
+
+
+async def test_many_jobs_are_made_a_few_at_a_time(site: Site) -> None:
+    site.define()
+    for number in range(40):
+        site.run(f"p-{number}", job=f"job-{number}")
+    await site.tick()
+    assert 0 < len(site.api.jobs) < 40
+    for _ in range(3):
+        await site.tick(1.0)
+    assert len(site.api.jobs) == 40
+
+
+async def test_an_invalid_edit_leaves_the_spec_that_was_accepted(site: Site) -> None:
+    site.define()
+    site.define({"objective": {"type": "Fast"}})
+    await site.tick()
+    (condition,) = site.api.statuses[-1]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("False", "SpecInvalid")
+    assert "The spec accepted before stays in force." in condition["message"]
+    site.run()
+    await site.tick()
+    assert parse_spec(site.api.jobs["team-a", "train"][1]).objective.max_slowdown == "3%"
+
+
+async def test_a_deleted_class_makes_no_more_jobs(site: Site) -> None:
+    site.define()
+    site.classes.deleted({"metadata": {"name": "frugal", "uid": "u-another"}})
+    site.classes.deleted({"metadata": {"name": "frugal", "uid": "u-frugal"}})
+    site.run()
+    await site.tick()
+    assert not site.api.jobs
+
+
+async def test_a_class_whose_deletion_the_watch_has_missed_makes_no_more_jobs(site: Site) -> None:
+    site.define()
+    await site.classes.restore()  # the list does not have it
+    site.run()
+    await site.tick()
+    assert not site.api.jobs
+
+
+async def test_classes_are_known_before_the_first_event() -> None:
+    site = Site()
+    site.api.classes = [{"metadata": {"name": "frugal", "uid": "u"}, "spec": SPEC}]
+    await site.classes.restore()
+    site.run()
+    await site.tick()
+    await site.tick()
+    assert site.api.jobs
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (None, "spec: is required"),
+        ({"pipeline": {}}, "spec.pipeline: unknown field"),
+        ({"priority": "high"}, "spec.priority: must be an integer"),
+        ({"namespaceSelector": {}}, "spec.namespaceSelector.matchLabels: is required"),
+        ({"ttlSecondsAfterFinished": -1}, "spec.ttlSecondsAfterFinished: must be an integer"),
+    ],
+    ids=str,
+)
+def test_a_bad_class_is_refused_with_field_and_rule(raw: Any, message: str) -> None:
+    with pytest.raises(InvalidSpec, match=message):
+        parse_class(raw)
+
+
+async def test_profiles_of_another_namespace_are_shared_with_those_that_the_class_is_for(site: Site) -> None:
+    shared = site.classes.shared_namespace
+    selector = {"matchLabels": {"tier": "gold"}}
+    site.define(SPEC | {"profilesFrom": {"namespace": "profiles"}, "namespaceSelector": selector})
+    site.define({"objective": {"type": "MinEnergy"}}, name="plain")
+    site.api.namespaces["team-a"] = {"tier": "gold"}
+    assert await shared("frugal", "team-a") == "profiles"
+    assert await shared("plain", "team-a") is None, "a class without the field grants nothing"
+    assert await shared("absent", "team-a") is None
+    assert await shared("", "team-a") is None
+    site.api.namespaces["team-a"] = {"tier": "silver"}
+    assert await shared("frugal", "team-a") is None, "the label of a job makes no grant"

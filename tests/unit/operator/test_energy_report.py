@@ -1,0 +1,114 @@
+"""What jobs took and saved over a time that is past: sums, groups, and a Prometheus that does not answer as one."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perseus_operator.errors import CannotAnswer, InvalidSpec
+from perseus_operator.plugin.energy_report import energy_report, prometheus
+from perseus_operator.plugin.tables import energy_report_text
+
+KWH_J = 3_600_000
+JOBS = {("team-a", "gpt3"): (8, 10, "frugal"), ("team-a", "bloom"): (19, 20, ""), ("team-b", "gpt3"): (5, 5, "frugal")}
+"""Namespace and name to kWh taken, kWh at default clocks, and class."""
+
+
+def answer(query: str) -> Any:
+    def series(index: int) -> list[Any]:
+        return [
+            {"metric": {"job_namespace": ns, "job_name": name}, "value": [0, str(figures[index] * KWH_J)]}
+            for (ns, name), figures in JOBS.items()
+            if "{" not in query or f'job_namespace="{ns}"' in query
+        ]
+
+    if "perseus_job_info" in query:
+        return [
+            {"metric": {"job_namespace": ns, "job_name": name, "energy_class": of}, "value": [0, "1"]}
+            for (ns, name), (_, _, of) in JOBS.items()
+        ]
+    return series(1 if "baseline" in query else 0)
+
+
+@pytest.mark.parametrize(
+    ("by", "namespace", "rows"),
+    [
+        ("job", None, [("team-a/gpt3", 1, 8, 2), ("team-a/bloom", 1, 19, 1), ("team-b/gpt3", 1, 5, 0)]),
+        ("job", "team-b", [("team-b/gpt3", 1, 5, 0)]),
+        ("namespace", None, [("team-a", 2, 27, 3), ("team-b", 1, 5, 0)]),
+        ("class", None, [("frugal", 2, 13, 2), ("", 1, 19, 1)]),
+    ],
+)
+def test_rows_are_sums_of_jobs_most_saved_first(by: str, namespace: str | None, rows: list[Any]) -> None:
+    found = energy_report(answer, "30d", by, namespace)
+    shown = [(r[by], r["jobs"], r["energyKilowattHours"], r["savedKilowattHours"]) for r in found["rows"]]
+    assert shown == rows
+    total = found["total"]
+    assert total["energyKilowattHours"] == sum(row[2] for row in rows)
+    usual = sum(row[2] + row[3] for row in rows)
+    assert total["saved"] == pytest.approx(sum(row[3] for row in rows) / usual)
+
+
+def test_the_table_says_what_it_is_of() -> None:
+    text = energy_report_text(energy_report(answer, "30d", "class", None), "any namespace")
+    head, first, second, total = text.splitlines()
+    assert head.split() == ["CLASS", "JOBS", "ENERGY", "SAVED", "SHARE"]
+    assert first.split() == ["frugal", "2", "13.000", "kWh", "2.000", "kWh", "13.33%"]
+    assert second.startswith("-  ")
+    assert total.startswith("total")
+    empty = energy_report_text(energy_report(lambda _: [], "4w", "job", "team-c"), "namespace team-c")
+    assert empty == "The Prometheus has no energy of jobs of namespace team-c in the last 4w."
+
+
+@pytest.fixture
+def odd_server() -> Iterator[tuple[str, list[bytes]]]:
+    """A web server that answers with what the list holds."""
+    answers: list[bytes] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers[-1])
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", answers
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b"{}",
+        json.dumps({"status": "error", "error": "x"}).encode(),
+        json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}).encode(),
+    ],
+    ids=["page", "list", "empty", "error", "matrix"],
+)
+def test_what_is_no_prometheus_is_named(odd_server: tuple[str, list[bytes]], body: bytes) -> None:
+    url, answers = odd_server
+    answers.append(body)
+    with pytest.raises(CannotAnswer, match=f"--prometheus: {url} does not answer as a Prometheus"):
+        prometheus(url)("up")
+
+
+def test_nobody_there_and_no_address_are_errors_of_one_line() -> None:
+    with pytest.raises(CannotAnswer, match=r"does not answer as a Prometheus: .*refused"):
+        prometheus("http://127.0.0.1:9")("up")
+    with pytest.raises(InvalidSpec, match="must be an address such as http://localhost:9090, not 'localhost:9090'"):
+        prometheus("localhost:9090")
