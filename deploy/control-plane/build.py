@@ -1,11 +1,12 @@
-"""Build Kubernetes binaries for tests from pinned Go modules, once, into a cache outside the tree.
+"""Build Kubernetes binaries and tools of releases from pinned Go modules, once, into a cache outside the tree.
 
 usage: build.py [--where] [BINARY ...]
 
-It prints the folder of the binaries, a value for KUBEBUILDER_ASSETS. Versions are pinned in go.mod and go.sum of each
-product's folder beside this file: one module per product, because each pins its own dependencies. To add a binary, add
-a ``Binary`` below and its ``tool`` line to the module. Standard library only, because it runs before there is a virtual
-environment.
+It prints the folder of the binaries, a value for KUBEBUILDER_ASSETS. Each is built once for the pins of its module, and
+linked into the folder for all pins: an update of one product builds no other anew. Versions are pinned in go.mod and
+go.sum of each product's folder beside this file: one module per product, because each pins its own dependencies. To add
+a binary, add a ``Binary`` below and its ``tool`` line to the module. Standard library only, because it runs before
+there is a virtual environment.
 """
 
 # ruff: noqa: T201  # a command-line program
@@ -64,6 +65,16 @@ BINARIES = {
     },
     "etcd": Binary("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", "helm.sh/helm/v4", "helm.sh/helm/v4/internal/version.version"),
+    **{
+        name: Binary(
+            "containerd",
+            f"github.com/containerd/containerd/v2/cmd/{name}",
+            "github.com/containerd/containerd/v2",
+            "github.com/containerd/containerd/v2/version.Version",
+            "no_btrfs,no_devmapper,no_zfs",
+        )
+        for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+    },
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
     "coredns": Binary("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
     # Without its web page, and with Kubernetes as its only service discovery.
@@ -75,6 +86,31 @@ BINARIES = {
         "remove_all_sd,enable_kubernetes_sd",
     ),
     "pause": Binary("pause", ".", ""),
+    # Controllers of workloads, in whose pods tests of the cluster train. Their modules hold what installs them, too.
+    "jobset": Binary("jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset"),
+    "kueue": Binary("kueue", "sigs.k8s.io/kueue/cmd/kueue", "sigs.k8s.io/kueue"),
+    "lws": Binary("lws", "sigs.k8s.io/lws/cmd", "sigs.k8s.io/lws"),
+    "trainer": Binary(
+        "trainer", "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager", "github.com/kubeflow/trainer/v2"
+    ),
+    "kuberay": Binary(
+        "kuberay", "github.com/ray-project/kuberay/ray-operator", "github.com/ray-project/kuberay/ray-operator"
+    ),
+    "mpi": Binary("mpi", "github.com/kubeflow/mpi-operator/cmd/mpi-operator", "github.com/kubeflow/mpi-operator"),
+    # With which `make release` stores, signs and copies images.
+    "registry": Binary(
+        "registry",
+        "github.com/distribution/distribution/v3/cmd/registry",
+        "github.com/distribution/distribution/v3",
+        "github.com/distribution/distribution/v3/version.version",
+    ),
+    "cosign": Binary(
+        "cosign",
+        "github.com/sigstore/cosign/v3/cmd/cosign",
+        "github.com/sigstore/cosign/v3",
+        "sigs.k8s.io/release-utils/version.gitVersion",
+    ),
+    "oras": Binary("oras", "oras.land/oras/cmd/oras", "oras.land/oras"),
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
 
@@ -102,12 +138,19 @@ def _go(*arguments: str, module: str = ".") -> str:
 
 
 def folder() -> Path:
-    """Return the cache folder for these pins, this recipe, this Go version and this platform."""
+    """Return the cache folder for all these pins, this recipe, this Go version and this platform."""
+    return _cache() / "control-plane" / _key(*{binary.module for binary in BINARIES.values()})
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perseus-k8s"
+
+
+def _key(*modules: str) -> str:
     key = hashlib.sha256(_go("env", "GOVERSION", "GOOS", "GOARCH").encode() + RECIPE)
-    for source in sorted([*HERE.glob("*/go.mod"), *HERE.glob("*/go.sum"), *HERE.glob("*/*.go")]):
+    for source in sorted(path for module in modules for path in (HERE / module).glob("*")):
         key.update(source.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "perseus-k8s" / "control-plane" / key.hexdigest()[:16]
+    return key.hexdigest()[:16]
 
 
 def version(binary: Binary) -> str:
@@ -119,6 +162,12 @@ def version(binary: Binary) -> str:
     if not found:
         raise BuildFailed(f"{binary.module}/go.mod does not require {binary.release}")
     return found[1]
+
+
+def source(name: str) -> Path:
+    """Return the folder of a binary's module, which may hold its chart."""
+    binary = BINARIES[name]
+    return Path(_go("list", "-m", "-f", "{{.Dir}}", binary.release, module=binary.module))
 
 
 def _link_flags(binary: Binary) -> str:
@@ -137,28 +186,34 @@ def build(names: Sequence[str], into: Path) -> None:
     if all((into / name).exists() for name in names):
         return
     into.mkdir(parents=True, exist_ok=True)
-    with (into.parent / "lock").open("w") as lock:
+    cache = _cache() / "built"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print("waiting for another build ...", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        for abandoned in into.parent.glob("building-*"):  # of a run that was killed: this one holds the lock
+        for abandoned in cache.glob("building-*"):  # of a run that was killed: this one holds the lock
             shutil.rmtree(abandoned)
         for name in names:
             if (into / name).exists():
                 continue
             binary, started = BINARIES[name], time.monotonic()
-            print(f"building {name} {version(binary)} ...", file=sys.stderr, flush=True)
-            partial = Path(tempfile.mkdtemp(prefix="building-", dir=into.parent))
-            try:
-                flags = ["-trimpath", "-buildvcs=false", "-tags", binary.tags, "-ldflags", _link_flags(binary)]
-                _go("build", *flags, "-o", str(partial / name), binary.package, module=binary.module)
-                (partial / name).replace(into / name)
-            finally:
-                shutil.rmtree(partial)
-            size_mib = (into / name).stat().st_size / 2**20
-            print(f"built {name}: {time.monotonic() - started:.0f} s, {size_mib:.0f} MiB", file=sys.stderr, flush=True)
+            built = cache / f"{binary.module}-{_key(binary.module)}" / name
+            if not built.exists():
+                print(f"building {name} {version(binary)} ...", file=sys.stderr, flush=True)
+                partial = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
+                try:
+                    flags = ["-trimpath", "-buildvcs=false", "-tags", binary.tags, "-ldflags", _link_flags(binary)]
+                    _go("build", *flags, "-o", str(partial / name), binary.package, module=binary.module)
+                    built.parent.mkdir(exist_ok=True)
+                    (partial / name).replace(built)
+                finally:
+                    shutil.rmtree(partial)
+                took_s, size_mib = time.monotonic() - started, built.stat().st_size / 2**20
+                print(f"built {name}: {took_s:.0f} s, {size_mib:.0f} MiB", file=sys.stderr, flush=True)
+            (into / name).hardlink_to(built)
 
 
 def main() -> None:

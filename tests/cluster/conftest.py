@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from installation import Installation
+from controllers import JOB_SET, KUEUE, installed
+from installation import PATIENCE_S, Installation
+from journey import Journey
 from kubernetes import client
 from kubernetes.config import new_client_from_config
 from tests import waiting
@@ -116,6 +118,40 @@ def installation(
 ) -> Installation:
     """One installation for the tests of faults and of identity: making it takes as long as several tests."""
     return installations.enter_context(Installation(cluster, api, helm, eventually).installed())
+
+
+@pytest.fixture(scope="module")
+def cleared_journey(
+    cluster: Cluster,
+    api: Any,
+    helm: Helm,
+    images: set[str],
+    eventually: Eventually,
+    installations: contextlib.ExitStack,
+) -> Iterator[Journey]:
+    """A user of a cluster without a release: what was left is removed first, and in the end what the module made."""
+    installations.close()
+    journey = Journey(cluster, api, helm, eventually)
+    journey.clear()
+    yield journey
+    journey.clear()
+
+
+@pytest.fixture(scope="module")
+def job_sets_and_queues(cluster: Cluster, helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """JobSet and Kueue, installed for the module."""
+    with installed(cluster, helm, tmp_path_factory.mktemp("controllers"), (JOB_SET, KUEUE), patience_s=PATIENCE_S):
+        yield
+
+
+@pytest.fixture
+def one_chapter_after_the_other(request: pytest.FixtureRequest, journey: Journey) -> Iterator[None]:
+    """Skip a chapter of the module's journey after a failed one, because it depends on the earlier ones."""
+    if journey.failed:
+        pytest.skip("an earlier chapter has failed")
+    failed = request.session.testsfailed
+    yield
+    journey.failed = request.session.testsfailed > failed
 
 
 @pytest.fixture(scope="session")

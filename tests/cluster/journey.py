@@ -20,7 +20,7 @@ from statistics import linear_regression
 from typing import Any
 
 import yaml
-from installation import GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, AgentExit
+from installation import CHART, GPUS, PATIENCE_S, SYSTEM, TRAINER_IMAGE, UNTIL_GONE, AgentExit
 from kubernetes import client
 
 from local_cluster.cluster import Cluster
@@ -37,6 +37,13 @@ TRAINING = "research"
 PHYSICS = "what-the-gpus-do"
 """ConfigMap with time and energy of instructions on the simulated GPUs. Only the trainers read it."""
 A100 = MODELS["a100"]
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+"""Label of a namespace."""
+CONFINED = {
+    "runAsNonRoot": True, "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+}  # fmt: skip
+"""What such a namespace demands of containers, and a file system that nobody writes to."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,13 @@ class Training:
         template = {"metadata": {"labels": {keys.LABEL_JOB: self.name}}, "spec": self._pod()}
         spec = {"completions": pods, "parallelism": pods, "completionMode": "Indexed", "template": template}
         return [self._service(), {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._named(), "spec": spec}]
+
+    def unmodified_job(self) -> list[dict[str, Any]]:
+        """The same without a word of ours, for a namespace with a class."""
+        service, job = self.indexed_job()
+        service["spec"]["selector"] = {"batch.kubernetes.io/job-name": self.name}
+        job["spec"]["template"]["metadata"] = {"labels": {"app": self.name}}
+        return [service, job]
 
     def plain_pods(self) -> list[dict[str, Any]]:
         """Pods with several ranks each, as torchrun is often started with one pod for each node."""
@@ -94,10 +108,6 @@ class Training:
             f"--blocking-power={A100.blocking_power_w}", f"--profile=/physics/{self.name}.csv", "--report=0.5",
         ]  # fmt: skip
         first = {"name": "MASTER_ADDR", "value": f"{self.name}-0.{self.name}.{TRAINING}.svc.cluster.local"}
-        confined = {
-            "runAsNonRoot": True, "readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
-        }  # fmt: skip
         container = {
             "name": "trainer",
             "image": TRAINER_IMAGE,
@@ -105,7 +115,7 @@ class Training:
             "env": [first, *environment],
             "resources": {"requests": {"cpu": "100m"}, "limits": {"nvidia.com/gpu": str(self.gpus_per_pod)}},
             "volumeMounts": [{"name": "physics", "mountPath": "/physics"}],
-            "securityContext": confined,
+            "securityContext": CONFINED,
         }
         return {
             "subdomain": self.name,
@@ -170,6 +180,13 @@ class Journey:
         assert ran.returncode == 0, ran.stderr
         return self.show(f"kubectl perseus {' '.join(arguments)}", ran.stdout)
 
+    def install(self, *flags: str) -> None:
+        """Make the namespaces of release, agents and training, and install the release with simulated GPUs."""
+        for name in (SYSTEM, AGENTS, TRAINING):
+            self.kubectl("create", "namespace", name)
+        self.helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *flags)
+        self.rolled_out("deployment/perseus-operator", "daemonset/perseus-gpu-sim", "daemonset/perseus-agent")
+
     def rolled_out(self, *workloads: str) -> None:
         for workload in workloads:
             namespace = AGENTS if workload.startswith("daemonset/") else SYSTEM
@@ -177,6 +194,15 @@ class Journey:
             self.say(output.strip().splitlines()[-1])
 
     # What the product reports
+
+    def every_node_offers_the_socket(self) -> None:
+        """Wait until pods may request the agents' socket on every node, and the webhook therefore adds the request."""
+
+        self.eventually("every node offers the socket", lambda: all(self.offers_of_socket()), PATIENCE_S)
+
+    def offers_of_socket(self) -> list[bool]:
+        """Return for each node whether pods may request the socket there."""
+        return [node.status.allocatable.get(keys.RESOURCE_AGENT, "0") != "0" for node in self.core.list_node().items]
 
     def pods(self, component: str) -> list[Any]:
         """Return the pods of a component that are not being deleted."""
@@ -280,7 +306,7 @@ class Journey:
 
     def log(self, job: Training) -> str:
         """Return the log of the first rank's pod, which reports iterations and their times."""
-        name = re.compile(rf"{job.name}-0(-|$)")
+        name = re.compile(rf"{job.name}(-w-0)?-0(-|$)")  # a Job, or the first one of a JobSet
         first = next((pod.metadata.name for pod in self.training_pods(job) if name.match(pod.metadata.name)), None)
         return str(self.core.read_namespaced_pod_log(first, TRAINING)) if first else ""
 
@@ -297,6 +323,13 @@ class Journey:
         """Wait for a number of further iterations."""
         last = self.iteration(job)
         self.eventually(f"{count} more iterations", lambda: self.iteration(job) >= last + count, PATIENCE_S)
+
+    def train_on(self, job: Training, before: list[Any]) -> None:
+        """Check that the same pods train on, and that every clock is the plan's again."""
+        self.trains(job, 5)
+        self.eventually("the plan is in force", lambda: self.in_force(job), PATIENCE_S)
+        self.clocks_are_the_plans(job)
+        assert {pod.metadata.uid for pod in self.training_pods(job)} == {pod.metadata.uid for pod in before}
 
     def joules(self, job: Training, iterations: int = 8) -> float:
         """Return the energy of an iteration on all GPUs in joules, by their own counters.

@@ -5,14 +5,12 @@ The chapters depend on one another: the job that the first one starts trains on 
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from installation import CHART, PATIENCE_S, SYSTEM, TRAINER_IMAGE
-from journey import A100, AGENTS, PHYSICS, TRAINING, Journey, Training
+from installation import PATIENCE_S, TRAINER_IMAGE
+from journey import A100, AGENTS, CONFINED, PHYSICS, RESTRICTED, TRAINING, Journey, Training
 from kubernetes import client
 
 from perseus_proto import keys
@@ -26,45 +24,25 @@ INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
     *("--set", "simulatedGpus.enabled=true,webhook.enabled=true"),
 )
-RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 
 
 @pytest.fixture(scope="module")
-def journey(
-    cluster: Any, api: Any, helm: Any, images: set[str], eventually: Any, installations: contextlib.ExitStack
-) -> Iterator[Journey]:
-    installations.close()
-    journey = Journey(cluster, api, helm, eventually)
-    journey.clear()
-    for name in (SYSTEM, AGENTS, TRAINING):
-        journey.kubectl("create", "namespace", name)
+def journey(cleared_journey: Journey) -> Journey:
+    journey = cleared_journey
+    journey.install(*INSTALL)
     journey.kubectl("label", "namespace", TRAINING, RESTRICTED)
-    journey.helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *INSTALL)
-    journey.rolled_out("deployment/perseus-operator", "daemonset/perseus-gpu-sim", "daemonset/perseus-agent")
-    journey.eventually("every node offers the socket", lambda: all(offered(journey)), PATIENCE_S)
-    yield journey
-    journey.clear()
-
-
-def offered(journey: Journey) -> list[bool]:
-    """Return for each node whether pods may request the socket there."""
-    return [node.status.allocatable.get(keys.RESOURCE_AGENT, "0") != "0" for node in journey.core.list_node().items]
+    journey.every_node_offers_the_socket()
+    return journey
 
 
 def probe(name: str, **limits: str) -> dict[str, Any]:
     """A labelled pod without a GPU that sleeps."""
-    confined = {
-        "runAsNonRoot": True,
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
     container = {
         "name": "probe",
         "image": TRAINER_IMAGE,
         "command": ["sleep", "inf"],
         "resources": {"limits": limits},
-        "securityContext": confined,
+        "securityContext": CONFINED,
     }
     spec = {"containers": [container], "terminationGracePeriodSeconds": 1, "restartPolicy": "Never"}
     return {"metadata": {"name": name, "labels": {keys.LABEL_JOB: JOB.name}}, "spec": spec}
@@ -72,14 +50,6 @@ def probe(name: str, **limits: str) -> dict[str, Any]:
 
 def phase(journey: Journey, name: str) -> str:
     return str(journey.core.read_namespaced_pod(name, TRAINING).status.phase)
-
-
-def still_train(journey: Journey, before: list[Any]) -> None:
-    """The same pods train on, and every clock is the plan's again."""
-    journey.trains(JOB, 5)
-    journey.eventually("the plan is in force", lambda: journey.in_force(JOB), PATIENCE_S)
-    journey.clocks_are_the_plans(JOB)
-    assert {pod.metadata.uid for pod in journey.training_pods(JOB)} == {pod.metadata.uid for pod in before}
 
 
 def test_it_trains_at_the_plans_clocks_without_a_host_path(journey: Journey) -> None:
@@ -116,8 +86,8 @@ def test_agents_restart(journey: Journey) -> None:
     pods = journey.training_pods(JOB)
     journey.kubectl("-n", AGENTS, "rollout", "restart", "daemonset/perseus-agent")
     journey.rolled_out("daemonset/perseus-agent")
-    journey.eventually("every node offers the socket", lambda: all(offered(journey)), PATIENCE_S)
-    still_train(journey, pods)
+    journey.every_node_offers_the_socket()
+    journey.train_on(JOB, pods)
 
 
 def test_kubelets_restart_twice(journey: Journey) -> None:
@@ -149,7 +119,7 @@ def test_kubelets_restart_twice(journey: Journey) -> None:
         journey.eventually(f"{name} runs", lambda name=name: runs(name), PATIENCE_S)
         assert "agent.sock" in journey.kubectl("-n", TRAINING, "exec", name, "--", "ls", "/run/perseus")
         journey.kubectl("-n", TRAINING, "delete", "pod", name)
-    still_train(journey, pods)
+    journey.train_on(JOB, pods)
 
 
 def test_a_container_gets_one_only(journey: Journey) -> None:
@@ -191,7 +161,7 @@ def test_a_pod_that_only_sleeps_runs_at_the_clock_of_its_job(journey: Journey) -
 def test_without_an_agent_a_pod_does_not_wait(journey: Journey) -> None:
     nowhere = '{"spec":{"template":{"spec":{"nodeSelector":{"perseus.energy/nowhere":"true"}}}}}'
     journey.kubectl("-n", AGENTS, "patch", "daemonset", "perseus-agent", "--type=merge", "-p", nowhere)
-    journey.eventually("no node offers the socket", lambda: not any(offered(journey)), PATIENCE_S)
+    journey.eventually("no node offers the socket", lambda: not any(journey.offers_of_socket()), PATIENCE_S)
     iteration = journey.iteration(JOB)
 
     def unchanged() -> bool:

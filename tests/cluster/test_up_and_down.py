@@ -241,7 +241,7 @@ def test_missing_requirements_are_reported_in_one_sentence(tmp_path: Path, monke
     monkeypatch.setattr(preflight, "PATH", "/nonexistent")
     monkeypatch.setattr(preflight, "_PLUGIN_FOLDERS", (tmp_path,))
     with pytest.raises(
-        CannotRun, match=r"^not installed: conntrack containerd .* runc .*; .* containernetworking-plugins"
+        CannotRun, match=r"^not installed: conntrack iproute2 .* runc .*; .* containernetworking-plugins"
     ):
         Cluster(tmp_path / "state").up(1)
     assert not (tmp_path / "state").exists(), "nothing was started"

@@ -28,7 +28,7 @@ from local_cluster.network import IPV4, IPV6, Network, free_port
 from perseus_sim.cluster.control_plane import Layout, NoControlPlane, find_assets, kubeconfig, write_private
 
 ASSETS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
-          "coredns", "pause")  # fmt: skip
+          "containerd", "containerd-shim-runc-v2", "ctr", "coredns", "pause")  # fmt: skip
 CONTROL_PLANE = "control-plane"
 _PORT = 6443
 _DNS_IMAGE = "localhost/coredns:1"
@@ -246,7 +246,7 @@ class Cluster:
             Names of the loaded images, by node.
         """
         with ThreadPoolExecutor() as pool:
-            loading = {each.name: pool.submit(images.load, each, archive) for each in self.nodes}
+            loading = {each.name: pool.submit(images.load, each, self.assets / "ctr", archive) for each in self.nodes}
         return {name: loaded.result() for name, loaded in loading.items()}
 
     def kubectl(self, *arguments: str, stdin: str = "") -> str:
@@ -371,10 +371,10 @@ class Cluster:
                 partial.replace(archive)
 
     def _load_missing(self, machine: Machine) -> None:
-        loaded = images.names(machine)
+        loaded = images.names(machine, self.assets / "ctr")
         for binary, name in (("pause", node.SANDBOX_IMAGE), ("coredns", _DNS_IMAGE)):
             if name not in loaded:
-                images.load(machine, self.state / f"{binary}.tar")
+                images.load(machine, self.assets / "ctr", self.state / f"{binary}.tar")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from local_cluster.machine import Machine
 
 SOCKET = "/run/containerd/containerd.sock"
-_CTR = ("ctr", "--address", SOCKET, "--namespace", "k8s.io", "images")
+_IMAGES = ("--address", SOCKET, "--namespace", "k8s.io", "images")
 
 
 def wrap(binary: Path, name: str, archive: Path) -> None:
@@ -46,16 +46,16 @@ def wrap(binary: Path, name: str, archive: Path) -> None:
             tar.addfile(part, io.BytesIO(data))
 
 
-def load(node: Machine, archive: Path) -> list[str]:
-    """Load an archive into a node and return the names of its images."""
+def load(node: Machine, ctr: Path, archive: Path) -> list[str]:
+    """Load an archive into a node, by containerd's own client, and return the names of its images."""
     with archive.open("rb") as content:
-        output = node.run(*_CTR, "import", "-", stdin=content).stdout
+        output = node.run(str(ctr), *_IMAGES, "import", "--local", "-", stdin=content).stdout
     return [line.split()[1] for line in output.splitlines() if line.startswith("unpacking ")]
 
 
-def names(node: Machine) -> set[str]:
+def names(node: Machine, ctr: Path) -> set[str]:
     """Return the names of the images that the node has."""
-    return set(node.run(*_CTR, "list", "--quiet").stdout.split())
+    return set(node.run(str(ctr), *_IMAGES, "list", "--quiet").stdout.split())
 
 
 def _architecture() -> str:

@@ -7,14 +7,13 @@ kubeconfig, so that the API server lets it read only its own pods.
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from local_cluster import images, preflight
 from local_cluster.init import INSIDE
-from local_cluster.machine import PATH, Machine
+from local_cluster.machine import Machine
 from local_cluster.network import Network
 from perseus_sim.cluster.control_plane import kubeconfig, write_private
 from perseus_sim.cluster.pki import Authority
@@ -73,7 +72,7 @@ class Node:
         """Return the command lines of the node's processes, in the order in which they start."""
         return {
             CONTAINERD: [
-                shutil.which(CONTAINERD, path=PATH) or CONTAINERD,
+                str(self.assets / CONTAINERD),
                 f"--config={self._inside('containerd.toml')}",
             ],
             KUBELET: [

@@ -17,8 +17,6 @@ from local_cluster.errors import CannotRun
 from local_cluster.machine import PATH
 
 PACKAGES = {
-    "containerd": "containerd",
-    "ctr": "containerd",
     "runc": "runc",
     "nft": "nftables",
     "conntrack": "conntrack",

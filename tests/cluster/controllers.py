@@ -1,0 +1,255 @@
+"""Controllers of workloads on a real cluster, built from their Go modules and installed by their charts or manifests.
+
+Their versions are those of deploy/control-plane. The cluster has no way to a registry, so each image holds the one
+program that was built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from installation import PATIENCE_S
+from journey import AGENTS, PHYSICS, TRAINING, Journey, Training
+
+from local_cluster.errors import ClusterError
+from local_cluster.images import wrap
+from perseus_proto import keys
+from perseus_sim.gpus.model import profile_csv
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "control-plane"))
+import build
+
+CLASS = (
+    '{"objective":{"type":"MaxSlowdown","maxSlowdown":"5%"},"mode":"Enforce","comparison":{"everyIterations":0},'
+    '"profiling":{"maxClocks":6,"iterationsPerClock":2}}'
+)
+INSTALL = (
+    *("--set", f"agent.namespaceOverride={AGENTS}"),
+    *("--set", "simulatedGpus.enabled=true,webhook.enabled=true"),
+    *("--set-json", f"energyClass.spec={CLASS}"),
+)
+"""Our own release beside them: workloads of a class need no object of ours."""
+USER: Final = 65532
+"""Images of one program name no user, and the installations demand one that is not root."""
+
+
+@dataclass(frozen=True)
+class Controller:
+    """How one is installed.
+
+    Attributes:
+        name: of the binary, the image and the release.
+        folder: of the chart or the kustomization, in the module.
+        values: of the chart; empty: it is a kustomization.
+        image: that the kustomization names.
+        environment: that its container needs here.
+        home: its namespace, if it insists on one.
+    """
+
+    name: str
+    folder: str
+    values: str = ""
+    image: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
+    home: str = ""
+
+    @property
+    def namespace(self) -> str:
+        return self.home or f"{self.name}-system"
+
+
+JOB_SET: Final = Controller(
+    "jobset",
+    "charts/jobset",
+    f"image.repository=local/jobset,image.tag=v1,image.pullPolicy=Never,controller.podSecurityContext.runAsUser={USER}",
+)
+KUEUE: Final = Controller(
+    "kueue",
+    "charts/kueue",
+    "controllerManager.manager.image.repository=local/kueue,controllerManager.manager.image.tag=v1,"
+    f"controllerManager.manager.image.pullPolicy=Never,controllerManager.manager.podSecurityContext.runAsUser={USER}",
+)
+TRAINER: Final = Controller(
+    "trainer",
+    "charts/kubeflow-trainer",
+    "jobset.install=false,image.registry=docker.io,image.repository=local/trainer,image.tag=v1,image.pullPolicy=Never,"
+    f"manager.securityContext.runAsUser={USER}",
+)
+LWS: Final = Controller(
+    "lws",
+    "charts/lws",
+    "image.manager.repository=local/lws,image.manager.tag=v1,image.manager.pullPolicy=Never,"
+    f"podSecurityContext.runAsUser={USER},resources.requests.cpu=100m,resources.requests.memory=128Mi",
+)
+KUBERAY: Final = Controller(
+    "kuberay",
+    "config",
+    image="quay.io/kuberay/operator",
+    environment=(("ENABLE_INIT_CONTAINER_INJECTION", "false"), ("ENABLE_PROBES_INJECTION", "false")),
+)
+"""It would have each pod run programs of a Ray image, to wait for the head and to see whether it lives."""
+MPI: Final = Controller("mpi", "manifests/base", image="mpioperator/mpi-operator", home="mpi-operator")
+
+
+QUEUE: Final = "team"
+_KUEUE_API: Final = "kueue.x-k8s.io/v1beta1"
+JOB_SET_API: Final = "jobset.x-k8s.io/v1alpha2"
+
+
+@contextlib.contextmanager
+def queued(journey: Journey, quotas: dict[str, str]) -> Iterator[None]:
+    """Let JobSets of the training namespace wait in a queue of Kueue, with what they may use together."""
+
+    def served() -> bool:
+        """The controllers' webhooks answer a moment after their Deployments are ready."""
+        journey.apply(*_queue(quotas))
+        return True
+
+    journey.eventually("the queue is made", served, PATIENCE_S)
+    yield
+    for kinds in ("jobset", "localqueue", "clusterqueue", "resourceflavor"):  # while their controllers run
+        with contextlib.suppress(ClusterError):
+            journey.kubectl("-n", TRAINING, "delete", kinds, "--all", "--timeout=60s")
+
+
+def _queue(quotas: dict[str, str]) -> list[dict[str, Any]]:
+    resources = [{"name": name, "nominalQuota": quota} for name, quota in quotas.items()]
+    group = {"coveredResources": [*quotas], "flavors": [{"name": "gpus", "resources": resources}]}
+    return [
+        {"apiVersion": _KUEUE_API, "kind": "ResourceFlavor", "metadata": {"name": "gpus"}},
+        {
+            "apiVersion": _KUEUE_API,
+            "kind": "ClusterQueue",
+            "metadata": {"name": QUEUE},
+            "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
+        },
+        {
+            "apiVersion": _KUEUE_API,
+            "kind": "LocalQueue",
+            "metadata": {"name": QUEUE, "namespace": TRAINING},
+            "spec": {"clusterQueue": QUEUE},
+        },
+    ]
+
+
+def job_set(job: Training, profile: str = "") -> dict[str, Any]:
+    """A JobSet of one Job with a pod for each rank, as a user of Kueue writes it.
+
+    Args:
+        job: what it trains.
+        profile: that runs of its kind share; empty: there is not a word of ours.
+    """
+    spec = job.indexed_job()[1]["spec"]
+    pod = spec["template"]["spec"]
+    del pod["subdomain"]
+    [container] = pod["containers"]
+    container["env"] = [{"name": "MASTER_ADDR", "value": f"{job.name}-w-0-0.{job.name}.{TRAINING}.svc.cluster.local"}]
+    annotations = {keys.ANNOTATION_PROFILE: profile} if profile else {}
+    spec["template"]["metadata"] = {"labels": {"app": job.name}, "annotations": annotations}
+    metadata = {"name": job.name, "namespace": TRAINING, "labels": {"kueue.x-k8s.io/queue-name": QUEUE}}
+    replicated = {"name": "w", "replicas": 1, "template": {"spec": {**spec, "backoffLimit": 0}}}
+    return {
+        "apiVersion": JOB_SET_API,
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {"failurePolicy": {"maxRestarts": 2}, "replicatedJobs": [replicated]},
+    }
+
+
+@contextlib.contextmanager
+def installed(
+    cluster: Any, helm: Callable[..., str], folder: Path, controllers: tuple[Controller, ...], *, patience_s: float
+) -> Iterator[None]:
+    """Install controllers for a while, in this order."""
+    if shutil.which("go") is None:
+        pytest.skip("no Go on this machine to build the controllers")
+    binaries = build.folder()
+    build.build([each.name for each in controllers], binaries)
+    for each in controllers:
+        manager = folder / each.name / "manager"  # as most of them are started
+        manager.parent.mkdir()
+        shutil.copy(binaries / each.name, manager)
+        wrap(manager, f"local/{each.name}:v1", folder / f"{each.name}.tar")
+        cluster.load(folder / f"{each.name}.tar")
+        source = _writable(build.source(each.name) / each.folder, folder / "sources" / each.name)
+        if each.values:
+            _without_dependencies(source / "Chart.yaml")
+            where = ("--namespace", each.namespace, "--create-namespace")
+            helm("install", each.name, str(source), *where, "--set", each.values)
+        else:
+            overlay = _overlay(each, source)
+            cluster.kubectl("create", "namespace", each.namespace)
+            cluster.kubectl("apply", "--server-side", "--kustomize", str(overlay))
+    for each in controllers:
+        cluster.kubectl("-n", each.namespace, "rollout", "status", "deployment", f"--timeout={patience_s:.0f}s")
+    _forget_apis_that_do_not_answer(cluster)
+    yield
+    for each in reversed(controllers):
+        with contextlib.suppress(AssertionError, ClusterError):
+            if each.values:
+                helm("uninstall", each.name, "--namespace", each.namespace, "--wait", "--timeout=60s")
+            else:
+                overlay = folder / "sources" / f"{each.name}-overlay"
+                cluster.kubectl("delete", "--ignore-not-found", "--timeout=60s", "--kustomize", str(overlay))
+
+
+def install_for_workloads(journey: Journey, *jobs: Training, flags: tuple[str, ...] = ()) -> None:
+    """Install the release, let the training namespace opt in to its class, and give the GPUs what these jobs do."""
+    journey.install(*INSTALL, *flags)
+    journey.kubectl("label", "namespace", TRAINING, f"{keys.LABEL_CLASS}=default")
+    data = {f"{job.name}.csv": profile_csv(job.stages, imbalance=1.25, forward_s=0.02) for job in jobs}
+    journey.core.create_namespaced_config_map(TRAINING, {"metadata": {"name": PHYSICS}, "data": data})
+
+
+def _writable(source: Path, copy: Path) -> Path:
+    """Copy a folder of the module cache, whose files nobody may write."""
+    shutil.copytree(source, copy, copy_function=shutil.copyfile)
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return copy
+
+
+def _without_dependencies(chart: Path) -> None:
+    """Charts of others would be fetched from a registry; what of them is needed is installed before."""
+    found = yaml.safe_load(chart.read_text(encoding="utf-8"))
+    found.pop("dependencies", None)
+    chart.write_text(yaml.safe_dump(found), encoding="utf-8")
+
+
+def _overlay(controller: Controller, source: Path) -> Path:
+    """A kustomization of our own over the controller's: namespace, image, user and environment."""
+    base = source / "default" if (source / "default").is_dir() else source
+    overlay = source.parent / f"{controller.name}-overlay"
+    overlay.mkdir()
+    container = [
+        {"op": "add", "path": "/spec/template/spec/containers/0/securityContext", "value": {"runAsUser": USER}}
+    ]
+    environment = [{"name": name, "value": value} for name, value in controller.environment]
+    container.append({"op": "add", "path": "/spec/template/spec/containers/0/env", "value": environment})
+    kustomization = {
+        "namespace": controller.namespace,
+        "resources": [f"../{base.relative_to(source.parent)}"],
+        "images": [{"name": controller.image, "newName": f"local/{controller.name}", "newTag": "v1"}],
+        "patches": [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(container)}],
+    }
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
+    return overlay
+
+
+def _forget_apis_that_do_not_answer(cluster: Any) -> None:
+    """Kueue's own API server needs a cluster whose API server signs requests to such; while it is listed and does not
+    answer, no namespace can be deleted.
+    """
+    listed = cluster.kubectl("get", "apiservice", "-o", "name").split()
+    silent = [name for name in listed if re.search(r"visibility\.kueue", name)]
+    if silent:
+        cluster.kubectl("delete", *silent)

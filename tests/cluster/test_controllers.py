@@ -1,0 +1,117 @@
+"""Workloads that real controllers make: a JobSet that waits in a queue of Kueue, is evicted, restarts and is deleted.
+
+The namespace has a class, so that no PerseusJob is written. The chapters depend on one another.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from controllers import JOB_SET_API, install_for_workloads, job_set, queued
+from installation import PATIENCE_S, PROGRAMS, find
+from journey import TRAINING, Journey, Training
+from kubernetes import client
+
+from perseus_proto import keys
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
+
+FIRST, SECOND = (Training(name, stages=4, pipelines=1, microbatches=4) for name in ("first", "second"))
+PROFILE = "shared"
+
+
+@pytest.fixture(scope="module")
+def journey(job_sets_and_queues: None, cleared_journey: Journey) -> Iterator[Journey]:
+    journey = cleared_journey
+    install_for_workloads(journey, FIRST, SECOND)
+    with queued(journey, {"cpu": "8", "nvidia.com/gpu": str(FIRST.ranks)}):
+        yield journey
+
+
+def perseus_jobs(journey: Journey) -> dict[str, Any]:
+    found = journey.read("-n", TRAINING, "get", keys.PLURAL)["items"]
+    return {each["metadata"]["name"]: each for each in found}
+
+
+def workload(journey: Journey, job: Training) -> Any:
+    """Kueue's object of a JobSet."""
+    for found in journey.read("-n", TRAINING, "get", "workloads.kueue.x-k8s.io")["items"]:
+        if any(owner["name"] == job.name for owner in found["metadata"]["ownerReferences"]):
+            return found
+    raise AssertionError(f"Kueue has no workload of {job.name}")
+
+
+def set_active(journey: Journey, job: Training, *, active: bool) -> None:
+    name = workload(journey, job)["metadata"]["name"]
+    patch = f'{{"spec":{{"active":{str(active).lower()}}}}}'
+    journey.say(f"$ kubectl patch workload {name} -p '{patch}'      # {job.name}")
+    journey.kubectl("-n", TRAINING, "patch", "workloads.kueue.x-k8s.io", name, "--type=merge", "-p", patch)
+
+
+def test_an_admitted_job_set_is_planned_and_owns_its_job(journey: Journey) -> None:
+    journey.apply(job_set(FIRST, PROFILE))
+    journey.eventually("its PerseusJob is made", lambda: FIRST.name in perseus_jobs(journey), PATIENCE_S)
+    journey.follow(FIRST, "PlanApplied")
+    journey.clocks_are_the_plans(FIRST)
+    [owner] = perseus_jobs(journey)[FIRST.name]["metadata"]["ownerReferences"]
+    uid = journey.read("-n", TRAINING, "get", "jobset", FIRST.name)["metadata"]["uid"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("JobSet", FIRST.name, uid)
+    reference = perseus_jobs(journey)[FIRST.name]["spec"]["workload"]["reference"]
+    assert reference == {"kind": "JobSet", "name": FIRST.name}
+
+
+def test_a_job_set_that_waits_for_quota_costs_nothing(journey: Journey) -> None:
+    journey.apply(job_set(SECOND, PROFILE))
+    journey.eventually("Kueue has queued it", lambda: workload(journey, SECOND), PATIENCE_S)
+    assert journey.read("-n", TRAINING, "get", "jobset", SECOND.name)["spec"]["suspend"] is True
+    assert SECOND.name not in perseus_jobs(journey)
+
+
+def test_an_evicted_job_set_gives_its_clocks_back_and_the_next_one_needs_no_sweep(journey: Journey) -> None:
+    set_active(journey, FIRST, active=False)
+    journey.eventually("the second one is planned", lambda: journey.in_force(SECOND), PATIENCE_S)
+    journey.clocks_are_the_plans(SECOND)
+    assert journey.condition(FIRST, "AgentsReady")[1] == "NoPods"
+    assert journey.condition(FIRST, "Active")[0] == "False"
+    events = journey.core.list_namespaced_event(TRAINING).items
+    profiled = {event.involved_object.name for event in events if event.reason == "Profiling"}
+    assert profiled == {FIRST.name}, "the second one uses the profile of the first"
+
+
+def test_a_job_set_that_is_admitted_again_goes_on_with_its_frontier(journey: Journey) -> None:
+    before = journey.status(FIRST)["frontier"]["digest"]
+    journey.kubectl("-n", TRAINING, "delete", "jobset", SECOND.name)
+    journey.eventually("its PerseusJob goes with it", lambda: SECOND.name not in perseus_jobs(journey), PATIENCE_S)
+    set_active(journey, FIRST, active=True)
+    journey.eventually("the plan is in force again", lambda: journey.in_force(FIRST), PATIENCE_S)
+    assert journey.status(FIRST)["frontier"]["digest"] == before
+
+
+def test_a_restart_of_the_job_set_is_another_attempt(journey: Journey) -> None:
+    before = {pod.metadata.uid for pod in journey.training_pods(FIRST)}
+    for pid in find(journey.training_pods(FIRST)[0], PROGRAMS["trainer"]):
+        os.kill(pid, signal.SIGKILL)
+    api = client.CustomObjectsApi(journey.core.api_client)
+
+    def restarts() -> int:
+        found: Any = api.get_namespaced_custom_object(*JOB_SET_API.split("/"), TRAINING, "jobsets", FIRST.name)
+        return int(found.get("status", {}).get("restarts", 0))
+
+    journey.eventually("the JobSet has restarted", lambda: restarts() >= 1, PATIENCE_S)
+    journey.eventually(
+        "all pods are new", lambda: not before & {p.metadata.uid for p in journey.training_pods(FIRST)}, PATIENCE_S
+    )
+    journey.eventually("the plan is in force again", lambda: journey.in_force(FIRST), PATIENCE_S)
+    journey.clocks_are_the_plans(FIRST)
+
+
+def test_what_is_deleted_leaves_nothing(journey: Journey) -> None:
+    journey.kubectl("-n", TRAINING, "delete", "jobset", FIRST.name)
+    journey.eventually("no PerseusJob is left", lambda: not perseus_jobs(journey), PATIENCE_S)
+    journey.eventually("no GPU is locked", lambda: journey.locked() == [], PATIENCE_S)
+    stored = journey.read("-n", TRAINING, "get", keys.PROFILE_PLURAL)["items"]
+    assert [each["metadata"]["name"] for each in stored] == [PROFILE], "it was named, so it stays"
