@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
+RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
-CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy coredns pause kubectl helm
+CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images bench test-frameworks example lock clean docs observability-test
+.PHONY: help setup demo test verify generate check control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,6 +33,10 @@ $(DOCS_STAMP): $(STAMP) requirements-docs.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -c requirements-docs.lock -e ".[dev,docs]"
 	@touch $@
 
+$(RELEASE_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev,release]"
+	@touch $@
+
 # As in a training image: the frameworks, our client, and nothing else of ours. About 5 GB.
 $(FRAMEWORKS_STAMP): $(STAMP) requirements-frameworks.lock
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
@@ -43,7 +48,7 @@ demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv S
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Unit, law, integration and contract tests
-	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/cluster --ignore tests/bench --ignore tests/chart --ignore tests/frameworks --ignore tests/observability
+	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/cluster --ignore tests/bench --ignore tests/chart --ignore tests/release --ignore tests/frameworks --ignore tests/observability
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks
@@ -69,16 +74,26 @@ cluster-down: setup ## Remove it and everything of it
 	@$(BIN)/python deploy/cluster/cluster.py down
 
 e2e-cluster: setup ## A user's whole way, attacks and faults on the real parts of `make cluster`; PERSEUS_FAULTS=n walks longer
-	@$(PYTHON) deploy/control-plane/build.py helm prometheus >/dev/null
+	@$(PYTHON) deploy/control-plane/build.py helm prometheus jobset kueue lws trainer kuberay mpi >/dev/null
 	$(BIN)/pytest $(or $(SUITES),tests/cluster)
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)
-	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm >/dev/null; \
+	@if command -v go >/dev/null; then $(PYTHON) deploy/control-plane/build.py etcd kube-apiserver kube-controller-manager kubectl helm registry >/dev/null; \
 		else echo "make chart-test: Go is not installed: no Helm and no API server are built; what needs them is skipped unless it is found" >&2; fi
 	$(BIN)/pytest tests/chart
 
+plugin: setup ## Pack kubectl perseus for krew, with its manifest, into out/plugin; URI=https://… where the archives will be
+	@test -n "$(URI)" || { echo "make plugin: set URI= to the folder in which the archives will be published" >&2; exit 1; }
+	@$(BIN)/python deploy/release/plugin.py --uri "$(URI)" --output out/plugin
+
 images: setup ## Build the images of operator, agent, simulated GPUs and trainer into out/images/perseus.tar; checks their sizes
 	@$(BIN)/python deploy/images/build.py --archive out/images/perseus.tar
+
+release: $(RELEASE_STAMP) ## Make a release of the last commit in OUT=out/release: packages, images of two platforms, chart, signatures by KEY=file; publishes nothing (needs Go)
+	@$(BIN)/python deploy/release/release.py build --output $(or $(OUT),out/release) $(if $(KEY),--key $(KEY))
+
+release-test: $(RELEASE_STAMP) ## Wheels of this tree, and the release of `make release` as users get it, from its index and its registry
+	$(BIN)/pytest tests/release
 
 bench: $(BENCH_STAMP) ## Benchmarks against the real peers; ONLY=name runs one; writes out/bench.json
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) --output out/bench.json
@@ -103,12 +118,15 @@ verify: generate check ## Regenerate, lint, type-check, check import rules; fail
 
 lock: ## Pin the versions of all dependencies in requirements*.lock, those of images with hashes
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra bench --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
+	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev --extra bench --extra release --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])' \
 		| $(BIN)/uv pip compile --quiet pyproject.toml - --extra agent --extra operator -c requirements.lock --generate-hashes \
 		--no-emit-index-url --no-header --python-version 3.11 -o requirements-images.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra docs -c requirements.lock --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-docs.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra frameworks --no-emit-index-url --no-header --no-annotate --python-version 3.11 -o requirements-frameworks.lock
+	@# For an image whose base has Debian's PyTorch and NumPy.
+	echo "accelerate>=1.10,<2" | $(BIN)/uv pip compile --quiet - -c requirements-frameworks.lock --override <(printf '%s; python_version < "3"\n' torch numpy) \
+		--generate-hashes --no-emit-index-url --no-header --python-version 3.13 -o requirements-example.lock
 
 clean: ## Remove what the other commands made
 	rm -rf $(VENV) $(FRAMEWORKS) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,21 +1,31 @@
 """Build the project's images with docker, podman or buildah, whichever is usable on this machine.
 
-usage: build.py [--archive FILE] [agent] [operator] [gpu-sim] [trainer]      default: all images
+usage: build.py [--archive FILE] [agent] [operator] [gpu-sim] [trainer] [steps-example]
+
+Without names all but steps-example.
 
 Environment:
+  PLATFORMS=...     linux/amd64, linux/arm64 or both with a comma; default: this machine's. No code of another platform
+                    is run. steps-example is built for this machine's alone
   REGISTRY=...      prefix of the names, without a slash at its end
   TAG=...           default: the chart's appVersion; latest is refused
   BASE=...          base image; default: the Dockerfiles', with buildah a local image
   COMPILER=...      the same of the stages that compile and strip
-  BASE_DATE=...     day on which the digests of BASE and COMPILER were looked up; becomes a label
+  TORCH=...         the same of steps-example: Debian, with PyTorch or to install it
+  BASE_DATE=...     day on which the digests of BASE, COMPILER and TORCH were looked up; becomes a label
   PIP_OPTIONS=...   options of pip in the build, such as --no-index --find-links=/wheels
   WHEELS=...        a folder that the build sees as /wheels
-  PUSH=yes          push the images; BASE and COMPILER must then be pinned: name:version@sha256:..., with BASE_DATE
+  PUSH=yes          push the images, as one index of all platforms; their BASE, COMPILER and TORCH must then be pinned:
+                    name:version@sha256:..., with BASE_DATE. Only a registry on this machine takes others, for a trial
+  SOURCE_DATE_EPOCH=...  seconds since 1970 that become the time of the images and of all their files: the same sources
+                    on the same base then give the same digests
 
 buildah needs neither a container engine nor a registry: its base is a Debian that mmdebstrap makes, and it installs
-wheels that pip fetched before; both are stored in ~/.cache/perseus-k8s/images. --archive writes all images into one OCI
-archive, for ``ctr images import``, ``kind load image-archive`` and ``minikube image load``. It then prints the size of
-every layer above the base, and fails if an image exceeds its bound in ``BOUNDS_MB``. Standard library only.
+wheels that pip fetched before; both are stored in ~/.cache/perseus-k8s/images. --archive writes all images of one
+platform into one OCI archive, for ``ctr images import``, ``kind load image-archive`` and ``minikube image load``. With
+it, or with several platforms, build.py prints the size of every layer above the base. It then fails if an image exceeds
+its bound, has a file that its platform cannot run, lacks a library, or has other files than that of another platform.
+Standard library only.
 """
 
 # ruff: noqa: T201  # a command-line program
@@ -23,294 +33,39 @@ every layer above the base, and fails if an image exceeds its bound in ``BOUNDS_
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
-import hashlib
-import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perseus-k8s" / "images"
-BOUNDS_MB: Final = {"agent": 60, "operator": 250, "gpu-sim": 60, "trainer": 100}
-"""Largest size of an image's layers above its base, uncompressed: what a node must fetch and store beside the base."""
-SUITE: Final = "bookworm"  # its Python is 3.11
-BASES: Final = {"BASE": ("python3", "python3-venv", "libstdc++6"), "COMPILER": ("gcc", "libc6-dev")}
-"""Packages of the local images that replace the images named by the Dockerfiles' arguments."""
-_SMALL: Final = tuple(f"path-exclude=/usr/share/{kind}/*" for kind in ("doc", "man", "locale", "info"))
-_IMAGE_NAME: Final = "io.containerd.image.name"
-_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+from image_build import contents
+from image_build.bases import BASES, arguments_of, local_base, wheelhouse
+from image_build.builder import CACHE, HERE, ROOT, Builder, BuildFailed, alone, on_this_machine
+from image_build.elf import MACHINES
+
+STORED: Final = "localhost/perseus"
+"""Prefix of lists of images in the store of podman or buildah."""
+ON_REQUEST: Final = ("steps-example",)
+"""Images that are built only where they are named, and for this machine: with PyTorch a base has 840 MB."""
 
 
-class BuildFailed(Exception):
-    """A build failed. The message is one sentence for the command line."""
-
-
-def _run(*command: str | Path, quiet: bool = False, cwd: Path = ROOT) -> str:
-    """Run a command and return its standard output.
-
-    Args:
-        command: the program and its arguments.
-        quiet: whether to capture standard error too, and to show it only if the command fails.
-        cwd: folder to run it in.
-
-    Raises:
-        BuildFailed: the command failed.
-    """
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if quiet else None,
-        text=True,
-        check=False,
-        env={**os.environ, "BUILDAH_ISOLATION": os.environ.get("BUILDAH_ISOLATION", "chroot")},
-    )
-    if done.returncode:
-        raise BuildFailed(f"{' '.join(map(str, command[:3]))} … failed with {done.returncode}\n{done.stdout}".strip())
-    return done.stdout
-
-
-@dataclass
-class Builder:
-    """One of the three programs, with the options of every call."""
-
-    name: str
-    command: list[str]
-    options: list[str] = field(default_factory=list)
-    """Options of every build."""
-
-    @classmethod
-    def find(cls) -> Builder:
-        """Return the first of docker, podman and buildah that is usable on this machine.
-
-        Raises:
-            BuildFailed: none is.
-        """
-        docker = shutil.which("docker")
-        if docker and subprocess.run([docker, "info"], capture_output=True, check=False).returncode == 0:
-            return cls("docker", ["docker"])
-        if shutil.which("podman"):
-            return cls("podman", ["podman"], ["--format", "docker"])
-        if shutil.which("buildah"):
-            return cls("buildah", ["buildah", *_storage()], ["--layers", "--format", "docker"])
-        raise BuildFailed("no builder: docker has no engine here, and neither podman nor buildah is installed")
-
-    def build(self, name: str, image: str) -> None:
-        dockerfile = HERE / f"{name}.Dockerfile"
-        log = _run(*self.command, "build", *self.options, "--file", dockerfile, "--tag", image, ".", quiet=True)
-        if os.environ.get("VERBOSE"):
-            print(log)
-
-    def save(self, images: Sequence[str], archive: Path) -> None:
-        """Write images into one OCI archive, in which layers that they share are stored once.
-
-        Raises:
-            BuildFailed: this builder cannot write such an archive.
-        """
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        partial = archive.with_name(f"{archive.name}.partial")
-        match self.name:
-            case "docker":  # an OCI layout from version 25 on
-                _run(*self.command, "save", "--output", partial, *images)
-            case "buildah":
-                with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-                    self._lay_out(images, Path(folder))
-                    with tarfile.open(partial, "w") as tar:
-                        tar.add(folder, "")
-            case _:
-                raise BuildFailed("--archive: podman cannot write an OCI archive of several images; install buildah")
-        partial.replace(archive)
-
-    def _lay_out(self, images: Sequence[str], folder: Path) -> None:
-        """Write an OCI layout. Its layers are not compressed, because they only travel to this machine's nodes."""
-        blobs = folder / "blobs" / "sha256"
-        blobs.mkdir(parents=True)
-        manifests = []
-        for image in images:
-            pushed = folder / "image"
-            _run(*self.command, "push", "--disable-compression", "--format", "oci", image, f"dir:{pushed}", quiet=True)
-            manifest = (pushed / "manifest.json").read_bytes()
-            digest = hashlib.sha256(manifest).hexdigest()
-            (pushed / "manifest.json").rename(pushed / digest)
-            (pushed / "version").unlink()
-            for blob in pushed.iterdir():
-                blob.replace(blobs / blob.name)
-            pushed.rmdir()
-            annotations = {_IMAGE_NAME: full_name(image)}
-            entry = {"mediaType": _MANIFEST, "digest": f"sha256:{digest}", "size": len(manifest)}
-            manifests.append({**entry, "annotations": annotations})
-        (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))
-        (folder / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
-
-
-def _storage() -> list[str]:
-    """Return buildah's options for a separate store, which leaves the machine's unchanged and outlives this checkout.
-
-    It uses overlays where the kernel allows them; without them every step copies the whole image.
-    """
-    buildah = shutil.which("buildah") or "buildah"
-    for driver in ("overlay", "vfs"):
-        options = ["--root", str(CACHE / driver), "--runroot", str(CACHE / f"{driver}-run"), "--storage-driver", driver]
-        if subprocess.run([buildah, *options, "images"], capture_output=True, check=False).returncode == 0:
-            return options
-    raise BuildFailed(f"buildah cannot store images in {CACHE}: run it as root, or with subordinate ids in /etc/subuid")
-
-
-def full_name(image: str) -> str:
-    """Return the name under which the kubelet requests an image: without a registry it is one of Docker Hub."""
-    registry, slash, _ = image.partition("/")
-    if not slash:
-        return f"docker.io/library/{image}"
-    return image if re.search(r"[.:]|^localhost$", registry) else f"docker.io/{image}"
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Allow one build at a time, because two checkouts would give the same names to different images."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            _unmount()
-
-
-def _unmount() -> None:
-    """Unmount buildah's store, and the layers of builds that were killed."""
-    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
-    for mount in reversed([mount for mount in mounts if mount.startswith(f"{CACHE}/")]):
-        subprocess.run(["umount", mount], check=False)  # noqa: S607 - of util-linux
-
-
-# ------------------------------------------------------------------------------------------- without a registry
-
-
-def _key(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def local_base(builder: Builder, argument: str) -> str:
-    """Return the name of a local base image, and make it if the store does not have it.
-
-    Args:
-        builder: buildah.
-        argument: the Dockerfiles' argument that it replaces, a key of ``BASES``.
-
-    Raises:
-        BuildFailed: mmdebstrap is missing or failed.
-    """
-    packages = BASES[argument]
-    name = f"localhost/perseus-{argument.lower()}:{_key(SUITE, *packages, *_SMALL)}"
-    if subprocess.run([*builder.command, "inspect", name], capture_output=True, check=False).returncode == 0:
-        return name
-    if shutil.which("mmdebstrap") is None:
-        raise BuildFailed(f"no base image: set {argument}=, or install mmdebstrap to make one without a registry")
-    print(f"making {name}: Debian {SUITE} with {' and '.join(packages)}", flush=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        _run(
-            "mmdebstrap", "--quiet", "--variant=essential",
-            # With /usr merged from the start the image needs no perl, a quarter of it, to merge it later.
-            "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
-            f"--include={','.join(('usr-is-merged', *packages))}",
-            *(f"--dpkgopt={option}" for option in _SMALL),
-            SUITE, f"{folder}/base.tar", quiet=True,
-        )  # fmt: skip
-        (Path(folder) / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n")
-        _run(*builder.command, "build", "--format", "docker", "--tag", name, folder, quiet=True)
-    return name
-
-
-def wheelhouse() -> Path:
-    """Return a folder with the wheels of all images; this machine's pip fetches them with its own configuration."""
-    lock = ROOT / "requirements-images.lock"
-    folder = CACHE / f"wheels-{_key(sys.version, lock.read_text())}"
-    if not folder.exists():
-        print(f"fetching wheels into {folder}", flush=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as partial:
-            fetched = Path(partial) / "wheels"
-            options = ("--quiet", "--require-hashes", "--no-deps", "-d", fetched, "-r", lock)
-            _run(sys.executable, "-m", "pip", "download", *options, quiet=True)
-            fetched.rename(folder)
-    return folder
-
-
-# ------------------------------------------------------------------------------------------------------- sizes
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer above the base."""
-
-    step: str
-    size_mb: float
-
-
-def layers_of(archive: Path) -> Iterator[tuple[str, list[Layer]]]:
-    """Yield the name of each image of an OCI archive, and its layers above the base."""
-    with tarfile.open(archive) as tar:
-
-        def read(name: str) -> Any:
-            file = tar.extractfile(name)
-            assert file is not None
-            return json.load(file)
-
-        for entry in read("index.json")["manifests"]:
-            manifest = read(f"blobs/{entry['digest'].replace(':', '/')}")
-            config = read(f"blobs/{manifest['config']['digest'].replace(':', '/')}")
-            name = entry["annotations"][_IMAGE_NAME]
-            steps = [step.get("created_by", "") for step in config["history"] if not step.get("empty_layer")]
-            sizes = [layer["size"] for layer in manifest["layers"]]
-            count = instructions(name.rpartition("perseus-")[2].partition(":")[0])
-            found = zip(steps[-count:], sizes[-count:], strict=True)
-            yield name, [Layer(_short(step), size / 1e6) for step, size in found]
-
-
-def instructions(name: str) -> int:
-    """Return the number of instructions in a Dockerfile's last stage that make a layer."""
-    text = (HERE / f"{name}.Dockerfile").read_text().replace("\\\n", " ")
-    return len(re.findall(r"^(?:COPY|ADD|RUN) ", re.split(r"^FROM ", text, flags=re.MULTILINE)[-1], re.MULTILINE))
-
-
-def _short(step: str) -> str:
-    return re.sub(r".*#\(nop\) |^/bin/sh -c | # buildkit$|(COPY|ADD) \w+:\S+ in ", r"\1 ", step).strip()[:60]
-
-
-def report(archive: Path) -> list[str]:
-    """Print the size of every layer above the base; return a message for every image that exceeds its bound."""
-    too_large = []
-    for image, layers in layers_of(archive):
-        name = image.rpartition("perseus-")[2].partition(":")[0]
-        total = sum(layer.size_mb for layer in layers)
-        print(f"{image}: {total:.1f} MB above the base, {BOUNDS_MB[name]} MB allowed")
-        for layer in layers:
-            print(f"  {layer.size_mb:7.1f} MB  {layer.step}")
-        if total > BOUNDS_MB[name]:
-            too_large.append(f"{name}: {total:.1f} MB above the base, {BOUNDS_MB[name]} MB allowed")
-    return too_large
-
-
-def check_pinned() -> None:
+def check_pinned(arguments: Iterable[str]) -> None:
     """Check that what is pushed, and others will run, is built from images that a digest names: a tag may move.
+
+    Args:
+        arguments: what is built on, keys of ``BASES``.
 
     Raises:
         BuildFailed: one of them is not, or it is not known how old it is.
     """
-    if not os.environ.get("PUSH"):
+    if not os.environ.get("PUSH") or on_this_machine(os.environ.get("REGISTRY", "")):
         return
-    for argument in BASES:
+    for argument in arguments:
         given = os.environ.get(argument, "")
         if not re.fullmatch(r"[^@\s]+:[^@:/\s]+@sha256:[0-9a-f]{64}", given):
             raise BuildFailed(f"PUSH: {argument} must be name:version@sha256:<64 hexadecimal digits>, not {given!r}")
@@ -326,59 +81,129 @@ def labels(base: str) -> list[str]:
     return [f"--label=org.opencontainers.image.base.{key}={value}" for key, value in found.items() if value]
 
 
-# -------------------------------------------------------------------------------------------------------- main
+def architectures() -> list[str]:
+    """Return the architectures that PLATFORMS names, amd64 first.
+
+    Raises:
+        BuildFailed: it names another.
+    """
+    given = {platform.strip() for platform in os.environ.get("PLATFORMS", f"linux/{HERE}").split(",")}
+    known = {f"linux/{architecture}": architecture for architecture in MACHINES}
+    if unknown := given - set(known):
+        raise BuildFailed(f"PLATFORMS: unknown platform {min(unknown)!r}: known are {', '.join(known)}")
+    return [architecture for platform, architecture in known.items() if platform in given]
 
 
-def main() -> None:
-    names = list(BOUNDS_MB)
-    parser = argparse.ArgumentParser(description="Build the project's images.", epilog=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; default: all")
-    parser.add_argument("--archive", type=Path, help="write all images into one OCI archive and check their sizes")
-    arguments = parser.parse_args()
-    setting = os.environ.get
-    if unknown := set(arguments.names) - set(names):
-        raise BuildFailed(f"unknown image {min(unknown)!r}: known are {', '.join(names)}")
+def version_of_chart() -> str:
+    """Return the version of the images that the chart installs."""
     chart = (ROOT / "charts" / "perseus" / "Chart.yaml").read_text()
     version = re.search(r'^appVersion: *"?([^"\n]*)"?$', chart, re.MULTILINE)
     assert version is not None
-    tag = setting("TAG") or version[1]
+    return version[1]
+
+
+def check(builder: Builder, built: Mapping[str, Mapping[str, str]], archive: Path | None) -> None:
+    """Print the size of every layer of the images, and check what is in them.
+
+    Args:
+        builder: what built them.
+        built: name and tag of each image by that in the builder's store, by architecture.
+        archive: to write them into, if they are of one architecture.
+
+    Raises:
+        BuildFailed: one is too large, or cannot run on its platform. Then there is no archive.
+    """
+    if archive:
+        archive.unlink(missing_ok=True)
+        archive.parent.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
+    names: dict[str, dict[str, set[str]]] = {}
+    for architecture, images in built.items():
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            builder.lay_out(images, Path(folder))
+            for image in contents.images_of(Path(folder)):
+                print(contents.report(image), flush=True)
+                problems += contents.problems_of(image)
+                if image.architecture != architecture:
+                    problems.append(f"{image.name}: it is for {image.architecture}, not {architecture}")
+                names.setdefault(image.name, {})[architecture] = contents.names_above_the_base(image)
+            if archive and not problems:
+                partial = archive.with_name(f"{archive.name}.partial")
+                with tarfile.open(partial, "w") as tar:
+                    tar.add(folder, "")
+                partial.replace(archive)
+                print(f"{archive}: {archive.stat().st_size / 1e6:.0f} MB")
+    for name, files in names.items():
+        first, *others = files.items()
+        for architecture, found in others:
+            if different := first[1] ^ found:
+                problems.append(f"{name}: {min(different)} is not in both of {first[0]} and {architecture}")
+    if problems:
+        raise BuildFailed("\n  ".join(["the images must not be used:", *problems]))
+
+
+def main() -> None:
+    names = list(contents.BOUNDS_MB)
+    parser = argparse.ArgumentParser(description="Build the project's images.", epilog=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; default: all but {', '.join(ON_REQUEST)}"
+    )
+    parser.add_argument("--archive", type=Path, help="write all images into one OCI archive and check their contents")
+    given = parser.parse_args()
+    setting = os.environ.get
+    if unknown := set(given.names) - set(names):
+        raise BuildFailed(f"unknown image {min(unknown)!r}: known are {', '.join(names)}")
+    tag = setting("TAG") or version_of_chart()
     if tag == "latest":
         raise BuildFailed("TAG=latest is refused, as by the chart: it does not say which version runs")
+    machines = architectures()
+    if given.archive and len(machines) > 1:
+        raise BuildFailed("--archive: an archive is for the nodes of one platform: name one in PLATFORMS")
 
-    check_pinned()
+    chosen = [name for name in names if (name in given.names if given.names else name not in ON_REQUEST)]
+    if machines != [HERE] and set(chosen) & set(ON_REQUEST):
+        raise BuildFailed(f"{', '.join(ON_REQUEST)} is built for linux/{HERE} alone: its build runs what it installs")
+    on = [argument for argument in BASES if any(argument in arguments_of(name) for name in chosen)]
+    check_pinned(on)
     builder = Builder.find()
     pip_options, wheels = setting("PIP_OPTIONS", ""), setting("WHEELS")
-    bases = {argument: setting(argument) for argument in BASES if setting(argument)}
+    bases = {argument: setting(argument, "") for argument in on if setting(argument)}
+    fetch = builder.name == "buildah" and not pip_options and not wheels
     if builder.name == "buildah":
-        bases = {argument: bases.get(argument) or local_base(builder, argument) for argument in BASES}
-        if not pip_options and not wheels:
-            pip_options, wheels = "--no-index --find-links=/wheels", str(wheelhouse())
-    if wheels:
-        if builder.name == "docker":
-            raise BuildFailed("WHEELS: docker mounts no folders into builds; use podman or buildah")
-        builder.options += ["--volume", f"{Path(wheels).resolve()}:/wheels:ro"]
-    for argument, value in {"PIP_OPTIONS": pip_options, **bases}.items():
-        builder.options += ["--build-arg", f"{argument}={value}"]
-    builder.options += labels(bases.get("BASE", ""))
-    if builder.name == "docker" and setting("PUSH"):
-        # BuildKit attests the contents of the image and how it was built; a registry stores the attestations.
-        builder.options += ["--push", "--provenance=true", "--sbom=true"]
+        bases = {argument: bases.get(argument) or local_base(builder, argument, machines) for argument in on}
+    if wheels and builder.name == "docker":
+        raise BuildFailed("WHEELS: docker mounts no folders into builds; use podman or buildah")
 
     prefix = f"{setting('REGISTRY')}/" if setting("REGISTRY") else ""
-    images = {name: f"{prefix}perseus-{name}:{tag}" for name in names if not arguments.names or name in arguments.names}
-    for name, image in images.items():
-        started = time.monotonic()
-        print(f"building {image} with {builder.name}", end="", flush=True)
-        builder.build(name, image)
-        print(f": {time.monotonic() - started:.0f} s", flush=True)
-        if builder.name != "docker" and setting("PUSH"):
-            _run(*builder.command, "push", image)
-    if arguments.archive:
-        builder.save(list(images.values()), arguments.archive.resolve())
-        print(f"{arguments.archive}: {arguments.archive.stat().st_size / 1e6:.0f} MB")
-        if too_large := report(arguments.archive):
-            raise BuildFailed(f"too large: {'; '.join(too_large)}")
+    built: dict[str, dict[str, str]] = {}
+    options: dict[str, list[str | Path]] = {}
+    for name in chosen:
+        image = f"{prefix}perseus-{name}:{tag}"
+        # In buildah's store, which nothing else uses, names do not depend on the registry: a short one may find any.
+        as_named = len(machines) == 1 and builder.name != "buildah"
+        own = image if builder.name == "docker" else f"{STORED}/perseus-{name}:{tag}"
+        values = {"PIP_OPTIONS": "--no-index --find-links=/wheels" if fetch else pip_options, **bases}
+        options[image] = [
+            "--file",
+            contents.FOLDER / f"{name}.Dockerfile",
+            *labels(bases.get(arguments_of(name)[0], "")),
+        ]
+        options[image] += [f"--build-arg={key}={value}" for key, value in values.items()]
+        built[image] = {machine: image if as_named else f"{own}-{machine}" for machine in machines}
+        for machine, part in built[image].items():
+            folder = wheelhouse(on, machine) if fetch else wheels
+            mounted = ["--volume", f"{Path(folder).resolve()}:/wheels:ro"] if folder else []
+            started = time.monotonic()
+            print(f"building {image} for {machine} with {builder.name}", end="", flush=True)
+            builder.build(part, machine, [*options[image], *mounted])
+            print(f": {time.monotonic() - started:.0f} s", flush=True)
+    if given.archive or len(machines) > 1:
+        by_machine = {machine: {parts[machine]: image for image, parts in built.items()} for machine in machines}
+        check(builder, by_machine, given.archive)
+    if setting("PUSH"):
+        for image, parts in built.items():
+            builder.push(image, f"{STORED}/{image.rpartition('/')[2]}", parts, options[image])
 
 
 if __name__ == "__main__":

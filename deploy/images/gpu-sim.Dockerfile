@@ -1,22 +1,29 @@
-# Simulated GPUs for nodes that have none: a device plugin, and the library that replaces NVIDIA's. build.py builds it from the root
+# Simulated GPUs for nodes that have none: a device plugin or DRA driver, and the library that replaces NVIDIA's. build.py builds it from the root
 # of the repository.
 # BASE must contain a Python that can make virtual environments, at the same path in all stages; releases pin it by digest.
+# The same sources give the same bytes: compiled modules name no time, because a builder may set the times of files.
 ARG BASE=python:3.11.14-slim-bookworm
-# It compiles the library for the C library of BASE; the image contains no part of it.
+# It compiles the library for the C library of BASE; for another platform packages of Debian's are added to it. The image contains
+# no part of it.
 ARG COMPILER=gcc:12.5.0-bookworm
 
-FROM ${BASE} AS needs
+# Whatever runs in a build runs on the builder's platform; an image of another one is only copied together.
+FROM --platform=${BUILDPLATFORM} ${BASE} AS needs
+ARG TARGETARCH
 # For builders without a package index: --no-index --find-links=FOLDER, with the folder mounted into the build.
 ARG PIP_OPTIONS=""
 WORKDIR /src
 COPY pyproject.toml requirements-images.lock deploy/images/requirements.py ./
 RUN python3 -m venv /opt/perseus \
  && python3 requirements.py grpcio protobuf > needed.txt \
- && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --require-hashes -r needed.txt \
- && echo /opt/app > "$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/app.pth"
+ && packages="$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && /opt/perseus/bin/pip install --no-cache-dir --no-compile ${PIP_OPTIONS} --require-hashes -r needed.txt \
+    --target "$packages" $(python3 requirements.py --wheels-for ${TARGETARCH}) \
+ && rm -rf "$packages/bin" && echo /opt/app > "$packages/app.pth"
 
 FROM needs AS slim
-RUN /opt/perseus/bin/pip uninstall --yes pip setuptools
+RUN /opt/perseus/bin/pip uninstall --yes pip setuptools \
+ && PYTHONHASHSEED=0 /opt/perseus/bin/python -m compileall -q --invalidation-mode=unchecked-hash /opt/perseus
 
 FROM needs AS build
 ARG PIP_OPTIONS=""
@@ -31,25 +38,38 @@ COPY deploy/images/sbom.py ./
 # Of the project, keep only the packages that this image needs.
 RUN python3 requirements.py build-system > build.txt \
  && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --require-hashes --target /opt/build -r build.txt \
- && PYTHONPATH=/opt/build /opt/perseus/bin/pip install --no-cache-dir --no-index --no-build-isolation --no-deps --target /opt/app . \
+ && HATCH_BUILD_NO_HOOKS=true PYTHONPATH=/opt/build /opt/perseus/bin/pip install --no-cache-dir --no-index --no-build-isolation --no-deps --no-compile --target /opt/app . \
  && /opt/perseus/bin/pip uninstall --yes pip setuptools \
  && cd /opt/app && rm -r perseus_agent perseus_client perseus_operator perseus_solver \
  && find bin -type f -delete \
+ && PYTHONHASHSEED=0 /opt/perseus/bin/python -m compileall -q --invalidation-mode=unchecked-hash /opt/app \
  && /opt/perseus/bin/python /src/sbom.py perseus-gpu-sim > sbom.cdx.json
 
-FROM ${COMPILER} AS library
-COPY deploy/gpu-sim/nvml_shim.c /src/
-RUN gcc -O2 -Wall -Wextra -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o /libnvidia-ml.so.1 /src/nvml_shim.c -lpthread -lm
+FROM --platform=${BUILDPLATFORM} ${COMPILER} AS tools
+ARG TARGETARCH
+RUN machine=$(echo ${TARGETARCH} | sed 's/amd64/x86_64/; s/arm64/aarch64/') \
+ && gcc=$(command -v ${machine}-linux-gnu-gcc) || { \
+    apt-get update && apt-get install --yes --no-install-recommends gcc-$(echo ${machine} | tr _ -)-linux-gnu \
+      libc6-dev-${TARGETARCH}-cross \
+ && gcc=$(command -v ${machine}-linux-gnu-gcc); } \
+ && ln -s ${gcc} /usr/local/bin/gcc-target
 
-FROM ${BASE}
+FROM tools AS library
+COPY deploy/gpu-sim/nvml_shim.c /src/
+RUN gcc-target -O2 -Wall -Wextra -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 -o /libnvidia-ml.so.1 /src/nvml_shim.c -lpthread -lm
+
+# buildah would take the other stages' BASE without a platform.
+FROM --platform=${TARGETPLATFORM} ${BASE} AS image
 # In two layers: a new version of the project changes only the small one.
 COPY --from=slim /opt/perseus /opt/perseus
 COPY --from=build /opt/app /opt/app
 COPY --from=library /libnvidia-ml.so.1 /opt/gpu-sim/libnvidia-ml.so.1
 COPY LICENSE /licenses/LICENSE
 ENV PATH=/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# Check that everything that the program imports is in the image, with this BASE too.
-RUN python -c "import perseus_sim.gpus.device_plugin, perseus_sim.gpus.shim_gpu"
-# Root, because the kubelet's directory of device plugins belongs to root.
+# Root, because the kubelet's directories of plugins belong to root.
 USER 0:0
-ENTRYPOINT ["python", "-m", "perseus_sim.gpus.device_plugin", "--library=/opt/gpu-sim/libnvidia-ml.so.1"]
+ENTRYPOINT ["python", "-m", "perseus_sim.gpus.offer", "--library=/opt/gpu-sim/libnvidia-ml.so.1"]
+
+# Built beside the image where this machine can run it: everything that the program imports is in it, with this BASE too.
+FROM image AS checked
+RUN python -c "import perseus_sim.gpus.offer, perseus_sim.gpus.shim_gpu"

@@ -1,4 +1,5 @@
-"""Print pinned requirements with their hashes, and all that these require: ``python3 requirements.py agent``.
+"""Print pinned requirements with their hashes, and all that these require: ``python3 requirements.py agent``. With
+``--wheels-for arm64`` print the options with which pip takes wheels of that architecture, on any machine.
 
 An argument is an extra of the project, ``build-system``, or a package. Pins and hashes are those of
 ``requirements-images.lock``, whose comments say what requires what. An image installs them with ``--require-hashes``,
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 LOCK = "requirements-images.lock"
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architectures of images by the names of OCI, and as wheels and compilers call them."""
+OLDEST_GLIBC, NEWEST_GLIBC = 17, 28
+"""Minor versions of the C library, 2.17 to 2.28, whose wheels run in an image: Debian 10 has 2.28."""
 
 
 def requirements(project: dict[str, object], extra: str) -> Iterator[str]:
@@ -53,6 +58,20 @@ def pinned(lock: str, names: Iterable[str]) -> list[str]:
     return [line for one in sorted(wanted) for line in lines[one]]
 
 
+def wheel_options(architecture: str) -> list[str]:
+    """Return pip's options that choose wheels of an architecture, whichever pip runs on.
+
+    Args:
+        architecture: ``amd64`` or ``arm64``.
+
+    Raises:
+        KeyError: it is neither.
+    """
+    machine = MACHINES[architecture]
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
+    return ["--only-binary=:all:", *(f"--platform={tag}" for tag in (*tags, f"manylinux2014_{machine}"))]
+
+
 def normal(name: str) -> str:
     """The name of a package as locks and indexes compare it; without a version or extras."""
     return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", name)[0]).lower()
@@ -68,6 +87,9 @@ def wanted_by(project: dict[str, Any], argument: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--wheels-for"]:
+        print(*wheel_options(sys.argv[2]))
+        sys.exit()
     described = tomllib.loads(Path("pyproject.toml").read_text())
     asked = [name for argument in sys.argv[1:] for name in wanted_by(described, argument)]
     print("\n".join(pinned(Path(LOCK).read_text(), asked)))

@@ -29,6 +29,7 @@ from tests.doubles.process_node import ProcessNode
 from tests.rights import OCCASIONAL, lacking
 
 from perseus_agent.devices.nvml import may_write
+from perseus_operator.servers.webhook import WEBHOOK_ID
 from perseus_proto import keys
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 from perseus_sim.cluster import rbac
@@ -135,7 +136,7 @@ def test_from_install_to_uninstall(
     jobs = client.CustomObjectsApi(api)
     jobs.delete_namespaced_custom_object(*job)
     until("the job is gone", lambda: not jobs.list_namespaced_custom_object(*job[:-1])["items"])
-    share_watts(api)
+    use_what_is_cluster_wide(api)
     rights_are_exact(api, server)
 
     on_server("uninstall", "perseus")
@@ -214,7 +215,8 @@ def test_the_webhook_is_installed_renewed_and_removed(
     until("ready", lambda: apps.read_namespaced_deployment("perseus-operator", NAMESPACE).status.ready_replicas == 1)
 
     def answer() -> Any:
-        webhook, _ = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
+        configured = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
+        webhook = next(each for each in configured if each.client_config.service.path == f"/{WEBHOOK_ID}")
         service = core.read_namespaced_service(webhook.client_config.service.name, NAMESPACE)
         host = f"{service.metadata.name}.{service.metadata.namespace}.svc"
         tls = ssl.create_default_context(cadata=b64decode(webhook.client_config.ca_bundle).decode())
@@ -258,12 +260,13 @@ def test_the_webhook_is_installed_renewed_and_removed(
     core.delete_namespaced_secret("perseus-webhook-tls", NAMESPACE)
     on_server("upgrade", "perseus", str(CHART), "--reset-then-reuse-values")
     assert secrets(api)["perseus-webhook-tls"]["ca.crt"] != original["ca.crt"]
-    webhook, _ = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
-    assert webhook.client_config.ca_bundle == secrets(api)["perseus-webhook-tls"]["ca.crt"]
+    renewed = admission.read_mutating_webhook_configuration("perseus-system-perseus-webhook").webhooks
+    ca = secrets(api)["perseus-webhook-tls"]["ca.crt"]
+    assert {webhook.client_config.ca_bundle for webhook in renewed} == {ca}
 
     on_server("uninstall", "perseus")
     gone = {*(("CustomResourceDefinition", "", name) for name in CRDS), ("Namespace", "", team)}
-    gone |= {("Lease", NAMESPACE, "perseus-epoch")}
+    gone |= {("Lease", NAMESPACE, "perseus-epoch"), ("EnergyClass", "", "default")}  # it goes with its definition
     until("nothing else is left", lambda: everything(api, tmp_path) - before <= gone)
     delete_definitions(api)
 
@@ -338,13 +341,20 @@ def may_command(node: ProcessNode, certificates: dict[str, dict[str, str]], call
     return True
 
 
-def share_watts(api: Any) -> None:
-    """Create a PowerBudget, wait for its status, and delete it."""
-    resource, budgets = ("perseus.energy", "v1alpha1", "powerbudgets"), client.CustomObjectsApi(api)
-    kind = {"apiVersion": "perseus.energy/v1alpha1", "kind": "PowerBudget"}
-    budgets.create_cluster_custom_object(*resource, {**kind, "metadata": {"name": "hall"}, "spec": {"watts": 1000}})
-    until("the budget is shared", lambda: "status" in budgets.get_cluster_custom_object(*resource, "hall"))
-    budgets.delete_cluster_custom_object(*resource, "hall")
+def use_what_is_cluster_wide(api: Any) -> None:
+    """Create a PowerBudget and an EnergyClass, wait for their status, and delete them."""
+    objects, group = client.CustomObjectsApi(api), ("perseus.energy", "v1alpha1")
+    for plural, kind, spec in (
+        ("powerbudgets", "PowerBudget", {"watts": 1000}),
+        ("energyclasses", "EnergyClass", {"objective": {"type": "MinEnergy"}}),
+    ):
+        body = {"apiVersion": "/".join(group), "kind": kind, "metadata": {"name": "hall"}, "spec": spec}
+        objects.create_cluster_custom_object(*group, plural, body)
+        until(
+            f"the {kind} has a status",
+            lambda plural=plural: "status" in objects.get_cluster_custom_object(*group, plural, "hall"),
+        )
+        objects.delete_cluster_custom_object(*group, plural, "hall")
 
 
 def rights_are_exact(api: Any, server: Server) -> None:

@@ -1,21 +1,22 @@
-"""What the Dockerfiles copy, install and run, checked without building an image; and the rules of build.py."""
+"""What the Dockerfiles copy, install and run, checked without building an image; and the rules of build.py.
+
+tests/contract/test_image_contents.py has what is checked of an image that was built.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import io
 import json
 import re
 import shlex
 import subprocess
 import sys
-import tarfile
 import tomllib
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -27,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "deploy" / "images"
 NAMES = ["operator", "agent", "gpu-sim", "trainer"]
 PROGRAMS = ["operator", "agent"]
+EXAMPLE = "steps-example"
+EVERY = [*NAMES, EXAMPLE]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VALUES = yaml.safe_load((ROOT / "charts" / "perseus" / "values.yaml").read_text(encoding="utf-8"))
 
@@ -43,12 +46,15 @@ def script(name: str) -> ModuleType:
 
 
 build, requirements = script("build"), script("requirements")
+builder = sys.modules["image_build.builder"]
 
 
 @dataclass
 class Stage:
     base: str
     name: str
+    platform: str = ""
+    """On which it runs; empty: not said."""
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def all(self, instruction: str) -> list[str]:
@@ -75,8 +81,11 @@ def stages(name: str) -> tuple[dict[str, str], list[Stage]]:
         if instruction == "ARG" and not found:
             arguments.update([words.split("=", 1)])
         elif instruction == "FROM":
+            platform = re.match(r"--platform=(\S+) ", words)
+            words = words[platform.end() :] if platform else words
             base, _, stage = re.sub(r"\$\{(\w+)\}", lambda use: arguments[use[1]], words).partition(" AS ")
-            found.append(Stage(base, stage))
+            inherited = next((each.platform for each in found if each.name == base), "")
+            found.append(Stage(base, stage, platform[1] if platform else inherited))
         else:
             found[-1].instructions.append((instruction, words))
     return arguments, found
@@ -99,8 +108,8 @@ def installed(name: str) -> set[str]:
 def rooms(name: str) -> set[str]:
     """Return the project's packages in an image."""
     every = {Path(package).name for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]}
-    [removed] = re.findall(r"rm -r ([\w ]+?) +&&", stage(name, "build").all("RUN")[0])
-    assert set(removed.split()) <= every
+    [removed] = re.findall(r"cd /opt/app && rm -r ([\w ]+?)(?: +&&|$)", stage(name, "build").all("RUN")[0])
+    assert set(removed.split()) - {"bin"} <= every
     return every - set(removed.split())
 
 
@@ -123,25 +132,25 @@ def closure(extra: str) -> set[str]:
     return {name for text in requirements.requirements(PROJECT["project"], extra) for name in needs(text)}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_copied_files_exist(name: str) -> None:
     seen: set[str] = set()
     for stage in stages(name)[1]:
         for origin, sources in stage.copies():
             assert origin is None or origin in seen, f"--from={origin} is no earlier stage"
             for source in sources if origin is None else ():
-                assert (ROOT / source).exists(), source
+                assert list(ROOT.glob(source)), source
         seen.add(stage.name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 def test_whatever_an_index_serves_is_checked_against_a_hash(name: str) -> None:
     installs = [
         command
         for stage in stages(name)[1]
         for run in stage.all("RUN")
         for command in run.split("&&")
-        if " install " in command
+        if "pip install " in command
     ]
     assert len(installs) == 3
     for install in installs:
@@ -151,15 +160,23 @@ def test_whatever_an_index_serves_is_checked_against_a_hash(name: str) -> None:
 LOCK = (ROOT / "requirements-images.lock").read_text(encoding="utf-8")
 
 
-def test_the_images_lock_has_a_hash_for_every_package_and_names_no_index() -> None:
-    assert "://" not in LOCK
-    assert set(re.findall(r"--[a-z-]+", LOCK)) == {"--hash"}
-    versions = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", LOCK, re.MULTILINE))
-    others = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("lock", "tested"),
+    [
+        ("requirements-images.lock", "requirements.lock"),
+        ("requirements-example.lock", "requirements-frameworks.lock"),
+    ],
+)
+def test_an_images_lock_has_a_hash_for_every_package_and_the_versions_that_are_tested(lock: str, tested: str) -> None:
+    text = (ROOT / lock).read_text(encoding="utf-8")
+    assert "://" not in text
+    assert set(re.findall(r"--[a-z-]+", text)) == {"--hash"}
+    versions = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
+    others = (ROOT / tested).read_text(encoding="utf-8")
     pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", others, re.MULTILINE))
     assert {name: pinned.get(name, version) for name, version in versions.items()} == versions
     for name in versions:
-        assert any("--hash=sha256:" in line for line in requirements.pinned(LOCK, [name])[1:]), name
+        assert any("--hash=sha256:" in line for line in requirements.pinned(text, [name])[1:]), name
 
 
 @pytest.mark.parametrize("extra", PROGRAMS)
@@ -173,6 +190,7 @@ def test_a_package_that_the_lock_lacks_is_an_error() -> None:
         requirements.pinned(LOCK, ["no-such-package"])
 
 
+FOREIGN = next(f"linux/{each}" for each in ("amd64", "arm64") if each != build.HERE)
 PINNED = "python:3.11.14-slim-bookworm@sha256:" + 64 * "a"
 
 
@@ -182,17 +200,19 @@ PINNED = "python:3.11.14-slim-bookworm@sha256:" + 64 * "a"
         ({}, "PUSH: BASE must be name:version@sha256:<64 hexadecimal digits>, not ''"),
         ({"BASE": "python:3.11.14"}, "PUSH: BASE must be"),
         ({"BASE": PINNED, "COMPILER": PINNED[:-1]}, "PUSH: COMPILER must be"),
+        ({"NAMES": EXAMPLE, "BASE": PINNED, "COMPILER": PINNED}, "PUSH: TORCH must be"),
         ({"BASE": PINNED, "COMPILER": PINNED}, "PUSH: BASE_DATE must be a day, YYYY-MM-DD, not ''"),
+        ({"REGISTRY": "localhost", "BASE": PINNED, "COMPILER": PINNED}, "PUSH: BASE_DATE must be"),
         ({"BASE": PINNED, "COMPILER": PINNED, "BASE_DATE": "2026-11-23"}, "no builder"),
+        ({"REGISTRY": "127.0.0.1:5000/perseus"}, "no builder"),
     ],
 )
 def test_nothing_is_pushed_whose_base_a_digest_does_not_name(
     environment: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "PUSH": "yes", **environment}
-    refused = subprocess.run(
-        [sys.executable, str(IMAGES / "build.py")], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, str(IMAGES / "build.py"), *environment.get("NAMES", "").split()]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert message in refused.stderr
 
@@ -206,14 +226,42 @@ def test_every_room_of_the_wheel_is_copied_and_not_ignored(name: str) -> None:
     project = PROJECT["project"]
     assert copied >= folders | {"pyproject.toml", project["readme"], *project["license-files"]}
     included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert included - copied <= {"deploy/gpu-sim/nvml_shim.c"}
+    assert included - copied <= {"deploy/gpu-sim/nvml_shim.c", "requirements-example.lock", "examples/steps/*.py"}
     assert copied <= included
+
+
+def test_the_example_trains_with_what_its_folder_has_and_nothing_of_the_operator() -> None:
+    [script] = re.findall(
+        r"train_\w+\.py", json.dumps(training_job()["spec"]["template"]["spec"]["containers"][0]["command"])
+    )
+    assert (ROOT / "examples" / "steps" / script).exists()
+    copied = {
+        source
+        for each in stages(EXAMPLE)[1]
+        for origin, sources in each.copies()
+        if origin is None
+        for source in sources
+    }
+    included = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied <= included
+    assert rooms(EXAMPLE) == {"perseus_client", "perseus_proto", "perseus_sim"}
+
+
+def test_the_example_of_kubectl_apply_runs_the_image_that_is_built() -> None:
+    [container] = training_job()["spec"]["template"]["spec"]["containers"]
+    chart = yaml.safe_load((ROOT / "charts" / "perseus" / "Chart.yaml").read_text(encoding="utf-8"))
+    assert container["image"] == f"perseus-{EXAMPLE}:{chart['appVersion']}"
+
+
+def training_job() -> dict[str, Any]:
+    text = (ROOT / "examples" / "steps" / "training-job.yaml").read_text(encoding="utf-8")
+    [job] = [each for each in yaml.safe_load_all(text) if each["kind"] == "Job"]
+    return dict(job)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_runs_an_entry_point_and_contains_only_what_that_requires(name: str) -> None:
-    final = stages(name)[1][-1]
-    [entry_point] = final.all("ENTRYPOINT")
+    [entry_point] = stage(name, "image").all("ENTRYPOINT")
     assert entry_point == f'["perseus-{name}"]'
     assert f"perseus-{name}" in PROJECT["project"]["scripts"]
     assert installed(name) <= closure(name)
@@ -232,10 +280,40 @@ def test_every_image_contains_only_what_its_program_requires() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_code_of_another_platform_runs_in_a_build(name: str) -> None:
+    *others, checked = stages(name)[1]
+    assert (checked.name, checked.base, others[-1].name) == ("checked", "image", "image")
+    assert stage(name, "image").platform == "${TARGETPLATFORM}"
+    assert stage(name, "image").all("RUN") == []
+    assert {each.platform for each in others[:-1]} == {"${BUILDPLATFORM}"}
+    # What a stage takes depends on the platform of the image, so that it must know it.
+    for each in others[:-1]:
+        uses = any("${TARGETARCH}" in run for run in each.all("RUN"))
+        assert uses == ("TARGETARCH" in each.all("ARG")), each.name
+    assert any("--wheels-for ${TARGETARCH}" in run for run in stage(name, "needs").all("RUN"))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_images_get_no_compiled_marks_which_would_be_for_the_builders_machine(name: str) -> None:
+    [install] = [part for part in stage(name, "build").all("RUN")[0].split("&&") if part.strip().endswith(" .")]
+    assert "HATCH_BUILD_NO_HOOKS=true " in install
+
+
+@pytest.mark.parametrize("architecture", ["amd64", "arm64"])
+def test_pip_is_asked_for_wheels_of_the_images_architecture_alone(architecture: str) -> None:
+    options = requirements.wheel_options(architecture)
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}[architecture]
+    assert "--only-binary=:all:" in options
+    assert {f"--platform=manylinux_2_28_{machine}", f"--platform=manylinux2014_{machine}"} <= set(options)
+    assert all(option.endswith(machine) for option in options[1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_image_contains_the_compiler(name: str) -> None:
-    arguments, found = stages(name)
-    assert found[-1].base == arguments["BASE"]
-    for origin, sources in found[-1].copies():
+    arguments, _ = stages(name)
+    image = stage(name, "image")
+    assert image.base == arguments["BASE"]
+    for origin, sources in image.copies():
         assert origin is None or all(source.startswith(("/opt/", "/libnvidia-ml.so.1")) for source in sources)
 
 
@@ -277,7 +355,7 @@ def modules_taken_out(name: str) -> set[str]:
     ("name", "modules"),
     [
         ("agent", "perseus_agent.__main__,perseus_agent.lifecycle,perseus_agent.devices.nvml"),
-        ("gpu-sim", "perseus_sim.gpus.device_plugin"),
+        ("gpu-sim", "perseus_sim.gpus.offer"),
         (
             "trainer",
             "perseus_sim.training.pod_job,perseus_sim.training.pod_rank,perseus_sim.training.job,perseus_solver.model.profile",
@@ -291,6 +369,7 @@ def modules_taken_out(name: str) -> set[str]:
             "perseus_solver.relaxation.flow,perseus_solver.calibration.linear_program,perseus_operator.clients.kube",
         ),
         ("operator", "ortools.graph.python.min_cost_flow,ortools.graph.python.max_flow,ortools.linear_solver.pywraplp"),
+        ("operator", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter,opentelemetry.sdk.trace.export"),
         ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.gpus.model"),  # the chart's own test
     ],
 )
@@ -311,12 +390,18 @@ def test_the_imports_of_every_program_are_installed(name: str, modules: str) -> 
     assert ran.returncode == 0, ran.stderr.strip().rpartition("\n")[2]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_base_is_one_version_by_argument(name: str) -> None:
+@pytest.mark.parametrize("name", EVERY)
+def test_every_base_is_an_argument_and_a_version(name: str) -> None:
     arguments, found = stages(name)
-    assert set(arguments) <= {"BASE", "COMPILER"}
+    assert list(arguments) == build.arguments_of(name)
     names = {stage.name for stage in found}
     assert {stage.base for stage in found} - names == set(arguments.values())
+    assert all(re.match(r"[\w/-]+:\d+\.\d+", image) for image in arguments.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_base_has_a_python_that_is_tested(name: str) -> None:
+    arguments, _ = stages(name)
     tag = arguments["BASE"].partition(":")[2]
     assert re.match(r"\d+\.\d+\.\d+", tag), "a version, not a moving tag"
     minor = ".".join(tag.split(".")[:2])
@@ -326,23 +411,23 @@ def test_the_base_is_one_version_by_argument(name: str) -> None:
 def test_user_and_health_check() -> None:
     template = (ROOT / "charts" / "perseus" / "templates" / "operator-deployment.yaml").read_text(encoding="utf-8")
     chart_user = re.findall(r"runAsUser: (\d+)", template)
-    [user] = stages("operator")[1][-1].all("USER")
+    [user] = stage("operator", "image").all("USER")
     assert user == f"{chart_user[0]}:{chart_user[0]}"
     assert int(chart_user[0]) > 0
-    assert stages("agent")[1][-1].all("USER") == stages("gpu-sim")[1][-1].all("USER") == ["0:0"]
-    assert stages("trainer")[1][-1].all("USER") == ["65532:65532"]
+    assert stage("agent", "image").all("USER") == stage("gpu-sim", "image").all("USER") == ["0:0"]
+    assert stage("trainer", "image").all("USER") == ["65532:65532"]
     for name, port, exposed in (
         ("operator", keys.DEFAULT_OPERATOR_METRICS_PORT, [keys.DEFAULT_OPERATOR_METRICS_PORT]),
         ("agent", keys.DEFAULT_AGENT_METRICS_PORT, [keys.DEFAULT_GRPC_PORT, keys.DEFAULT_AGENT_METRICS_PORT]),
     ):
-        final = stages(name)[1][-1]
+        final = stage(name, "image")
         assert f"http://127.0.0.1:{port}/healthz" in final.all("HEALTHCHECK")[0]
         assert final.all("EXPOSE") == [" ".join(map(str, exposed))]
 
 
 def test_the_operator_has_a_user_name_although_its_user_id_has_none() -> None:
     # kopf calls getpass.getuser() at its start, which reads the password file if the environment has no name.
-    [assignments] = stages("operator")[1][-1].all("ENV")
+    [assignments] = stage("operator", "image").all("ENV")
     environment = dict(word.split("=", 1) for word in shlex.split(assignments))
     code = "import getpass, os; os.getuid = lambda: 4_000_000_000; print(getpass.getuser())"
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -353,7 +438,22 @@ def test_the_operator_has_a_user_name_although_its_user_id_has_none() -> None:
     ("environment", "arguments", "message"),
     [
         ({"TAG": "latest"}, [], "TAG=latest is refused"),
-        ({}, ["agents"], "unknown image 'agents': known are agent, operator, gpu-sim, trainer"),
+        (
+            {"PLATFORMS": "linux/arm64,linux/s390x"},
+            [],
+            "PLATFORMS: unknown platform 'linux/s390x': known are linux/amd64, linux/arm64",
+        ),
+        (
+            {"PLATFORMS": "linux/amd64,linux/arm64"},
+            ["--archive=x"],
+            "--archive: an archive is for the nodes of one platform: name one in PLATFORMS",
+        ),
+        (
+            {"PLATFORMS": FOREIGN},
+            [EXAMPLE],
+            f"{EXAMPLE} is built for linux/{build.HERE} alone: its build runs what it installs",
+        ),
+        ({}, ["agents"], "unknown image 'agents': known are agent, operator, gpu-sim, trainer, steps-example"),
         ({}, ["agent"], "no builder: docker has no engine here, and neither podman nor buildah is installed"),
     ],
 )
@@ -378,41 +478,37 @@ def test_the_builder_refuses_in_one_sentence(
     ],
 )
 def test_full_names_are_those_that_the_kubelet_requests(image: str, name: str) -> None:
-    assert build.full_name(image) == name
+    assert builder.full_name(image) == name
 
 
-def test_layers_above_the_base_are_found_and_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("asked", "files", "message"),
+    [
+        # buildah found another image under the name of the one that it had built.
+        (("arm64",), {"amd64": set()}, "agent: it is for amd64, not arm64"),
+        (
+            ("amd64", "arm64"),
+            {"amd64": {"a.py"}, "arm64": {"a.py", "b.py"}},
+            "agent: b.py is not in both of amd64 and arm64",
+        ),
+    ],
+)
+def test_images_that_are_not_what_was_asked_for_are_in_no_archive(
+    asked: tuple[str, ...],
+    files: dict[str, set[str]],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    base, above = b"b" * 5000, [b"o" * 2_000_000, b"p" * 1_500_000, b"l", b"r"]
-    blobs: dict[str, bytes] = {}
-
-    def blob(content: bytes) -> dict[str, object]:
-        digest = hashlib.sha256(content).hexdigest()
-        blobs[f"blobs/sha256/{digest}"] = content
-        return {"digest": f"sha256:{digest}", "size": len(content)}
-
-    history = [{"created_by": "/bin/sh -c #(nop) ADD base.tar in /"}, {"created_by": "ENV", "empty_layer": True}]
-    history += [{"created_by": f"COPY {name}"} for name in ("/opt/perseus", "/opt/app", "LICENSE", "RUN")]
-    manifest = {"config": blob(json.dumps({"history": history}).encode()), "layers": [blob(x) for x in (base, *above)]}
-    entry = {**blob(json.dumps(manifest).encode()), "annotations": {"io.containerd.image.name": "x/perseus-agent:1"}}
-    blobs["index.json"] = json.dumps({"manifests": [entry]}).encode()
-    with tarfile.open(tmp_path / "archive.tar", "w") as tar:
-        for name, content in blobs.items():
-            header = tarfile.TarInfo(name)
-            header.size = len(content)
-            tar.addfile(header, io.BytesIO(content))
-
-    assert build.report(tmp_path / "archive.tar") == []
-    assert "x/perseus-agent:1: 3.5 MB above the base, 60 MB allowed" in capsys.readouterr().out
-    monkeypatch.setitem(build.BOUNDS_MB, "agent", 3)
-    assert build.report(tmp_path / "archive.tar") == ["agent: 3.5 MB above the base, 3 MB allowed"]
-
-
-def test_every_image_has_a_bound() -> None:
-    assert set(build.BOUNDS_MB) == set(NAMES)
-    assert (build.BOUNDS_MB["agent"], build.BOUNDS_MB["operator"]) == (60, 250)
-    assert [build.instructions(name) for name in NAMES] == [4, 4, 5, 4]
+    found = iter([build.contents.Image("docker.io/x/perseus-agent:1", architecture, (), ()) for architecture in files])
+    monkeypatch.setattr(build, "CACHE", tmp_path)
+    monkeypatch.setattr(build.contents, "images_of", lambda _: [next(found)])
+    monkeypatch.setattr(build.contents, "names_above_the_base", lambda image: files[image.architecture])
+    built = {architecture: {"stored": "perseus-agent:1"} for architecture in asked}
+    archive = tmp_path / "images.tar" if len(asked) == 1 else None
+    with pytest.raises(build.BuildFailed, match=message):
+        build.check(SimpleNamespace(lay_out=lambda images, folder: None), built, archive)
+    assert not (tmp_path / "images.tar").exists()
 
 
 def test_the_bill_lists_the_installed_packages() -> None:
