@@ -232,7 +232,10 @@ class GpuWorker:
                 # A defect of the agent must neither leave the GPU locked nor end the thread that can unlock it.
                 log.exception("turn failed: default clocks", extra={"gpu": self.uuid})
                 self.governor.resting_mhz = None
-                self._end_follower("a fault in the agent")
+                try:
+                    self._end_follower("a fault in the agent")
+                except Exception:  # what failed above may fail again, after the clocks and before the reports
+                    log.exception("the rank's last iterations are not reported", extra={"gpu": self.uuid})
             self._awake_since_s = None
         self._epoll.close()
         self._commands.close()

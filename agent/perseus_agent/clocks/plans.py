@@ -126,13 +126,11 @@ class JobPlans:
         self._snapshot = _Snapshot()
 
     def rebase(self, dp: int, furthest: int | None) -> None:
-        """Restart the count of a pipeline whose processes are new: what was in force is in force from iteration 0."""
+        """Restart the count of a pipeline whose processes are new: the selection made last is in force from iteration
+        0, since boundaries to come were numbers of the old count. None: there was no process before, so no count."""
         timeline = self._snapshot.timelines.get(dp, ())
-        begun = [choice for choice in timeline if furthest is not None and choice.from_iteration <= furthest]
-        if begun:
-            pending = timeline[len(begun) :]
-            # Boundaries to come were numbers of the old count, which no longer exists: the last selection is used.
-            heir = (pending or begun)[-1]._replace(from_iteration=0)
+        if timeline and furthest is not None:
+            heir = timeline[-1]._replace(from_iteration=0)
             self._snapshot = replace(self._snapshot, timelines={**self._snapshot.timelines, dp: (heir,)})
 
     def follow(self, dp: int, stage: int, iteration: int) -> StagePlan | None:

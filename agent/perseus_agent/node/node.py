@@ -251,11 +251,11 @@ class Node:
         """Remove a process that has ended or disconnected: reset its GPU and free its memory."""
         with self._lock:
             self._sessions.discard(session)
-            left = self._unbind(session, "the training process has gone")
-        if left is None:
+            self._unbind(session, "the training process has gone")
+        if session.detached is None:
             session.channel.close()
-        else:
-            left.add_done_callback(lambda _: session.channel.close())
+        else:  # whatever has unbound it: its lease may have ended a moment before
+            session.detached.add_done_callback(lambda _: session.channel.close())
 
     # ------------------------------------------------------------------------------------------- inside, under the lock
 
@@ -308,7 +308,8 @@ class Node:
             dp = follower.rank.rank_id.dp
             lease.furthest[dp] = max(lease.furthest.get(dp, 0), follower.iteration)
         self._hub.publish(follower.rank.job_uid, RankChange(follower.rank, False, follower.iteration or 0))
-        return worker.detach(follower, reason)
+        session.detached = worker.detach(follower, reason)
+        return session.detached
 
     # ---------------------------------------------------------------------------------------- inside, without the lock
 

@@ -8,6 +8,7 @@ The process only chooses among these.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,6 +41,8 @@ class Session:
     """Its connection was closed by the agent; it is no rank any more, even if its own end is still open."""
     follower: RankFollower | None = None
     worker: GpuWorker | None = None
+    detached: Future[bool] | None = None
+    """When the worker that it had last has let go of its memory; None: it never had one."""
 
     def dismiss(self) -> None:
         """Close the connection, for good."""

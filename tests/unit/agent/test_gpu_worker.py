@@ -428,12 +428,14 @@ def test_event_reasons_are_reported_at_their_edges_and_not_when_they_blink(
     assert rig.told(kind) == [True, False]
 
 
+@pytest.mark.parametrize("faulty", [("look",), ("look", "leave")])
 def test_a_fault_of_our_own_ends_in_default_clocks_and_a_living_thread(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, faulty: tuple[str, ...]
 ) -> None:
     rig.iterate(0)
     wait_for(lambda: rig.written, "a lock")
-    monkeypatch.setattr(rig.follower, "look", lambda *_: 1 / 0)
+    for method in faulty:
+        monkeypatch.setattr(rig.follower, method, lambda *_: 1 / 0)
     rig.rank.step_begin(1, rig.now_us)
     wait_for(lambda: rig.written[-1] is None and not rig.journal.locked, "default clocks")
     monkeypatch.undo()

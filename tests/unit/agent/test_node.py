@@ -227,6 +227,42 @@ def test_a_lease_that_ends_keeps_the_connection_and_the_next_one_finds_it(bench:
     wait_for(lambda: rank.session.follower is not None, "it is a rank again")
 
 
+def test_a_process_that_dies_while_its_lease_ends_leaves_its_memory_to_the_gpu_until_then(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.lease()
+    rank = Rank()
+    bench.node.admit(rank.session)
+    bench.plan()
+    waiting, disk = threading.Event(), threading.Event()
+    record = bench.journal.record_lock
+
+    def slow(uuid: str) -> None:
+        waiting.set()
+        assert disk.wait(60)
+        record(uuid)
+
+    monkeypatch.setattr(bench.journal, "record_lock", slow)
+    rank.writer.step_begin(0, 1)
+    assert waiting.wait(60), "the GPU's thread follows the rank, and waits for the disk"
+    released = threading.Thread(target=bench.node.release, args=("job", 1))
+    released.start()
+    wait_for(lambda: rank.session.follower is None, "the lease has ended")
+    bench.node.leave(rank.session)
+    disk.set()
+    released.join()
+    wait_for(lambda: [call.mhz for call in bench.gpus[0].calls] == [1200, None], "the GPU is given back")
+    wait_for(lambda: rank.channel._map.closed, "its memory is freed")
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    bench.lease(epoch=2)
+    following = Rank()
+    bench.node.admit(following.session)
+    bench.node.push("job", 2, PLANS)
+    bench.node.select("job", 2, PLANS.plan_id, {0: 0}, 0)
+    following.writer.step_begin(0, 1)
+    wait_for(lambda: bench.locked() == 1200, "the next process is followed")
+
+
 def test_two_jobs_do_not_touch_each_other(bench: Bench) -> None:
     bench.lease("job", ("pod-0",))
     bench.lease("other", ("pod-1",))

@@ -112,6 +112,12 @@ def test_new_processes_begin_with_what_was_in_force(plans: JobPlans) -> None:
     assert in_force(plans, 0, 1) == [2, 2]
 
 
+def test_new_processes_do_not_wait_for_a_boundary_of_the_old_count(plans: JobPlans) -> None:
+    plans.select(FIRST.plan_id, {0: 2}, 0, {0: 5000})
+    plans.rebase(0, 5000)
+    assert in_force(plans, 0, 1) == [2, 2]
+
+
 def test_a_first_process_does_not_bring_a_selection_forward(plans: JobPlans) -> None:
     plans.select(FIRST.plan_id, {0: 2}, 5, {})
     plans.rebase(0, None)
