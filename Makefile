@@ -12,7 +12,7 @@ CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet ku
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test verify generate check control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test
+.PHONY: help setup demo test verify generate check control-plane e2e chaos cluster cluster-down e2e-cluster chart-test images plugin release release-test bench test-frameworks example lock clean docs observability-test pictures newcomer-test
 
 help: ## List the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -44,11 +44,11 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements-frameworks.lock
 	@touch $@
 
 demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv STAGES=n MICROBATCHES=m run it on your own profile
-	@$(BIN)/perseus-sim demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
+	@$(BIN)/perseus demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 
 test: setup ## Unit, law, integration and contract tests
-	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/cluster --ignore tests/bench --ignore tests/chart --ignore tests/release --ignore tests/frameworks --ignore tests/observability
+	$(BIN)/pytest tests --ignore tests/e2e --ignore tests/cluster --ignore tests/bench --ignore tests/chart --ignore tests/release --ignore tests/frameworks --ignore tests/newcomer --ignore tests/observability
 
 test-frameworks: $(FRAMEWORKS_STAMP) ## Tests with real PyTorch, Megatron-Core and DeepSpeed on CPU; installs 5 GB once
 	$(BIN)/pytest tests/frameworks
@@ -95,11 +95,18 @@ release: $(RELEASE_STAMP) ## Make a release of the last commit in OUT=out/releas
 release-test: $(RELEASE_STAMP) ## Wheels of this tree, and the release of `make release` as users get it, from its index and its registry
 	$(BIN)/pytest tests/release
 
+newcomer-test: setup ## README's commands in a Debian that has only what README names (needs root and mmdebstrap)
+	$(BIN)/pytest tests/newcomer
+
 bench: $(BENCH_STAMP) ## Benchmarks against the real peers; ONLY=name runs one; writes out/bench.json
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) --output out/bench.json
 
 observability-test: $(DOCS_STAMP) ## Rules by promtool, every query by a real Prometheus, the web page by Chromium
 	$(BIN)/pytest tests/observability
+
+pictures: $(DOCS_STAMP) ## Redraw the documentation's pictures of dashboards, page and plans from live data (needs Prometheus, Chromium)
+	$(BIN)/pytest tests/observability/test_queries.py tests/observability/test_page.py tests/observability/test_dashboards.py
+	@$(BIN)/python deploy/pictures/redraw.py
 
 docs: $(DOCS_STAMP) ## Build the documentation's site into out/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir out/site

@@ -49,6 +49,7 @@ from perseus_operator.plugin.tables import (
     plan_text,
 )
 from perseus_proto import keys
+from perseus_proto.command_line import CommandParser
 
 REFUSED, USAGE, UNREACHABLE = 1, 2, 3
 _PROGRAM: Final = "kubectl perseus"
@@ -218,20 +219,21 @@ def _terminal(out: TextIO) -> Terminal:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = CommandParser(add_help=False)
     common.add_argument("-n", "--namespace", help="namespace of the job; default: the context's")
     common.add_argument("--context", help="context of the kubeconfig; default: the current one")
     common.add_argument("--kubeconfig", metavar="FILE", help="file to read; default: KUBECONFIG, or ~/.kube/config")
     common.add_argument(
         "-o", "--output", choices=("table", "json", "yaml"), default="table", help="format; default: table"
     )
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=_PROGRAM,
+        formatter_class=argparse.HelpFormatter,
         description="Show the plans of pipeline-parallel training jobs, their time and energy, and declare stragglers.",
         epilog="Exit codes: 0 done; 1 no such job or frontier, or refused; 2 wrong arguments; 3 cluster unreachable.",
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    job = argparse.ArgumentParser(add_help=False, parents=[common])
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
+    job = CommandParser(add_help=False, parents=[common])
     job.add_argument("job", metavar="JOB", help="name of the PerseusJob")
 
     shown = commands.add_parser("list", parents=[common], help="all jobs, what they save, and why one does not")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perseus_proto.units import fractional_ms_from_s
 from perseus_solver.cli import common
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from perseus_solver.cli.files import Outputs
 
 _DEFAULT_FRACTION = 0.33
+
+DOES: Final = "estimate overhead, delays and noise from measured iterations, for --calibration"
+EXAMPLES: Final = """\
+  perseus calibrate --instructions run.instructions.csv.gz --iterations run.iterations.csv \\
+      --schedule 1F1B --output cal.json --plot cal.png
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perseus_solver.cli import arguments, common
 
@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from perseus_solver.cli.files import Outputs
 
 _DEFAULT_LOWTIME_UNIT_S = 1e-3  # the paper's
+
+DOES: Final = "this solver's plans beside those of other methods on the same profile, as a table"
+EXAMPLES: Final = """\
+  perseus compare --profile gpt3.csv --schedule 1F1B --stages 8 --microbatches 12 --blocking-power 83.64
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

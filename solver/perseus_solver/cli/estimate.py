@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perseus_solver.cli import arguments, common
 from perseus_solver.errors import SolverError
@@ -24,6 +24,13 @@ class _Outcome:
 
     time: float
     energy: float
+
+
+DOES: Final = "what plans would save on so many GPUs: energy, money, carbon dioxide"
+EXAMPLES: Final = """\
+  perseus estimate --profile gpt3.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 83.64 \\
+      --gpus 1024 --gpu "NVIDIA H100 80GB HBM3" --price 0.12 --carbon 400
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perseus_solver.cli import arguments, common
 
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from perseus_solver.cli.files import Outputs
     from perseus_solver.frontier import Planner
     from perseus_solver.model.result import Frontier
+
+DOES: Final = "all Pareto-optimal plans, from the fastest to the one of least energy"
+EXAMPLES: Final = """\
+  perseus frontier --profile gpt3.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 83.64 \\
+      --output frontier.json --plot frontier.png
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

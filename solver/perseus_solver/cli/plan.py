@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perseus_solver.cli import arguments, common
 from perseus_solver.errors import SolverError
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from perseus_solver.model.result import Grain, Point
     from perseus_solver.rehearsal import Rehearsal
     from perseus_solver.robust import RobustPlan
+
+DOES: Final = "one plan: the least energy by a deadline, or without slowdown if no deadline is given"
+EXAMPLES: Final = """\
+  perseus plan --profile gpt3.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 83.64
+  perseus plan --profile gpt3.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 83.64 \\
+      --max-slowdown 3% --output plan.json --gantt pipeline.png
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from perseus_solver.cli import arguments, common
 
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 _WORSE = 0.005
 """Share of time or energy by which a plan does worse than it says, from which the cause is named."""
+
+DOES: Final = "what a plan would do on given hardware, where clocks change late"
+EXAMPLES: Final = """\
+  perseus rehearse --profile gpt3.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 83.64 \\
+      --plan plan.json --hardware h100.json
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_sim.__main__ import main
 from perseus_sim.gpus.model import GPU_MODELS, MODELS, GpuModel, profile_csv, stage_weights
+from perseus_solver.cli.main import main
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.kinds import Kind
 from perseus_solver.model.problem import build_problem

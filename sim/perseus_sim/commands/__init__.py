@@ -1,0 +1,1 @@
+"""What the simulator adds to the `perseus` command."""

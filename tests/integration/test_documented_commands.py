@@ -1,0 +1,118 @@
+"""Commands that pages of the documentation show: those of `perseus` run as written, and all others could be run.
+
+What a command reads and no page makes is made up here: profiles, and a description of hardware.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.pages import commands_of
+
+from perseus_operator.plugin import cli as kubectl_perseus
+from perseus_sim.gpus.model import profile_csv
+from perseus_solver.cli.main import main as perseus
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "CHANGELOG.md"})
+HARDWARE = '{"model": "made up", "switch_latency_s": {"p50": 0.03, "p99": 0.1}, "call_s": 0.005, "marks": "gpu"}'
+SHORTENED = "--profile p.csv --schedule 1F1B --stages 4 --microbatches 8 --blocking-power 83.64"
+"""What the dots of ``perseus plan …`` stand for."""
+MEASURED = {"--instructions", "--calibration"}
+"""A command with one of them needs a run that was measured: it is not run here."""
+
+
+def commands(program: str) -> list[tuple[Path, list[str]]]:
+    """Return page and words of every command of a program, whether or not it stands in a virtual environment."""
+    start = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?{program}(?: |$)")
+    found = [(page, text) for page in PAGES for text in commands_of(page) if start.match(text)]
+    return [(page, shlex.split(text.replace("…", SHORTENED).replace("$PWD", "."))) for page, text in found]
+
+
+def pages(program: str) -> list[Path]:
+    """Return the pages with commands of a program; ``test_readme`` compares what two of them show."""
+    return sorted({page for page, _ in commands(program) if page.name not in {"README.md", "worth.md"}})
+
+
+def make_inputs(words: list[str]) -> None:
+    given = dict(pairwise(words))
+    profile, hardware = Path(given.get("--profile", "p.csv")), Path(given.get("--hardware", "h.json"))
+    if not profile.exists():
+        profile.write_text(profile_csv(int(given.get("--stages", "4"))))
+    hardware.write_text(HARDWARE)
+
+
+@pytest.mark.parametrize("page", pages("perseus"), ids=lambda page: page.name)
+def test_the_commands_of_a_page_run_in_their_order(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _, words in [found for found in commands("perseus") if found[0] == page]:
+        command, _, target = " ".join(words[1:]).partition(" > ")
+        make_inputs(words)
+        if not MEASURED & set(words):
+            arguments = words[1 : -2 if target else None]
+            assert perseus(arguments) == 0, f"{command}: {capsys.readouterr().err}"
+            if target:
+                Path(target).write_text(capsys.readouterr().out)
+
+
+def test_commands_of_kubectl_perseus_are_understood() -> None:
+    found = commands("kubectl perseus")
+    assert found
+    for _, words in found:
+        assert kubectl_perseus._parser().parse_args(words[2:]).command, words
+
+
+def test_targets_and_variables_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    found = commands("make")
+    assert found
+    for page, words in found:
+        (target,) = [word for word in words[words.index("make") + 1 :] if "=" not in word]
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), f"{page}: make {target}"
+        for variable in [word.partition("=")[0] for word in words[words.index("make") :] if "=" in word]:
+            assert f"$({variable})" in makefile, f"{page}: {variable}"
+
+
+def test_values_of_the_chart_that_are_set_exist() -> None:
+    values = yaml.safe_load((ROOT / "charts" / "perseus" / "values.yaml").read_text())
+    set_ones = [(page, word) for page, words in commands("helm") for word in words if re.match(r"[\w.]+=", word)]
+    assert len(set_ones) > 8
+    for page, word in set_ones:
+        value: Any = values
+        for part in word.partition("=")[0].split("."):
+            assert part in value, f"{page}: {word}"
+            value = value[part]
+
+
+def test_scripts_that_are_called_know_their_options() -> None:
+    scripts = [
+        (page, words[position:])
+        for python in (r"python3\.11", "python")
+        for page, words in commands(python)
+        for position, word in enumerate(words)
+        if word.endswith(".py")
+    ]
+    assert len(scripts) > 3
+    for page, (script, *rest) in scripts:
+        text = (ROOT / script).read_text()
+        for option in [word.partition("=")[0] for word in rest if word.startswith("--")]:
+            assert f'"{option}"' in text, f"{page}: {script} {option}"
+
+
+def test_manifests_that_are_applied_exist() -> None:
+    applied = [
+        (page, file)
+        for page, words in commands("kubectl")
+        for flag, file in pairwise(words)
+        if flag == "-f" and "/" in file
+    ]
+    assert applied
+    assert [(page, file) for page, file in applied if not (ROOT / file).exists()] == []
