@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client
+from selenium import webdriver
+from selenium.webdriver.common.by import By
 
 from perseus_proto import keys
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
@@ -27,10 +29,25 @@ from perseus_solver.schedules import build_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
+PICTURES = ROOT / "out" / "observability"
+"""What the browser has shown, for people to look at; `make pictures` takes those of the documentation from there."""
 A100 = MODELS["a100"]
 STAGES, MICROBATCHES, PIPELINES = 3, 6, 2
 NAMESPACE, JOB = "default", "gpt3"
 PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
+_SIZE = 1240, 1500
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    f"--window-size={_SIZE[0]},{_SIZE[1]}",
+)
 
 
 def await_true(what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
@@ -99,6 +116,8 @@ class Prometheus:
 
     def __init__(self, address: str) -> None:
         self.url = f"http://{address}"
+        self.since_s = time.time()
+        """When it began to scrape."""
 
     def get(self, path: str, **parameters: str) -> Any:
         url = f"{self.url}{path}?{urllib.parse.urlencode(parameters)}"
@@ -173,3 +192,55 @@ def prometheus(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         server.terminate()
         server.wait(60)
+
+
+class Browser:
+    """Chromium at the operator's page."""
+
+    def __init__(self, driver: webdriver.Chrome, base: str) -> None:
+        self.driver = driver
+        self.base = base
+
+    def open(self, fragment: str = "") -> None:
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.base}/#{fragment}")
+
+    def text(self, selector: str) -> str:
+        return self.driver.find_element(By.CSS_SELECTOR, selector).text
+
+    def count(self, selector: str) -> int:
+        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def picture(self, name: str, size: tuple[int, int] = _SIZE) -> None:
+        """Save what is shown in a window of a size in pixels; without a height, all of it."""
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        width, height = size
+        self.driver.set_window_size(width, height or _SIZE[1])
+        if not height:
+            # What a window shows is less high than the window.
+            script = "return document.documentElement.scrollHeight + outerHeight - innerHeight"
+            self.driver.set_window_size(width, self.driver.execute_script(script))
+        self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
+        self.driver.set_window_size(*_SIZE)
+
+    def complaints(self) -> list[str]:
+        """What the browser's console has: errors of scripts and breaches of the page's policy."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="session")
+def browser(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    profile: Path = tmp_path_factory.mktemp("chromium")
+    for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    try:
+        yield Browser(driver, f"http://{world.addresses()['web']}")
+    finally:
+        driver.quit()

@@ -2,80 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from kubernetes import client
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, ROOT, STAGES, World, await_true
+from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, STAGES, Browser, World, await_true
 
 from perseus_operator.controller.view import JobView
 from perseus_operator.objects import JobRef, User
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import WebServer
 from perseus_proto import keys
-
-PICTURES = ROOT / "out" / "observability"
-_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--window-size=1240,1500",
-)
-
-
-class Browser:
-    """Chromium at the operator's page."""
-
-    def __init__(self, driver: webdriver.Chrome, base: str) -> None:
-        self.driver = driver
-        self.base = base
-
-    def open(self, fragment: str = "") -> None:
-        self.driver.get("about:blank")
-        self.driver.get(f"{self.base}/#{fragment}")
-
-    def text(self, selector: str) -> str:
-        return self.driver.find_element(By.CSS_SELECTOR, selector).text
-
-    def count(self, selector: str) -> int:
-        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
-
-    def picture(self, name: str) -> None:
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        self.driver.save_screenshot(str(PICTURES / f"{name}.png"))
-
-    def complaints(self) -> list[str]:
-        """What the browser's console has: errors of scripts and breaches of the page's policy."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
-
-
-@pytest.fixture(scope="module")
-def browser(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    profile: Path = tmp_path_factory.mktemp("chromium")
-    for flag in (*_FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
-    try:
-        yield Browser(driver, f"http://{world.addresses()['web']}")
-    finally:
-        driver.quit()
 
 
 @pytest.fixture
