@@ -353,7 +353,8 @@ class Cluster:
         if component == "kube-controller-manager":  # the API server refuses pods until this account exists
             return self._answers("/api/v1/namespaces/default/serviceaccounts/default")
         if component == node.CONTAINERD:
-            return machine.run("ctr", "--address", images.SOCKET, "version", check=False).returncode == 0
+            ctr = str(self.assets / "ctr")
+            return machine.run(ctr, "--address", images.SOCKET, "version", check=False).returncode == 0
         return True
 
     def _answers(self, path: str) -> bool:
