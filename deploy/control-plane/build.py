@@ -97,6 +97,11 @@ BINARIES = {
         "kuberay", "github.com/ray-project/kuberay/ray-operator", "github.com/ray-project/kuberay/ray-operator"
     ),
     "mpi": Binary("mpi", "github.com/kubeflow/mpi-operator/cmd/mpi-operator", "github.com/kubeflow/mpi-operator"),
+    "training-operator": Binary(
+        "training-operator",
+        "github.com/kubeflow/training-operator/cmd/training-operator.v1",
+        "github.com/kubeflow/training-operator",
+    ),
     # With which `make release` stores, signs and copies images.
     "registry": Binary(
         "registry",

@@ -50,16 +50,22 @@ class Controller:
         name: of the binary, the image and the release.
         folder: of the chart or the kustomization, in the module.
         values: of the chart; empty: it is a kustomization.
+        base: the kustomization to begin with, in the folder.
         image: that the kustomization names.
         environment: that its container needs here.
+        arguments: of its container.
+        omitted: a definition of the kustomization that another controller brings.
         home: its namespace, if it insists on one.
     """
 
     name: str
     folder: str
     values: str = ""
+    base: str = "."
     image: str = ""
     environment: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
+    omitted: str = ""
     home: str = ""
 
     @property
@@ -93,16 +99,29 @@ LWS: Final = Controller(
 KUBERAY: Final = Controller(
     "kuberay",
     "config",
+    base="default",
     image="quay.io/kuberay/operator",
     environment=(("ENABLE_INIT_CONTAINER_INJECTION", "false"), ("ENABLE_PROBES_INJECTION", "false")),
 )
 """It would have each pod run programs of a Ray image, to wait for the head and to see whether it lives."""
 MPI: Final = Controller("mpi", "manifests/base", image="mpioperator/mpi-operator", home="mpi-operator")
+TRAINING_OPERATOR: Final = Controller(
+    "training-operator",
+    "manifests",
+    base="overlays/standalone",
+    image="ghcr.io/kubeflow/training-v1/training-operator",
+    arguments=("--enable-scheme=pytorchjob",),
+    omitted="mpijobs.kubeflow.org",
+    home="kubeflow",
+)
+"""Its MPIJobs are of an older version than those of the MPI operator."""
 
 
 QUEUE: Final = "team"
 _KUEUE_API: Final = "kueue.x-k8s.io/v1beta1"
 JOB_SET_API: Final = "jobset.x-k8s.io/v1alpha2"
+URGENT: Final = "urgent"
+"""A priority: its workloads take the place of those that have none."""
 
 
 @contextlib.contextmanager
@@ -116,7 +135,13 @@ def queued(journey: Journey, quotas: dict[str, str]) -> Iterator[None]:
 
     journey.eventually("the queue is made", served, PATIENCE_S)
     yield
-    for kinds in ("jobset", "localqueue", "clusterqueue", "resourceflavor"):  # while their controllers run
+    for kinds in (
+        "jobset",
+        "localqueue",
+        "clusterqueue",
+        "resourceflavor",
+        "workloadpriorityclass",
+    ):  # while their controllers run
         with contextlib.suppress(ClusterError):
             journey.kubectl("-n", TRAINING, "delete", kinds, "--all", "--timeout=60s")
 
@@ -130,8 +155,13 @@ def _queue(quotas: dict[str, str]) -> list[dict[str, Any]]:
             "apiVersion": _KUEUE_API,
             "kind": "ClusterQueue",
             "metadata": {"name": QUEUE},
-            "spec": {"namespaceSelector": {}, "resourceGroups": [group]},
+            "spec": {
+                "namespaceSelector": {},
+                "resourceGroups": [group],
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+            },
         },
+        {"apiVersion": _KUEUE_API, "kind": "WorkloadPriorityClass", "metadata": {"name": URGENT}, "value": 1000},
         {
             "apiVersion": _KUEUE_API,
             "kind": "LocalQueue",
@@ -141,12 +171,13 @@ def _queue(quotas: dict[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def job_set(job: Training, profile: str = "") -> dict[str, Any]:
+def job_set(job: Training, profile: str = "", priority: str = "") -> dict[str, Any]:
     """A JobSet of one Job with a pod for each rank, as a user of Kueue writes it.
 
     Args:
         job: what it trains.
         profile: that runs of its kind share; empty: there is not a word of ours.
+        priority: a class of Kueue's; empty: none.
     """
     spec = job.indexed_job()[1]["spec"]
     pod = spec["template"]["spec"]
@@ -155,7 +186,10 @@ def job_set(job: Training, profile: str = "") -> dict[str, Any]:
     container["env"] = [{"name": "MASTER_ADDR", "value": f"{job.name}-w-0-0.{job.name}.{TRAINING}.svc.cluster.local"}]
     annotations = {keys.ANNOTATION_PROFILE: profile} if profile else {}
     spec["template"]["metadata"] = {"labels": {"app": job.name}, "annotations": annotations}
-    metadata = {"name": job.name, "namespace": TRAINING, "labels": {"kueue.x-k8s.io/queue-name": QUEUE}}
+    labels = {"kueue.x-k8s.io/queue-name": QUEUE}
+    if priority:
+        labels["kueue.x-k8s.io/priority-class"] = priority
+    metadata = {"name": job.name, "namespace": TRAINING, "labels": labels}
     replicated = {"name": "w", "replicas": 1, "template": {"spec": {**spec, "backoffLimit": 0}}}
     return {
         "apiVersion": JOB_SET_API,
@@ -200,6 +234,7 @@ def installed(
             else:
                 overlay = folder / "sources" / f"{each.name}-overlay"
                 cluster.kubectl("delete", "--ignore-not-found", "--timeout=60s", "--kustomize", str(overlay))
+                cluster.kubectl("delete", "namespace", each.namespace, "--ignore-not-found", "--timeout=60s")
 
 
 def install_for_workloads(journey: Journey, *jobs: Training, flags: tuple[str, ...] = ()) -> None:
@@ -227,19 +262,25 @@ def _without_dependencies(chart: Path) -> None:
 
 def _overlay(controller: Controller, source: Path) -> Path:
     """A kustomization of our own over the controller's: namespace, image, user and environment."""
-    base = source / "default" if (source / "default").is_dir() else source
+    base = source / controller.base
     overlay = source.parent / f"{controller.name}-overlay"
     overlay.mkdir()
-    container = [
-        {"op": "add", "path": "/spec/template/spec/containers/0/securityContext", "value": {"runAsUser": USER}}
-    ]
     environment = [{"name": name, "value": value} for name, value in controller.environment]
-    container.append({"op": "add", "path": "/spec/template/spec/containers/0/env", "value": environment})
+    wanted = {"securityContext": {"runAsUser": USER}, "env": environment, "args": list(controller.arguments)}
+    container = [
+        {"op": "add", "path": f"/spec/template/spec/containers/0/{field}", "value": value}
+        for field, value in wanted.items()
+        if value
+    ]
+    patches = [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(container)}]
+    if controller.omitted:
+        gone = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "$patch": "delete"}
+        patches.append({"patch": yaml.safe_dump({**gone, "metadata": {"name": controller.omitted}})})
     kustomization = {
         "namespace": controller.namespace,
         "resources": [f"../{base.relative_to(source.parent)}"],
         "images": [{"name": controller.image, "newName": f"local/{controller.name}", "newTag": "v1"}],
-        "patches": [{"target": {"kind": "Deployment"}, "patch": yaml.safe_dump(container)}],
+        "patches": patches,
     }
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
     return overlay

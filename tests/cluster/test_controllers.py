@@ -1,4 +1,4 @@
-"""Workloads that real controllers make: a JobSet that waits in a queue of Kueue, is evicted, restarts and is deleted.
+"""Workloads that real controllers make: a JobSet waits for quota, is evicted, restarts, is preempted and is deleted.
 
 The namespace has a class, so that no PerseusJob is written. The chapters depend on one another.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from controllers import JOB_SET_API, install_for_workloads, job_set, queued
+from controllers import JOB_SET_API, URGENT, install_for_workloads, job_set, queued
 from installation import PATIENCE_S, PROGRAMS, find
 from journey import TRAINING, Journey, Training
 from kubernetes import client
@@ -106,6 +106,18 @@ def test_a_restart_of_the_job_set_is_another_attempt(journey: Journey) -> None:
         "all pods are new", lambda: not before & {p.metadata.uid for p in journey.training_pods(FIRST)}, PATIENCE_S
     )
     journey.eventually("the plan is in force again", lambda: journey.in_force(FIRST), PATIENCE_S)
+    journey.clocks_are_the_plans(FIRST)
+
+
+def test_a_more_urgent_job_set_takes_the_gpus_and_gives_them_back(journey: Journey) -> None:
+    journey.apply(job_set(SECOND, PROFILE, URGENT))
+    journey.eventually("the urgent one is planned", lambda: journey.in_force(SECOND), PATIENCE_S)
+    evicted = {each["type"]: each for each in workload(journey, FIRST)["status"]["conditions"]}["Evicted"]
+    assert (evicted["status"], evicted["reason"]) == ("True", "Preempted")
+    assert journey.condition(FIRST, "Active")[0] == "False"
+    journey.clocks_are_the_plans(SECOND)
+    journey.kubectl("-n", TRAINING, "delete", "jobset", SECOND.name)
+    journey.eventually("the first one is in force again", lambda: journey.in_force(FIRST), PATIENCE_S)
     journey.clocks_are_the_plans(FIRST)
 
 

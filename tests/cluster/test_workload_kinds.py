@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from controllers import JOB_SET, KUBERAY, LWS, MPI, TRAINER, install_for_workloads, installed
+from controllers import (
+    JOB_SET,
+    KUBERAY,
+    LWS,
+    MPI,
+    TRAINER,
+    TRAINING_OPERATOR,
+    install_for_workloads,
+    installed,
+)
 from installation import PATIENCE_S
 from journey import TRAINING, Journey, Training
 
@@ -114,6 +123,15 @@ def mpi_job() -> list[Manifest]:
     return [workload("kubeflow.org/v2beta1", "MPIJob", spec)]
 
 
+def pytorch_job() -> list[Manifest]:
+    """Two workers; a master would make the others wait for it in a container whose image is not here."""
+    master = f"{JOB.name}-worker-0.{TRAINING}.svc.cluster.local"
+    workers = template(master, label("training.kubeflow.org/replica-index"))
+    workers["spec"]["containers"][0]["name"] = "pytorch"
+    replicas = {"Worker": {"replicas": 2, "restartPolicy": "OnFailure", "template": workers}}
+    return [workload("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": replicas})]
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of workload: its manifests, how kubectl calls it, and the pods that are no workers."""
@@ -128,13 +146,16 @@ KINDS = {
     "LeaderWorkerSet": Kind(leader_worker_set, "leaderworkersets.leaderworkerset.x-k8s.io"),
     "RayCluster": Kind(ray_cluster, "rayclusters.ray.io"),
     "MPIJob": Kind(mpi_job, "mpijobs.kubeflow.org", idle=1),
+    "PyTorchJob": Kind(pytorch_job, "pytorchjobs.kubeflow.org"),
 }
 
 
 @pytest.fixture(scope="module")
 def controllers(cluster: Any, helm: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("controllers")
-    with installed(cluster, helm, folder, (JOB_SET, TRAINER, LWS, KUBERAY, MPI), patience_s=PATIENCE_S):
+    with installed(
+        cluster, helm, folder, (JOB_SET, TRAINER, LWS, KUBERAY, MPI, TRAINING_OPERATOR), patience_s=PATIENCE_S
+    ):
         yield
 
 
