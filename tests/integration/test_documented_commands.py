@@ -60,6 +60,7 @@ def test_the_commands_of_a_page_run_in_their_order(
             arguments = words[1 : -2 if target else None]
             assert perseus(arguments) == 0, f"{command}: {capsys.readouterr().err}"
             if target:
+                Path(target).parent.mkdir(exist_ok=True)
                 Path(target).write_text(capsys.readouterr().out)
 
 
