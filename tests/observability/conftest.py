@@ -35,6 +35,14 @@ A100 = MODELS["a100"]
 STAGES, MICROBATCHES, PIPELINES = 3, 6, 2
 NAMESPACE, JOB = "default", "gpt3"
 PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
+VALUES = {
+    "$__rate_interval": "5s",
+    "$__range": "20s",
+    "$job_namespace": NAMESPACE,
+    "$job_name": JOB,
+    "$node": ".*",
+}
+"""What Grafana would put in for its variables."""
 _SIZE = 1240, 1500
 _FLAGS = (
     "--headless",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.by import By
 from tests.dashboards import BOARDS, panels
-from tests.observability.conftest import JOB, NAMESPACE, Browser, Prometheus, await_true
+from tests.observability.conftest import VALUES, Browser, Prometheus, await_true
 
 from documentation_pictures.dashboard import WIDTH_PX, Sample, page
 
@@ -26,15 +26,20 @@ class Answers:
     def ask(self, expression: str, span_s: tuple[float, float] | None) -> Sequence[Sample]:
         if span_s is None:
             found = self._prometheus.get("/api/v1/query", query=expression)["result"]
-            return [Sample(series["metric"], _numbers([series["value"]])) for series in found]
+            return _samples((series["metric"], [series["value"]]) for series in found)
         begin_s, end_s = span_s
         asked = {"start": str(begin_s), "end": str(end_s), "step": str((end_s - begin_s) / _POINTS)}
         found = self._prometheus.get("/api/v1/query_range", query=expression, **asked)["result"]
-        return [Sample(series["metric"], _numbers(series["values"])) for series in found]
+        return _samples((series["metric"], series["values"]) for series in found)
 
 
-def _numbers(values: Sequence[tuple[float, str]]) -> list[tuple[float, float]]:
-    return [(at_s, float(value)) for at_s, value in values if value not in {"NaN", "+Inf", "-Inf"}]
+def _samples(found: Iterable[tuple[dict[str, str], Sequence[tuple[float, str]]]]) -> list[Sample]:
+    """Return the series of which a number is left: NaN is no answer."""
+    numbers = [
+        Sample(labels, [(at_s, float(value)) for at_s, value in values if value not in {"NaN", "+Inf", "-Inf"}])
+        for labels, values in found
+    ]
+    return [sample for sample in numbers if sample.points]
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
@@ -42,13 +47,7 @@ def test_a_dashboard_shows_data_in_every_panel(
     path: Path, prometheus: Prometheus, browser: Browser, tmp_path: Path
 ) -> None:
     board = json.loads(path.read_text())
-    values = {
-        "$__rate_interval": "5s",
-        "$__range": f"{time.time() - prometheus.since_s:.0f}s",
-        "$job_namespace": NAMESPACE,
-        "$job_name": JOB,
-        "$node": ".*",
-    }
+    values = {**VALUES, "$__range": f"{time.time() - prometheus.since_s:.0f}s"}
     drawn = tmp_path / "page.html"
 
     def without_data() -> list[str]:

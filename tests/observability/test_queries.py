@@ -11,18 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.dashboards import BOARDS, filled, panels, queries
-from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, Prometheus, World, await_true
+from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, VALUES, Prometheus, World, await_true
 
 from perseus_operator.plugin import cli
 from perseus_proto import keys
 
-_VALUES = {
-    "$__rate_interval": "5s",
-    "$__range": "20s",
-    "$job_namespace": NAMESPACE,
-    "$job_name": JOB,
-    "$node": ".*",
-}
 _COMPARISON = re.compile(r"\s(?:==|<=|>=|>|<)\s")
 
 
@@ -35,7 +28,7 @@ def never_answered(prometheus: Prometheus, queries: list[tuple[str, str]]) -> st
 
 
 def test_every_panel_and_page_has_data(prometheus: Prometheus) -> None:
-    asked = [*queries(_VALUES).items()]
+    asked = [*queries(VALUES).items()]
     assert len(asked) > 50
     assert not never_answered(prometheus, asked)
 
@@ -44,7 +37,7 @@ def test_every_drop_down_has_values(prometheus: Prometheus) -> None:
     for path in BOARDS:
         for variable in json.loads(path.read_text())["templating"]["list"]:
             if variable["type"] == "query":
-                asked = re.fullmatch(r"label_values\((.*), (\w+)\)", filled(variable["query"], _VALUES))
+                asked = re.fullmatch(r"label_values\((.*), (\w+)\)", filled(variable["query"], VALUES))
                 assert asked, variable
                 series = prometheus.get("/api/v1/series", **{"match[]": asked[1]})
                 assert all(asked[2] in labels for labels in series), variable
@@ -83,7 +76,7 @@ def test_links_lead_from_the_fleet_to_its_jobs_and_nodes_and_back(prometheus: Pr
                     kind, _, name = source.rpartition(".")
                     if kind == "__field.labels":
                         for query in panel["targets"]:
-                            labelled = filled(query["expr"], _VALUES)
+                            labelled = filled(query["expr"], VALUES)
                             found = prometheus.get("/api/v1/query", query=labelled)["result"]
                             assert found, where
                             assert all(name in series["metric"] for series in found), where
