@@ -23,10 +23,12 @@ import yaml
 from kubernetes import client
 
 from perseus_proto import keys
+from perseus_proto.gpus import BACKWARD_RATIO
 from perseus_proto.rank import RankId
 from perseus_sim.cluster.live_job import LiveJob, start_live_job
 from perseus_sim.cluster.simulated_cluster import SimulatedCluster
-from perseus_sim.gpus.model import BACKWARD_RATIO, MODELS, stage_weights
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.profiles import stage_weights
 from perseus_sim.training.live import Tables, tables_of
 from perseus_solver.schedules import Schedule, build_schedule, read_schedule
 

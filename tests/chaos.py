@@ -27,8 +27,8 @@ from tests.doubles.fleet_cluster import FleetCluster
 
 from perseus_proto import keys
 from perseus_sim.cluster.pki import Authority, write_pairs
-from perseus_sim.gpus.model import profile_csv
 from perseus_sim.processes import Processes
+from perseus_sim.profiles import profile_csv
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.result import Frontier

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from documentation_pictures.subjects import ROOT, publish
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 SHOWN = ROOT / "out" / "observability"
 VIEWS = {

@@ -67,4 +67,5 @@ def published_latency(model: str) -> SwitchLatency:
     >>> published_latency("NVIDIA A100-SXM4-80GB").p50_s
     0.0054
     """
-    return next((latency for name, latency in _PUBLISHED.items() if name in model), _UNKNOWN)
+    named = model.upper()
+    return next((latency for name, latency in _PUBLISHED.items() if name in named), _UNKNOWN)

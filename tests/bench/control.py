@@ -24,7 +24,8 @@ from perseus_sim.execution.executor import Control, Executor
 from perseus_sim.execution.hosts import Framework, Hosts
 from perseus_sim.execution.machine import Machine, Outcome
 from perseus_sim.execution.pipeline import Pipeline
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.profiles import profile_csv
 from perseus_solver.frontier import Planner, solve_frontier
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile

@@ -33,8 +33,8 @@ from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server, embedded_server, real_server
 from perseus_sim.cluster.control_plane import NoControlPlane
 from perseus_sim.cluster.pki import Authority, write_pairs
-from perseus_sim.gpus.model import profile_csv
 from perseus_sim.processes import Processes
+from perseus_sim.profiles import profile_csv
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule

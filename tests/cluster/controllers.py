@@ -23,7 +23,7 @@ from journey import AGENTS, PHYSICS, TRAINING, Journey, Training
 from local_cluster.errors import ClusterError
 from local_cluster.images import wrap
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "control-plane"))
 import build

@@ -23,9 +23,10 @@ from urllib3.exceptions import HTTPError
 from local_cluster.cluster import Cluster
 from local_cluster.machine import Machine, processes, running
 from perseus_proto import keys
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.nvml_shim import ShimError
 from perseus_sim.gpus.shim_gpu import NodeGpus, NoGpus, describe, open_shim
+from perseus_sim.profiles import profile_csv
 from perseus_solver.model.result import Frontier
 from perseus_solver.schedules import build_schedule
 

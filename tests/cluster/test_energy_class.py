@@ -22,7 +22,7 @@ from local_cluster.errors import ClusterError
 from perseus_operator.plugin.energy_report import energy_report
 from perseus_operator.plugin.tables import energy_report_text
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 

@@ -24,7 +24,7 @@ from tests.rights import OCCASIONAL, lacking
 
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 

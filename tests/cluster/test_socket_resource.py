@@ -14,7 +14,7 @@ from journey import A100, AGENTS, CONFINED, PHYSICS, RESTRICTED, TRAINING, Journ
 from kubernetes import client
 
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 pytestmark = pytest.mark.timeout(900)
 

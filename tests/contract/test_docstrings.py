@@ -22,7 +22,7 @@ FACES = {
     "perseus_solver.schedules": None,
     "perseus_client": None,
     "perseus_agent.settings": ("parse_settings",),
-    "perseus_sim.gpus.model": ("profile_csv",),
+    "perseus_sim.profiles": ("profile_csv",),
     "perseus_client.torch_pipelining": ("attach",),
     "perseus_client.megatron": ("attach",),
     "perseus_client.deepspeed": ("attach",),
@@ -37,7 +37,7 @@ FACES = {
 """Module → its public entry points; None: ``__all__``, or all public functions defined there."""
 EXAMPLES = (
     "perseus_agent.settings",
-    "perseus_sim.gpus.model",
+    "perseus_sim.profiles",
     "perseus_solver",
     "perseus_client",
     "perseus_proto.rank",

@@ -370,7 +370,7 @@ def modules_taken_out(name: str) -> set[str]:
         ),
         ("operator", "ortools.graph.python.min_cost_flow,ortools.graph.python.max_flow,ortools.linear_solver.pywraplp"),
         ("operator", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter,opentelemetry.sdk.trace.export"),
-        ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.gpus.model"),  # the chart's own test
+        ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.profiles"),  # the chart's own test
     ],
 )
 def test_the_imports_of_every_program_are_installed(name: str, modules: str) -> None:

@@ -22,7 +22,7 @@ from kubernetes import client
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, Server
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -15,7 +15,8 @@ from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.cluster.api_servers import Feature, real_server
 from perseus_sim.cluster.simulated_cluster import SYSTEM_NAMESPACE, RunningJob, SimulatedCluster
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.profiles import profile_csv
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule

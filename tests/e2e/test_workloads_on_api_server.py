@@ -20,7 +20,7 @@ from perseus_operator.api.workload import WorkloadKind
 from perseus_operator.planning.workloads import PRESETS
 from perseus_proto import keys
 from perseus_sim.cluster.api_servers import Feature
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

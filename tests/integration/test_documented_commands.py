@@ -16,7 +16,7 @@ import yaml
 from tests.pages import commands_of
 
 from perseus_operator.plugin import cli as kubectl_perseus
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 from perseus_solver.cli.main import main as perseus
 
 ROOT = Path(__file__).resolve().parents[2]

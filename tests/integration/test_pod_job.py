@@ -17,8 +17,9 @@ import pytest
 from tests.waiting import eventually
 
 from perseus_sim.gpus import shim_gpu
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.offer import make_gpus
+from perseus_sim.profiles import profile_csv
 from perseus_sim.training.coordinator import PipelineIteration
 from perseus_sim.training.pod_job import main, ranks_of, report
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("page", ["README.md", "docs/worth.md"])
 def test_what_a_fleet_would_save_is_what_the_page_shows(page: str, tmp_path: Path) -> None:
-    (commands,) = [block for block in blocks(ROOT / page) if any("perseus sample" in text for text, _ in block)]
+    (commands,) = [block for block in blocks(ROOT / page) if any("perseus estimate" in text for text, _ in block)]
     scripts = Path(sys.executable).parent
     for command, shown in commands:
         text = command.partition("#")[0].replace(".venv/bin/", "")

@@ -15,7 +15,8 @@ from tests.waiting import eventually
 from perseus_proto.planset import PlanPoint, StageSchedule, encode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2, agent_pb2_grpc
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster, SimulatedNode
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.profiles import profile_csv
 from perseus_sim.training.coordinator import PipelineIteration
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.model.problem import Problem, build_problem

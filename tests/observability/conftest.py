@@ -22,7 +22,8 @@ from selenium.webdriver.common.by import By
 
 from perseus_proto import keys
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.profiles import profile_csv
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule

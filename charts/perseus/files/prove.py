@@ -14,7 +14,7 @@ import time
 from kubernetes.aio import client, config
 
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 NAMESPACE, NAME = os.environ["NAMESPACE"], os.environ["NAME"]
 AGENTS, AGENT_NAMESPACE = os.environ.get("AGENTS"), os.environ.get("AGENT_NAMESPACE")

@@ -13,8 +13,8 @@ from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.planner import Decision
 from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
 from perseus_operator.planning.profiling.cost import SweepCost
-from perseus_operator.planning.profiling.estimate import TRUE_SHARES
 from perseus_operator.planning.state import JobState
+from perseus_proto.gpus import TRUE_SHARES
 
 
 def advised(state: JobState, decision: Decision) -> AdviceStatus | None:

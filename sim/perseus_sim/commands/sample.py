@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Final
 
-from perseus_sim.gpus.model import GPU_MODELS, MODELS, profile_csv, steps_csv
+from perseus_proto.gpus import GPU_MODELS
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:  # noqa: ARG001
     Raises:
         SolverError: an argument breaks its rule.
     """
+    from perseus_sim.gpus.model import MODELS
+    from perseus_sim.profiles import profile_csv, steps_csv
+
     try:
         if options.step_ms is not None:
             text = steps_csv(options.gpu_model, options.step_ms / 1e3)

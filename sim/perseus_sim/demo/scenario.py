@@ -25,7 +25,8 @@ from perseus_proto.units import j_from_mj, mw_from_w, s_from_ms, s_from_us, us_f
 from perseus_sim.cluster.simulated_cluster import RunningJob, SimulatedCluster
 from perseus_sim.demo.report import Measurement, Report, percent
 from perseus_sim.execution.hosts import Framework, Hosts
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.profiles import profile_csv
 from perseus_sim.training.coordinator import PipelineIteration
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.model.deployed import DeployedGap

@@ -17,14 +17,17 @@ DEFAULT_PROOF_S = 60.0
 """CP-SAT proves 32 instructions in two to seven seconds, and gains little after a minute."""
 MAX_GPUS = 10_000_000
 MAX_POINTS = 10_000
-"""Of a frontier: on 8 stages with 96 microbatches each point is about 100 kB of JSON."""
+"""Of a frontier: on 8 stages with 96 microbatches each point is 7 kB of JSON, or 100 kB in full."""
 
 
-def add_pipeline(parser: argparse.ArgumentParser) -> None:
-    """Add what describes the planning problem: profile, schedule, powers and delays."""
+def add_pipeline(parser: argparse.ArgumentParser, *, measured: bool = True) -> None:
+    """Add what describes the planning problem: profile, schedule, powers and delays.
+
+    ``measured``: a profile and the power of a waiting GPU are required.
+    """
     group = parser.add_argument_group("the pipeline")
     group.add_argument(
-        "--profile", required=True, type=Path, metavar="P.csv", help="measured time and energy (see perseus --help)"
+        "--profile", required=measured, type=Path, metavar="P.csv", help="measured time and energy (see perseus --help)"
     )
     group.add_argument(
         "--schedule",
@@ -44,7 +47,7 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--blocking-power",
-        required=True,
+        required=measured,
         type=not_negative,
         metavar="W",
         help="power of a GPU while it waits for another stage, in watts",
@@ -175,8 +178,8 @@ def add_scatter(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(confidence=None)
 
 
-def add_files(parser: argparse.ArgumentParser, *, gantt: bool) -> None:
-    """Add the files to write; ``gantt``: the pipeline can be drawn."""
+def add_files(parser: argparse.ArgumentParser, *, gantt: bool) -> argparse._ArgumentGroup:
+    """Add the files to write, and return their group; ``gantt``: the pipeline can be drawn."""
     group = parser.add_argument_group("files")
     group.add_argument("--output", metavar="F.json", help="where to write JSON; - for standard output")
     group.add_argument("--plot", metavar="F.png", help="draw energy against time (needs matplotlib)")
@@ -184,6 +187,7 @@ def add_files(parser: argparse.ArgumentParser, *, gantt: bool) -> None:
         group.add_argument(
             "--gantt", metavar="G.png", help="draw the pipeline at maximum clocks and as planned, coloured by power"
         )
+    return group
 
 
 def _number(text: str) -> float:

@@ -72,13 +72,22 @@ def set_up(options: argparse.Namespace, outputs: Outputs) -> Setup:
     return Setup(write, plot, gantt, simulator, base_s, base_j)
 
 
-def read_baseline(options: argparse.Namespace) -> tuple[Simulator, float, float]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipeline:
+    """What a command plans: a schedule, the source of its profile, and the power of a waiting GPU in watts."""
+
+    schedule: Schedule
+    profile: Path | str
+    blocking_power_w: float
+
+
+def read_baseline(options: argparse.Namespace, pipeline: Pipeline | None = None) -> tuple[Simulator, float, float]:
     """Read the problem as `read_problem`, and simulate an iteration with all clocks at their maximum.
 
     Returns:
         The problem's simulator, and seconds and joules of that iteration.
     """
-    problem = read_problem(options)
+    problem = read_problem(options, pipeline)
     from perseus_solver.comparison.baselines import all_maximum
     from perseus_solver.model.simulator import Simulator
 
@@ -87,13 +96,14 @@ def read_baseline(options: argparse.Namespace) -> tuple[Simulator, float, float]
     return simulator, float(baseline.iteration_time_s), float(baseline.energy_j)
 
 
-def read_problem(options: argparse.Namespace) -> Problem:
+def read_problem(options: argparse.Namespace, pipeline: Pipeline | None = None) -> Problem:
     """Read and check the schedule, the profile and the calibration that the arguments name.
 
     Notes about the profile go to standard error.
 
     Args:
         options: the parsed arguments of `perseus_solver.cli.arguments.add_pipeline`.
+        pipeline: None: as the arguments say.
 
     Returns:
         The planning problem.
@@ -107,11 +117,12 @@ def read_problem(options: argparse.Namespace) -> Problem:
     from perseus_solver.model.sampling import Sampling
     from perseus_solver.schedules import with_constants
 
-    schedule = _schedule(options)
+    given = pipeline or Pipeline(named_schedule(options), options.profile, options.blocking_power)
+    schedule = given.schedule
     sampling = Sampling(guard=options.guard, repair_monotone=options.repair) if options.samples else None
     if options.repair and not options.samples:
         raise SolverError("--repair needs --samples")
-    profile = read_profile(options.profile, stages=schedule.stages, sampling=sampling)
+    profile = read_profile(given.profile, stages=schedule.stages, sampling=sampling)
     for warning in profile.warnings:
         print_warning(options, warning)
     for note in profile.notes:
@@ -119,7 +130,7 @@ def read_problem(options: argparse.Namespace) -> Problem:
     problem = build_problem(
         profile,
         with_constants(schedule, profile.constant_stages),
-        blocking_power_w=options.blocking_power,
+        blocking_power_w=given.blocking_power_w,
         delay_s=options.delay_s,
         overhead_s=options.overhead_s,
         calibration=read_calibration(options.calibration) if options.calibration else None,
@@ -129,7 +140,12 @@ def read_problem(options: argparse.Namespace) -> Problem:
     return problem
 
 
-def _schedule(options: argparse.Namespace) -> Schedule:
+def named_schedule(options: argparse.Namespace) -> Schedule:
+    """Return the schedule that the arguments name.
+
+    Raises:
+        SolverError: arguments are missing, wrong or contradict each other, or the file cannot be used.
+    """
     from perseus_solver.schedules import build_schedule, read_schedule
 
     if options.schedule_csv is not None:

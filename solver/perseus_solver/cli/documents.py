@@ -6,7 +6,7 @@ Other programs read these documents, so their keys do not change.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,14 +34,21 @@ class InvalidPlan(SolverError):
 
 
 class PlanWriter:
-    """Writes the clocks of one problem's instructions. What is the same in all plans is prepared once."""
+    """Writes the clocks of one problem's instructions. What is the same in all plans is prepared once.
 
-    def __init__(self, problem: Problem) -> None:
+    Args:
+        problem: the problem.
+        full: with each clock say of which instruction it is; otherwise `instructions` says it once for all plans, in
+            the same order, and a plan takes a fifteenth of the bytes.
+    """
+
+    def __init__(self, problem: Problem, *, full: bool = True) -> None:
         schedule = problem.schedule
         labels = {int(kind): kind.label for kind in Kind}
-        self._heads = np.array(
+        self._full = full
+        self._names = np.array(
             [
-                f'{{"instruction":"{labels[kind]}","microbatch":{microbatch},"chunk":{chunk},"frequency_mhz":'
+                f'{{"instruction":"{labels[kind]}","microbatch":{microbatch},"chunk":{chunk}'
                 for kind, microbatch, chunk in zip(
                     schedule.kind.tolist(), schedule.microbatch.tolist(), schedule.chunk.tolist(), strict=True
                 )
@@ -50,9 +57,20 @@ class PlanWriter:
         )
         self._offset = problem.stage_offset.tolist()
 
-    def stages(self, frequencies_mhz: Frequencies) -> str:
-        """Return ``[[{…},…],…]``: the instructions of each stage in execution order."""
-        cells = [f"{head}{clock}}}" for head, clock in zip(self._heads, frequencies_mhz.tolist(), strict=True)]
+    def instructions(self) -> str:
+        """Return ``[[{…},…],…]``: the instructions of each stage in execution order, without clocks."""
+        return self._stages([f"{name}}}" for name in self._names])
+
+    def _clocks(self, frequencies_mhz: Frequencies) -> str:
+        """Return the member of a plan that has its clocks: of each stage in execution order."""
+        clocks = frequencies_mhz.tolist()
+        if not self._full:
+            return f'"frequency_mhz": {self._stages(map(str, clocks))}'
+        pairs = zip(self._names, clocks, strict=True)
+        return f'"stages": {self._stages(f"""{name},"frequency_mhz":{clock}}}""" for name, clock in pairs)}'
+
+    def _stages(self, cells: Iterable[str]) -> str:
+        cells = list(cells)
         rows = (",".join(cells[a:b]) for a, b in zip(self._offset[:-1], self._offset[1:], strict=True))
         return "[" + ",".join(f"[{row}]" for row in rows) + "]"
 
@@ -86,7 +104,7 @@ class PlanWriter:
             figures |= {"deadline_s": robust.deadline_s, "kept": robust.kept}
         if straggler_part is not None:
             figures["straggler_part"] = straggler_part
-        return f'{json.dumps(figures)[:-1]}, "stages": {self.stages(point.frequencies_mhz)}}}'
+        return f"{json.dumps(figures)[:-1]}, {self._clocks(point.frequencies_mhz)}}}"
 
 
 def expected(rehearsal: Rehearsal) -> dict[str, Any]:
@@ -163,6 +181,7 @@ def frontier_document(
     baseline_energy_j: float,
     solve_seconds: float,
     deployable: Deployable | None = None,
+    full: bool = False,
 ) -> Iterator[bytes]:
     """Yield what ``perseus frontier`` writes, one plan at a time.
 
@@ -172,6 +191,7 @@ def frontier_document(
         baseline_time_s, baseline_energy_j: an iteration with all clocks at their maximum.
         solve_seconds: how long solving took.
         deployable: what the frontier's plans do at once and when they are rehearsed; None: they were not.
+        full: write each plan as ``perseus plan`` does.
     """
     head = {
         "schedule": problem.schedule.name,
@@ -182,8 +202,9 @@ def frontier_document(
         "baseline": {"iteration_time_s": baseline_time_s, "energy_j": baseline_energy_j},
         "deployed_gap": asdict(DeployedGap.of(frontier)),
     }
-    writer = PlanWriter(problem)
-    yield f'{json.dumps(head)[:-1]}, "points": [\n'.encode()
+    writer = PlanWriter(problem, full=full)
+    instructions = "" if full else f', "instructions": {writer.instructions()}'
+    yield f'{json.dumps(head)[:-1]}{instructions}, "points": [\n'.encode()
     for index, point in enumerate(frontier):
         part = index > frontier.least_energy
         plan = (point,) if deployable is None else deployable.plan(index)

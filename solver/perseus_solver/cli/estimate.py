@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from perseus_solver.cli import arguments, common
+from perseus_solver.cli import arguments, assumed, common
 from perseus_solver.errors import SolverError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class _Outcome:
 
 DOES: Final = "what plans would save on so many GPUs: energy, money, carbon dioxide"
 EXAMPLES: Final = """\
+  perseus estimate --gpu "NVIDIA H100 80GB HBM3" --layers 96 --schedule 1F1B --stages 8 --microbatches 96 --gpus 1024
   perseus estimate --profile gpt3.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 83.64 \\
       --gpus 1024 --gpu "NVIDIA H100 80GB HBM3" --price 0.12 --carbon 400
 """
@@ -35,7 +36,8 @@ EXAMPLES: Final = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `run`."""
-    arguments.add_pipeline(parser)
+    arguments.add_pipeline(parser, measured=False)
+    assumed.add_arguments(parser)
     arguments.add_deadline(parser)
     group = parser.add_argument_group("the fleet")
     group.add_argument("--gpus", type=arguments.count, metavar="N", help="GPUs that train so (default: one pipeline)")
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu",
         metavar="MODEL",
         help="rehearse with what is published about clock changes of this model, as NVML names it, such as "
-        "'NVIDIA H100 80GB HBM3'",
+        "'NVIDIA H100 80GB HBM3'; without --profile also how its time and power follow the clock",
     )
     arguments.add_hardware(parser, required=False)
     parser.add_argument("--output", metavar="F.json", help="where to write JSON; - for standard output")
@@ -67,17 +69,21 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     """
     if options.gpu is not None and options.hardware is not None:
         raise SolverError("--hardware already says what --gpu would; leave one out")
+    assumed.check(options)
     write = common.reserve_json(options, outputs)
-    simulator, base_s, base_j = common.read_baseline(options)
+    from perseus_proto.gpus import TRUE_SHARES
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import Planner
-    from perseus_solver.rehearsal.hardware import Hardware
 
-    problem, hardware = simulator.problem, None
-    if options.hardware is not None:
-        hardware = common.read_hardware(options.hardware)
-    elif options.gpu is not None:
-        hardware = Hardware.published(options.gpu)
+    hardware = _hardware(options)
+    if options.profile is not None or hardware is None:
+        simulator, base_s, base_j = common.read_baseline(options)
+        basis, shares = "the profile", (1.0, 1.0)
+    else:
+        curves = assumed.curves_of(hardware.model)
+        simulator, base_s, base_j = assumed.read_baseline(options, curves)
+        basis, shares = assumed.basis(options, curves), TRUE_SHARES
+    problem = simulator.problem
     planner = Planner(problem)
     with ProgressBar("solving") as progress:
         ideal = planner.plan(common.deadline_s(options, base_s), progress=progress)
@@ -87,8 +93,9 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     gpus = options.gpus or problem.stages
     power_kw = base_j / base_s * gpus / problem.stages / 1000
     kwh = power_kw * options.hours
-    saved = sorted(-outcome.energy * kwh for outcome in outcomes)
-    rests_on = _rests_on(hardware)
+    energies = [share * outcome.energy for outcome in outcomes for share in shares]
+    saved = sorted({-min(energies) * kwh, -max(energies) * kwh})
+    rests_on = [basis, *_limits(hardware)]
     if write:
         document = {
             "gpus": gpus,
@@ -109,9 +116,9 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
         )
     common.print_summary(
         options,
-        f"baseline: {base_s:.4f} s and {base_j:,.0f} J an iteration of {problem.stages} GPUs; "
-        f"{gpus:,} GPUs draw {power_kw:,.1f} kW",
-        f"planned: {_shares([one.energy for one in outcomes])} energy, {_shares([one.time for one in outcomes])} time",
+        f"baseline: {base_s:.4f} s and {base_j:,.0f} J an iteration of {_gpus(problem.stages)}; "
+        f"{_gpus(gpus)} draw {power_kw:,.1f} kW",
+        f"planned: {_shares(energies)} energy, {_shares([one.time for one in outcomes])} time",
         f"saved in the work of {options.hours:g} hours: {'; '.join(worth)}",
         f"rests on: {'; '.join(rests_on)}",
     )
@@ -126,23 +133,36 @@ def _rehearsed(options: argparse.Namespace, planner: Planner, hardware: Hardware
     )
 
 
-def _rests_on(hardware: Hardware | None) -> list[str]:
-    limits = ["the profile", "energy of GPUs alone"]
+def _hardware(options: argparse.Namespace) -> Hardware | None:
+    """Return what plans are rehearsed on; None: nothing is said about it."""
+    from perseus_solver.rehearsal.hardware import Hardware
+
+    if options.hardware is not None:
+        return common.read_hardware(options.hardware)
+    return None if options.gpu is None else Hardware.published(options.gpu)
+
+
+def _limits(hardware: Hardware | None) -> list[str]:
+    energy = "energy of GPUs alone"
     if hardware is None:
-        return [*limits, "clocks that change at once, so this is the most: --gpu or --hardware says what remains"]
+        return [energy, "clocks that change at once, so this is the most: --gpu or --hardware says what remains"]
     p50_ms, p99_ms = 1000 * hardware.latency.p50_s, 1000 * hardware.latency.p99_s
     return [
-        *limits,
+        energy,
         f"between clocks that change in {p50_ms:g} ms (99 of 100 within {p99_ms:g} ms; {hardware.latency.source}) and "
         "clocks that change at once",
     ]
 
 
 def _between(values: list[float], digits: int = 0) -> str:
-    texts = [f"{value:,.{digits}f}" for value in values]
+    texts = [f"{round(value, digits) + 0.0:,.{digits}f}" for value in values]  # + 0.0: no minus before a zero
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
 
 
 def _shares(values: list[float]) -> str:
-    texts = [f"{100 * value:+.2f} %" for value in sorted(values, reverse=True)]
+    texts = [f"{round(100 * value, 2) + 0.0:+.2f} %" for value in sorted(values, reverse=True)]
     return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
+
+
+def _gpus(count: int) -> str:
+    return f"{count:,} GPU{'s' if count > 1 else ''}"

@@ -33,7 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_switching(parser)
     arguments.add_hardware(parser, required=False)
-    arguments.add_files(parser, gantt=True)
+    files = arguments.add_files(parser, gantt=True)
+    files.add_argument(
+        "--full",
+        action="store_true",
+        help="write each plan as perseus plan does, with every instruction's name beside its clock: fifteen times as "
+        "large",
+    )
 
 
 def run(options: argparse.Namespace, outputs: Outputs) -> None:
@@ -78,6 +84,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
                 baseline_energy_j=base_j,
                 solve_seconds=solve_seconds,
                 deployable=deployable,
+                full=options.full,
             )
         )
     in_time = slice(frontier.lookup(max(base_s, frontier.t_min_s)) + 1)

@@ -33,8 +33,8 @@ from perseus_proto.planset import PlanSet, decode_plan_set
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
 from perseus_sim.cluster.api_servers import embedded_server
-from perseus_sim.gpus.model import profile_csv
 from perseus_sim.processes import Processes
+from perseus_sim.profiles import profile_csv
 from perseus_solver.model.problem import build_problem
 from perseus_solver.model.profile import read_profile
 from perseus_solver.model.simulator import Simulator

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.operator_loop.conftest import STAGES, World
 
 from perseus_proto.v1alpha1 import agent_pb2 as pb
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 A100 = "NVIDIA A100-SXM4-80GB"
 TEN_PERCENT = {"type": "MaxSlowdown", "maxSlowdown": "10%"}

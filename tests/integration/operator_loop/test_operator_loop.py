@@ -8,7 +8,7 @@ from tests.integration.operator_loop.conftest import ENERGY_MJ, GROUP, PIPELINES
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.errors import KubeConflict
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 
 async def test_a_job_from_its_manifest_to_its_deletion(world: World) -> None:

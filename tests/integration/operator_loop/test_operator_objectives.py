@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.integration.operator_loop.conftest import ENERGY_MJ, PIPELINES, STAGES, World
 
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 ITERATIONS = 200_000
 """Of the whole run: hours at half a second each, next to which a slow machine's minutes are nothing."""

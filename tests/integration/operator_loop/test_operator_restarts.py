@@ -10,7 +10,7 @@ import kubernetes.aio.client as k8s
 from tests.integration.operator_loop.conftest import GROUP, STAGES, World
 
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 
 async def test_a_restarted_operator_takes_over_without_solving_again(own_world: World) -> None:

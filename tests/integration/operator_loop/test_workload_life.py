@@ -8,7 +8,7 @@ import kubernetes.aio.client
 from tests.integration.operator_loop.conftest import GROUP, PIPELINES, STAGES, World
 
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 JOB = {"batch.kubernetes.io/job-name": "train"}
 

@@ -29,7 +29,7 @@ from perseus_operator.solving import calibration, frontier
 from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 INPUTS = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=4, chunks=None, blocking_power_mw=80_000, points=8)
 OVERHEAD_S, DELAY_S = 0.02, 0.003

@@ -14,7 +14,7 @@ from perseus_operator.reporting.status import figures
 from perseus_operator.solving.frontier import open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 REQUEST = SolveRequest(
     profile_csv(3), "1f1b", stages=3, microbatches=8, chunks=None, blocking_power_mw=83_640, points=12

@@ -25,7 +25,7 @@ from perseus_operator.solving.request import SolveRequest, check_profile, proble
 from perseus_operator.solving.slots import FairSlots
 from perseus_operator.solving.verification import verified
 from perseus_operator.solving.worker import solve_in_process
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 from perseus_solver.errors import SolverError
 from perseus_solver.model.result import Frontier, InvalidFrontier
 

@@ -41,7 +41,7 @@ from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest
 from perseus_proto import keys
 from perseus_proto.logs import JsonFormatter
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 SETTINGS = Settings(insecure=True)
 REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=0, points=10)

@@ -25,13 +25,13 @@ from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Push, Select
 from perseus_operator.planning.observation import ITERATIONS, Basis
 from perseus_operator.planning.profiling.cost import sweep_cost
-from perseus_operator.planning.profiling.estimate import SAME, TRUE_SHARES, distance, estimate
+from perseus_operator.planning.profiling.estimate import SAME, distance, estimate
 from perseus_operator.planning.profiling.reading import Mean, Reading, StageReading
 from perseus_operator.planning.profiling.sweep import Recipe
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
 from perseus_operator.solving.request import SolveRequest
-from perseus_proto.gpus import known_gpus
+from perseus_proto.gpus import TRUE_SHARES, known_gpus
 from perseus_solver.comparison.baselines import all_maximum
 from perseus_solver.frontier import Planner
 from perseus_solver.model.problem import Problem, build_problem

@@ -31,7 +31,7 @@ from perseus_operator.solving.frontier import frontier_to_spec, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
 from perseus_proto import keys
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 STAGES, PIPELINES, TENSOR = 2, 3, 2
 CSV = profile_csv(STAGES, imbalance=1.2)

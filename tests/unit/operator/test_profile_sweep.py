@@ -33,7 +33,9 @@ from perseus_operator.planning.profiling.sweep import (
     from_json,
     to_json,
 )
-from perseus_sim.gpus.model import BACKWARD_RATIO, MODELS, stage_weights
+from perseus_proto.gpus import BACKWARD_RATIO
+from perseus_sim.gpus.model import MODELS
+from perseus_sim.profiles import stage_weights
 from perseus_solver.kinds import Kind
 from perseus_solver.model.profile import read_profile
 from perseus_solver.schedules import build_schedule

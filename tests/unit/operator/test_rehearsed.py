@@ -28,7 +28,7 @@ from perseus_operator.solving.rehearsed import prefer_few_changes
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.verification import RestoreRequest, verify_in_process
 from perseus_operator.solving.worker import solve_in_process
-from perseus_sim.gpus.model import profile_csv, steps_csv
+from perseus_sim.profiles import profile_csv, steps_csv
 from perseus_solver.model.result import InvalidFrontier
 
 A100 = Hardware("NVIDIA A100-SXM4-80GB", 5_400, 14_000, 4_500)

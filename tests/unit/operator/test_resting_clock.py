@@ -14,7 +14,7 @@ from perseus_operator.planning.resting_clock import resting_clock
 from perseus_operator.solving.frontier import open_frontier
 from perseus_operator.solving.request import SolveRequest, problem_of
 from perseus_operator.solving.worker import solve_in_process
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 from perseus_solver.model.simulator import Simulator
 
 HOLD_S = 600

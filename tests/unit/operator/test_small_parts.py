@@ -30,7 +30,7 @@ from perseus_operator.solving.pool import SolverPool
 from perseus_operator.solving.request import SolveRequest, check_profile
 from perseus_operator.solving.worker import solve_in_process
 from perseus_proto.planset import decode_plan_set
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 from perseus_solver.schedules import build_schedule
 
 REQUEST = SolveRequest(

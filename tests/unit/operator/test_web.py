@@ -20,7 +20,7 @@ from perseus_operator.servers.web.server import WebServer
 from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
-from perseus_sim.gpus.model import profile_csv
+from perseus_sim.profiles import profile_csv
 
 STAGES, MICROBATCHES = 2, 4
 REQUEST = SolveRequest(

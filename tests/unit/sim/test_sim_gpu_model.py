@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perseus_sim.gpus.model import GPU_MODELS, MODELS, GpuModel, profile_csv, stage_weights
+from perseus_sim.gpus.model import MODELS, GpuModel
+from perseus_sim.profiles import profile_csv, stage_weights
 from perseus_solver.cli.main import main
 from perseus_solver.frontier import solve_frontier
 from perseus_solver.kinds import Kind
@@ -89,7 +90,7 @@ def test_the_head_makes_the_last_stage_heavier() -> None:
     assert stage_weights(1, 1.5) == (1.0,)
 
 
-@pytest.mark.parametrize("gpu", GPU_MODELS)
+@pytest.mark.parametrize("gpu", MODELS)
 @pytest.mark.parametrize("shape", [("--stages", "3", "--imbalance", "1.2"), ("--step-ms", "400")])
 def test_a_sample_is_a_profile_that_the_solver_plans(
     gpu: str, shape: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -16,9 +16,10 @@ import pytest
 from tests.waiting import eventually
 
 from perseus_proto.rank import RankId
-from perseus_sim.gpus.model import MODELS, profile_csv
+from perseus_sim.gpus.model import MODELS
 from perseus_sim.gpus.shared_gpu import GpuSpec, SharedGpu
 from perseus_sim.processes import Processes
+from perseus_sim.profiles import profile_csv
 from perseus_sim.training.coordinator import PipelineIteration
 from perseus_sim.training.job import JobSpec, RankSpec, TrainingJob
 from perseus_solver.model.problem import Problem, build_problem

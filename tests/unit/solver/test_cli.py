@@ -90,7 +90,7 @@ def resimulate(point: dict[str, Any]) -> tuple[float, float]:
 
 def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     file = tmp_path / "frontier.json"
-    code, out, err = perseus("frontier", "--points", "20", "--output", str(file))
+    code, out, err = perseus("frontier", "--points", "20", "--output", str(file), "--full")
     assert (code, err) == (0, "")
     assert "20 plans from T_min" in out
     document = json.loads(file.read_text())
@@ -128,6 +128,19 @@ def test_frontier_format(perseus: Callable[..., tuple[int, str, str]], tmp_path:
         schedule = build_schedule("1f1b", stages=3, microbatches=6)
         for stage, row in enumerate(point["stages"]):
             assert [(i["instruction"], i["microbatch"], i["chunk"]) for i in row] == schedule.of_stage(stage)
+
+
+def test_a_frontier_names_its_instructions_once(perseus: Callable[..., tuple[int, str, str]]) -> None:
+    words = ("--points", "20", "--output", "-")
+    short, full = (json.loads(perseus("frontier", *words, *more)[1]) for more in ((), ("--full",)))
+    names = short.pop("instructions")
+    for point in short["points"]:
+        clocks = point.pop("frequency_mhz")
+        point["stages"] = [
+            [name | {"frequency_mhz": clock} for name, clock in zip(*row, strict=True)]
+            for row in zip(names, clocks, strict=True)
+        ]
+    assert short | {"solve_seconds": 0} == full | {"solve_seconds": 0}
 
 
 def test_plan_meets_its_deadline_however_it_is_given(
@@ -601,7 +614,7 @@ def test_a_frontier_for_hardware_has_the_plans_that_are_worth_deploying(
     perseus: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     target, words = tmp_path / "frontier.json", ("--hardware", hardware_file(tmp_path), "--confidence", "90%")
-    code, out, err = perseus("frontier", *words, "--output", str(target))
+    code, out, err = perseus("frontier", *words, "--output", str(target), "--full")
     assert (code, err) == (0, "")
     assert "grain: " in out
     points = json.loads(target.read_text())["points"]

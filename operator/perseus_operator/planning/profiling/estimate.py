@@ -24,10 +24,6 @@ CLOCKS: Final = 24
 SAME: Final = 0.10
 """A profile is of this job if no instruction takes longer or shorter than profiled by more than this: what counts as
 drift of a profile in use."""
-TRUE_SHARES: Final = (0.8, 2.2)
-"""What plans really save, over what is estimated, lies between these. On both published profiles, each estimated with
-the curves of its own GPU and of two others, at 12 and 96 microbatches and for 0, 5 and 15 % of slowdown, the share was
-0.90 to 2.14: real GPUs save more at their first steps down than a smooth curve does."""
 
 
 @dataclass(frozen=True)
