@@ -7,6 +7,7 @@ operator/perseus_operator/api/*.py → deploy/crds/*.yaml, charts/perseus/templa
 charts/perseus/values.yaml → charts/perseus/values.schema.json, charts/perseus/README.md (``deploy/chart.py``)
 metrics, rules, dashboards → charts/perseus/files/, docs/metrics.md (``deploy/observability.py``)
 the CRDs → docs/{perseusjob,energyclass,perseusprofile,powerbudget}.md (``deploy/reference.py``)
+the parsers of perseus and kubectl perseus → docs/command-line.md (``deploy/command_reference.py``)
 agent.proto, operator.proto → docs/agent-api.md, docs/operator-api.md (``deploy/wire_reference.py``)
 """
 
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 from chart import write_chart
+from command_reference import write_command_reference
 from grpc_tools import protoc
 from observability import write_observability
 from reference import write_reference
@@ -58,4 +60,5 @@ if __name__ == "__main__":
     generate_crd_and_chart()
     write_observability()
     write_reference()
+    write_command_reference()
     write_wire_reference()

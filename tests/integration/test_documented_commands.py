@@ -17,6 +17,7 @@ from tests.pages import commands_of
 
 from perseus_operator.plugin import cli as kubectl_perseus
 from perseus_sim.profiles import profile_csv
+from perseus_solver.cli import main
 from perseus_solver.cli.main import main as perseus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,7 @@ PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "C
 HARDWARE = '{"model": "made up", "switch_latency_s": {"p50": 0.03, "p99": 0.1}, "call_s": 0.005, "marks": "gpu"}'
 SHORTENED = "--profile p.csv --schedule 1F1B --stages 4 --microbatches 8 --blocking-power 83.64"
 """What the dots of ``perseus plan …`` stand for."""
+EXAMPLES = ROOT / "docs" / "command-line.md"
 MEASURED = {"--instructions", "--calibration"}
 """A command with one of them needs a run that was measured: it is not run here."""
 
@@ -36,8 +38,10 @@ def commands(program: str) -> list[tuple[Path, list[str]]]:
 
 
 def pages(program: str) -> list[Path]:
-    """Return the pages with commands of a program; ``test_readme`` compares what two of them show."""
-    return sorted({page for page, _ in commands(program) if page.name not in {"README.md", "worth.md"}})
+    """Return the pages with commands of a program; ``test_readme`` compares what two of them show, and the page of all
+    commands has examples that run for long.
+    """
+    return sorted({page for page, _ in commands(program) if page.name not in {"README.md", "worth.md", EXAMPLES.name}})
 
 
 def make_inputs(words: list[str]) -> None:
@@ -64,11 +68,21 @@ def test_the_commands_of_a_page_run_in_their_order(
                 Path(target).write_text(capsys.readouterr().out)
 
 
+def test_the_examples_of_every_help_are_understood() -> None:
+    parser, understood = main.command_parser(), set()
+    for page, words in commands("perseus"):
+        if page == EXAMPLES and "--help" not in words:
+            options = words[1 : words.index(">") if ">" in words else None]
+            understood.add(parser.parse_args(options).command)
+    headings = re.findall(r"^### perseus (\w+)$", EXAMPLES.read_text(encoding="utf-8"), re.MULTILINE)
+    assert understood == set(headings)
+
+
 def test_commands_of_kubectl_perseus_are_understood() -> None:
     found = commands("kubectl perseus")
     assert found
     for _, words in found:
-        assert kubectl_perseus._parser().parse_args(words[2:]).command, words
+        assert kubectl_perseus.command_parser().parse_args(words[2:]).command, words
 
 
 def test_targets_and_variables_of_make_exist() -> None:

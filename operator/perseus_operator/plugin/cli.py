@@ -75,7 +75,7 @@ def run(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
     Raises:
         SystemExit: the arguments are wrong (code 2), or ``--help`` was given (code 0).
     """
-    options = _parser().parse_args(arguments or ["--help"])
+    options = command_parser().parse_args(arguments or ["--help"])
     try:
         kube = KubeReader(options.kubeconfig, options.context)
         namespace = options.namespace or kube.namespace
@@ -218,7 +218,8 @@ def _terminal(out: TextIO) -> Terminal:
     return Terminal(shutil.get_terminal_size((80, 24)).columns, colour, fancy)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     common = CommandParser(add_help=False)
     common.add_argument("-n", "--namespace", help="namespace of the job; default: the context's")
     common.add_argument("--context", help="context of the kubeconfig; default: the current one")

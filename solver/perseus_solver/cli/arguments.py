@@ -27,7 +27,11 @@ def add_pipeline(parser: argparse.ArgumentParser, *, measured: bool = True) -> N
     """
     group = parser.add_argument_group("the pipeline")
     group.add_argument(
-        "--profile", required=measured, type=Path, metavar="P.csv", help="measured time and energy (see perseus --help)"
+        "--profile",
+        required=measured,
+        type=Path,
+        metavar="P.csv",
+        help="measured time and energy, as a CSV",
     )
     group.add_argument(
         "--schedule",

@@ -24,7 +24,8 @@ INTERRUPTED: Final = 130  # as a shell reports SIGINT
 _EPILOG = """\
 examples:
   perseus sample --gpu-model h100 --stages 8 > profile.csv
-  perseus estimate --profile profile.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 139 --gpus 1024
+  perseus estimate --gpu "NVIDIA H100 80GB HBM3" --layers 96 --schedule 1F1B --stages 8 --microbatches 96 --gpus 1024
+  perseus frontier --profile profile.csv --schedule 1F1B --stages 8 --microbatches 96 --blocking-power 139
   perseus plan --help
 """
 _PROFILE = """\
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         terminal.replace_unprintable(stream)
     commands = _commands()
-    parser = _parser(commands)
+    parser = command_parser()
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
@@ -90,7 +91,8 @@ def _commands() -> dict[str, Any]:
     return {**_OWN, **{found.name: found.load() for found in package.entry_points.select(group=ENTRY_POINT)}}
 
 
-def _parser(commands: Mapping[str, Any]) -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = CommandParser(
         prog="perseus",
         description="Energy-optimal GPU clocks for every instruction of a training pipeline.",
@@ -98,7 +100,7 @@ def _parser(commands: Mapping[str, Any]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"perseus {distribution('perseus-k8s').version}")
     chosen = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=CommandParser)
-    for name, module in commands.items():
+    for name, module in _commands().items():
         does: str = module.DOES
         epilog = f"examples:\n{module.EXAMPLES}"
         described = chosen.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.", epilog=epilog)

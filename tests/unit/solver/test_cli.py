@@ -495,7 +495,7 @@ def test_unused_stages_are_noted(perseus: Callable[..., tuple[int, str, str]]) -
 def test_importing_the_command_imports_nothing_heavy() -> None:
     heavy = "{'numpy', 'ortools', 'matplotlib', 'google'}"
     code = (
-        "import sys; from perseus_solver.cli import main; main._parser(main._commands()); "
+        "import sys; from perseus_solver.cli import main; main.command_parser(); "
         f"assert not {heavy} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
