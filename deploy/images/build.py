@@ -204,6 +204,7 @@ def main() -> None:
     if setting("PUSH"):
         for image, parts in built.items():
             builder.push(image, f"{STORED}/{image.rpartition('/')[2]}", parts, options[image])
+    builder.forget_layers()
 
 
 if __name__ == "__main__":

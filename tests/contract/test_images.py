@@ -468,6 +468,18 @@ def test_the_builder_refuses_in_one_sentence(
     assert len(refused.stderr.splitlines()) == 1
 
 
+def test_only_dated_builds_and_only_our_own_store_forget_their_layers(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {record}\n')
+    program.chmod(0o755)
+    for name, options in (("podman", ["--no-cache"]), ("buildah", ["--format=docker"])):
+        builder.Builder(name, [str(program)], options).forget_layers()
+        assert not record.exists(), "what others stored, and what the next build uses, stays"
+    builder.Builder("buildah", [str(program), "--root", "ours"], ["--no-cache"]).forget_layers()
+    assert record.read_text() == "--root ours rmi --prune\n"
+
+
 @pytest.mark.parametrize(
     ("image", "name"),
     [

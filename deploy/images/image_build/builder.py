@@ -130,6 +130,11 @@ class Builder:
         run(*self.command, "manifest", "create", name, *parts.values(), quiet=True)
         run(*self.command, "manifest", "push", *plain, "--all", "--format=oci", name, f"docker://{image}", quiet=True)
 
+    def forget_layers(self) -> None:
+        """Remove what dated builds leave in this project's own store beside their images: none of it is used again."""
+        if self.name == "buildah" and _NO_CACHE in self.options:
+            subprocess.run([*self.command, "rmi", "--prune"], capture_output=True, check=False)
+
     def lay_out(self, images: Mapping[str, str], folder: Path) -> None:
         """Write an OCI layout of images. Its layers are not compressed, because they only travel to nodes nearby.
 
