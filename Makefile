@@ -4,6 +4,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
 RELEASE_STAMP := $(VENV)/.installed-release
@@ -19,10 +20,10 @@ help: ## List the commands
 
 setup: $(STAMP) ## Make .venv with everything needed to run, test and develop
 
-$(STAMP): pyproject.toml requirements.lock client/build_marks.py client/perseus_client/_marks.c
+$(STAMP) $(DEMO_STAMP): pyproject.toml requirements.lock client/build_marks.py client/perseus_client/_marks.c
 	@command -v $(PYTHON) >/dev/null || { echo "make setup: $(PYTHON) not found; install Python 3.11 or set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(if $(filter $(DEMO_STAMP),$@),sim,dev)]"
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
@@ -43,7 +44,8 @@ $(FRAMEWORKS_STAMP): $(STAMP) requirements-frameworks.lock
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c requirements-frameworks.lock -e ".[frameworks]"
 	@touch $@
 
-demo: setup ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv STAGES=n MICROBATCHES=m run it on your own profile
+# Whoever looks for the first time waits for no tools of development.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP)) ## The main job on this machine, no cluster, no GPU: PROFILE=x.csv STAGES=n MICROBATCHES=m run it on your own profile
 	@$(BIN)/perseus demo $(if $(PROFILE),--profile $(PROFILE)) $(if $(STAGES),--stages $(STAGES)) \
 		$(if $(MICROBATCHES),--microbatches $(MICROBATCHES)) $(if $(BLOCKING_POWER),--blocking-power $(BLOCKING_POWER)) --output out
 

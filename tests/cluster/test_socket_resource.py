@@ -5,6 +5,7 @@ The chapters depend on one another: the job that the first one starts trains on 
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -156,6 +157,32 @@ def test_a_pod_that_only_sleeps_runs_at_the_clock_of_its_job(journey: Journey) -
     journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, "fixed")
     journey.eventually("no GPU is locked", lambda: not locked(), PATIENCE_S)
     journey.kubectl("-n", TRAINING, "delete", "pod", "sleeper", "short")
+
+
+def test_a_node_loses_power(journey: Journey) -> None:
+    """All of it ends at once; it boots with its disk and its GPUs' defaults, and what it ran starts again."""
+    before = {pod.metadata.uid for pod in journey.training_pods(JOB)}
+    node = journey.cluster.nodes[-1]
+    assert node.pid is not None
+    os.kill(node.pid, signal.SIGKILL)
+    journey.eventually("the node is off", lambda: node.pid is None, PATIENCE_S)
+    journey.cluster.up(len(journey.cluster.nodes), ipv6=journey.cluster.ipv6, say=journey.say)
+    journey.rolled_out("daemonset/perseus-agent")
+    journey.every_node_offers_the_socket()
+    # The ranks on the other node wait for those that are gone; whoever restarts jobs ends them all.
+    journey.kubectl("-n", TRAINING, "delete", "pod", "-l", f"{keys.LABEL_JOB}={JOB.name}", "--wait=false")
+
+    def started_again() -> bool:
+        pods = journey.training_pods(JOB)
+        assert len(pods) == JOB.ranks
+        assert not {pod.metadata.uid for pod in pods} & before
+        assert {pod.status.phase for pod in pods} == {"Running"}
+        return True
+
+    journey.eventually("all ranks run again", started_again, PATIENCE_S)
+    journey.trains(JOB, 5)
+    journey.eventually("the plan is in force", lambda: journey.in_force(JOB), PATIENCE_S)
+    journey.clocks_are_the_plans(JOB)
 
 
 def test_without_an_agent_a_pod_does_not_wait(journey: Journey) -> None:
