@@ -318,7 +318,9 @@ class Detector:
     def _differs(self, own: _Stage, relative: float, stage: int, window: Window) -> bool:
         """Whether a pace, of a window, is beyond noise that of a stage that is slow, or of a slow one that is well."""
         if own.slow:
-            return relative <= min(self.thresholds.leave[stage], own.slowdown * math.exp(-window.margin))
+            leave = self.thresholds.leave[stage]
+            # A stage that noise has kept slow until its own slowdown no longer counts has nothing left to differ from.
+            return relative <= (min(leave, own.slowdown * math.exp(-window.margin)) if own.slowdown > leave else leave)
         return relative >= max(self.thresholds.enter[stage], math.exp(window.margin))
 
     def forget(self, dp: int) -> None:

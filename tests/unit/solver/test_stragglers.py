@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from perseus_solver.model.simulator import Simulator
 from perseus_solver.schedules import build_schedule
 from perseus_solver.stragglers import (
     Detector,
+    PaceNoise,
     Straggler,
     Thresholds,
     least_slowdowns,
@@ -65,6 +68,25 @@ def test_recovery_needs_agreement_too_and_does_not_dilute_the_slowdown() -> None
     assert feed(detector, well) == ()
     assert feed(detector, slow) == ()
     assert feed(detector, slow) == (Straggler(1, 0, 1.3),)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_stage_recovers_although_noise_hid_the_moment_when_it_did(seed: int) -> None:
+    """Load that varied much, and then no longer: recovered iterations do not differ from the slow ones by enough, and
+    become part of the slowdown, until it is none.
+    """
+    noisy = random.Random(seed)
+    detector = Detector(Thresholds((1.05,), (1.02,), 2), PaceNoise())
+
+    def iteration(slowdown: float, sigma: float) -> bool:
+        paces = {0: (slowdown * noisy.lognormvariate(0, sigma),), 1: (noisy.lognormvariate(0, sigma),)}
+        detector.observe(paces, evident=(0,) if slowdown > 1 else ())
+        return bool(detector.stragglers)
+
+    for _ in range(60):
+        iteration(1.0, 0.05)
+    assert [iteration(1.2, 0.05) for _ in range(12)][-1]
+    assert not [iteration(1.0, 0.001) for _ in range(40)][-1]
 
 
 def test_between_the_thresholds_nothing_changes() -> None:
