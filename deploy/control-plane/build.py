@@ -7,6 +7,8 @@ linked into the folder for all pins: an update of one product builds no other an
 go.sum of each product's folder beside this file: one module per product, because each pins its own dependencies. To add
 a binary, add a ``Binary`` below and its ``tool`` line to the module. Standard library only, because it runs before
 there is a virtual environment.
+
+Environment: KUBERNETES=1.37 takes that release instead of the usual one, from the folder of its name.
 """
 
 # ruff: noqa: T201  # a command-line program
@@ -47,8 +49,12 @@ class Binary:
     """Build tags, separated by commas."""
 
 
+_KUBERNETES = "-".join(["kubernetes", *filter(None, [os.environ.get("KUBERNETES")])])
+"""Folder of the module of Kubernetes."""
+
+
 def _kubernetes(name: str) -> Binary:
-    return Binary("kubernetes", f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes", "k8s.io/component-base/version")
+    return Binary(_KUBERNETES, f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes", "k8s.io/component-base/version")
 
 
 BINARIES = {
@@ -178,7 +184,7 @@ def source(name: str) -> Path:
 def _link_flags(binary: Binary) -> str:
     # Without these flags kube-apiserver reports v0.0.0-master, which breaks clients that compare versions.
     pinned, variable = version(binary), binary.version_variable
-    if binary.module == "kubernetes":
+    if binary.module == _KUBERNETES:
         major, minor, _ = pinned.removeprefix("v").split(".", 2)
         values = {f"{variable}.gitVersion": pinned, f"{variable}.gitMajor": major, f"{variable}.gitMinor": minor}
     else:
@@ -235,6 +241,9 @@ def main() -> None:
     for name in arguments.names:
         if name not in BINARIES:
             parser.error(f"unknown binary {name!r}: known are {', '.join(BINARIES)}")
+    if not (HERE / _KUBERNETES).is_dir():
+        known = ", ".join(sorted(path.name.removeprefix("kubernetes-") for path in HERE.glob("kubernetes-*")))
+        parser.error(f"KUBERNETES={os.environ['KUBERNETES']}: no such folder; unset it, or use one of {known}")
     try:
         into = folder()
         if not arguments.where:

@@ -23,6 +23,7 @@ from journey import AGENTS, PHYSICS, TRAINING, Journey, Training
 from local_cluster.errors import ClusterError
 from local_cluster.images import wrap
 from perseus_proto import keys
+from perseus_sim.gpus.dynamic_resources import DRIVER
 from perseus_sim.profiles import profile_csv
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "control-plane"))
@@ -54,6 +55,7 @@ class Controller:
         image: that the kustomization names.
         environment: that its container needs here.
         arguments: of its container.
+        configuration: lines to add to the configuration file in the chart's values.
         omitted: a definition of the kustomization that another controller brings.
         home: its namespace, if it insists on one.
     """
@@ -65,6 +67,7 @@ class Controller:
     image: str = ""
     environment: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
+    configuration: str = ""
     omitted: str = ""
     home: str = ""
 
@@ -78,11 +81,15 @@ JOB_SET: Final = Controller(
     "charts/jobset",
     f"image.repository=local/jobset,image.tag=v1,image.pullPolicy=Never,controller.podSecurityContext.runAsUser={USER}",
 )
+CLAIMED: Final = "claimed-gpus"
+"""What Kueue counts ResourceClaims of NVIDIA's class as."""
 KUEUE: Final = Controller(
     "kueue",
     "charts/kueue",
+    "controllerManager.featureGates[0].name=DynamicResourceAllocation,controllerManager.featureGates[0].enabled=true,"
     "controllerManager.manager.image.repository=local/kueue,controllerManager.manager.image.tag=v1,"
     f"controllerManager.manager.image.pullPolicy=Never,controllerManager.manager.podSecurityContext.runAsUser={USER}",
+    configuration=f"resources: {{deviceClassMappings: [{{name: {CLAIMED}, deviceClassNames: [{DRIVER}]}}]}}\n",
 )
 TRAINER: Final = Controller(
     "trainer",
@@ -217,6 +224,7 @@ def installed(
         source = _writable(build.source(each.name) / each.folder, folder / "sources" / each.name)
         if each.values:
             _without_dependencies(source / "Chart.yaml")
+            _configure(source / "values.yaml", each.configuration)
             where = ("--namespace", each.namespace, "--create-namespace")
             helm("install", each.name, str(source), *where, "--set", each.values)
         else:
@@ -258,6 +266,14 @@ def _without_dependencies(chart: Path) -> None:
     found = yaml.safe_load(chart.read_text(encoding="utf-8"))
     found.pop("dependencies", None)
     chart.write_text(yaml.safe_dump(found), encoding="utf-8")
+
+
+def _configure(values: Path, lines: str) -> None:
+    """Add lines to the configuration file in a chart's values."""
+    if lines:
+        found = yaml.safe_load(values.read_text(encoding="utf-8"))
+        found["managerConfig"]["controllerManagerConfigYaml"] += f"\n{lines}"
+        values.write_text(yaml.safe_dump(found), encoding="utf-8")
 
 
 def _overlay(controller: Controller, source: Path) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controllers import install_for_workloads, job_set, queued
+from controllers import CLAIMED, install_for_workloads, job_set, queued
 from installation import PATIENCE_S, TRAINER_IMAGE
 from journey import AGENTS, CONFINED, RESTRICTED, TRAINING, Journey, Training
 
@@ -23,6 +23,8 @@ from perseus_sim.gpus.dynamic_resources import DRIVER, SLICES
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 
 JOB = Training("by-claims", stages=2, pipelines=2, microbatches=4)
+WAITING = Training("waits", stages=2, pipelines=1, microbatches=4)
+"""A GPU more than the queue has for it."""
 EXTENDED = Training("by-resource", stages=2, pipelines=1, microbatches=4)
 TEMPLATE = "one-gpu"
 ATTACKER = (Path(__file__).parent / "attacker.py").read_text(encoding="utf-8")
@@ -34,7 +36,7 @@ def journey(job_sets_and_queues: None, cleared_journey: Journey) -> Iterator[Jou
     install_for_workloads(journey, JOB, EXTENDED, flags=("--set", "simulatedGpus.offeredAs=DynamicResources"))
     journey.kubectl("label", "namespace", TRAINING, RESTRICTED)
     journey.every_node_offers_the_socket()
-    with queued(journey, {"cpu": "8"}):
+    with queued(journey, {"cpu": "16", CLAIMED: str(JOB.ranks + WAITING.ranks - 1)}):
         yield journey
 
 
@@ -125,6 +127,28 @@ def test_a_queued_job_set_trains_at_the_plans_clocks(journey: Journey) -> None:
         [container] = pod.spec.containers
         assert "nvidia.com/gpu" not in (container.resources.limits or {})
     assert len({gpu_of(journey, pod) for pod in journey.training_pods(JOB)}) == JOB.ranks
+
+
+def test_kueue_counts_claims(journey: Journey) -> None:
+    def workload(job: Training) -> dict[str, Any]:
+        listed = json.loads(journey.kubectl("-n", TRAINING, "get", "workloads", "-o", "json"))["items"]
+        [found] = [each for each in listed if each["metadata"]["ownerReferences"][0]["name"] == job.name]
+        return dict(found)
+
+    [admitted] = workload(JOB)["status"]["admission"]["podSetAssignments"]
+    assert admitted["resourceUsage"][CLAIMED] == str(JOB.ranks)
+    body = job_set(WAITING)
+    claiming(body["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"])
+    journey.apply(body)
+
+    def refused() -> str:
+        conditions = workload(WAITING).get("status", {}).get("conditions", ())
+        return next((str(each["message"]) for each in conditions if each["type"] == "QuotaReserved"), "")
+
+    message = journey.eventually("it waits", refused, PATIENCE_S)
+    assert f"insufficient unused quota for {CLAIMED}" in message
+    assert not journey.training_pods(WAITING)
+    journey.kubectl("-n", TRAINING, "delete", "jobset", WAITING.name)
 
 
 def test_a_pod_without_a_claim_is_refused(journey: Journey) -> None:
