@@ -62,7 +62,11 @@ def check(options: argparse.Namespace) -> None:
         raise SolverError("--instructions and --iterations belong together")
     if run and len(given) > len(run):
         raise SolverError(f"--instructions already says what {given[0]} would; leave it out")
-    if not run and options.layers is None and options.schedule != "Steps":
+    from perseus_solver.schedules import schedule_name
+
+    if run and options.schedule is None:
+        raise SolverError("--instructions needs --schedule: which one was run")
+    if not run and options.layers is None and schedule_name(options.schedule or "") != "Steps":
         raise SolverError("--profile and --blocking-power needed, or --gpu with --layers or a run (--instructions)")
     if options.gpu is None and options.hardware is None:
         raise SolverError("without --profile, --gpu is needed: which curves time and power follow")
@@ -104,16 +108,7 @@ def read_baseline(options: argparse.Namespace, curves: GpuCurves) -> tuple[Simul
         return common.read_baseline(options, pipeline)
 
     if options.instructions is not None:
-        from perseus_solver.calibration import read_trace
-
-        trace = read_trace(
-            options.instructions,
-            options.iterations,
-            options.schedule,
-            stages=options.stages,
-            microbatches=options.microbatches,
-            chunks=options.chunks,
-        )
+        trace = common.read_run(options)
         if (plans := len(set(trace.plan.tolist()))) > 1:
             raise SolverError(f"--instructions: the run has {plans} plans; needed is one at default clocks")
         schedule = trace.schedule
@@ -124,10 +119,11 @@ def read_baseline(options: argparse.Namespace, curves: GpuCurves) -> tuple[Simul
     found = with_times({each: FORWARD_S * forward for each, forward in forwards.items()})
     if options.iteration_s is None:
         return found
-    fixed_s = options.overhead_s  # of delays between stages, too few are on the critical path to matter
+    # Delays between stages do not scale either, but few of them are on the critical path.
+    fixed_s = found[0].problem.overhead_s
     scale = (options.iteration_s - fixed_s) / (found[1] - fixed_s)
     if scale <= 0:
-        raise SolverError(f"--iteration-s must be more than --overhead-s, {fixed_s:g}, not {options.iteration_s:g}")
+        raise SolverError(f"--iteration-s must be more than the overhead, {fixed_s:g}, not {options.iteration_s:g}")
     return with_times({each: scale * FORWARD_S * forward for each, forward in forwards.items()})
 
 

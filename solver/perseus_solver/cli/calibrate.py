@@ -72,16 +72,9 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     """
     write = outputs.open("--output", options.output)
     plot = common.reserve_picture(options, outputs, "plot")
-    from perseus_solver.calibration import calibrate_against_rivals, read_trace
+    from perseus_solver.calibration import calibrate_against_rivals
 
-    trace = read_trace(
-        options.instructions,
-        options.iterations,
-        options.schedule,
-        stages=options.stages,
-        microbatches=options.microbatches,
-        chunks=options.chunks,
-    )
+    trace = common.read_run(options)
     calibration = calibrate_against_rivals(trace, train_fraction=options.train_fraction)
     write([calibration.to_json().encode()])
     if plot:

@@ -16,7 +16,7 @@ from perseus_solver.errors import InvalidCalibration, SolverError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from perseus_solver.calibration import Calibration
+    from perseus_solver.calibration import Calibration, Trace
     from perseus_solver.cli.files import Outputs, Writer
     from perseus_solver.cli.progress import ProgressBar
     from perseus_solver.frontier import Planner
@@ -158,6 +158,24 @@ def named_schedule(options: argparse.Namespace) -> Schedule:
         raise SolverError(f"{', '.join(missing)} needed (or --order)")
     return build_schedule(
         options.schedule, stages=options.stages, microbatches=options.microbatches, chunks=options.chunks
+    )
+
+
+def read_run(options: argparse.Namespace) -> Trace:
+    """Read the measured run that ``--instructions`` and ``--iterations`` name.
+
+    Raises:
+        SolverError: a file cannot be used, or contradicts another argument.
+    """
+    from perseus_solver.calibration import read_trace
+
+    return read_trace(
+        options.instructions,
+        options.iterations,
+        options.schedule,
+        stages=options.stages,
+        microbatches=options.microbatches,
+        chunks=options.chunks,
     )
 
 

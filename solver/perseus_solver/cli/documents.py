@@ -6,7 +6,7 @@ Other programs read these documents, so their keys do not change.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,15 +46,12 @@ class PlanWriter:
         schedule = problem.schedule
         labels = {int(kind): kind.label for kind in Kind}
         self._full = full
-        self._names = np.array(
-            [
-                f'{{"instruction":"{labels[kind]}","microbatch":{microbatch},"chunk":{chunk}'
-                for kind, microbatch, chunk in zip(
-                    schedule.kind.tolist(), schedule.microbatch.tolist(), schedule.chunk.tolist(), strict=True
-                )
-            ],
-            dtype=object,
-        )
+        self._names = [
+            f'{{"instruction":"{labels[kind]}","microbatch":{microbatch},"chunk":{chunk}'
+            for kind, microbatch, chunk in zip(
+                schedule.kind.tolist(), schedule.microbatch.tolist(), schedule.chunk.tolist(), strict=True
+            )
+        ]
         self._offset = problem.stage_offset.tolist()
 
     def instructions(self) -> str:
@@ -65,12 +62,11 @@ class PlanWriter:
         """Return the member of a plan that has its clocks: of each stage in execution order."""
         clocks = frequencies_mhz.tolist()
         if not self._full:
-            return f'"frequency_mhz": {self._stages(map(str, clocks))}'
-        pairs = zip(self._names, clocks, strict=True)
-        return f'"stages": {self._stages(f"""{name},"frequency_mhz":{clock}}}""" for name, clock in pairs)}'
+            return f'"frequency_mhz": {self._stages([str(clock) for clock in clocks])}'
+        steps = [f'{name},"frequency_mhz":{clock}}}' for name, clock in zip(self._names, clocks, strict=True)]
+        return f'"stages": {self._stages(steps)}'
 
-    def _stages(self, cells: Iterable[str]) -> str:
-        cells = list(cells)
+    def _stages(self, cells: Sequence[str]) -> str:
         rows = (",".join(cells[a:b]) for a, b in zip(self._offset[:-1], self._offset[1:], strict=True))
         return "[" + ",".join(f"[{row}]" for row in rows) + "]"
 

@@ -117,7 +117,7 @@ def run(options: argparse.Namespace, outputs: Outputs) -> None:
     common.print_summary(
         options,
         f"baseline: {base_s:.4f} s and {base_j:,.0f} J an iteration of {_gpus(problem.stages)}; "
-        f"{_gpus(gpus)} draw {power_kw:,.1f} kW",
+        f"{_gpus(gpus)} draw{'s' if gpus == 1 else ''} {power_kw:,.1f} kW",
         f"planned: {_shares(energies)} energy, {_shares([one.time for one in outcomes])} time",
         f"saved in the work of {options.hours:g} hours: {'; '.join(worth)}",
         f"rests on: {'; '.join(rests_on)}",

@@ -60,7 +60,7 @@ def test_layers_predict_published_profiles_as_well_as_stated(
         assert TRUE_SHARES[0] <= saved / saving(guessed) <= TRUE_SHARES[1]
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if name.lower() != "steps"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "Steps"])
 def test_every_schedule_runs_all_layers_once_and_the_head_once(name: str) -> None:
     chunks = 2 if name == "Interleaved1F1B" else None
     schedule = build_schedule(name, stages=4, microbatches=8, chunks=chunks)
@@ -104,8 +104,8 @@ def test_an_estimate_without_a_profile_is_an_interval_that_says_why(perseus: Per
     assert "baseline: 3.5000 s and " in out
     assert "64 GPUs draw" in out
     assert "rests on: 32 equal layers and a head of 4 and the curves of NVIDIA H100 80GB HBM3, partly assumed" in out
-    step = ("--schedule", "Steps", "--stages", "1", "--microbatches", "1", "--max-slowdown", "5%")
-    assert "an iteration of 1 GPU; 1 GPU draw" in perseus("--gpu", "h100", *step)[1]
+    step = ("--schedule", "steps", "--stages", "1", "--microbatches", "1", "--max-slowdown", "5%")
+    assert "an iteration of 1 GPU; 1 GPU draws " in perseus("--gpu", "h100", *step)[1]
 
 
 def test_a_run_at_default_clocks_stands_in_for_a_profile(perseus: Perseus, tmp_path: Path) -> None:
@@ -141,6 +141,10 @@ def test_a_run_at_default_clocks_stands_in_for_a_profile(perseus: Perseus, tmp_p
             ("--profile", "p.csv", "--blocking-power", "60", "--layers", "8", "--iteration-s", "2"),
             "--profile already says what --layers, --iteration-s would; leave them out",
         ),
+        (
+            ("--gpu", "h100", "--instructions", "i.csv", "--iterations", "t.csv"),
+            "--instructions needs --schedule: which one was run",
+        ),
         (("--gpu", "h100", "--instructions", "i.csv"), "--instructions and --iterations belong together"),
         (
             ("--gpu", "NVIDIA L4", "--layers", "8"),
@@ -148,7 +152,7 @@ def test_a_run_at_default_clocks_stands_in_for_a_profile(perseus: Perseus, tmp_p
         ),
         (
             ("--gpu", "h100", "--layers", "8", *ONE_F_ONE_B, "--overhead-s", "2", "--iteration-s", "1"),
-            "--iteration-s must be more than --overhead-s, 2, not 1",
+            "--iteration-s must be more than the overhead, 2, not 1",
         ),
     ],
 )
