@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import kopf
 import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from tests.integration import sprockets
 from tests.waiting import eventually
+
+from perseus_sim.processes import Processes
 
 CRD: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
-    "metadata": {"name": "sprockets.tests.perseus.energy"},
+    "metadata": {"name": f"{sprockets.PLURAL}.{sprockets.GROUP}"},
     "spec": {
-        "group": "tests.perseus.energy",
+        "group": sprockets.GROUP,
         "scope": "Namespaced",
-        "names": {"plural": "sprockets", "kind": "Sprocket"},
+        "names": {"plural": sprockets.PLURAL, "kind": "Sprocket"},
         "versions": [
             {
-                "name": "v1",
+                "name": sprockets.VERSION,
                 "served": True,
                 "storage": True,
                 "subresources": {"status": {}},
@@ -41,63 +42,34 @@ CRD: dict[str, Any] = {
         ],
     },
 }
-PLACE = ("tests.perseus.energy", "v1")
 
 
 @pytest.fixture
-def seen(kubeconfig: Path, api: Any, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def seen(kubeconfig: Path, api: Any, namespace: str, tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
     """What the handlers of a running operator have seen."""
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     extensions = client.ApiextensionsV1Api(api)
     extensions.create_custom_resource_definition(CRD)
     eventually(lambda: served(api, namespace))
-    calls: list[str] = []
-    registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=registry)(kopf.login_with_kubeconfig)
-    attempts = 0
-
-    @kopf.on.create("sprockets", registry=registry)
-    async def created(name: str, patch: kopf.Patch, **_: Any) -> None:
-        nonlocal attempts
-        attempts += 1
-        if attempts == 1:
-            raise kopf.TemporaryError("not yet", delay=0.1)
-        calls.append(f"created {name} at attempt {attempts}")
-        patch.status["ready"] = True
-
-    @kopf.on.update("sprockets", field="spec.teeth", registry=registry)
-    async def updated(old: Any, new: Any, **_: Any) -> None:
-        calls.append(f"updated {old} to {new}")
-
-    @kopf.on.delete("sprockets", registry=registry)
-    async def deleted(name: str, **_: Any) -> None:
-        calls.append(f"deleted {name}")
-
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    stop, ready = threading.Event(), threading.Event()
-    operator = kopf.operator(
-        registry=registry,
-        settings=settings,
-        standalone=True,
-        namespaces=[namespace],
-        stop_flag=stop,
-        ready_flag=ready,
-    )
-    # A loop of its own: on its way out, kopf waits for every task of the loop that it runs in.
-    thread = threading.Thread(target=asyncio.run, args=(operator,))
-    thread.start()
-    assert ready.wait(60)
-    yield calls
-    stop.set()
-    thread.join(60)
-    assert not thread.is_alive()
+    handlers = Path(__file__).with_name("sprockets.py")
+    command = [sys.executable, "-m", "kopf", "run", "--standalone", f"--namespace={namespace}", str(handlers)]
+    lines = tmp_path / "seen"
+    lines.touch()
+    # A process of its own: kopf leaves TLS connections open that wait for the server's good-bye when its loop ends.
+    with Processes(tmp_path) as processes:
+        operator = processes.start(
+            "kopf", command, environment={"KUBECONFIG": str(kubeconfig), sprockets.SEEN: str(lines)}
+        )
+        yield lambda: lines.read_text(encoding="utf-8").splitlines()
+        assert operator.running, operator.tail()
+        assert operator.stop() == 0, operator.tail()
     extensions.delete_custom_resource_definition(CRD["metadata"]["name"])
 
 
 def served(api: Any, namespace: str) -> bool:
     try:
-        client.CustomObjectsApi(api).list_namespaced_custom_object(*PLACE, namespace, "sprockets")
+        client.CustomObjectsApi(api).list_namespaced_custom_object(
+            sprockets.GROUP, sprockets.VERSION, namespace, sprockets.PLURAL
+        )
     except ApiException as error:
         if error.status != 404:
             raise
@@ -105,20 +77,20 @@ def served(api: Any, namespace: str) -> bool:
     return True
 
 
-def test_the_lifecycle_of_an_object_under_kopf(api: Any, namespace: str, seen: list[str]) -> None:
-    sprockets = client.CustomObjectsApi(api)
-    place = (*PLACE, namespace, "sprockets")
+def test_the_lifecycle_of_an_object_under_kopf(api: Any, namespace: str, seen: Callable[[], list[str]]) -> None:
+    custom = client.CustomObjectsApi(api)
+    place = (sprockets.GROUP, sprockets.VERSION, namespace, sprockets.PLURAL)
     body = {
-        "apiVersion": "/".join(PLACE),
+        "apiVersion": f"{sprockets.GROUP}/{sprockets.VERSION}",
         "kind": "Sprocket",
         "metadata": {"name": "s"},
         "spec": {"teeth": 8},
     }
-    sprockets.create_namespaced_custom_object(*place, body)
-    eventually(lambda: "created s at attempt 2" in seen)
+    custom.create_namespaced_custom_object(*place, body)
+    eventually(lambda: "created s at attempt 2" in seen())
 
     def read() -> dict[str, Any]:
-        found: dict[str, Any] = sprockets.get_namespaced_custom_object(*place, "s")
+        found: dict[str, Any] = custom.get_namespaced_custom_object(*place, "s")
         return found
 
     eventually(lambda: read().get("status", {}).get("ready") is True)
@@ -126,10 +98,10 @@ def test_the_lifecycle_of_an_object_under_kopf(api: Any, namespace: str, seen: l
     assert read()["metadata"]["generation"] == 1
 
     patch = {"spec": {"teeth": 9}}
-    sprockets.patch_namespaced_custom_object(*place, "s", patch, _content_type="application/merge-patch+json")
-    eventually(lambda: "updated 8 to 9" in seen)
+    custom.patch_namespaced_custom_object(*place, "s", patch, _content_type="application/merge-patch+json")
+    eventually(lambda: "updated 8 to 9" in seen())
 
-    sprockets.delete_namespaced_custom_object(*place, "s")
-    eventually(lambda: "deleted s" in seen)
-    eventually(lambda: not sprockets.list_namespaced_custom_object(*place)["items"])
-    assert seen == ["created s at attempt 2", "updated 8 to 9", "deleted s"]
+    custom.delete_namespaced_custom_object(*place, "s")
+    eventually(lambda: "deleted s" in seen())
+    eventually(lambda: not custom.list_namespaced_custom_object(*place)["items"])
+    assert seen() == ["created s at attempt 2", "updated 8 to 9", "deleted s"]
