@@ -28,6 +28,7 @@ MODULES = (
     "tests.bench.client",
     "tests.bench.agent",
     "tests.bench.operator",
+    "tests.bench.fleet",
     "tests.bench.frameworks",
     "tests.bench.hostile",
 )

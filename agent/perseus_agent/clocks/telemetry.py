@@ -19,6 +19,9 @@ from perseus_proto.rank import RankId
 
 MAX_WATCHERS: Final = 16
 BATCH_EVENTS: Final = 256
+GATHER_S: Final = 0.05
+"""How long a batch waits for more events. The ranks of a node end an iteration nearly together, and a message for each
+costs the operator more than what it says."""
 
 
 class ClockControl(IntEnum):
@@ -107,9 +110,14 @@ class Watcher:
         return not full
 
     def take(self, timeout_s: float) -> tuple[int, list[Event]] | None:
-        """Events lost so far and a batch of events (empty after the timeout); None once closed."""
+        """Events lost so far and a batch of events (empty after the timeout); None once closed.
+
+        Whatever comes within ``GATHER_S`` after the first event is of the same batch.
+        """
         with self._condition:
             self._condition.wait_for(lambda: self._events or self._closed, timeout_s)
+            if self._events:
+                self._condition.wait_for(lambda: len(self._events) >= BATCH_EVENTS or self._closed, GATHER_S)
             if self._closed:
                 return None
             batch = [self._events.popleft() for _ in range(min(BATCH_EVENTS, len(self._events)))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from perseus_operator.controller.solve_inputs import SolveInputs
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.controller.tracing import EditTrace
 from perseus_operator.controller.view import JobView
+from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import InvalidSpec, KubeError, KubeNotFound
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
@@ -36,6 +38,7 @@ from perseus_operator.planning.canary import JudgeCanary
 from perseus_operator.planning.comparisons import BeginComparison, EndComparison, ResumePlan
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
 from perseus_operator.planning.lifecycle import DeleteJob
+from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Renew
 from perseus_operator.planning.planner import Action, decide
 from perseus_operator.planning.power_allocation import Share
@@ -70,7 +73,11 @@ class JobRunner:
         self._reconcile_duration_s = 0.0
         self._raw_spec: Any = None
         self._annotation: str | None = None
-        self._wake = asyncio.Event()
+        self._wake = Wake(services.looks_pace, services.monotonic_s)
+        self._looks = 0
+        """How often the planner has decided."""
+        self._bound_us = math.inf
+        """Of an iteration, as the planner said last."""
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._calibrator = Calibrator(self.state, services)
@@ -88,7 +95,8 @@ class JobRunner:
             calibrator=self._calibrator,
             profiler=self._profiler,
             observer=self._observer,
-            wake=self._wake.set,
+            wake=self._wake,
+            exceeds_bound=lambda iteration: iteration.time_us > self._bound_us,
         )
 
     # -------------------------------------------------------------------------------------------------------- observe
@@ -116,7 +124,7 @@ class JobRunner:
             now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
             restore_from_status(self.state, status, now_s=now_s, wall_s=wall_s)
         elif self._status.observe(status, annotations, version):
-            self._wake.set()
+            self._wake.now()
         self._observe_spec(body.get("spec"))
         annotation = annotations.get(keys.ANNOTATION_STRAGGLER, "")
         self._observe_annotation(annotation)
@@ -125,7 +133,7 @@ class JobRunner:
         self.state.class_observed(self.labels.get(keys.LABEL_CLASS, ""))
         if (self.state.generation, self._raw_spec, annotation, self.labels) == before:
             return False
-        self._wake.set()
+        self._wake.now()
         return True
 
     def _observe_spec(self, raw_spec: Any) -> None:
@@ -159,13 +167,13 @@ class JobRunner:
             failed=chosen.failed,
             finished_at_s=self._services.wall_s() if chosen.finished else None,
         )
-        self._wake.set()
+        self._wake.now()
 
     def grant(self, share: Share | None) -> None:
         """Take in the job's share of a PowerBudget; None: no budget selects the job."""
         if share != self.state.share:
             self.state.share_granted(share)
-            self._wake.set()
+            self._wake.now()
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -193,7 +201,7 @@ class JobRunner:
         try:
             while True:
                 async with self._services.turn:
-                    self._wake.clear()
+                    self._wake.looking()
                     try:
                         delay_s = self._reconcile()
                     except Exception:  # one unforeseen case must not leave the job alone
@@ -201,12 +209,10 @@ class JobRunner:
                         self._services.metrics.errors.inc()
                         delay_s = BACKOFF_S[-1]
                 self.next_reconcile_s = self._services.monotonic_s() + delay_s
-                # Not wait_for: in Python 3.11 it loses a cancellation that comes together with the event.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay_s):
-                        await self._wake.wait()
+                await self._wake.wait(delay_s)
                 await asyncio.sleep(max(_COALESCE_S, 2 * self._reconcile_duration_s))
         finally:
+            self._wake.cancel()
             await self._stop_tasks()
 
     def _reconcile(self) -> float:
@@ -217,6 +223,8 @@ class JobRunner:
         self._take_shape()
         with services.metrics.reconcile_seconds.time():
             decision = decide(self.state, now, services.limits)
+            self._looks += 1
+            self._bound_us = decision.bound_us or math.inf
             self.state.guard_updated(decision.guard)
             self.state.hardware_adopted(decision.hardware)
             for action in decision.actions:
@@ -228,6 +236,7 @@ class JobRunner:
             report_s = self._status.report(self.state, decision, now, new_baseline=baseline)
             self._trace.reported(self._status.stored, self.state.generation)
         self._reconcile_duration_s = services.monotonic_s() - now.monotonic_s
+        self._wake.looked(self._reconcile_duration_s)
         return max(0.0, min(decision.wake_at_s - now.monotonic_s, report_s))
 
     def _take_shape(self) -> None:
@@ -255,13 +264,13 @@ class JobRunner:
             self._spawn(work, self._trace.step("calibrate"))
         elif isinstance(action, BeginComparison | ResumePlan | EndComparison):
             state.comparisons.decided(action, iteration=state.furthest_iteration)
-            self._wake.set()
+            self._wake.now()
         elif isinstance(action, JudgeCanary):
             state.canary_judged(action.verdict)
-            self._wake.set()
+            self._wake.now()
         elif isinstance(action, BeginSweep):
             self._profiler.begin(action.sweep)
-            self._wake.set()
+            self._wake.now()
         elif isinstance(action, DeleteJob):
             state.end.deletion_asked(self._services.monotonic_s() + _DELETE_AGAIN_S)
             self._spawn(self._delete())
@@ -271,9 +280,20 @@ class JobRunner:
         else:
             node = state.nodes[action.node]
             node.command_started()
+            if isinstance(action, Renew):
+                self._spawn(self._renew(node, action))
+                return
             name = type(action).__name__.lower()
-            step = None if isinstance(action, Renew) else self._trace.step(name, **{"k8s.node.name": action.node})
-            self._spawn(self._nodes.command(node, action), step)
+            self._spawn(self._nodes.command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
+
+    async def _renew(self, node: Node, action: Renew) -> bool:
+        """Renew a lease; whether the planner must look at once: something has changed, or it has looked meanwhile and
+        left out this node.
+        """
+        before = self._looks, node.leased_pods, node.clock, node.description
+        await self._nodes.command(node, action)
+        after = self._looks, node.leased_pods, node.clock, node.description
+        return after != before or node.fault is not None
 
     async def _delete(self) -> None:
         """Delete the PerseusJob: it has finished, and its time is over."""
@@ -286,19 +306,23 @@ class JobRunner:
             logger.warning("%s: not deleted: %s", self.ref, error)
 
     def _spawn(
-        self, work: Coroutine[Any, Any, None], step: contextlib.AbstractContextManager[object] | None = None
+        self, work: Coroutine[Any, Any, bool | None], step: contextlib.AbstractContextManager[object] | None = None
     ) -> None:
-        """Do something in a task of its own; ``step``: it is a step of the trace."""
+        """Do something in a task of its own; ``step``: it is a step of the trace.
+
+        Work that returns False leaves nothing that is urgent.
+        """
 
         async def guarded() -> None:
+            urgent = True
             try:
                 with step or contextlib.nullcontext():
-                    await work
+                    urgent = await work is not False
             except Exception:  # whatever it was, the runner goes on
                 logger.exception("%s: unexpected error", self.ref)
                 self._services.metrics.errors.inc()
             finally:
-                self._wake.set()
+                (self._wake.now if urgent else self._wake.in_turn)()
 
         task = asyncio.create_task(guarded())
         self._tasks.add(task)

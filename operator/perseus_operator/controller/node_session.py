@@ -28,8 +28,9 @@ from perseus_operator.controller.profiler import Profiler
 from perseus_operator.controller.schedule_source import needs_schedule_from_ranks
 from perseus_operator.controller.services import Services, backoff_s
 from perseus_operator.controller.solve_inputs import SolveInputs
+from perseus_operator.controller.wake import Wake
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable, KubeError
-from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.iterations import JobIteration, Report
 from perseus_operator.planning.node import Node
 from perseus_operator.planning.node_actions import Acquire, NodeAction, Push, Release, Renew, Select
 from perseus_operator.planning.state import JobState
@@ -38,7 +39,9 @@ logger = logging.getLogger(__name__)
 
 
 class NodeSession:
-    """The agents of one job. ``wake`` is called whenever the planner should look again."""
+    """The agents of one job. ``wake`` lets the planner look again; ``exceeds_bound``: whether that is urgent after an
+    iteration.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,8 @@ class NodeSession:
         calibrator: Calibrator,
         profiler: Profiler,
         observer: Observer,
-        wake: Callable[[], None],
+        wake: Wake,
+        exceeds_bound: Callable[[JobIteration], bool],
     ) -> None:
         self._state = state
         self._services = services
@@ -60,6 +64,7 @@ class NodeSession:
         self._profiler = profiler
         self._observer = observer
         self._wake = wake
+        self._exceeds_bound = exceeds_bound
         self._streams: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -242,29 +247,38 @@ class NodeSession:
             try:
                 async for event in self._services.agents.watch(node.address, self._state.ref.uid):
                     failures = 0
-                    self._observe(node, event)
-                    self._wake()
+                    if isinstance(event, Report):
+                        self._observe_report(node, event)
+                    else:
+                        self._observe(node, event)
+                        self._wake.now()
             except AgentUnavailable:
                 # The agent may be gone, and the lease with it.
                 node.renewal_requested()
             except AgentError as error:
                 logger.warning("%s: telemetry of node %s: %s", self._state.ref, node.name, error)
-            self._wake()
+            self._wake.now()
             await asyncio.sleep(backoff_s(failures))
             failures += 1
+
+    def _observe_report(self, node: Node, report: Report) -> None:
+        state, slowdowns = self._state, self._state.detector.slowdowns
+        self._profiler.observe(node, report, self._inputs.request)
+        self._observer.observe(report, self._inputs.request)
+        iteration = state.iteration_reported(node, report)
+        if iteration is not None:
+            self._services.metrics.count_iteration(state.ref, iteration.energy_mj, state.without_plan)
+            self._calibrator.record(iteration, self._frontier.solved)
+            self._profiler.observe_drift(iteration, self._frontier.solved, self._inputs.profile)
+            if state.detector.slowdowns != slowdowns or self._exceeds_bound(iteration):
+                self._wake.now()
+        if iteration is not None or state.shape_wanted:
+            self._wake.in_turn()
 
     def _observe(self, node: Node, event: TelemetryEvent) -> None:
         if isinstance(event, StreamOpened | RankJoined | RankLeft | EventsDropped):
             node.description_outdated()
-        if isinstance(event, Report):
-            self._profiler.observe(node, event, self._inputs.request)
-            self._observer.observe(event, self._inputs.request)
-            iteration = self._state.iteration_reported(node, event)
-            if iteration is not None:
-                self._services.metrics.count_iteration(self._state.ref, iteration.energy_mj, self._state.without_plan)
-                self._calibrator.record(iteration, self._frontier.solved)
-                self._profiler.observe_drift(iteration, self._frontier.solved, self._inputs.profile)
-        elif isinstance(event, StreamOpened):
+        if isinstance(event, StreamOpened):
             node.renewal_requested()  # a renewal also asks for the ranks: some may have joined before the stream stood
         elif isinstance(event, RankJoined):
             if event.rank.pod_uid in {pod.uid for pod in node.pods}:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.kube_interface import Kube
 from perseus_operator.controller.epochs import Epochs
+from perseus_operator.controller.pace import Pace
 from perseus_operator.planning.frontier_inputs import Limits
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.solving.cache import SolveCache
@@ -23,20 +24,6 @@ BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 def backoff_s(failures: int) -> float:
     """The pause before the next attempt, in seconds, after so many failures before the latest one."""
     return BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-
-
-class Pace:
-    """Spreads what many want to do over time: each gets the next free turn, in the order of asking."""
-
-    def __init__(self, per_s: float) -> None:
-        self._interval_s = 1 / per_s
-        self._free_s = float("-inf")
-
-    def turn_s(self, now_s: float) -> float:
-        """Reserve the next free turn; its time."""
-        turn_s = max(now_s, self._free_s)
-        self._free_s = turn_s + self._interval_s
-        return turn_s
 
 
 class ProfileGrants(Protocol):
@@ -74,6 +61,8 @@ class Services:
     cache: SolveCache = field(default_factory=SolveCache)
     figures_pace: Pace = field(default_factory=lambda: Pace(10.0))
     """Of status writes that only update measured figures: with hundreds of jobs each waits longer."""
+    looks_pace: Pace = field(default_factory=lambda: Pace(50.0))
+    """Of reconciliations for which nothing is urgent; each takes one or two milliseconds, all a tenth of a core."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while one job reconciles: one reconciliation in each turn of the event loop. If hundreds of jobs reconciled
     in the same turn, whatever takes several turns, such as observing an edited job, would wait for all of them."""

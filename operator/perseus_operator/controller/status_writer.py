@@ -37,8 +37,8 @@ then, and one write does for two."""
 class StatusWriter:
     """What has been reported about the job so far, and what is to be."""
 
-    def __init__(self, ref: JobRef, services: Services, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        """``spawn`` runs a write as a task and wakes the runner when it ends."""
+    def __init__(self, ref: JobRef, services: Services, spawn: Callable[[Coroutine[Any, Any, bool]], None]) -> None:
+        """``spawn`` runs a write as a task, then wakes the runner: in its turn, if the write returns False."""
         self._ref = ref
         self._services = services
         self._spawn = spawn
@@ -61,6 +61,8 @@ class StatusWriter:
         """When a write that only updates figures may start (monotonic)."""
         self._failures = 0
         self._writing = False
+        self._missed = False
+        """There was something to report while a write was under way."""
 
     @property
     def stored(self) -> Json:
@@ -127,6 +129,7 @@ class StatusWriter:
             self._hold_until_s = now.monotonic_s + _APPLYING_S
         self._ready = ready
         if self._writing:
+            self._missed = True
             return NEVER_S  # its end wakes the loop
         wanted = status.document(conditions, figures, self.stored, generation=state.generation, wall_s=now.wall_s)
         # By how much a fixed clock slows iterations is not known, so nothing is announced.
@@ -163,6 +166,16 @@ class StatusWriter:
         return self._posted.setdefault(event, now_s) == now_s
 
     async def _write(
+        self, state: JobState, wanted: Json, announced: str | None, conditions: Iterable[Condition]
+    ) -> bool:
+        """Write, and post events; whether there is more to report now."""
+        try:
+            await self._write_once(state, wanted, announced, conditions)
+        finally:
+            missed, self._missed = self._missed, False
+        return missed or self._failures > 0
+
+    async def _write_once(
         self, state: JobState, wanted: Json, announced: str | None, conditions: Iterable[Condition]
     ) -> None:
         kube, ref = self._services.kube, self._ref

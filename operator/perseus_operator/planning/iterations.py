@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median
 from typing import Final
 
@@ -51,7 +52,7 @@ class Report:
     own_time: bool = True
     """The span ends before the rank waits for other pipelines."""
 
-    @property
+    @cached_property
     def rank_id(self) -> RankId:
         """The reporting rank."""
         return RankId(self.dp, self.stage, self.tp)
@@ -139,9 +140,11 @@ class History:
         if report.iteration <= self._last.get(report.dp, -1) or report.compute_span_us <= 0:
             return None
         key = (report.dp, report.iteration)
-        ranks = self._reports.setdefault(key, {})
+        ranks = self._reports.get(key)
+        if ranks is None:  # only then there may be more than are kept
+            self._forget_before(report.iteration - _OPEN_ITERATIONS)
+            ranks = self._reports[key] = {}
         ranks[report.stage, report.tp] = report
-        self._forget_before(report.iteration - _OPEN_ITERATIONS)
         if len(ranks) < self.ranks_per_pipeline:
             return None
         self._reports.pop(key)

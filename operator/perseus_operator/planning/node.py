@@ -14,7 +14,8 @@ Fields are read everywhere and changed only here, by one named method for each e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation
@@ -28,9 +29,9 @@ DeclaredSchedule = tuple[tuple[int, int, int], ...]
 """What one training process says that it executes: (kind, microbatch, chunk) in order."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Rank:
-    """A training process that is connected to its node's agent."""
+    """A training process that is connected to its node's agent. Only its node changes it, and only how far it is."""
 
     pod_uid: str
     gpu_uuid: str
@@ -41,7 +42,7 @@ class Rank:
     iteration: int
     """The furthest iteration that the process has begun."""
 
-    @property
+    @cached_property
     def id(self) -> RankId:
         """The rank's address in the job."""
         return RankId(self.dp, self.stage, self.tp)
@@ -132,6 +133,7 @@ class Node:
     """GPU UUID → why its clocks cannot be set."""
     gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
     """Active slowdowns: (GPU UUID, kind) → the agent's message."""
+    _found: tuple[frozenset[int], frozenset[int]] | None = None
 
     @property
     def selected(self) -> Mapping[int, int | None]:
@@ -146,7 +148,7 @@ class Node:
     @property
     def stages(self) -> frozenset[int]:
         """Stages whose ranks run on the node."""
-        return frozenset(rank.stage for rank in self.ranks)
+        return self._places()[0]
 
     @property
     def gpu_uuids(self) -> frozenset[str]:
@@ -157,13 +159,20 @@ class Node:
     @property
     def pipelines(self) -> frozenset[int]:
         """Pipelines (dp) that have a rank on the node."""
-        return frozenset(rank.dp for rank in self.ranks)
+        return self._places()[1]
+
+    def _places(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Stages and pipelines of the ranks; kept until the ranks change, since a job may have thousands of nodes."""
+        if self._found is None:
+            self._found = frozenset(r.stage for r in self.ranks), frozenset(r.dp for r in self.ranks)
+        return self._found
 
     def pods_observed(self, pods: frozenset[Pod]) -> None:
         """The node runs these pods of the job now; ranks of other pods have gone."""
         self.pods = pods
         uids = {pod.uid for pod in pods}
         self.ranks = {rank_id: rank for rank_id, rank in self.ranks.items() if rank.pod_uid in uids}
+        self._found = None
 
     def address_observed(self, address: str | None) -> None:
         """An agent at another address is another process, which holds nothing for the job. None changes nothing: the
@@ -298,6 +307,7 @@ class Node:
         """A process has connected, or is seen again; whether it is another process than the one known so far."""
         known = self.ranks.get(rank.id)
         self.ranks[rank.id] = rank
+        self._found = None
         if known is not None and known.process == rank.process:
             return False
         self.declared_schedules.pop(rank.id, None)
@@ -308,12 +318,12 @@ class Node:
         known = self.ranks.get(rank.id)
         if known is not None and known.process == rank.process:
             del self.ranks[rank.id]
+            self._found = None
 
     def rank_advanced(self, rank_id: RankId, iteration: int) -> None:
         """A rank has begun an iteration; earlier ones change nothing."""
         rank = self.ranks[rank_id]
-        if iteration > rank.iteration:
-            self.ranks[rank_id] = replace(rank, iteration=iteration)
+        rank.iteration = max(rank.iteration, iteration)
 
     def gpus_described(
         self,

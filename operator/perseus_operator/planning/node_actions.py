@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import JobSpec
 from perseus_operator.planning.node import DEFAULT_CLOCKS, Node, RestingClock
 from perseus_operator.planning.state import JobState
+
+RENEWED_EARLY_S: Final = 2.0
+"""How much earlier than it must be a lease is renewed, so that it is renewed together with others of the job."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def next_actions(
     )
     wanted = intent.wanted if may_select else {}
     from_iteration = state.furthest_iteration + 1
+    renewed_until_s = _renewed_until_s(state, now_s)
     for node in state.nodes.values():
         if node.busy or node.address is None:
             continue
@@ -95,9 +100,27 @@ def next_actions(
             continue
         # There are no plans for a stage that exists only in what a process says of itself.
         plans = intent.plans if max(node.stages, default=0) < spec.pipeline.stages else None
-        action = _next_action(node, intent, plans, wanted, from_iteration=from_iteration, now_s=now_s)
+        action = _next_action(
+            node,
+            intent,
+            plans,
+            wanted,
+            from_iteration=from_iteration,
+            now_s=now_s,
+            renewed_until_s=renewed_until_s,
+        )
         leased = action is None and node.leased_pods is not None
         yield action, node.renew_at_s if leased else math.inf
+
+
+def _renewed_until_s(state: JobState, now_s: float) -> float:
+    """Leases that are to be renewed up to then are renewed now: if one is due, those that are due soon are, too.
+
+    So the leases of a job are renewed in a few groups, and the planner looks at a job of thousands of nodes a few
+    times, not once for each of them.
+    """
+    due = any(node.renew_at_s <= now_s and node.leased_pods is not None for node in state.nodes.values())
+    return now_s + RENEWED_EARLY_S if due else now_s
 
 
 def is_applied(state: JobState, intent: Intent) -> bool:
@@ -129,13 +152,14 @@ def _next_action(
     *,
     from_iteration: int,
     now_s: float,
+    renewed_until_s: float,
 ) -> NodeAction | None:
     """The lease goes first: without it nothing else lasts."""
     if not node.pods or (not intent.drive and node.driven):
         return Release(node.name)
     if node.leased_pods != node.pods or node.resting != intent.resting or node.expires_at_s <= now_s:
         return Acquire(node.name, intent.resting)
-    if node.renew_at_s <= now_s:
+    if node.renew_at_s <= renewed_until_s:
         return Renew(node.name)
     if intent.drive and plans is not None and node.ranks and not holds_plans(node, plans):
         return Push(node.name, node.stages, plans)

@@ -135,11 +135,12 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
         )
     hardware = hardware_for(state, spec)
     inputs = input_actions(state, spec, hardware, now_s=now.monotonic_s, limits=limits)
-    not_ready = schedule_pending(state) or ranks_pending(state, spec) or baseline_pending(state, spec)
+    lacking = ranks_pending(state, spec)
+    not_ready = schedule_pending(state) or lacking or baseline_pending(state, spec)
     profiling = next_profiling_step(state, spec, not_ready, now_s=now.monotonic_s)
     stragglers = _Stragglers() if profiling else _stragglers(state, spec, now)
     aim = aim_of(state, spec, stragglers.slowdowns, now, profiling=profiling is not None)
-    intent = _intent(state, spec, aim, stragglers, profiling=profiling)
+    intent = _intent(state, spec, aim, stragglers, profiling=profiling, lacking=lacking)
     wanted = {dp: point for dp, point in intent.wanted.items() if point is not None}
     canary = None
     if wanted and profiling is None and intent.waiting is None and not aim.limited_by_share:
@@ -251,7 +252,13 @@ def _shape_intent(state: JobState) -> Intent:
 
 
 def _intent(
-    state: JobState, spec: JobSpec, aim: Aim, stragglers: _Stragglers, *, profiling: ProfilingStep | None
+    state: JobState,
+    spec: JobSpec,
+    aim: Aim,
+    stragglers: _Stragglers,
+    *,
+    profiling: ProfilingStep | None,
+    lacking: Explanation | None,
 ) -> Intent:
     if profiling is not None:  # a sweep has a bound of its own; the objective's is for plans
         sweep = profiling.sweep
@@ -261,7 +268,7 @@ def _intent(
     if mismatch is not None:
         return Intent(None, {}, False, mismatch)
     plans = state.frontier.digest if state.frontier else None
-    waiting = _why_no_plan(state, spec, aim)
+    waiting = _why_no_plan(state, spec, aim, lacking)
     if waiting is not None or state.frontier is None or not isinstance(aim.target, Target):
         return Intent(plans, {}, spec.mode.sets_clocks, waiting)
     if aim.hold is Hold.DEFAULT_CLOCKS:
@@ -278,7 +285,7 @@ def _intent(
     return Intent(plans, wanted, spec.mode.sets_clocks, None)
 
 
-def _why_no_plan(state: JobState, spec: JobSpec, aim: Aim) -> Explanation | None:
+def _why_no_plan(state: JobState, spec: JobSpec, aim: Aim, lacking: Explanation | None) -> Explanation | None:
     if state.frontier is None or aim.target is None:
         return frontier_pending(state)
     if isinstance(aim.target, Infeasible):
@@ -291,7 +298,7 @@ def _why_no_plan(state: JobState, spec: JobSpec, aim: Aim) -> Explanation | None
     if rehearsing is not None:
         return rehearsing
     # A job that a budget limits skips the baseline: at default clocks it would draw more than its share.
-    return ranks_pending(state, spec) or (None if aim.limited_by_share else baseline_pending(state, spec))
+    return lacking or (None if aim.limited_by_share else baseline_pending(state, spec))
 
 
 def common_point(wanted: Mapping[int, int], slowdowns: Mapping[int, float]) -> int:

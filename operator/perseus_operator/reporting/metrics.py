@@ -6,7 +6,7 @@ series of a job are removed with the job. This is the only module of the operato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from importlib.metadata import version
 from typing import Any, Final
@@ -98,6 +98,9 @@ class Metrics:
             Gauge, "perseus_job_info", "Always 1; the label names the EnergyClass.", (*_JOB, "energy_class")
         )
         self._classes: dict[tuple[str, str], str] = {}
+        self._values: dict[tuple[str, str], Mapping[str, float | None]] = {}
+        """Of the gauges, as they were set last; by job."""
+        self._controls: dict[tuple[str, str], ClockControl | None] = {}
         self._energies: tuple[Counter, Counter] = (
             self._new(
                 Counter,
@@ -200,8 +203,11 @@ class Metrics:
             "below_plan_ratio": evidence.below_share,
             "above_plan_ratio": evidence.above_share,
         }
+        before = self._values.get(labels, {})
         for name, value in values.items():
-            _set(self._gauges[name], labels, value)
+            if name not in before or value != before[name]:  # a series costs much more to find than to compare
+                _set(self._gauges[name], labels, value)
+        self._values[labels] = values
         self._set_control(labels, evidence.control)
 
     def set_class(self, job: JobRef, energy_class: str) -> None:
@@ -215,8 +221,11 @@ class Metrics:
             self._class.labels(*labels, energy_class).set(1)
 
     def _set_control(self, labels: tuple[str, str], control: ClockControl | None) -> None:
+        if self._controls.get(labels) is control:
+            return
         for one in ClockControl:
             _set(self._control, (*labels, one.lower()), None if control is None else float(one is control))
+        self._controls[labels] = control
 
     def count_iteration(self, job: JobRef, energy_mj: int | None, baseline: Measured | None) -> None:
         """Count the energy of one iteration, and of the baseline's, where both are known."""
@@ -255,6 +264,8 @@ class Metrics:
         for series in (*self._gauges.values(), *self._energies):
             series.remove(job.namespace, job.name)
         self._set_control((job.namespace, job.name), None)
+        self._values.pop((job.namespace, job.name), None)
+        self._controls.pop((job.namespace, job.name), None)
         known = self._classes.pop((job.namespace, job.name), None)
         if known is not None:
             self._class.remove(job.namespace, job.name, known)

@@ -73,13 +73,12 @@ class FrontierTimes:
     def paces(self, iteration: JobIteration) -> Mapping[int, Sequence[float]]:
         """See ``detector.PlannedTimes``."""
         wanted = np.diff(self.schedule.stage_offset).tolist()
-        found = {}
-        for pipeline, stages in iteration.stages_us.items():
-            if [len(own) for own in stages] == wanted:
-                measured_s = np.concatenate([np.asarray(own, dtype=np.float64) for own in stages]) / 1e6
-                planned_s = self.durations_s(iteration.points[pipeline])
-                found[pipeline] = stage_pace(measured_s, planned_s, self.schedule.stage_offset).tolist()
-        return found
+        whole = {dp: own for dp, own in iteration.stages_us.items() if [len(stage) for stage in own] == wanted}
+        if not whole:
+            return {}
+        measured_s = np.stack([np.concatenate(own) for own in whole.values()]) / 1e6
+        planned_s = np.stack([self.durations_s(iteration.points[dp]) for dp in whole])
+        return dict(zip(whole, stage_pace(measured_s, planned_s, self.schedule.stage_offset).tolist(), strict=True))
 
     def slowdown(self, stage_slowdowns: Mapping[int, float]) -> float:
         """See ``detector.PlannedTimes``."""
@@ -110,7 +109,7 @@ class IterationRecord:
             self._recorder.add(
                 plan=-1 if point is None else point,
                 iteration_time_s=s_from_us(iteration.time_us),
-                stages=[[s_from_us(us) for us in own] for own in iteration.stages_us.get(pipeline, ())],
+                stages=[np.asarray(own) / 1e6 for own in iteration.stages_us.get(pipeline, ())],
             )
         except InvalidTrace:
             return False

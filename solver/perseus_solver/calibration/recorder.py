@@ -49,7 +49,7 @@ class Recorder:
     def __len__(self) -> int:
         return len(self._iterations)
 
-    def add(self, *, plan: int, iteration_time_s: float, stages: Sequence[Sequence[float]]) -> None:
+    def add(self, *, plan: int, iteration_time_s: float, stages: Sequence[Sequence[float] | Floats]) -> None:
         """Add one iteration.
 
         Args:

@@ -8,9 +8,11 @@ import tracemalloc
 import pytest
 from tests.doubles.recording_node import wait_for
 
+from perseus_agent.clocks import telemetry
 from perseus_agent.clocks.telemetry import (
     BATCH_EVENTS,
     MAX_WATCHERS,
+    Event,
     IterationSummary,
     RankChange,
     RankProcess,
@@ -66,6 +68,20 @@ def test_batches_are_bounded() -> None:
         assert taken is not None
         sizes.append(len(taken[1]))
     assert sizes == [BATCH_EVENTS, 1]
+
+
+def test_ranks_that_end_an_iteration_nearly_together_are_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "GATHER_S", 60.0)
+    monkeypatch.setattr(telemetry, "BATCH_EVENTS", 8)
+    hub = TelemetryHub(1_000)
+    reader = hub.watch("job")
+    taken: list[tuple[int, list[Event]] | None] = []
+    thread = threading.Thread(target=lambda: taken.append(reader.take(60)))
+    thread.start()
+    iterations(hub, 8)
+    thread.join(60)
+    assert taken[0] is not None
+    assert len(taken[0][1]) == 8
 
 
 def test_a_waiting_reader_is_woken_by_an_event_and_by_the_end() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.controller.epochs import Epochs
-from perseus_operator.controller.services import Pace, Services
+from perseus_operator.controller.pace import Pace
+from perseus_operator.controller.services import Services
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import JobRef, Pod
@@ -211,7 +212,7 @@ class Desk:
         self.newest_epoch: int | Exception = EPOCH
         self.answers = True
         """Whether who writes hears of it."""
-        self.spawned: list[Coroutine[Any, Any, None]] = []
+        self.spawned: list[Coroutine[Any, Any, bool]] = []
         kube = SimpleNamespace(write_status=self._write_status, annotate=self._annotate, post_event=self._post)
         services = SimpleNamespace(
             kube=kube,

@@ -27,7 +27,8 @@ from perseus_operator.api.job import Mode
 from perseus_operator.controller import operator as module
 from perseus_operator.controller.job_runner import JobRunner
 from perseus_operator.controller.node_session import NodeSession
-from perseus_operator.controller.services import BACKOFF_S, Pace
+from perseus_operator.controller.pace import Pace
+from perseus_operator.controller.services import BACKOFF_S
 from perseus_operator.controller.status_writer import NEVER_S, SAME_EVENT_S
 from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable, SolveFailed
 from perseus_operator.handlers import _configure
@@ -51,7 +52,7 @@ REQUEST = SolveRequest(profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=
 
 
 async def test_our_own_status_coming_back_is_no_change_and_everything_a_user_may_edit_is() -> None:
-    services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0)
+    services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0, looks_pace=Pace(100.0))
     runner = JobRunner(JobRef("ns", "job", "uid"), cast(Any, services))
     spec = {
         "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
@@ -77,7 +78,7 @@ async def test_our_own_status_coming_back_is_no_change_and_everything_a_user_may
 
 
 async def test_an_edit_that_is_refused_leaves_in_force_what_was_accepted() -> None:
-    services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0)
+    services = SimpleNamespace(monotonic_s=lambda: 0.0, wall_s=lambda: 0.0, looks_pace=Pace(100.0))
     runner = JobRunner(JobRef("ns", "job", "uid"), cast(Any, services))
     spec: dict[str, Any] = {
         "pipeline": {"schedule": "1F1B", "stages": 2, "microbatches": 4},
@@ -124,7 +125,8 @@ def session_of(job: Job, services: SimpleNamespace) -> NodeSession:
         calibrator=rest,
         profiler=rest,
         observer=rest,
-        wake=lambda: None,
+        wake=rest,
+        exceeds_bound=rest,
     )
 
 

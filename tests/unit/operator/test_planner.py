@@ -113,6 +113,20 @@ def test_leases_are_renewed_at_a_third_and_acquired_again_when_expired(job: Any)
     assert set(job.decide().actions) == {Acquire("node-0"), Acquire("node-1")}
 
 
+def test_leases_that_end_at_different_times_are_renewed_in_a_few_groups(make_job: Any) -> None:
+    """So the planner looks at a job of thousands of nodes a few times, not once for each of them."""
+    job = make_job(pipeline={"schedule": "1F1B", "stages": 2, "microbatches": 4, "dataParallel": 20})
+    job.run()
+    for n, node in enumerate(job.nodes):
+        node.lease_renewed(started_s=job.now_s + n / 2, ttl_s=30.0)
+    rounds = []
+    for _ in range(1000):
+        job.now_s += 0.1
+        rounds += [len(renewed)] if (renewed := job.act().actions) else []
+        assert all(node.expires_at_s > job.now_s + 30 / 2 for node in job.nodes), "never late"
+    assert sum(rounds[-5:]) >= 20, f"five times in a third of the lease: {rounds}"
+
+
 def test_an_agent_that_failed_is_asked_again_only_when_its_pause_is_over(job: Any) -> None:
     job.start_pods()
     job.state.read_at_s = job.now_s

@@ -1,0 +1,152 @@
+"""What telemetry costs one operator, and how that grows: many small jobs over real gRPC, and one job of many nodes.
+
+``fleet_cpu_*``: light agents (``tests.doubles.fleet``) over mutual TLS, each with a pipeline of eight stages on eight
+GPUs, two nodes to a job; the operator is a process with the embedded API server. Its CPU time in a steady minute is
+that of reports, renewals, reconciliations and status writes together.
+
+``fleet_job_*``: one job of 16 stages by eight tensor-parallel ranks, as many pipelines as the nodes hold, in this
+process and without a wire: what the planner needs for one decision, and what one rank's report costs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.bench import operator as scale
+from tests.doubles.fleet import Fleet
+from tests.doubles.fleet_cluster import FleetCluster
+from tests.unit.operator.conftest import Job
+
+from perseus_operator.objects import Pod
+from perseus_operator.planning.iterations import Report
+from perseus_operator.planning.node import Node, Rank
+from perseus_sim.cluster.api_servers import Server, embedded_server
+from perseus_sim.cluster.pki import Authority, write_pairs
+from perseus_sim.processes import Processes
+
+Result = dict[str, Any]
+RANKS = 8
+"""On each node."""
+OVER_GRPC = ((100, 2.0), (400, 2.0), (400, 10.0))
+"""Nodes, and seconds of an iteration. The agents take more of the machine than the operator does."""
+NODES = (64, 256, 1024, 4096)
+"""Of the one job."""
+STAGES, INSTRUCTIONS = 16, 64
+
+
+async def steady(server: Server, folder: Path, nodes: int, iteration_s: float) -> Result:
+    """Return what the operator uses in a steady minute."""
+    size = scale.Size(agents=nodes, jobs=nodes // 2, iteration_s=iteration_s)
+    tls = folder / "tls"
+    write_pairs(tls, Authority("perseus-bench"), ("perseus-agent", "perseus-operator"))
+    kubeconfig = await asyncio.to_thread(scale.login, server, folder)
+    with Processes(folder / "logs") as processes:
+        async with (
+            Fleet(iteration_s=iteration_s, tls=tls) as fleet,
+            FleetCluster(
+                fleet,
+                admin=server.kubeconfig,
+                operator=kubeconfig,
+                namespace=scale.NAMESPACE,
+                processes=processes,
+                folder=folder,
+                tls=tls,
+            ) as cluster,
+        ):
+            bench = scale.Bench(cluster, server, size)
+            await bench.prepare()
+            operator = await cluster.start_operator()
+            await cluster.all(cluster.apply(name, scale.SPEC) for name in bench.training)
+            await bench.until("every job is Ready", lambda: bench.settled(operator))
+            await asyncio.sleep(2 * iteration_s)
+            begun_s, cpu_s, before = time.monotonic(), scale.cpu(operator), _reports(bench)
+            await asyncio.sleep(size.steady_s)
+            lasted_s, cpu_s, reports = time.monotonic() - begun_s, scale.cpu(operator) - cpu_s, _reports(bench) - before
+            scale.say(
+                f"{nodes} nodes, {iteration_s:g} s: {reports / lasted_s:.0f} reports/s, {cpu_s / lasted_s:.1%} CPU"
+            )
+            name = f"{nodes}nodes_{iteration_s:g}s"
+            return {
+                f"fleet_cpu_percent_{name}": {"value": 100 * cpu_s / lasted_s, "unit": "% core"},
+                f"fleet_cpu_us_per_report_{name}": {"value": 1e6 * cpu_s / reports, "unit": "us"},
+                f"fleet_rss_mib_{name}": {"value": scale.peak_rss_mib(operator), "unit": "MiB"},
+            }
+
+
+def _reports(bench: scale.Bench) -> int:
+    return sum(job.iteration * len(ranks) for job in bench.training.values() for ranks in job.ranks.values())
+
+
+def over_grpc() -> Result:
+    """Return the figures of every size, each with an operator and an API server of its own."""
+    figures: Result = {}
+    for nodes, iteration_s in OVER_GRPC:
+        with tempfile.TemporaryDirectory(prefix="perseus-bench-") as name:
+            folder = Path(name)
+            with embedded_server(folder / "api") as server:
+                figures |= asyncio.run(steady(server, folder, nodes, iteration_s))
+    return figures
+
+
+def one_job() -> Result:
+    """Return what a decision and a report cost, for one job of each size."""
+    figures: Result = {}
+    for nodes in NODES:
+        job = _running(nodes)
+        decide_s = _cpu_s(lambda job=job: job.decide(), 5)
+        reports = [list(_iteration(job, iteration)) for iteration in range(1, 4)]
+
+        def observe(job: Job = job, reports: list[list[tuple[Node, Report]]] = reports) -> None:
+            for node, report in reports.pop(0):
+                job.state.iteration_reported(node, report)
+
+        observe_s = _cpu_s(observe, len(reports))
+        figures[f"fleet_job_decision_ms_{nodes}nodes"] = {"value": 1e3 * decide_s, "unit": "ms"}
+        figures[f"fleet_job_report_us_{nodes}nodes"] = {"value": 1e6 * observe_s / (RANKS * nodes), "unit": "us"}
+    return figures
+
+
+def _running(nodes: int) -> Job:
+    """Return a job whose plan is in force on all of its nodes."""
+    shape = {"stages": STAGES, "tensorParallel": RANKS, "dataParallel": nodes // STAGES}
+    job = Job(pipeline={"schedule": "1F1B", "microbatches": INSTRUCTIONS // 2, **shape})
+    job.solve()
+    pods = [Pod(f"pod-{n}", "ns", f"t-{n}", f"node-{n}", "job", {}) for n in range(nodes)]
+    job.state.pods_observed(pods, {f"node-{n}": f"10.0.0.{n}:1" for n in range(nodes)})
+    job.act()
+    for n, tp in ((n, tp) for n in range(nodes) for tp in range(RANKS)):
+        rank = Rank(f"pod-{n}", f"GPU-{n}-{tp}", n // STAGES, n % STAGES, tp, 1, 0)
+        job.state.rank_joined(job.state.nodes[f"node-{n}"], rank)
+    while not job.act().applied:
+        pass
+    return job
+
+
+def _iteration(job: Job, iteration: int) -> Iterator[tuple[Node, Report]]:
+    durations_us = array("I", [30_000] * INSTRUCTIONS)
+    for n in range(len(job.state.nodes)):
+        node = job.state.nodes[f"node-{n}"]
+        for tp in range(RANKS):
+            yield (
+                node,
+                Report(n // STAGES, n % STAGES, tp, iteration, 1_000_000, 990_000, 500_000, 0, durations_us),
+            )
+
+
+def _cpu_s(work: Any, times: int) -> float:
+    """Return the CPU time of one run: the least of several, since what disturbs only adds."""
+    taken_s = []
+    for _ in range(times):
+        begun_s = time.process_time()
+        work()
+        taken_s.append(time.process_time() - begun_s)
+    return min(taken_s)
+
+
+FIGURES = {"fleet_cpu": over_grpc, "fleet_job": one_job}
