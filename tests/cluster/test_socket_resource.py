@@ -169,8 +169,10 @@ def test_a_node_loses_power(journey: Journey) -> None:
     journey.cluster.up(len(journey.cluster.nodes), ipv6=journey.cluster.ipv6, say=journey.say)
     journey.rolled_out("daemonset/perseus-agent")
     journey.every_node_offers_the_socket()
-    # The ranks on the other node wait for those that are gone; whoever restarts jobs ends them all.
-    journey.kubectl("-n", TRAINING, "delete", "pod", "-l", f"{keys.LABEL_JOB}={JOB.name}", "--wait=false")
+    # The ranks on the other node wait for those that are gone; whoever restarts jobs, as a JobSet, makes the Job anew.
+    # Its own controller makes single pods again, ever later after each that a node that has just booted refuses.
+    journey.kubectl("-n", TRAINING, "delete", "job", JOB.name, "--cascade=foreground")
+    journey.apply(*JOB.indexed_job())
 
     def started_again() -> bool:
         pods = journey.training_pods(JOB)

@@ -85,6 +85,10 @@ class IterationSummary:
     power_limited: bool = False
     own_time: bool = False
     """The last instruction ended before the rank waited for other pipelines."""
+    tensor_parallel_ranks: tuple[int, ...] = ()
+    """That this describes together, see ``stage_reports``; empty: it describes ``rank`` alone."""
+    computing_us: int = 0
+    """Of these together: the sum of the time that they spent in instructions."""
 
 
 Event = RankChange | IterationSummary | GpuNotice

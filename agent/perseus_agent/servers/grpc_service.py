@@ -18,6 +18,7 @@ from perseus_agent import __version__
 from perseus_agent.clocks.gpu_notices import GpuNotice
 from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.latency import LatencyMeter
+from perseus_agent.clocks.stage_reports import combine
 from perseus_agent.clocks.telemetry import Event, IterationSummary, RankChange, RankProcess
 from perseus_agent.errors import (
     AgentError,
@@ -196,7 +197,8 @@ class AgentService(stubs.AgentServicer):
             yield messages.TelemetryBatch()
             while context.is_active() and (taken := watcher.take(STREAM_WAIT_S)) is not None:
                 dropped, events = taken
-                yield messages.TelemetryBatch(dropped=dropped, events=[_event(event) for event in events])
+                sent = combine(events) if request.combine_ranks else events
+                yield messages.TelemetryBatch(dropped=dropped, events=[_event(event) for event in sent])
         finally:
             self._node.unwatch(request.job_uid, watcher)
 
@@ -342,4 +344,6 @@ def _iteration(summary: IterationSummary) -> messages.IterationReport:
         median_clock_mhz=summary.median_clock_mhz,
         power_limited=summary.power_limited,
         own_time=summary.own_time,
+        tensor_parallel_ranks=summary.tensor_parallel_ranks,
+        computing_us=summary.computing_us,
     )

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from perseus_operator.clients.hardware import evidence_of
-from perseus_operator.clients.validation import is_valid_rank, is_valid_report
+from perseus_operator.clients.validation import MAX_TOGETHER, is_valid_rank, is_valid_report
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
 from perseus_operator.planning.iterations import Report
@@ -156,5 +156,6 @@ def event_of(event: agent_pb2.TelemetryEvent) -> TelemetryEvent | None:
             quiet_mj=report.quiet_energy_mj,
             evidence=evidence_of(report),
             own_time=report.own_time,
+            together=tuple(report.tensor_parallel_ranks[: MAX_TOGETHER + 1]),
         )
     return None

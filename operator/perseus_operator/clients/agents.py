@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -255,18 +255,21 @@ class AgentPool:
             )
         return int(answer.furthest_iteration)
 
-    async def watch(self, address: str, job_uid: str) -> AsyncIterator[TelemetryEvent]:
+    async def watch(
+        self, address: str, job_uid: str, *, combine_ranks: bool = False
+    ) -> AsyncGenerator[TelemetryEvent, None]:
         """Yield the telemetry of one job on one node. Events with impossible values are discarded; the first is logged.
 
         Args:
             address: host:port of the agent.
             job_uid: of the PerseusJob.
+            combine_ranks: let the agent report the tensor-parallel ranks of a stage together; an older one does not.
 
         Raises:
             AgentError: the stream broke. A stream that the agent ends is over without an error.
         """
         async with self._stub(address) as stub:
-            call = stub.WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid))
+            call = stub.WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid, combine_ranks=combine_ranks))
             dropped, opened, reported = 0, False, False
             try:
                 async for batch in call:

@@ -19,6 +19,8 @@ MAX_TIME_US: Final = 7 * 24 * 3600 * 1_000_000
 MAX_POWER_W: Final = 10_000
 """Highest mean power of one GPU over an iteration; several times what any GPU draws."""
 MAX_NAME: Final = 512
+MAX_TOGETHER: Final = 1024
+"""Ranks that one report describes: many more than a node has GPUs."""
 
 
 def is_valid_rank(rank: Rank) -> bool:
@@ -28,12 +30,13 @@ def is_valid_rank(rank: Rank) -> bool:
 
 def is_valid_report(report: Report) -> bool:
     """Whether an iteration can have these figures."""
-    time_us = report.iteration_time_us
+    time_us, gpus = report.iteration_time_us, len(report.rank_ids)
     return (
         report.iteration < MAX_ITERATION
+        and len(set(report.together)) == len(report.together) <= MAX_TOGETHER
         and 0 < report.compute_span_us <= MAX_TIME_US
         and 0 < time_us <= MAX_TIME_US
-        and (report.energy_mj is None or mean_power_w(report.energy_mj, time_us) <= MAX_POWER_W)
+        and (report.energy_mj is None or mean_power_w(report.energy_mj, time_us) <= MAX_POWER_W * gpus)
         and report.quiet_us <= time_us
         and report.quiet_mj <= (report.energy_mj or 0)
     )

@@ -7,6 +7,7 @@ the planner's decision.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -244,14 +245,19 @@ class NodeSession:
     async def _read_telemetry(self, node: Node) -> None:
         failures = 0
         while node.leased_pods is not None and node.address is not None:
+            single = self._state.single_ranks_wanted
+            events = self._services.agents.watch(node.address, self._state.ref.uid, combine_ranks=not single)
             try:
-                async for event in self._services.agents.watch(node.address, self._state.ref.uid):
-                    failures = 0
-                    if isinstance(event, Report):
-                        self._observe_report(node, event)
-                    else:
-                        self._observe(node, event)
-                        self._wake.now()
+                async with contextlib.aclosing(events):
+                    async for event in events:
+                        failures = 0
+                        if isinstance(event, Report):
+                            self._observe_report(node, event)
+                        else:
+                            self._observe(node, event)
+                            self._wake.now()
+                        if self._state.single_ranks_wanted != single:
+                            break
             except AgentUnavailable:
                 # The agent may be gone, and the lease with it.
                 node.renewal_requested()

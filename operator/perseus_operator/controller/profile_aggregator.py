@@ -90,9 +90,11 @@ class ProfileAggregator:
 
     def observe(self, report: Report, clock_mhz: int) -> Reading | None:
         """Take in one rank's report of an iteration; the clock's reading if it was the last one needed."""
-        self.spent_us += report.iteration_time_us / self._shape.ranks
+        self.spent_us += report.iteration_time_us * len(report.rank_ids) / self._shape.ranks
         if report.point != self._point:
             self._last = None
+            return None
+        if report.together:  # of before single ranks were asked for
             return None
         measured = self._rank_iteration(report)
         if measured is None:

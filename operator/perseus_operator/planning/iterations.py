@@ -51,11 +51,20 @@ class Report:
     """How the clocks followed the plan; None: the agent does not say."""
     own_time: bool = True
     """The span ends before the rank waits for other pipelines."""
+    together: tuple[int, ...] = ()
+    """Tensor-parallel ranks of the stage that this describes together: times are the longest, energy is the sum, and
+    energies of single instructions are not known. Empty: it describes one rank.
+    """
 
     @cached_property
     def rank_id(self) -> RankId:
-        """The reporting rank."""
+        """The reporting rank; of several the first."""
         return RankId(self.dp, self.stage, self.tp)
+
+    @property
+    def rank_ids(self) -> Sequence[RankId]:
+        """Every rank that this describes."""
+        return [RankId(self.dp, self.stage, tp) for tp in self.together] if self.together else (self.rank_id,)
 
 
 @dataclass(frozen=True)
@@ -144,13 +153,14 @@ class History:
         if ranks is None:  # only then there may be more than are kept
             self._forget_before(report.iteration - _OPEN_ITERATIONS)
             ranks = self._reports[key] = {}
-        ranks[report.stage, report.tp] = report
+        for tp in report.together or (report.tp,):
+            ranks[report.stage, tp] = report
         if len(ranks) < self.ranks_per_pipeline:
             return None
         self._reports.pop(key)
         self._last[report.dp] = report.iteration
         parts = self._complete.setdefault(report.iteration, {})
-        parts[report.dp] = _combine(ranks.values())
+        parts[report.dp] = _combine({id(own): own for own in ranks.values()}.values())
         if len(parts) == self.pipelines:
             return self._finish(report.iteration)
         return None

@@ -274,9 +274,10 @@ class JobState:
             The job's iteration if this report completed it; otherwise None.
         """
         spec = self.spec
-        if report.rank_id not in node.ranks:
+        if any(rank_id not in node.ranks for rank_id in report.rank_ids):
             return None
-        node.rank_advanced(report.rank_id, report.iteration + 1)
+        for rank_id in report.rank_ids:
+            node.rank_advanced(rank_id, report.iteration + 1)
         if self.history is None or spec is None:
             return None
         iteration = self.history.add(report)
@@ -467,6 +468,12 @@ class JobState:
     def sweeping(self) -> bool:
         """Whether an agent stores the clocks of a sweep: points of iterations then belong to no frontier."""
         return any(node.pushed and node.pushed[0].startswith(DIGEST_PREFIX) for node in self.nodes.values())
+
+    @property
+    def single_ranks_wanted(self) -> bool:
+        """Whether energies of single instructions are measured, which agents report for single ranks alone."""
+        spec, sweep = self.spec, self.profiling.sweep
+        return spec is None or spec.mode is Mode.OBSERVE or (sweep is not None and not sweep.finished)
 
     @property
     def blocking_power_mw(self) -> int:

@@ -350,10 +350,12 @@ class SelectPlanResponse(_message.Message):
     def __init__(self, furthest_iteration: _Optional[int] = ...) -> None: ...
 
 class WatchTelemetryRequest(_message.Message):
-    __slots__ = ("job_uid",)
+    __slots__ = ("job_uid", "combine_ranks")
     JOB_UID_FIELD_NUMBER: _ClassVar[int]
+    COMBINE_RANKS_FIELD_NUMBER: _ClassVar[int]
     job_uid: str
-    def __init__(self, job_uid: _Optional[str] = ...) -> None: ...
+    combine_ranks: bool
+    def __init__(self, job_uid: _Optional[str] = ..., combine_ranks: _Optional[bool] = ...) -> None: ...
 
 class TelemetryBatch(_message.Message):
     __slots__ = ("dropped", "events")
@@ -376,7 +378,7 @@ class TelemetryEvent(_message.Message):
     def __init__(self, rank_joined: _Optional[_Union[Rank, _Mapping]] = ..., rank_left: _Optional[_Union[Rank, _Mapping]] = ..., iteration: _Optional[_Union[IterationReport, _Mapping]] = ..., gpu: _Optional[_Union[GpuEvent, _Mapping]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj", "marks", "control", "leads_us", "below_plan_us", "above_plan_us", "median_clock_mhz", "power_limited", "own_time")
+    __slots__ = ("data_parallel_rank", "stage", "tensor_parallel_rank", "gpu_uuid", "iteration", "iteration_time_us", "compute_span_us", "energy_mj", "has_energy", "plan_id", "point", "planned", "durations_us", "clock_changes", "instruction_energy_mj", "instruction_energy_iterations", "quiet_us", "quiet_energy_mj", "marks", "control", "leads_us", "below_plan_us", "above_plan_us", "median_clock_mhz", "power_limited", "own_time", "tensor_parallel_ranks", "computing_us")
     DATA_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +405,8 @@ class IterationReport(_message.Message):
     MEDIAN_CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
     POWER_LIMITED_FIELD_NUMBER: _ClassVar[int]
     OWN_TIME_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PARALLEL_RANKS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_US_FIELD_NUMBER: _ClassVar[int]
     data_parallel_rank: int
     stage: int
     tensor_parallel_rank: int
@@ -429,7 +433,9 @@ class IterationReport(_message.Message):
     median_clock_mhz: int
     power_limited: bool
     own_time: bool
-    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ..., quiet_us: _Optional[int] = ..., quiet_energy_mj: _Optional[int] = ..., marks: _Optional[_Union[MarkSource, str]] = ..., control: _Optional[_Union[ClockControl, str]] = ..., leads_us: _Optional[_Iterable[int]] = ..., below_plan_us: _Optional[int] = ..., above_plan_us: _Optional[int] = ..., median_clock_mhz: _Optional[int] = ..., power_limited: _Optional[bool] = ..., own_time: _Optional[bool] = ...) -> None: ...
+    tensor_parallel_ranks: _containers.RepeatedScalarFieldContainer[int]
+    computing_us: int
+    def __init__(self, data_parallel_rank: _Optional[int] = ..., stage: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., iteration: _Optional[int] = ..., iteration_time_us: _Optional[int] = ..., compute_span_us: _Optional[int] = ..., energy_mj: _Optional[int] = ..., has_energy: _Optional[bool] = ..., plan_id: _Optional[str] = ..., point: _Optional[int] = ..., planned: _Optional[bool] = ..., durations_us: _Optional[_Iterable[int]] = ..., clock_changes: _Optional[int] = ..., instruction_energy_mj: _Optional[_Iterable[int]] = ..., instruction_energy_iterations: _Optional[int] = ..., quiet_us: _Optional[int] = ..., quiet_energy_mj: _Optional[int] = ..., marks: _Optional[_Union[MarkSource, str]] = ..., control: _Optional[_Union[ClockControl, str]] = ..., leads_us: _Optional[_Iterable[int]] = ..., below_plan_us: _Optional[int] = ..., above_plan_us: _Optional[int] = ..., median_clock_mhz: _Optional[int] = ..., power_limited: _Optional[bool] = ..., own_time: _Optional[bool] = ..., tensor_parallel_ranks: _Optional[_Iterable[int]] = ..., computing_us: _Optional[int] = ...) -> None: ...
 
 class GpuEvent(_message.Message):
     __slots__ = ("kind", "gpu_uuid", "active", "message")

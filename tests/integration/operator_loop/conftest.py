@@ -43,7 +43,7 @@ from perseus_solver.schedules import build_schedule
 REPOSITORY = Path(__file__).resolve().parents[3]
 STAGES, PIPELINES = 2, 2
 NUMBERS, TAKEN, OWN = itertools.count(), itertools.count(), itertools.count()
-SHARED_NAMESPACES = [f"shared-{n}" for n in range(31)]
+SHARED_NAMESPACES = [f"shared-{n}" for n in range(32)]
 GROUP = (keys.API_GROUP, keys.API_VERSION)
 ENERGY_MJ = 1_000_000
 MEASURED = read_profile(profile_csv(STAGES), stages=STAGES)
@@ -84,6 +84,8 @@ class FakeAgent(stubs.AgentServicer):
         """That the lease asks for."""
         self.locked: dict[str, int] = {}
         """What its GPUs are locked at, by UUID, where a lease asks for a clock."""
+        self.combines = False
+        """Whether the latest reader asked for reports of the ranks of a stage together."""
         self.too_old = False
         """It knows no clocks of leases, and does not say whether its description has changed."""
         self.followed: dict[str, Any] = {}
@@ -175,6 +177,7 @@ class FakeAgent(stubs.AgentServicer):
     async def WatchTelemetry(self, request: Any, context: Any) -> AsyncIterator[pb.TelemetryBatch]:
         queue: asyncio.Queue[pb.TelemetryEvent] = asyncio.Queue()
         self.readers.append(queue)
+        self.combines = request.combine_ranks
         yield pb.TelemetryBatch()
         while True:
             yield pb.TelemetryBatch(events=[await queue.get()])

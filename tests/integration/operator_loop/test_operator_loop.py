@@ -283,3 +283,19 @@ async def test_a_declared_straggler_and_a_mode_that_only_recommends(world: World
         return all(agent.point is None and agent.leased for agent in world.agents)
 
     await world.until("default clocks, still leased for telemetry", default_clocks)
+
+
+async def test_ranks_are_reported_together_but_for_those_whose_instructions_are_observed(world: World) -> None:
+    await world.profile({"profile.csv": profile_csv(STAGES)})
+    await world.apply(mode="Observe", baselineIterations=0)
+
+    async def reading(combined: bool) -> bool:
+        await world.step()
+        return all(agent.readers and agent.combines is combined for agent in world.agents)
+
+    await world.until("single ranks are read", lambda: reading(False))
+    await world.patch({"spec": {"mode": "Enforce"}})
+    await world.until("ranks are read together", lambda: reading(True))
+    await world.until_condition("PlanApplied", "True", "PlanInForce")
+    await world.patch({"spec": {"mode": "Observe"}})
+    await world.until("single ranks are read again", lambda: reading(False))

@@ -46,6 +46,18 @@ def test_every_iteration_of_a_real_gpu_can_be(
     assert is_valid_rank(replace(RANK, iteration=iteration))
 
 
+def test_what_eight_gpus_draw_together_may_be_too_much_for_one() -> None:
+    together = replace(REPORT, together=tuple(range(8)), energy_mj=8 * 1_500 * 500)
+    assert is_valid_report(together)
+    assert not is_valid_report(replace(together, together=()))
+    assert not is_valid_report(replace(together, energy_mj=8 * 10_001 * 500))
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 1), tuple(range(1025))], ids=["twice", "more than any node has"])
+def test_ranks_that_cannot_be_together_are_not_listened_to(ranks: tuple[int, ...]) -> None:
+    assert not is_valid_report(replace(REPORT, together=ranks))
+
+
 @pytest.mark.parametrize(
     "lie",
     [

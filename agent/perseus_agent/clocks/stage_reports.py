@@ -1,0 +1,82 @@
+"""One report of all tensor-parallel ranks of a stage on this node, out of the reports of single ones.
+
+They execute the same instructions in step, and whoever plans asks only for the slowest of each instruction, the energy
+of all, and the farthest lead. So nothing is lost: what is made of the one report is what is made of the single ones.
+Ranks that do not agree on how their clocks were controlled are reported one by one. Energies of single instructions are
+left out: only sweeps ask for them, and those read single ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary
+
+
+def combine(events: Iterable[Event]) -> list[Event]:
+    """Combine what ranks of the same stage and pipeline report of the same iteration.
+
+    Args:
+        events: of one job, in the order in which they happened.
+
+    Returns:
+        The events in that order; a combined one stands in the place of its first.
+    """
+    together: dict[object, list[IterationSummary]] = {}
+    ordered: list[Event | list[IterationSummary]] = []
+    for event in events:
+        key = _key(event) if isinstance(event, IterationSummary) else None
+        if key is None or not isinstance(event, IterationSummary):
+            ordered.append(event)
+        elif key in together:
+            together[key].append(event)
+        else:
+            ordered.append(together.setdefault(key, [event]))
+    return [_combined(event) if isinstance(event, list) else event for event in ordered]
+
+
+def _key(summary: IterationSummary) -> object | None:
+    """What ranks must agree on to be reported together; None: this one is reported by itself."""
+    # Whether a held clock was a transition is decided for each rank by itself.
+    if summary.marks is None or summary.control is ClockControl.HELD:
+        return None
+    dp, stage, _ = summary.rank.rank_id
+    plan = summary.plan_id, summary.point
+    clocks = summary.marks, summary.control, summary.power_limited, summary.own_time, summary.median_clock_mhz > 0
+    return dp, stage, summary.iteration, plan, clocks
+
+
+def _combined(ranks: Sequence[IterationSummary]) -> IterationSummary:
+    if len(ranks) == 1:
+        return ranks[0]
+    energies_mj = [rank.energy_mj for rank in ranks]
+    computing_us = [min(sum(rank.durations_us), rank.compute_span_us) for rank in ranks]
+    leads_us = [round(median(rank.leads_us)) for rank in ranks if rank.leads_us]
+    return replace(
+        ranks[0],
+        tensor_parallel_ranks=tuple(sorted(rank.rank.rank_id.tp for rank in ranks)),
+        iteration_time_us=max(rank.iteration_time_us for rank in ranks),
+        compute_span_us=max(rank.compute_span_us for rank in ranks),
+        energy_mj=None if None in energies_mj else sum(energy for energy in energies_mj if energy is not None),
+        durations_us=_slowest(ranks),
+        clock_changes=sum(rank.clock_changes for rank in ranks),
+        instruction_energy_mj=(),
+        instruction_energy_iterations=0,
+        quiet_us=0,
+        quiet_energy_mj=0,
+        leads_us=(max(leads_us),) if leads_us else (),
+        below_plan_us=sum(min(r.below_plan_us, own) for r, own in zip(ranks, computing_us, strict=True)),
+        above_plan_us=sum(min(r.above_plan_us, own) for r, own in zip(ranks, computing_us, strict=True)),
+        computing_us=sum(computing_us),
+        median_clock_mhz=min(rank.median_clock_mhz for rank in ranks),
+    )
+
+
+def _slowest(ranks: Sequence[IterationSummary]) -> tuple[int, ...]:
+    """Each instruction on the rank where it took longest; empty: some rank did not report its instructions."""
+    lengths = {len(rank.durations_us) for rank in ranks}
+    if len(lengths) > 1 or any(min(rank.durations_us, default=0) <= 0 for rank in ranks):
+        return ()
+    return tuple(map(max, *(rank.durations_us for rank in ranks)))

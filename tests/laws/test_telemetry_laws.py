@@ -1,0 +1,123 @@
+"""What agents send together says exactly what the single reports said: through the wire, into the job's iterations."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perseus_agent.clocks.gpu_notices import GpuNotice, GpuNoticeKind
+from perseus_agent.clocks.stage_reports import combine
+from perseus_agent.clocks.telemetry import ClockControl, Event, IterationSummary, RankProcess
+from perseus_agent.servers.grpc_service import _event
+from perseus_operator.clients.agent_messages import event_of, is_valid
+from perseus_operator.planning.iterations import History, JobIteration, Report
+from perseus_proto.channel import MarkSource
+from perseus_proto.rank import RankId
+from perseus_proto.v1alpha1 import agent_pb2
+
+PIPELINES, STAGES, SPLIT, INSTRUCTIONS = 2, 2, 4, 3
+RANKS = [RankId(dp, stage, tp) for dp in range(PIPELINES) for stage in range(STAGES) for tp in range(SPLIT)]
+
+durations_us = st.lists(st.integers(1, 10_000), min_size=INSTRUCTIONS, max_size=INSTRUCTIONS).map(tuple)
+
+
+ALIKE: dict[str, st.SearchStrategy[object]] = {
+    "plan_id": st.sampled_from(["", "a" * 64]),
+    "point": st.integers(0, 1),
+    "marks": st.sampled_from([None, *MarkSource]),
+    "control": st.sampled_from(list(ClockControl)),
+    "power_limited": st.booleans(),
+    "own_time": st.booleans(),
+    "median_clock_mhz": st.sampled_from([0, 900, 1410]),
+}
+"""In which the ranks of a job mostly agree."""
+OWN = st.fixed_dictionaries(
+    {
+        "iteration_time_us": st.integers(30_000, 60_000),
+        "compute_span_us": st.integers(1, 30_000),
+        "energy_mj": st.none() | st.integers(0, 20_000),
+        "durations_us": durations_us | st.just(()) | st.just((0, 1, 1)),
+        "clock_changes": st.integers(0, 9),
+        "leads_us": st.just(()) | st.lists(st.integers(-50, 5_000), min_size=3, max_size=4).map(tuple),
+        "below_plan_us": st.integers(0, 40_000),
+        "above_plan_us": st.sampled_from([*[0] * 12, 1_000, 1_000, 40_000]),
+    }
+)
+
+
+@st.composite
+def iterations(draw: st.DrawFn) -> list[IterationSummary]:
+    """The reports of all ranks of a job, in any order."""
+    alike, found = draw(st.fixed_dictionaries(ALIKE)), []
+    differing = draw(st.dictionaries(st.sampled_from(RANKS), st.sampled_from(sorted(ALIKE)), max_size=3))
+    for rank in RANKS:
+        process = RankProcess("job", "pod", f"GPU-{rank.dp}-{rank.stage}-{rank.tp}", rank, 1 + rank.tp)
+        other = {name: draw(ALIKE[name]) for name in [differing.get(rank)] if name}
+        found.append(IterationSummary(rank=process, iteration=3, **{**alike, **other, **draw(OWN)}))
+    return draw(st.permutations(found))
+
+
+def received(events: list[Event]) -> list[Report]:
+    """What the operator makes of a message."""
+    batch = agent_pb2.TelemetryBatch(events=[_event(event) for event in events])
+    parsed = agent_pb2.TelemetryBatch.FromString(batch.SerializeToString())
+    found = [event_of(event) for event in parsed.events]
+    reports = [report for report in found if isinstance(report, Report)]
+    assert all(map(is_valid, reports))
+    return reports
+
+
+def told(reports: list[Report]) -> list[JobIteration]:
+    """The job's iterations that these reports complete."""
+    history = History(PIPELINES, STAGES * SPLIT)
+    found = [history.add(report) for report in reports]
+    return [iteration for iteration in found if iteration is not None]
+
+
+@given(iterations())
+def test_one_report_for_a_stage_makes_the_iteration_that_single_ones_make(events: list[IterationSummary]) -> None:
+    single, together = told(received(list(events))), told(received(combine(events)))
+    assert [i.iteration for i in together] == [i.iteration for i in single]
+    for one, other in zip(single, together, strict=True):
+        if one.mixed:  # proves nothing, whatever its points
+            assert other.mixed
+            continue
+        assert one == other
+
+
+@given(iterations())
+def test_every_rank_is_in_exactly_one_report(events: list[IterationSummary]) -> None:
+    reports = received(combine(events))
+    assert sorted(rank for report in reports for rank in report.rank_ids) == sorted(RANKS)
+
+
+def test_ranks_that_agree_are_one_report_for_each_stage_and_pipeline() -> None:
+    alike = {"marks": MarkSource.GPU, "control": ClockControl.TIMETABLE, "median_clock_mhz": 900}
+    events: list[Event] = [
+        IterationSummary(RankProcess("job", "pod", "GPU", rank, 1), 3, 10, 9, 5, "a" * 64, 1, (1, 2, 3), 2, **alike)
+        for rank in RANKS
+    ]
+    notice = GpuNotice(GpuNoticeKind.POWER_CAP, "GPU", active=True, message="held")
+    combined = combine([*events[:3], notice, *events[3:]])
+    assert [key for key, _ in groupby(map(type, combined))] == [IterationSummary, GpuNotice, IterationSummary]
+    reports = received(combined)
+    assert len(reports) == PIPELINES * STAGES
+    assert {report.energy_mj for report in reports} == {SPLIT * 5}
+
+
+def test_a_rank_with_a_held_clock_is_judged_by_itself() -> None:
+    """One of four is above its plan until its timetable is known; of all four together that would not show."""
+    held = {"marks": MarkSource.GPU, "control": ClockControl.HELD}
+    events = [
+        IterationSummary(
+            RankProcess("job", "pod", "GPU", rank, 1),
+            *(3, 20_000, 15_000, 5, "a" * 64, 1, (5_000, 5_000, 5_000), 2),
+            above_plan_us=1_000 if rank == RANKS[0] else 0,
+            **held,
+        )
+        for rank in RANKS
+    ]
+    (iteration,) = told(received(combine(events)))
+    assert iteration.mixed
