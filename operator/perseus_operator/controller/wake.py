@@ -25,7 +25,9 @@ class Wake:
         self._pace = pace
         self._monotonic_s = monotonic_s
         self._event = asyncio.Event()
-        self._turn: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn_s = float("-inf")
+        """Reserved, and kept if an urgent look comes before it: a job holds up the others by one turn at most."""
         self._not_before_s = 0.0
 
     def now(self) -> None:
@@ -34,10 +36,13 @@ class Wake:
 
     def in_turn(self) -> None:
         """Look when it is this job's turn, unless it is looked at before."""
-        if self._turn is None and not self._event.is_set():
-            now_s = self._monotonic_s()
-            turn_s = max(self._pace.turn_s(now_s), self._not_before_s)
-            self._turn = asyncio.get_running_loop().call_later(turn_s - now_s, self._event.set)
+        if self._timer is not None or self._event.is_set():
+            return
+        now_s = self._monotonic_s()
+        if self._turn_s < now_s:
+            self._turn_s = self._pace.turn_s(now_s)
+        pause_s = max(self._turn_s, self._not_before_s) - now_s
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._event.set)
 
     def looking(self) -> None:
         """The runner looks at everything known so far."""
@@ -56,7 +61,7 @@ class Wake:
                 await self._event.wait()
 
     def cancel(self) -> None:
-        """Give up the turn."""
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        """Do not look in turn."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

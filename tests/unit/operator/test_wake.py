@@ -42,6 +42,16 @@ async def test_many_that_are_not_urgent_are_one_look_and_one_that_is_urgent_does
     assert len(later) <= 1, "what was known by then is looked at already"
 
 
+async def test_urgent_looks_at_one_job_do_not_put_off_the_turns_of_others() -> None:
+    pace, now_s = Pace(per_s=10.0), time.monotonic()
+    busy = Wake(pace, lambda: now_s)
+    for _ in range(100):
+        busy.in_turn()
+        busy.now()
+        busy.looking()
+    assert pace.turn_s(now_s) == pytest.approx(now_s + 0.1)
+
+
 async def test_a_job_that_takes_long_to_look_at_takes_a_tenth_of_the_loop() -> None:
     wake = Wake(Pace(per_s=1000.0), time.monotonic)
 
