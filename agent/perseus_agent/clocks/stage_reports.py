@@ -1,6 +1,6 @@
 """One report of all tensor-parallel ranks of a stage on this node, out of the reports of single ones.
 
-They execute the same instructions in step, and whoever plans asks only for the slowest of each instruction, the energy
+They execute the same instructions in step, and the operator asks only for the slowest of each instruction, the energy
 of all, and the farthest lead. So nothing is lost: what is made of the one report is what is made of the single ones.
 Ranks that do not agree on how their clocks were controlled are reported one by one. Energies of single instructions are
 left out: only sweeps ask for them, and those read single ranks.
