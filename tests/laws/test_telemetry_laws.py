@@ -121,3 +121,14 @@ def test_a_rank_with_a_held_clock_is_judged_by_itself() -> None:
     ]
     (iteration,) = told(received(combine(events)))
     assert iteration.mixed
+
+
+def test_a_rank_that_reports_an_iteration_twice_is_in_two_reports() -> None:
+    """It has started again; a report that named it twice could not be true."""
+    alike = {"marks": MarkSource.GPU, "control": ClockControl.TIMETABLE}
+    events = [
+        IterationSummary(RankProcess("job", "pod", "GPU", rank, pid), 3, 10, 9, 5, "", 0, (1, 2, 3), 2, **alike)
+        for pid in (1, 2)
+        for rank in RANKS[:SPLIT]
+    ]
+    assert [report.rank_ids for report in received(combine(events))] == 2 * [RANKS[:SPLIT]]

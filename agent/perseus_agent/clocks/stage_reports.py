@@ -27,13 +27,14 @@ def combine(events: Iterable[Event]) -> list[Event]:
     together: dict[object, list[IterationSummary]] = {}
     ordered: list[Event | list[IterationSummary]] = []
     for event in events:
-        key = _key(event) if isinstance(event, IterationSummary) else None
-        if key is None or not isinstance(event, IterationSummary):
+        if not isinstance(event, IterationSummary) or (key := _key(event)) is None:
             ordered.append(event)
-        elif key in together:
-            together[key].append(event)
-        else:
-            ordered.append(together.setdefault(key, [event]))
+            continue
+        own = together.get(key)
+        if own is None or any(event.rank.rank_id == other.rank.rank_id for other in own):  # twice: it has started again
+            own = together[key] = []
+            ordered.append(own)
+        own.append(event)
     return [_combined(event) if isinstance(event, list) else event for event in ordered]
 
 
