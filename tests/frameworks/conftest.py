@@ -255,7 +255,7 @@ class Harness:
                 followed.plan_mhz[process] = plan
         commander.push(schedule, [[followed.plan_mhz[stage * ranks_per_stage]] for stage in range(stages)])
         gpus = {process: job.gpus[RankId(0, process)] for process in range(processes)}
-        before = {stage: len(gpu.history()) for stage, gpu in gpus.items()}
+        before = {stage: gpu.requested().number for stage, gpu in gpus.items()}
         with commander.telemetry() as reports:
             commander.select(0, 1 + max(rank.dp for rank, _ in ranks))
             deadline_s = time.monotonic() + PATIENCE_S
@@ -274,7 +274,7 @@ class Harness:
                     executed = job.executed(RankId(0, stage))[said[stage]["first_iteration"] :]
                     followed.marks[stage] = [[tuple(m[:3]) for m in one["instructions"]] for one in executed]  # type: ignore[misc]
                     followed.clocks_mhz[stage] = [[m[3] for m in one["instructions"]] for one in executed]
-                    followed.history_mhz[stage] = [change.mhz for change in gpu.history()[min(before[stage], 511) :]]
+                    followed.history_mhz[stage] = [change.mhz for change in gpu.history(before[stage])]
                 # On a busy machine a clock comes late now and then: the tests ask for iterations without.
                 if followed.runs_at_planned_clocks() or time.monotonic() > deadline_s:
                     break

@@ -158,11 +158,15 @@ class SharedGpu:
         settle_us: int = self._words[_SETTLE_US]
         return settle_us
 
-    def history(self) -> list[ClockChange]:
-        """The clock changes that are remembered, oldest first."""
+    def history(self, since: int = 0) -> list[ClockChange]:
+        """The clock changes that are remembered, oldest first.
+
+        Args:
+            since: number of a request; it and those before it are left out.
+        """
         words = self._words
         count = words[_HISTORY]
-        offsets = (_FIRST + 2 * (index % HISTORY) for index in range(max(0, count - HISTORY), count))
+        offsets = (_FIRST + 2 * (index % HISTORY) for index in range(max(since, count - HISTORY, 0), count))
         return [ClockChange(words[offset], words[offset + 1]) for offset in offsets]
 
     # ----------------------------------------------------------------------------------- the test's

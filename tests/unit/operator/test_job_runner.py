@@ -34,6 +34,7 @@ from perseus_operator.errors import AgentFenced, AgentRefused, AgentUnavailable,
 from perseus_operator.handlers import _configure
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.aim import Now
+from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Acquire, Renew
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.settings import Settings
@@ -128,6 +129,54 @@ def session_of(job: Job, services: SimpleNamespace) -> NodeSession:
         wake=rest,
         exceeds_bound=rest,
     )
+
+
+class Asked:
+    """A wake that notes what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def now(self) -> None:
+        self.asked.append("now")
+
+    def in_turn(self) -> None:
+        self.asked.append("in turn")
+
+
+def test_a_straggler_and_an_iteration_beyond_the_bound_are_looked_at_at_once_and_all_others_in_turn() -> None:
+    job, wake, nothing = Job(), Asked(), SimpleNamespace(observe=lambda *_: None, observe_drift=lambda *_: None)
+    job.run()
+    session = NodeSession(
+        job.state,
+        cast(Any, SimpleNamespace(metrics=Metrics())),
+        inputs=cast(Any, SimpleNamespace(request=None, profile=None)),
+        frontier=cast(Any, SimpleNamespace(solved=None)),
+        calibrator=cast(Any, SimpleNamespace(record=lambda *_: None)),
+        profiler=cast(Any, nothing),
+        observer=cast(Any, nothing),
+        wake=cast(Any, wake),
+        exceeds_bound=lambda iteration: iteration.time_us > 1_500_000,
+    )
+
+    def iteration(number: int, *, time_us: int = 1_000_000, slowdown: float = 1.0) -> set[str]:
+        """What all ranks report; what was asked when the last of them had."""
+        for p, node in enumerate(job.nodes):
+            for stage in range(job.spec.pipeline.stages):
+                assert not wake.asked, "an iteration that is not complete says nothing"
+                span_us = round(900_000 * (slowdown if p else 1.0))
+                session._observe_report(node, Report(p, stage, 0, number, time_us, span_us, 1000, 0))
+        asked = set(wake.asked)
+        wake.asked.clear()
+        return asked
+
+    learned = [iteration(number) for number in range(12)]
+    assert learned == 12 * [{"in turn"}]
+    assert "now" in iteration(12, time_us=1_600_000)
+    assert iteration(13) == {"in turn"}
+    reactions = [iteration(number, slowdown=1.3) for number in range(14, 18)]
+    assert {"now", "in turn"} in reactions
+    assert job.state.detector.slowdowns
 
 
 async def test_an_agent_that_is_back_is_leased_at_once_however_long_it_was_away() -> None:

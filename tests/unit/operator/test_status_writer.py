@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.unit.operator.conftest import EPOCH, Desk, spec_of
 
 from perseus_operator.api.conditions import Reason
-from perseus_operator.controller.services import Pace
+from perseus_operator.controller.pace import Pace
+from perseus_operator.controller.status_writer import NEVER_S
 from perseus_operator.controller.versioned import Versioned, is_newer
 from perseus_operator.errors import KubeUnavailable
+from perseus_operator.planning.aim import Now
 from perseus_proto import keys
 
 ANNOTATION = keys.ANNOTATION_PLANNED_SLOWDOWN
@@ -111,6 +113,22 @@ async def test_our_own_status_coming_back_costs_no_write() -> None:
             assert not server.bring(version)
             await server.reconcile()
         assert len(server.versions) == written
+
+
+async def test_what_changes_during_a_write_is_reported_as_soon_as_it_has_ended() -> None:
+    server = Watched()
+    await server.settle()
+    for missed in (False, True):
+        server.job.now_s += 100
+        server.job.state.generation += 1
+        now = Now(server.job.now_s, server.job.wall_s)
+        server.reporter.report(server.job.state, server.job.decide(), now)
+        [write] = server.spawned
+        server.spawned.clear()
+        if missed:
+            server.job.state.generation += 1
+            assert server.reporter.report(server.job.state, server.job.decide(), now) == NEVER_S
+        assert await write is missed
 
 
 async def test_an_operator_that_finds_a_newer_writer_stops_writing() -> None:

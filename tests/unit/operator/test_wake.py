@@ -3,71 +3,88 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable
 
 import pytest
 
 from perseus_operator.controller.pace import Pace
 from perseus_operator.controller.wake import Wake
 
-
-async def looks(wake: Wake, lasting_s: float, *, each_s: float = 0.0) -> list[float]:
-    """Look whenever the wake says so, for some time; when that was."""
-    begun_s, seen = time.monotonic(), []
-    while (left_s := begun_s + lasting_s - time.monotonic()) > 0:
-        await wake.wait(left_s)
-        if time.monotonic() - begun_s >= lasting_s:
-            break
-        wake.looking()
-        seen.append(time.monotonic() - begun_s)
-        wake.looked(each_s)
-    wake.cancel()
-    return seen
+FOREVER_S = 1e6
 
 
-async def test_many_that_are_not_urgent_are_one_look_and_one_that_is_urgent_does_not_wait_for_it() -> None:
+class Clock:
+    """A time that the test sets, and the timers that were asked for: delay and what is called then."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.timers: list[tuple[float, Callable[[], object]]] = []
+
+    def call_later(self, delay_s: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        """As of the event loop, for ever."""
+        self.timers.append((delay_s, call))
+        loop = asyncio.get_running_loop()
+        return loop.call_at(loop.time() + FOREVER_S, call)
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", clock.call_later)
+    return clock
+
+
+async def looks(wake: Wake) -> bool:
+    """Whether the runner looks now."""
+    await wake.wait(0)
+    looked = wake._event.is_set()
+    wake.looking()
+    return looked
+
+
+async def test_many_that_are_not_urgent_wait_for_one_turn_and_one_that_is_urgent_does_not(clock: Clock) -> None:
     pace = Pace(per_s=1.0)
-    pace.turn_s(time.monotonic())  # another job has the next second
-    wake = Wake(pace, time.monotonic)
-    looking = asyncio.create_task(looks(wake, 2.0))
+    pace.turn_s(clock.now_s)  # another job has the next second
+    wake = Wake(pace, lambda: clock.now_s)
     for _ in range(100):
         wake.in_turn()
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.2)
+    [(delay_s, turn)] = clock.timers
+    assert delay_s == pytest.approx(1.0)
+    assert not await looks(wake)
+    turn()
+    assert await looks(wake)
+    wake.in_turn()
     wake.now()
-    for _ in range(100):
-        wake.in_turn()
-    (urgent_s, *later) = await looking
-    assert urgent_s == pytest.approx(0.2, abs=0.15)
-    assert len(later) <= 1, "what was known by then is looked at already"
+    assert await looks(wake)
+    assert not await looks(wake), "what was known by then is looked at already"
 
 
-async def test_urgent_looks_at_one_job_do_not_put_off_the_turns_of_others() -> None:
-    pace, now_s = Pace(per_s=10.0), time.monotonic()
-    busy = Wake(pace, lambda: now_s)
+async def test_urgent_looks_at_one_job_do_not_put_off_the_turns_of_others(clock: Clock) -> None:
+    pace = Pace(per_s=10.0)
+    busy = Wake(pace, lambda: clock.now_s)
     for _ in range(100):
         busy.in_turn()
         busy.now()
         busy.looking()
-    assert pace.turn_s(now_s) == pytest.approx(now_s + 0.1)
+    assert pace.turn_s(clock.now_s) == pytest.approx(clock.now_s + 0.1)
 
 
-async def test_a_job_that_takes_long_to_look_at_takes_a_tenth_of_the_loop() -> None:
-    wake = Wake(Pace(per_s=1000.0), time.monotonic)
-
-    async def keep_asking() -> None:
-        while True:
-            wake.in_turn()
-            await asyncio.sleep(0.01)
-
-    asking = asyncio.create_task(keep_asking())
-    seen = await looks(wake, 1.0, each_s=0.02)
-    asking.cancel()
-    assert 2 <= len(seen) <= 6, seen
-
-
-async def test_nobody_is_woken_after_the_runner_has_stopped() -> None:
-    wake = Wake(Pace(per_s=1000.0), time.monotonic)
+async def test_a_job_that_takes_long_to_look_at_takes_a_tenth_of_the_loop(clock: Clock) -> None:
+    wake = Wake(Pace(per_s=1000.0), lambda: clock.now_s)
+    wake.looked(0.2)
     wake.in_turn()
+    assert clock.timers[-1][0] == pytest.approx(2.0)
+    wake.looking()
+    clock.now_s += 5
+    wake.in_turn()
+    assert clock.timers[-1][0] == pytest.approx(0.0)
+
+
+async def test_a_runner_that_has_stopped_is_not_looked_for(clock: Clock) -> None:
+    wake = Wake(Pace(per_s=1000.0), lambda: clock.now_s)
+    wake.in_turn()
+    timer = wake._timer
     wake.cancel()
-    assert await looks(wake, 0.05) == []
+    assert timer is not None
+    assert timer.cancelled()
+    assert not await looks(wake)

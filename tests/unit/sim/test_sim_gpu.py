@@ -124,6 +124,12 @@ def test_the_history_keeps_the_latest_changes(tmp_path: Path) -> None:
     assert len(gpu.history()) == HISTORY
     assert gpu.requested().number == HISTORY + 10
     assert gpu.history()[-1].mhz == gpu.locked_mhz
+    before = gpu.requested().number
+    assert gpu.history(before) == []
+    for mhz in CLOCKS[:2]:
+        gpu.request(mhz)
+    assert [change.mhz for change in gpu.history(before)] == list(CLOCKS[:2])
+    assert len(gpu.history(1)) == HISTORY, "what is forgotten cannot be left out"
 
 
 # -------------------------------------------------------------------------------------- the physics
