@@ -16,13 +16,12 @@ OCCASIONAL = {
     Permission("patch", keys.API_GROUP, f"{keys.PROFILE_PLURAL}/status"),
     Permission("list", keys.API_GROUP, keys.PROFILE_PLURAL),
     Permission("delete", keys.API_GROUP, keys.PROFILE_PLURAL),
-    Permission("update", "coordination.k8s.io", "leases"),
     Permission("create", keys.API_GROUP, keys.PLURAL),
     Permission("get", "", "namespaces"),
     Permission("delete", keys.API_GROUP, keys.PLURAL),
 }
 """To store profiles that are measured again, calibrations and frontiers, to find a profile in mode Observe and delete
-old ones, to count a second start of the operator, to make jobs of classes, and to delete jobs that have finished.
+old ones, to make jobs of classes, and to delete jobs that have finished.
 ``tests/e2e`` uses every one of them.
 """
 

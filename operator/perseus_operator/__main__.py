@@ -6,24 +6,27 @@ import asyncio
 import json
 import logging
 import os
+import socket
 import sys
+import uuid
 from collections.abc import Coroutine
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from perseus_operator import handlers
 from perseus_operator.clients.agents import AgentPool, Credentials
-from perseus_operator.clients.epoch_counter import EPOCH_LEASE
 from perseus_operator.clients.kube import KubeClient
+from perseus_operator.clients.lease_client import EPOCH_LEASE, LeaseClient
 from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
+from perseus_operator.controller.shards import Replica
 from perseus_operator.controller.tracing import export_to, log_fields
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
 from perseus_operator.objects import JobRef, User
+from perseus_operator.planning.shards import identity_of
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
 from perseus_operator.servers.grpc_service import OperatorService, RpcServer
 from perseus_operator.servers.web.access import Access
@@ -59,17 +62,14 @@ class Process:
         self._server: MetricsServer | None = None
         self._web: WebServer | None = None
         self._rpc: RpcServer | None = None
+        self._leases: LeaseClient | None = None
 
     async def start(self) -> Operator:
         """Start the operator and its servers."""
         settings, epoch = self._settings, self._epoch
         kube = await KubeClient.connect()
-        namespace = settings.agent_namespace
-        epochs = Epochs(
-            epoch,
-            newest=partial(kube.newest_epoch, namespace),
-            raise_to=lambda to, known: kube.raise_epoch(namespace, to, known=known),
-        )
+        leases = self._leases = await LeaseClient.connect_to(settings.agent_namespace)
+        identity = identity_of(settings.replica or socket.gethostname(), uuid.uuid4().hex[:8])
         credentials = (
             None
             if settings.insecure
@@ -88,13 +88,13 @@ class Process:
                 ),
             ),
             metrics=self._metrics,
-            epochs=epochs,
+            epochs=Epochs(leases, identity),
             limits=settings.limits,
             namespaces=settings.namespace_list,
             status_interval_s=settings.status_interval_s,
             release_timeout_s=settings.release_timeout_s,
         )
-        operator = Operator(settings, kube, services)
+        operator = Operator(settings, kube, services, Replica(leases, identity, epoch))
         await operator.start()
         self._operator = operator
         if settings.metrics_address:
@@ -102,7 +102,7 @@ class Process:
                 settings.metrics_address, self._metrics, healthy=operator.unhealthy, ready=lambda: True
             )
         self._web = _web_server(settings, operator, kube)
-        self._rpc = await _rpc_server(settings, credentials, operator, epochs)
+        self._rpc = await _rpc_server(settings, credentials, operator)
         serving = {"metrics": self._server, "web": self._web, "rpc": self._rpc}
         addresses = {name: server.address if server else "" for name, server in serving.items()}
         logger.info(
@@ -115,7 +115,7 @@ class Process:
         return operator
 
     async def stop(self) -> None:
-        """Stop the servers and the operator. Leases stay, for the next operator."""
+        """Stop the servers and the operator. The agents' leases stay, for the replica that takes over."""
         if self._rpc is not None:
             await self._rpc.close()
         for server in (self._web, self._server):
@@ -123,6 +123,8 @@ class Process:
                 await asyncio.to_thread(server.close)
         if self._operator is not None:
             await self._operator.close()
+        if self._leases is not None:
+            await self._leases.close()
 
 
 class _Reviews:
@@ -161,16 +163,14 @@ def _web_server(settings: Settings, operator: Operator, kube: KubeClient) -> Web
         return None
 
 
-async def _rpc_server(
-    settings: Settings, credentials: Credentials | None, operator: Operator, epochs: Epochs
-) -> RpcServer | None:
+async def _rpc_server(settings: Settings, credentials: Credentials | None, operator: Operator) -> RpcServer | None:
     """Serve set_straggler. An address that is in use is logged; it must not stop the operator, whose telemetry shows
     stragglers too.
     """
     if not settings.rpc_address or credentials is None:
         return None
     try:
-        service = OperatorService(operator.declare_straggler, lambda: epochs.drawn, settings.rpc_allowed_sans)
+        service = OperatorService(operator.declare_straggler, settings.rpc_allowed_sans)
         credentials = replace(credentials, ca=settings.rpc_ca or credentials.ca)
         return await RpcServer.start(settings.rpc_address, credentials, service)
     except OSError as error:
@@ -179,11 +179,11 @@ async def _rpc_server(
 
 
 async def _draw_epoch(namespace: str) -> int:
-    kube = await KubeClient.connect()
+    leases = await LeaseClient.connect_to(namespace)
     try:
-        return await kube.next_epoch(namespace)
+        return await leases.next_epoch()
     finally:
-        await kube.close()
+        await leases.close()
 
 
 def main() -> None:

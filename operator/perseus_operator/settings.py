@@ -34,7 +34,12 @@ class Settings(BaseSettings):
         " cluster-wide rights.",
     )
     agent_namespace: str = setting(
-        "perseus-system", "Namespace of the agents' pods, and of the Lease that counts epochs: the operator's own."
+        "perseus-system", "Namespace of the agents' pods, and of the Leases of epochs, replicas and shards."
+    )
+    replica: str = setting(
+        "",
+        "Name of this replica of the operator, under which it holds shards of the jobs. A process that starts under the"
+        " name of another takes its place at once. Empty: the host's name, which is the pod's.",
     )
     agent_poll_s: float = setting(
         10.0, "How soon the agents' pods are listed and watched again after the watch has broken, seconds.", minimum=0.1
@@ -148,6 +153,8 @@ class Settings(BaseSettings):
         if 3 * self.agent_timeout_s > self.lease_ttl_s:
             raise InvalidSetting("--agent-timeout-s: must be at most a third of --lease-ttl-s")
         self.check_not_empty("agent_namespace")
+        if not re.fullmatch(r"[A-Za-z0-9.-]{0,200}", self.replica):
+            raise InvalidSetting("--replica: must be at most 200 letters, digits, dots and dashes")
         self.check_addresses(("metrics_address", "web_address", "webhook_address", "rpc_address"))
         if self.web_address and not on_loopback(self.web_address) and not (self.web_cert and self.web_key):
             raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")

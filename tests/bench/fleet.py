@@ -4,6 +4,9 @@
 GPUs, two nodes to a job; the operator is a process with the embedded API server. Its CPU time in a steady minute is
 that of reports, renewals, reconciliations and status writes together.
 
+``fleet_failover_*``: three replicas of the operator over such agents; one is killed again and again, and another one is
+started. Measured is the time from each kill until every lease of the jobs that the victim served is another's.
+
 ``fleet_job_*``: one job of 16 stages by eight tensor-parallel ranks, as many pipelines as the nodes hold, in this
 process and without a wire: what the planner needs for one decision, and what one rank's report costs it.
 """
@@ -11,6 +14,8 @@ process and without a wire: what the planner needs for one decision, and what on
 from __future__ import annotations
 
 import asyncio
+import random
+import statistics
 import tempfile
 import time
 from array import array
@@ -20,7 +25,8 @@ from typing import Any
 
 from tests.bench import operator as scale
 from tests.doubles.fleet import Fleet
-from tests.doubles.fleet_cluster import FleetCluster
+from tests.doubles.fleet_cluster import FleetCluster, Operator
+from tests.replicas import Replicas
 from tests.unit.operator.conftest import Job
 
 from perseus_operator.objects import Pod
@@ -38,6 +44,8 @@ OVER_GRPC = ((100, 2.0), (400, 2.0), (400, 10.0))
 NODES = (64, 256, 1024, 4096)
 """Of the one job."""
 STAGES, INSTRUCTIONS = 16, 64
+KILLS, FAILOVER_JOBS = 50, 24
+"""How often a replica is killed, and how many jobs there are then, on two nodes each."""
 
 
 async def steady(server: Server, folder: Path, nodes: int, iteration_s: float) -> Result:
@@ -92,6 +100,52 @@ def over_grpc() -> Result:
             with embedded_server(folder / "api") as server:
                 figures |= asyncio.run(steady(server, folder, nodes, iteration_s))
     return figures
+
+
+async def kills(server: Server, folder: Path) -> Result:
+    """Return how long others need to command the jobs of a replica that was killed."""
+    tls = folder / "tls"
+    write_pairs(tls, Authority("perseus-bench"), ("perseus-agent", "perseus-operator"))
+    kubeconfig = await asyncio.to_thread(scale.login, server, folder)
+    size = scale.Size(agents=2 * FAILOVER_JOBS, jobs=FAILOVER_JOBS, iteration_s=5.0)
+    with Processes(folder / "logs") as processes:
+        async with (
+            Fleet(iteration_s=size.iteration_s, tls=tls) as fleet,
+            FleetCluster(
+                fleet,
+                admin=server.kubeconfig,
+                operator=kubeconfig,
+                namespace=scale.NAMESPACE,
+                processes=processes,
+                folder=folder,
+                tls=tls,
+            ) as cluster,
+        ):
+            bench = scale.Bench(cluster, server, size)
+            await bench.prepare()
+            replicas = Replicas(cluster, (), patience_s=size.patience_s)
+            await replicas.start(3)
+            await cluster.all(cluster.apply(name, scale.SPEC) for name in bench.training)
+            await bench.until("every job is Ready", bench.planned)
+            dice, taken_s = random.Random(7), []
+            for number in range(KILLS):
+                await asyncio.sleep(dice.uniform(0, 1))
+                taken_s.append(await replicas.end(dice.choice(sorted(replicas.living)), Operator.kill))
+                await replicas.start()
+                scale.say(f"kill {number + 1}: {taken_s[-1]:.2f} s, {replicas.leases_lost} leases lost")
+            return {
+                "fleet_failover_s_max": {"value": max(taken_s), "unit": "s"},
+                "fleet_failover_s_median": {"value": statistics.median(taken_s), "unit": "s"},
+                "fleet_leases_lost": {"value": replicas.leases_lost, "unit": f"leases in {KILLS} kills"},
+            }
+
+
+def failover() -> Result:
+    """Return the figures of replicas that are killed."""
+    with tempfile.TemporaryDirectory(prefix="perseus-bench-") as name:
+        folder = Path(name)
+        with embedded_server(folder / "api") as server:
+            return asyncio.run(kills(server, folder))
 
 
 def one_job() -> Result:
@@ -149,4 +203,4 @@ def _cpu_s(work: Any, times: int) -> float:
     return min(taken_s)
 
 
-FIGURES = {"fleet_cpu": over_grpc, "fleet_job": one_job}
+FIGURES = {"fleet_cpu": over_grpc, "fleet_failover": failover, "fleet_job": one_job}

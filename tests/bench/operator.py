@@ -155,6 +155,10 @@ class Bench:
         """Return whether every agent has this operator's epoch and a plan, and every job is Ready."""
         if not all(agent.epoch == operator.epoch for agent in self.cluster.fleet.agents.values()):
             return False
+        return await self.planned()
+
+    async def planned(self) -> bool:
+        """Return whether every agent has a plan, and every job is Ready."""
         if not all(all(self.cluster.fleet.plans(job).values()) for job in self.training.values()):
             return False
         ready = [is_ready(job) for job in (await self.cluster.jobs()).values()]

@@ -188,7 +188,8 @@ def test_a_new_chart_with_the_same_programs_restarts_nothing(render: Render, tmp
 def test_one_operator_at_a_time_and_probes_on_progress(render: Render) -> None:
     objects = render()
     spec = objects[OPERATOR]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert spec["replicas"] == 1
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     for key in (OPERATOR, AGENT):
         main = container(objects, key)
         assert main["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}

@@ -22,6 +22,8 @@ import pytest
 from tests import chaos
 from tests.chaos import ITERATION_S, Subject
 from tests.doubles.fleet import LightAgent
+from tests.doubles.fleet_cluster import Operator
+from tests.replicas import Replicas
 
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 from perseus_sim.cluster.api_servers import Server
@@ -348,3 +350,40 @@ async def test_of_several_operators_only_the_newest_commands(world: chaos.World)
     await cluster.start_operator(*chaos.FLAGS)
     await disturb(world)
     await world.settle("after the last was killed")
+
+
+def stop(operator: Operator) -> None:
+    """As a rollout does it."""
+    assert operator.child.stop() == 0
+
+
+async def test_replicas_follow_each_other_and_no_gpu_leaves_its_plan(world: chaos.World) -> None:
+    dice, cluster = world.dice, world.cluster
+    await asyncio.to_thread(cluster.operators[0].kill)  # it serves alone, and under the host's name
+    replicas = Replicas(cluster, chaos.FLAGS)
+    await replicas.start(3)
+    await world.settle("with three replicas")
+    before, lost = (
+        [world.fleet.plans(subject.training) for subject in world.subjects if subject.training],
+        replicas.leases_lost,
+    )
+    for number in range(4):
+        name = dice.choice(sorted(replicas.living))
+        end = (Operator.kill, stop)[number % 2]
+        world.done.append(f"{name} {end.__name__}")
+        await replicas.end(name, end)
+        assert [world.fleet.plans(subject.training) for subject in world.subjects if subject.training] == before
+        await replicas.start()
+    assert replicas.leases_lost == lost, "leases outlast a change of replicas"
+
+    frozen = dice.choice(sorted(replicas.living))
+    world.done.append(f"{frozen} stopped")
+    replicas.living[frozen].child.signal(signal.SIGSTOP)
+    await disturb(world)
+    await world.settle("while one is stopped")
+    replicas.living[frozen].child.signal(signal.SIGCONT)
+    for _ in range(3):
+        await disturb(world)
+        await world.settle("after it went on")
+    await replicas.start(0)
+    await world.settle("with three replicas again")

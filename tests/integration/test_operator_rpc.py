@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from perseus_operator.clients.agents import Credentials
-from perseus_operator.controller.set_straggler import StragglerRequest
+from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.errors import (
     InvalidSpec,
     KubeConflict,
@@ -48,11 +48,11 @@ class Operator:
         self.told: list[StragglerRequest] = []
         self.error: OperatorError | None = None
 
-    async def tell(self, request: StragglerRequest) -> tuple[JobRef, str]:
+    async def tell(self, request: StragglerRequest) -> Declared:
         if self.error is not None:
             raise self.error
         self.told.append(request)
-        return JobRef("team", "gpt3", "uid"), f"{request.id}:{request.delay_s:g}:{request.slowdown:g}"
+        return Declared(JobRef("team", "gpt3", "uid"), f"{request.id}:{request.delay_s:g}:{request.slowdown:g}", 7)
 
 
 class Service:
@@ -80,7 +80,7 @@ class Service:
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
     authority, operator = Authority("test"), Operator()
     own = write(tmp_path, authority, "perseus-operator")
-    server = await RpcServer.start("127.0.0.1:0", own, OperatorService(operator.tell, lambda: 7, frozenset({ALLOWED})))
+    server = await RpcServer.start("127.0.0.1:0", own, OperatorService(operator.tell, frozenset({ALLOWED})))
     yield Service(tmp_path, authority, operator, server.address)
     await server.close()
 
@@ -152,7 +152,7 @@ async def test_a_renewed_certificate_is_taken_up(service: Service) -> None:
 
 async def test_an_address_that_is_taken_is_an_error(service: Service, tmp_path: Path) -> None:
     own = write(tmp_path, service.authority, "perseus-operator")
-    service_ = OperatorService(service.operator.tell, lambda: 7, frozenset({ALLOWED}))
+    service_ = OperatorService(service.operator.tell, frozenset({ALLOWED}))
     with pytest.raises(OSError, match=service.address.rpartition(":")[2]):
         await RpcServer.start(service.address, own, service_)
 

@@ -15,9 +15,8 @@ import aiohttp
 import kubernetes.aio.client as k8s
 
 from perseus_operator.clients.access_reviews import AccessReviews
-from perseus_operator.clients.epoch_counter import EpochCounter
 from perseus_operator.clients.kube_interface import AgentPods
-from perseus_operator.clients.kube_requests import MERGE, TIMEOUT_S, translated
+from perseus_operator.clients.kube_requests import MERGE, TIMEOUT_S, checked, read_json, translated
 from perseus_operator.clients.object_store import ObjectStore
 from perseus_operator.clients.pods import agent_of, pod_of
 from perseus_operator.errors import KubeNotFound, KubeUnavailable
@@ -33,7 +32,7 @@ _PAGE: Final = 500
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
-class KubeClient(ObjectStore, EpochCounter, AccessReviews):
+class KubeClient(ObjectStore, AccessReviews):
     """``Kube`` by the official client."""
 
     async def read_config_map(self, namespace: str, name: str) -> ConfigMap:
@@ -236,7 +235,7 @@ class KubeClient(ObjectStore, EpochCounter, AccessReviews):
         """Lists of pods as JSON, page by page. The client's models cost a millisecond for each, and all jobs wait."""
         options |= {"limit": _PAGE, "_request_timeout": TIMEOUT_S}
         while True:
-            page = await self._request(_read(self._asked(namespace, options)))
+            page = await self._request(read_json(self._asked(namespace, options)))
             yield page
             options["_continue"] = page.get("metadata", {}).get("continue")
             if not options["_continue"]:
@@ -251,7 +250,7 @@ class KubeClient(ObjectStore, EpochCounter, AccessReviews):
         options |= {"watch": True, "resource_version": version, "allow_watch_bookmarks": True}
         options |= {"timeout_seconds": _WATCH_S, "_request_timeout": _WATCH_S + TIMEOUT_S}
         try:
-            async with await self._request(_ok(self._asked(namespace, options))) as answer:
+            async with await self._request(checked(self._asked(namespace, options))) as answer:
                 async for line in _lines(answer.content):
                     event = json.loads(line)
                     if event["type"] == "ERROR":
@@ -277,23 +276,6 @@ def _whole(status: Json, uid: str) -> list[Json]:
 
 def _custom(job: JobRef) -> tuple[str, str, str, str, str]:
     return keys.API_GROUP, keys.API_VERSION, job.namespace, keys.PLURAL, job.name
-
-
-async def _read(request: Any) -> Any:
-    """Parse the JSON of a response that the client has not read."""
-    async with await _ok(request) as answer:
-        return json.loads(await answer.read())
-
-
-async def _ok(request: Any) -> Any:
-    """Return a response that the client has not read; raises as the client does if it is an error."""
-    answer = await request
-    if answer.status != 200:
-        async with answer:
-            error = k8s.ApiException(status=answer.status, reason=answer.reason)
-            error.body = (await answer.read()).decode(errors="replace")
-            raise error
-    return answer
 
 
 async def _lines(content: Any) -> AsyncIterator[bytes]:

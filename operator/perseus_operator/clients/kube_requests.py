@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import Any, Final, Self
 
 import aiohttp
@@ -80,3 +81,20 @@ def translated(error: Any) -> KubeError:
         return known[error.status](message)
     # 0: the client failed before an answer came.
     return (KubeUnavailable if error.status in (0, 429) or error.status >= 500 else KubeError)(message)
+
+
+async def read_json(request: Any) -> Any:
+    """Parse the JSON of a response that the client has not read."""
+    async with await checked(request) as answer:
+        return json.loads(await answer.read())
+
+
+async def checked(request: Any) -> Any:
+    """Return a response that the client has not read; raises as the client does if it is an error."""
+    answer = await request
+    if answer.status >= 300:
+        async with answer:
+            error = k8s.ApiException(status=answer.status, reason=answer.reason)
+            error.body = (await answer.read()).decode(errors="replace")
+            raise error
+    return answer

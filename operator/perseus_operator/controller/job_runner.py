@@ -17,6 +17,7 @@ from typing import Any, Final
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import Pipeline
+from perseus_operator.api.status import DrawStatus
 from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.controller.frontier_loader import FrontierLoader
 from perseus_operator.controller.node_session import NodeSession
@@ -69,6 +70,8 @@ class JobRunner:
         """When the next reconciliation is due though nothing happens (monotonic); for the liveness probe."""
         self.observed = ObservedJob("", "")
         self.labels: Mapping[str, str] = {}
+        self.taken_over_s = -math.inf
+        """When it was observed first, if an operator or replica before has served it (monotonic)."""
         self._services = services
         self._reconcile_duration_s = 0.0
         self._raw_spec: Any = None
@@ -122,6 +125,8 @@ class JobRunner:
         if first:
             self._status.restore(status, annotations, version)
             now_s, wall_s = self._services.monotonic_s(), self._services.wall_s()
+            if status:
+                self.taken_over_s = now_s
             restore_from_status(self.state, status, now_s=now_s, wall_s=wall_s)
         elif self._status.observe(status, annotations, version):
             self._wake.now()
@@ -174,6 +179,17 @@ class JobRunner:
         if share != self.state.share:
             self.state.share_granted(share)
             self._wake.now()
+
+    def publish_draw(self, draw: DrawStatus | None) -> None:
+        """Write what the job draws into its status; None: no other replica needs to know."""
+        if draw != self.state.draw:
+            self.state.draw_published(draw)
+            self._wake.in_turn()
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch under which this replica commands the job."""
+        return self._services.epochs.drawn(self.ref.uid)
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -335,6 +351,12 @@ class JobRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # -------------------------------------------------------------------------------------------------------- release
+
+    async def transfer(self) -> None:
+        """Reconcile no more, and forget the job: another replica serves it. The leases stay for that one."""
+        await self.stop()
+        self._services.metrics.forget_job(self.ref)
+        self._services.epochs.forget(self.ref.uid)
 
     async def release(self) -> None:
         """Reconcile no more, and return every GPU of the job to its default clocks: the PerseusJob is deleted."""

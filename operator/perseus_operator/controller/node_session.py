@@ -70,7 +70,7 @@ class NodeSession:
 
     @property
     def _epoch(self) -> int:
-        return max(self._services.epochs.first, self._state.raised_epoch)
+        return max(self._services.epochs.of(self._state.ref.uid), self._state.raised_epoch)
 
     @property
     def streams(self) -> list[asyncio.Task[None]]:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,13 +18,15 @@ from perseus_operator.clients.kube_interface import AgentPods
 from perseus_operator.clients.pods import pod_of
 from perseus_operator.controller.energy_classes import EnergyClasses
 from perseus_operator.controller.job_runner import JobRunner
-from perseus_operator.controller.power_budgets import PowerBudgets
+from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.controller.services import Services
-from perseus_operator.controller.set_straggler import StragglerRequest, set_straggler
+from perseus_operator.controller.set_straggler import Declared, StragglerRequest, set_straggler
+from perseus_operator.controller.shards import Replica, Shards
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeError
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
+from perseus_operator.planning.shards import shard_of
 from perseus_operator.settings import Settings
 
 JobKey = tuple[str, str]
@@ -49,12 +51,15 @@ _UNOBSERVED_S: Final = 5.0
 class Operator:
     """Routes what is observed to the runners."""
 
-    def __init__(self, settings: Settings, kube: KubeClient, services: Services) -> None:
+    def __init__(self, settings: Settings, kube: KubeClient, services: Services, replica: Replica) -> None:
         self._settings = settings
         self._kube = kube
         self.classes = EnergyClasses(kube, grace_s=_UNOBSERVED_S)
         self._services = services
+        self._bodies: dict[str, Mapping[str, Any]] = {}
+        """Every PerseusJob as it was observed last, by UID: those of other replicas may become ours."""
         self._runners: dict[str, JobRunner] = {}
+        """Of the jobs whose shards this replica holds."""
         self._pods: dict[str, Pod] = {}
         self._pods_of: dict[JobKey, dict[str, Pod]] = {}
         """The same pods by the job that they opted in to, so that a pod's event concerns its own job only."""
@@ -66,10 +71,19 @@ class Operator:
         """As the watch shows them."""
         self._agents_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._releases: set[asyncio.Task[None]] = set()
-        """Of deleted jobs, which take as long as their agents need to answer."""
+        self._endings: set[asyncio.Task[None]] = set()
+        """Of deleted jobs, which take as long as their agents need to answer, and of those of lost shards."""
         self._beat_s = time.monotonic()
-        self.budgets = PowerBudgets(kube, self._runners.values, services.metrics, grace_s=settings.lease_ttl_s)
+        self.budgets = PowerBudgets(
+            kube, self._runners.values, services.metrics, grace_s=settings.lease_ttl_s, others=self._other_jobs
+        )
+        self.shards = Shards(
+            replica,
+            services.epochs,
+            monotonic_s=services.monotonic_s,
+            gained=self._shards_gained,
+            lost=self._shards_lost,
+        )
 
     async def start(self) -> None:
         """List pods and budgets once, then go on in the background."""
@@ -80,8 +94,12 @@ class Operator:
                 await poll()
         watch = asyncio.create_task(self._every(self._settings.agent_poll_s, self._watch_agents, at_once=True))
         await self._pass_agents()  # jobs begin with the agents that there are
+        for _ in range(2):  # take a seat, then shards: what nobody holds is served at once
+            with contextlib.suppress(KubeError):
+                await self.shards.beat()
         self._tasks = [
             watch,
+            asyncio.create_task(self.shards.run()),
             asyncio.create_task(self._every(_AGENTS_S, self._pass_agents)),
             asyncio.create_task(self._every(_RESYNC_S, self._poll_pods)),
             asyncio.create_task(self._every(_RESYNC_S, self._poll_jobs)),
@@ -96,8 +114,10 @@ class Operator:
         """Stop. Leases stay: the next operator takes them over, or they run out. Deleted jobs are released first."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, *self._releases, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
+        await self.shards.leave()
+        await asyncio.gather(*self._endings, return_exceptions=True)
         await self._services.agents.close()
         await self._kube.close()
 
@@ -106,6 +126,9 @@ class Operator:
         ref = _ref(body)
         if body["metadata"].get("deletionTimestamp"):  # though a finalizer of others may hold it for long
             self.job_deleted(ref.uid)
+            return
+        self._bodies[ref.uid] = body
+        if not self.shards.holds(ref.uid):
             return
         runner = self._runners.get(ref.uid)
         if runner is None:
@@ -117,11 +140,24 @@ class Operator:
 
     def job_deleted(self, uid: str) -> None:
         """Take in that a PerseusJob is deleted: its GPUs go back to their default clocks."""
+        self._bodies.pop(uid, None)
         runner = self._runners.pop(uid, None)
         if runner is not None:
-            release = asyncio.create_task(runner.release())
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
+            self._end(runner.release())
+
+    def _shards_gained(self, shards: frozenset[int]) -> None:
+        for uid, body in list(self._bodies.items()):
+            if shard_of(uid) in shards:
+                self.observe_job(body)
+
+    def _shards_lost(self, shards: frozenset[int]) -> None:
+        for uid in [uid for uid in self._runners if shard_of(uid) in shards]:
+            self._end(self._runners.pop(uid).transfer())
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> None:
+        ending = asyncio.create_task(work)
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
 
     def observe_pod(self, body: Mapping[str, Any], *, deleted: bool) -> None:
         """Take in a pod that carries, or carried, the opt-in label."""
@@ -145,9 +181,9 @@ class Operator:
         """Every job as the web page may show it; a coroutine, so that threads must ask on the event loop."""
         return [runner.view() for runner in self._runners.values()]
 
-    async def declare_straggler(self, request: StragglerRequest) -> tuple[JobRef, str]:
+    async def declare_straggler(self, request: StragglerRequest) -> Declared:
         """Declare a straggler. Raises like ``set_straggler``."""
-        return await set_straggler(request, self._runners.values(), self._kube, self._services.epochs.drawn)
+        return await set_straggler(request, self._runners.values(), self._kube)
 
     async def namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """Read the labels of a namespace. Raises KubeError."""
@@ -202,15 +238,29 @@ class Operator:
 
     async def _poll_jobs(self) -> None:
         """Release the jobs whose deletion the watch has missed."""
-        known = set(self._runners)  # asked before the list, which may not show what is created meanwhile
+        known = set(self._bodies)  # asked before the list, which may not show what is created meanwhile
         for uid in known - await self._kube.job_uids(self._settings.namespace_list):
             self.job_deleted(uid)
 
     async def _share(self) -> None:
-        await self.budgets.tick(Now(self._services.monotonic_s(), self._services.wall_s()))
+        now = Now(self._services.monotonic_s(), self._services.wall_s())
+        await self.budgets.tick(now, leads=self.shards.leads)
+
+    def _other_jobs(self) -> list[OtherJob]:
+        """The jobs of other replicas."""
+        found = []
+        for uid, body in self._bodies.items():
+            if uid not in self._runners:
+                metadata, spec = body["metadata"], body.get("spec") or {}
+                place = metadata["namespace"], metadata["name"], metadata.get("labels") or {}
+                found.append(OtherJob(*place, int(spec.get("priority") or 0), body.get("status") or {}))
+        return found
 
     async def _make_jobs(self) -> None:
-        jobs = {(runner.ref.namespace, runner.ref.name): runner.labels for runner in self._runners.values()}
+        if not self.shards.leads:
+            return
+        bodies = [body["metadata"] for body in self._bodies.values()]
+        jobs = {(metadata["namespace"], metadata["name"]): metadata.get("labels") or {} for metadata in bodies}
         await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
 
     async def _heartbeat(self) -> None:

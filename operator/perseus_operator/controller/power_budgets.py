@@ -1,17 +1,20 @@
 """PowerBudgets of the cluster: observes them, grants every selected job its share, and writes their status.
 
-``planning.power_budget`` decides the shares; a job's planner decides what its share means. Nothing here waits except
-for writes of status.
+``planning.power_budget`` decides the shares; a job's planner decides what its share means. Of several replicas of the
+operator one decides and writes; the others grant their jobs what is written, and write into the jobs' status what those
+draw. Nothing here waits except for writes of status.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from perseus_operator.api.budget import BudgetCondition, BudgetReason, BudgetSpec, parse_budget
 from perseus_operator.api.schema import dump
+from perseus_operator.api.status import DrawStatus
 from perseus_operator.controller.cluster_object import ClusterObject, vanished
 from perseus_operator.controller.namespace_labels import NamespaceLabels, NamespaceStore
 from perseus_operator.errors import InvalidSpec
@@ -21,21 +24,42 @@ from perseus_operator.planning.aim import Now
 from perseus_operator.planning.budget_watts import next_watts
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.power_budget import BudgetDecision, BudgetStatement, Member
+from perseus_operator.planning.power_draw import draw_to_status, member_from_status
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
 from perseus_proto import keys
 
 
 class SharingJob(Protocol):
-    """A job that may share a budget."""
+    """A job of this replica that may share a budget."""
 
     ref: JobRef
     state: JobState
     labels: Mapping[str, str]
+    taken_over_s: float
+    """When an operator before this one has served it until (monotonic); -inf: none has."""
 
     def grant(self, share: Share | None) -> None:
         """The job's share; None: no budget selects it."""
         ...
+
+    def publish_draw(self, draw: DrawStatus | None) -> None:
+        """What the status says of its draw; None: nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class OtherJob:
+    """A job that another replica serves, as it was observed last."""
+
+    namespace: str
+    name: str
+    labels: Mapping[str, str]
+    priority: int
+    status: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class BudgetStore(NamespaceStore, Protocol):
@@ -67,16 +91,36 @@ class PowerBudgets:
     """All PowerBudgets of the cluster."""
 
     def __init__(
-        self, kube: BudgetStore, runners: Callable[[], Iterable[SharingJob]], metrics: Metrics, *, grace_s: float
+        self,
+        kube: BudgetStore,
+        runners: Callable[[], Iterable[SharingJob]],
+        metrics: Metrics,
+        *,
+        grace_s: float,
+        others: Callable[[], Iterable[OtherJob]] = tuple,
     ) -> None:
-        """``grace_s``: how long after a start the shares of jobs that have not been observed yet stay reserved."""
+        """Know no budget yet.
+
+        Args:
+            kube: where status is written.
+            runners: the jobs of this replica.
+            metrics: of this replica.
+            grace_s: how long after a start the shares of jobs that have not been observed yet stay reserved, and how
+                long after it was taken over it is not known which ranks of a job run.
+            others: the jobs of other replicas.
+        """
         self._kube = kube
         self._metrics = metrics
         self._runners = runners
+        self._others = others
         self._grace_s = grace_s
-        self._settled_s: float | None = None
-        """When every job must have been observed (monotonic)."""
+        self._leads = False
+        """Whether this replica decides the shares."""
+        self._settled_s = math.inf
+        """When every job must have been observed (monotonic), if this replica leads."""
         self._budgets: dict[str, _Budget] = {}
+        self._held_w: dict[str, float] = {}
+        """What the GPUs of this replica's jobs can draw, by namespace/name."""
         self._namespaces = NamespaceLabels(kube)
         self._ticked_s: float | None = None
 
@@ -101,9 +145,9 @@ class PowerBudgets:
         known = self._budgets.get(name)
         if known is None or known.uid != uid:
             known = self._budgets[name] = _Budget(keys.BUDGET_KIND, name, uid)
-            status = body.get("status") or {}
-            known.decision = power_budget.decision_from_status(status)
-            known.watts = status.get("watts")
+            _take_over(known, body)
+        elif not self._leads:
+            _take_over(known, body)
         known.observed(body)
         try:
             known.spec, known.fault = parse_budget(body.get("spec")), ""
@@ -120,50 +164,88 @@ class PowerBudgets:
 
     def grant_share(self, runner: SharingJob) -> None:
         """Grant a job its strictest share; a share that is not known yet is stricter than any other."""
+        job = str(runner.ref)
+        held_w = self._held_w.get(job, math.inf)
         shares = [
-            budget.decision.share(budget.name, str(runner.ref), budget.spec.fallback.hold_seconds)
+            budget.decision.share(budget.name, job, held_w, budget.spec.fallback.hold_seconds)
             for budget in self._budgets.values()
-            if budget.spec is not None and self._selects(budget.spec, runner) is not False
+            if budget.spec is not None and self._selects(budget.spec, runner.ref.namespace, runner.labels) is not False
         ]
         runner.grant(min(shares, key=lambda share: -1.0 if share.watts is None else share.watts, default=None))
 
-    async def tick(self, now: Now) -> None:
-        """Decide the shares of every budget, grant them, and write what has changed. Call it about once a second."""
-        runners = list(self._runners())
-        if not self._budgets or (runners and all(runner.state.fenced is not None for runner in runners)):
-            return  # a newer operator shares them; a job that is fenced alone keeps its share, see ``member_of``
-        if self._settled_s is None:
+    async def tick(self, now: Now, *, leads: bool = True) -> None:
+        """Decide the shares of every budget, grant them, and write what has changed. Call it about once a second.
+
+        Args:
+            now: the time.
+            leads: whether this replica decides; else it publishes what its jobs draw, and grants what another decides.
+        """
+        if leads and not self._leads:
             self._settled_s = now.monotonic_s + self._grace_s
+        if self._leads and not leads:
+            for budget in self._budgets.values():
+                self._metrics.forget_budget(budget.name)
+        self._leads = leads
         elapsed_s = 0.0 if self._ticked_s is None else now.monotonic_s - self._ticked_s
         self._ticked_s = now.monotonic_s
+        runners = list(self._runners())
+        others = list(self._others()) if leads and self._budgets else []
         if any(budget.spec and budget.spec.selector.namespace_selector for budget in self._budgets.values()):
-            await self._namespaces.refresh({runner.ref.namespace for runner in runners}, now.monotonic_s)
-        observed = {str(runner.ref) for runner in runners}
-        settled = now.monotonic_s >= self._settled_s
-        members: dict[str, Member | None] = {}
-        for budget in self._budgets.values():
-            spec = budget.spec
-            if spec is None:
-                continue
-            selected = [r for r in runners if self._selects(spec, r)]
-            for runner in selected:
-                if str(runner.ref) not in members:
-                    members[str(runner.ref)] = power_budget.member_of(runner.state, now, settled=settled)
-            found = [member for r in selected if (member := members[str(r.ref)]) is not None]
-            if not settled:
-                found += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
-            budget.watts = next_watts(spec, budget.watts, now.wall_s, elapsed_s)
-            budget.decision = power_budget.decide_shares(budget.shared(spec), found, budget.decision)
+            namespaces = {runner.ref.namespace for runner in runners} | {other.namespace for other in others}
+            await self._namespaces.refresh(namespaces, now.monotonic_s)
+        own = self._own_members(runners, now)
+        if leads:
+            for budget in self._budgets.values():
+                if budget.spec is not None:
+                    budget.watts = next_watts(budget.spec, budget.watts, now.wall_s, elapsed_s)
+                    self._decide(budget, budget.shared(budget.spec), own, others, now)
         for runner in runners:
             self.grant_share(runner)
-        for budget in list(self._budgets.values()):
-            # A restart changes nothing: the status of the earlier operator stands until every job has been observed.
-            if not (budget.decision.unknown and not settled):
-                await self._write(budget, now)
+        if leads:
+            settled = now.monotonic_s >= self._settled_s
+            for budget in list(self._budgets.values()):
+                # A restart changes nothing: the status of before stands until every job has been observed.
+                if not (budget.decision.unknown and not settled):
+                    await self._write(budget, now)
 
-    def _selects(self, spec: BudgetSpec, runner: SharingJob) -> bool | None:
-        namespace = runner.ref.namespace
-        return power_budget.selects(spec, namespace, runner.labels, self._namespaces.of(namespace))
+    def _own_members(self, runners: Iterable[SharingJob], now: Now) -> list[tuple[SharingJob, Member | None]]:
+        """This replica's jobs that share a budget, and what they draw: their status says it where another one leads."""
+        found = []
+        for runner in runners:
+            specs = [budget.spec for budget in self._budgets.values() if budget.spec is not None]
+            if not any(self._selects(spec, runner.ref.namespace, runner.labels) for spec in specs):
+                runner.publish_draw(None)
+                continue
+            settled = now.monotonic_s >= runner.taken_over_s + self._grace_s
+            member = power_budget.member_of(runner.state, now, settled=settled)
+            found.append((runner, member))
+            runner.publish_draw(None if self._leads or member is None else draw_to_status(member))
+        self._held_w = {str(runner.ref): member.held_w for runner, member in found if member is not None}
+        return found
+
+    def _decide(
+        self,
+        budget: _Budget,
+        spec: BudgetSpec,
+        own: Iterable[tuple[SharingJob, Member | None]],
+        others: Iterable[OtherJob],
+        now: Now,
+    ) -> None:
+        selected = [(str(r.ref), member) for r, member in own if self._selects(spec, r.ref.namespace, r.labels)]
+        selected += [
+            (str(other), member_from_status(str(other), other.priority, other.status))
+            for other in others
+            if self._selects(spec, other.namespace, other.labels)
+        ]
+        members = [member for _, member in selected if member is not None]
+        if now.monotonic_s < self._settled_s:
+            observed = {job for job, _ in selected}
+            members += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
+        decision = power_budget.decide_shares(spec, members, budget.decision)
+        budget.decision = power_budget.lower_first(decision, budget.decision)
+
+    def _selects(self, spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool | None:
+        return power_budget.selects(spec, namespace, labels, self._namespaces.of(namespace))
 
     async def _write(self, budget: _Budget, now: Now) -> None:
         """Update the metrics, and write the status if it has changed."""
@@ -188,6 +270,13 @@ class PowerBudgets:
         self._metrics.forget_budget(budget.name)
         for runner in self._runners():
             self.grant_share(runner)
+
+
+def _take_over(budget: _Budget, body: Mapping[str, Any]) -> None:
+    """Take in what another replica, or an operator before this one, has decided."""
+    status = body.get("status") or {}
+    budget.decision = power_budget.decision_from_status(status)
+    budget.watts = status.get("watts")
 
 
 def _accepted(budget: _Budget) -> BudgetStatement:

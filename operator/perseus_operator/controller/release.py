@@ -22,7 +22,7 @@ async def release_job(state: JobState, services: Services) -> None:
     The time is bounded by ``services.release_timeout_s``. An agent that does not answer does it when its lease expires.
     """
     deadline_s = services.monotonic_s() + services.release_timeout_s
-    epoch = max(services.epochs.first, state.raised_epoch)
+    epoch = max(services.epochs.of(state.ref.uid), state.raised_epoch)
     services.epochs.forget(state.ref.uid)
     if state.fenced is not None:
         return

@@ -43,11 +43,25 @@ class ObservedJob:
     annotation: str
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What came of a request: the job, its annotation, and the epoch under which it is commanded."""
+
+    ref: JobRef
+    annotation: str
+    epoch: int
+
+
 class ServedJob(Protocol):
     """A job that this operator serves."""
 
     ref: JobRef
     state: JobState
+
+    @property
+    def epoch(self) -> int:
+        """The highest under which it is commanded."""
+        ...
 
     @property
     def observed(self) -> ObservedJob:
@@ -68,19 +82,13 @@ class AnnotationWriter(Protocol):
         ...
 
 
-async def set_straggler(
-    request: StragglerRequest, jobs: Iterable[ServedJob], kube: AnnotationWriter, epoch: int
-) -> tuple[JobRef, str]:
+async def set_straggler(request: StragglerRequest, jobs: Iterable[ServedJob], kube: AnnotationWriter) -> Declared:
     """Declare a straggler.
 
     Args:
         request: from the client.
         jobs: that this operator serves.
         kube: where the annotation is written.
-        epoch: of this operator.
-
-    Returns:
-        The job and its annotation afterwards.
 
     Raises:
         StaleEpoch: a newer operator is in command.
@@ -88,9 +96,9 @@ async def set_straggler(
         InvalidSpec: a field breaks a rule.
         KubeError: it could not be stored; KubeConflict if others wrote first every time. Nothing was changed.
     """
-    if request.epoch > epoch:
-        raise StaleEpoch(f"epoch: this operator has epoch {epoch}, the request requires {request.epoch} or later")
     job = _find(request, list(jobs))
+    if request.epoch > job.epoch:
+        raise StaleEpoch(f"epoch: {job.epoch} commands the job, the request requires {request.epoch} or later")
     if job.state.fenced is not None:
         raise StaleEpoch(job.state.fenced.message)
     entry = Declaration(request.id, _delay_s(request, job), request.slowdown)
@@ -99,7 +107,7 @@ async def set_straggler(
         observed = job.observed
         wanted = declare(observed.annotation, entry)
         if wanted == observed.annotation:
-            return job.ref, wanted
+            return Declared(job.ref, wanted, job.epoch)
         try:
             await kube.annotate(job.ref, {keys.ANNOTATION_STRAGGLER: wanted or None}, version=observed.version)
         except KubeConflict:
@@ -107,7 +115,7 @@ async def set_straggler(
                 raise
             await _next_version(job, observed)
         else:
-            return job.ref, wanted
+            return Declared(job.ref, wanted, job.epoch)
     raise AssertionError("the last attempt returns or raises")
 
 

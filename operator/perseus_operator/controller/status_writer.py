@@ -212,7 +212,8 @@ class StatusWriter:
 
     async def _superseded(self, state: JobState) -> bool:
         """Whether a newer operator has started: the two would overwrite each other's status for ever."""
-        newest, own = await self._services.epochs.newest(), self._services.epochs.drawn
+        epochs, uid = self._services.epochs, self._ref.uid
+        newest, own = await epochs.newest(uid), epochs.drawn(uid)
         self._contested = False
         if newest <= own:
             logger.info("%s: another writer has changed the status; writing it again", self._ref)

@@ -134,7 +134,8 @@ def claim(
     """
     curve: list[tuple[float, float]] = []
     for point in range(len(frontier.times_us) - 1, wanted - 1, -1):
-        watts = min(power_w(frontier, point, replicas), held_w)
+        # In whole watts, as shares are written: a job that is granted what a plan draws can run that plan.
+        watts = float(math.ceil(min(power_w(frontier, point, replicas), held_w) - _ROUNDING_W))
         speed = frontier.t_min_us / frontier.times_us[point]
         # Slower for more power is never chosen.
         while curve and watts <= curve[-1][0]:

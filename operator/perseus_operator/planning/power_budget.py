@@ -48,6 +48,8 @@ class Member:
     """Mean power of a job whose clocks are not set."""
     held_w: float = math.inf
     """What the GPUs that the job holds can draw by their power limits; infinite: it is not known yet."""
+    follows_w: float | None = None
+    """The share that another replica, which serves the job, acts on; None: it has none, or this one serves it."""
 
     def under(self, spec: BudgetSpec) -> Member:
         """The member with the priority that a budget grants it."""
@@ -71,11 +73,9 @@ class BudgetDecision:
         """Jobs of which it is not known how much they draw."""
         return [m.job for m in self.members if m.claim is None and m.drawn_w is None]
 
-    def share(self, budget: str, job: str, hold_s: int) -> Share:
+    def share(self, budget: str, job: str, held_w: float, hold_s: int) -> Share:
         """The share of a selected job; its watts are unknown until the job has been counted."""
-        watts = self.allocation.shares_w.get(job)
-        held_w = next((member.held_w for member in self.members if member.job == job), math.inf)
-        return Share(budget, watts, self.allocation.feasible, held_w, hold_s)
+        return Share(budget, self.allocation.shares_w.get(job), self.allocation.feasible, held_w, hold_s)
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,24 @@ def decide_shares(spec: BudgetSpec, members: Iterable[Member], before: BudgetDec
     return BudgetDecision(subject, Allocation(shares_w, fresh.feasible, fresh.price), known, reserved_w)
 
 
+def lower_first(decision: BudgetDecision, before: BudgetDecision) -> BudgetDecision:
+    """Raise no share before those jobs follow that are to draw less: the replica that serves one may have died.
+
+    Args:
+        decision: just made.
+        before: in force.
+    """
+    shares_w, old_w = decision.allocation.shares_w, before.allocation.shares_w
+    late = any(
+        member.follows_w is not None and member.follows_w > shares_w.get(member.job, math.inf)
+        for member in decision.members
+    )
+    if not late:
+        return decision
+    kept_w = {job: min(watts, old_w.get(job, watts)) for job, watts in shares_w.items()}
+    return replace(decision, allocation=replace(decision.allocation, shares_w=kept_w))
+
+
 def within_budget(spec: BudgetSpec, decision: BudgetDecision) -> BudgetStatement:
     """The condition that says whether the jobs keep within the budget."""
     members, allocation = decision.members, decision.allocation
@@ -262,9 +280,10 @@ def _share(member: Member, watts: float) -> JobShare:
 
 
 def decision_from_status(written: Mapping[str, Any]) -> BudgetDecision:
-    """The shares that an operator before this one granted, as its status has them."""
+    """The shares that another replica, or an operator before this one, has granted, as the status has them."""
     shares_w = {}
     for share in written.get("shares") or ():
         if isinstance(share, Mapping):
             shares_w[f"{share.get('namespace')}/{share.get('name')}"] = float(share.get("watts") or 0)
-    return BudgetDecision(allocation=Allocation(shares_w))
+    reasons = {condition.get("reason") for condition in written.get("conditions") or ()}
+    return BudgetDecision(allocation=Allocation(shares_w, BudgetReason.TOO_SMALL.value not in reasons))

@@ -12,7 +12,8 @@ clock or decides what to do. The events:
     profile and schedule    read_requested, read_started, read_ended,
                             profile_accepted, schedule_accepted, schedule_rejected
     the frontier            solve_started, solve_succeeded, solve_failed, solve_ended
-    decisions of others     guard_updated, canary_judged, hardware_adopted, share_granted, fenced_by, epoch_raised
+    decisions of others     guard_updated, canary_judged, hardware_adopted, draw_published, share_granted, fenced_by,
+                            epoch_raised
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
+from perseus_operator.api.status import DrawStatus
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.bound_guard import Guard, baseline_wanted
 from perseus_operator.planning.calibration_progress import CalibrationProgress
@@ -114,6 +116,8 @@ class JobState:
     canary: Canary = field(default_factory=Canary)
     baseline: Measured | None = None
     share: Share | None = None
+    draw: DrawStatus | None = None
+    """What another replica must know to share a PowerBudget with the job; None: no other one shares any."""
     """Of a PowerBudget; None: no budget selects the job."""
     fenced: Explanation | None = None
     raised_epoch: int = 0
@@ -389,6 +393,10 @@ class JobState:
     def hardware_adopted(self, hardware: Hardware | None) -> None:
         """The planner chose what plans are rehearsed under; None: the GPUs are not known yet."""
         self.hardware.adopted(hardware)
+
+    def draw_published(self, draw: DrawStatus | None) -> None:
+        """The status is to say what the job draws; None: no other replica needs to know."""
+        self.draw = draw
 
     def share_granted(self, share: Share | None) -> None:
         """A PowerBudget grants the job this share; None: no budget selects it."""

@@ -11,7 +11,7 @@ from perseus_operator.formatting import joules, percent, seconds
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.observation import Basis
 from perseus_operator.planning.planner import Decision
-from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
+from perseus_operator.planning.power_allocation import power_w, replicas_of
 from perseus_operator.planning.profiling.cost import SweepCost
 from perseus_operator.planning.state import JobState
 from perseus_proto.gpus import TRUE_SHARES
@@ -87,11 +87,12 @@ def sweep_status(cost: SweepCost | None) -> SweepStatus | None:
     )
 
 
-def share_status(share: Share | None) -> ShareStatus | None:
-    """Return a job's share of a PowerBudget; None: none is granted yet."""
-    if share is None or share.watts is None:
+def share_status(state: JobState) -> ShareStatus | None:
+    """Return a job's share of a PowerBudget; None: none is granted yet, and nobody else is to grant it."""
+    share, draw = state.share, state.draw
+    if share is None or (share.watts is None and draw is None):
         return None
-    return ShareStatus(name=share.budget, watts=int(share.watts))
+    return ShareStatus(name=share.budget, watts=None if share.watts is None else int(share.watts), draw=draw)
 
 
 def limited(state: JobState, decision: Decision, point: int) -> str:

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from perseus_operator.clients.agents import Credentials
-from perseus_operator.controller.set_straggler import StragglerRequest
+from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.errors import (
     InvalidSpec,
     KubeConflict,
@@ -25,7 +25,6 @@ from perseus_operator.errors import (
     StaleEpoch,
     UnknownJob,
 )
-from perseus_operator.objects import JobRef
 from perseus_proto.tls import CONNECTION_AGE, server_credentials
 from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import operator_pb2 as messages
@@ -52,16 +51,14 @@ _OPTIONS: Final = (
     CONNECTION_AGE,
 )
 
-DeclareStraggler = Callable[[StragglerRequest], Awaitable[tuple[JobRef, str]]]
+DeclareStraggler = Callable[[StragglerRequest], Awaitable[Declared]]
 
 
 class OperatorService(stubs.OperatorServicer):
     """``perseus.v1alpha1.Operator``."""
 
-    def __init__(self, declare: DeclareStraggler, epoch: Callable[[], int], allowed_sans: frozenset[str]) -> None:
-        """``epoch``: the highest that this operator has drawn."""
+    def __init__(self, declare: DeclareStraggler, allowed_sans: frozenset[str]) -> None:
         self._declare = declare
-        self._epoch = epoch
         self._allowed_sans = allowed_sans
 
     async def SetStraggler(  # noqa: N802  # the wire's name
@@ -70,14 +67,15 @@ class OperatorService(stubs.OperatorServicer):
         """Declare a straggler; see operator.proto."""
         try:
             self._authorise(context)
-            ref, annotation = await self._declare(_parse(request))
+            declared = await self._declare(_parse(request))
         except OperatorError as error:
             code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
             await context.abort(code, str(error), trailing_metadata=((_ERROR_METADATA, type(error).__name__),))
             raise
+        ref, annotation = declared.ref, declared.annotation
         logger.info("%s: %s declared stragglers: %s", ref, context.peer(), annotation or "none")
         return messages.SetStragglerResponse(
-            namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=self._epoch()
+            namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=declared.epoch
         )
 
     def _authorise(self, context: Any) -> None:

@@ -127,10 +127,11 @@ async def test_of_two_operators_the_newer_commands_and_the_older_keeps_still(own
     own_world.start()
     older, newer = own_world.operators
 
-    async def fenced() -> bool:
-        return all(agent.epoch == newer.epoch for agent in own_world.agents) and "Fenced" in older.log
+    async def taken_over() -> bool:
+        replaced = "this one serves no more jobs" in older.log
+        return replaced and all(agent.epoch == newer.epoch for agent in own_world.agents)
 
-    await own_world.until("fenced", fenced)
+    await own_world.until("taken over", taken_over)
     await own_world.patch({"spec": {"objective": {"type": "MinEnergy"}}})
 
     async def changed() -> bool:

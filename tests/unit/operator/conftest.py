@@ -3,16 +3,20 @@ I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.doubles.lease_store import LeaseConnection, LeaseServer
 
 from perseus_operator.api.job import JobSpec, parse_spec
 from perseus_operator.controller.epochs import Epochs
+from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.pace import Pace
 from perseus_operator.controller.services import Services
+from perseus_operator.controller.shards import Replica
 from perseus_operator.controller.status_writer import StatusWriter
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import JobRef, Pod
@@ -26,8 +30,10 @@ from perseus_operator.planning.node import Node, Rank
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.planner import Decision, decide
+from perseus_operator.planning.shards import SHARDS, LeaseRecord, shard_lease, shard_of
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.settings import Settings
 
 LIMITS = Limits(lease_ttl_s=30.0)
 EPOCH = 5
@@ -59,17 +65,22 @@ def frontier_of(spec: JobSpec, points: int = 11) -> FrontierView:
     )
 
 
-def epochs_of(first: int, newest: Callable[[], Awaitable[int]] | None = None) -> Epochs:
-    """The epochs of an operator that started last, or after which ``newest`` says."""
+def epochs_of(first: int, leases: LeaseConnection | None = None) -> Epochs:
+    """The epochs of a replica that holds every shard."""
+    leases = leases or LeaseConnection(LeaseServer())
+    leases.server.counter = max(first, leases.server.counter)
+    epochs = Epochs(leases, "own")
+    for shard in range(SHARDS):
+        leases.server.put(LeaseRecord(shard_lease(shard), "own", first))
+        epochs.hold(shard, first)
+    return epochs
 
-    async def own() -> int:
-        return first
 
-    async def raise_to(epoch: int, known: int) -> int:
-        counter = await (newest or own)()
-        return counter if counter > known else epoch
-
-    return Epochs(first, newest=newest or own, raise_to=raise_to)
+def operator_of(kube: Any, **services: Any) -> Operator:
+    """One that has no shard yet."""
+    shared = {"metrics": Metrics(), "epochs": epochs_of(1), "monotonic_s": time.monotonic, **services}
+    replica = Replica(LeaseConnection(LeaseServer()), "own_1", 1)
+    return Operator(Settings(insecure=True), kube, cast(Any, SimpleNamespace(**shared)), replica)
 
 
 class Job:
@@ -209,7 +220,7 @@ class Desk:
         """Every status that was written."""
         self.posted: list[str] = []
         """The reasons of events."""
-        self.newest_epoch: int | Exception = EPOCH
+        self.leases = LeaseConnection(LeaseServer())
         self.answers = True
         """Whether who writes hears of it."""
         self.spawned: list[Coroutine[Any, Any, bool]] = []
@@ -221,7 +232,7 @@ class Desk:
             status_interval_s=status_interval_s,
             figures_pace=pace or Pace(10.0),
             monotonic_s=lambda: self.job.now_s,
-            epochs=epochs_of(EPOCH, self._newest_epoch),
+            epochs=epochs_of(EPOCH, self.leases),
         )
         self.reporter = StatusWriter(self.job.state.ref, cast(Services, services), self.spawned.append)
         self.reporter.restore({}, {}, "0")
@@ -263,10 +274,9 @@ class Desk:
     async def _post(self, ref: JobRef, *, kind: str, reason: str, message: str) -> None:
         self.posted.append(reason)
 
-    async def _newest_epoch(self) -> int:
-        if isinstance(self.newest_epoch, Exception):
-            raise self.newest_epoch
-        return self.newest_epoch
+    def lose_shard(self, epoch: int) -> None:
+        """Another replica takes the job's shard."""
+        self.leases.server.put(LeaseRecord(shard_lease(shard_of(self.job.state.ref.uid)), "another", epoch))
 
 
 @pytest.fixture

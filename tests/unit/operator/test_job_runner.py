@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import kopf
 import pytest
-from tests.unit.operator.conftest import LIMITS, Desk, Job, epochs_of, spec_of
+from tests.unit.operator.conftest import LIMITS, Desk, Job, epochs_of, operator_of, spec_of
 from tests.waiting import eventually
 
 from perseus_operator.__main__ import job_field
@@ -216,7 +216,7 @@ def test_a_stuck_event_loop_fails_the_probe_and_a_loop_that_turns_again_passes(m
     held: dict[str, Any] = {}
 
     async def serve() -> None:
-        operator = module.Operator(SETTINGS, cast(Any, None), cast(Any, SimpleNamespace(metrics=Metrics())))
+        operator = operator_of(None)
         beats = asyncio.create_task(operator._every(module._HEARTBEAT_S, operator._heartbeat))
         held.update(operator=operator, loop=asyncio.get_running_loop())
         made.set()

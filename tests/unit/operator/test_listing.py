@@ -12,13 +12,12 @@ from typing import Any, cast
 import kubernetes.aio.client as k8s
 import pytest
 from aiohttp import web
+from tests.unit.operator.conftest import operator_of
 
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.clients.pods import agent_of, pod_of
-from perseus_operator.controller.operator import Operator
 from perseus_operator.errors import KubeError, KubeForbidden, KubeUnavailable
 from perseus_operator.reporting.metrics import Metrics
-from perseus_operator.settings import Settings
 from perseus_proto import keys
 
 PODS = 1_234
@@ -130,7 +129,7 @@ async def test_what_the_watch_tells_while_pods_are_listed_is_newer_than_the_list
         return [found for number in (0, 1, 2) if (found := pod_of(pod(number))) is not None]
 
     kube = SimpleNamespace(training_pods=training_pods)
-    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, SimpleNamespace(metrics=Metrics())))
+    operator = operator_of(kube)
     for number in (0, 1):
         operator.observe_pod(pod(number), deleted=False)
     poll = asyncio.create_task(operator._poll_pods())
@@ -162,14 +161,15 @@ async def test_a_job_whose_deletion_the_watch_has_missed_is_released() -> None:
             released.append(self.uid)
 
     kube = SimpleNamespace(job_uids=job_uids)
-    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, SimpleNamespace(metrics=Metrics())))
+    operator = operator_of(kube)
     operator._runners = {uid: cast(Any, Runner(uid)) for uid in ("kept", "deleted")}
+    operator._bodies = {uid: {} for uid in operator._runners}
     poll = asyncio.create_task(operator._poll_jobs())
     await asyncio.wait_for(asked.wait(), 60)
     operator._runners["made while the list was read"] = cast(Any, Runner("made while the list was read"))
     may_answer.set()
     await poll
-    await asyncio.gather(*operator._releases)
+    await asyncio.gather(*operator._endings)
     assert released == ["deleted"]
     assert set(operator._runners) == {"kept", "made while the list was read"}
 
@@ -188,7 +188,7 @@ async def test_an_api_server_that_does_not_answer_leaves_what_was_seen() -> None
         yield {}
 
     kube = SimpleNamespace(training_pods=away, watch_agents=watch)
-    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, SimpleNamespace(metrics=Metrics())))
+    operator = operator_of(kube)
     operator.observe_pod(pod(0), deleted=False)
     operator._agent_pods = {"u": ("n0", "10.0.0.1:9000")}
     operator._agents = {"n0": "10.0.0.1:9000"}
@@ -280,8 +280,7 @@ async def test_jobs_hear_of_agents_together_and_of_those_that_are_listed_anew() 
     async def forget(addresses: set[str]) -> None:
         forgotten.append(addresses)
 
-    services = SimpleNamespace(metrics=Metrics(), agents=SimpleNamespace(forget=forget))
-    operator = Operator(Settings(insecure=True), cast(Any, SimpleNamespace(watch_agents=watch)), cast(Any, services))
+    operator = operator_of(SimpleNamespace(watch_agents=watch), agents=SimpleNamespace(forget=forget))
     operator._pass_pods_to_all = lambda: passed.append(dict(operator._agents))  # type: ignore[method-assign]
     following = asyncio.create_task(operator._every(0.0, operator._watch_agents))
     await operator._pass_agents()
@@ -304,8 +303,7 @@ async def test_an_unforeseen_answer_ends_no_poll(caplog: pytest.LogCaptureFixtur
         yield {}
 
     metrics = Metrics()
-    kube, services = SimpleNamespace(watch_agents=strange), SimpleNamespace(metrics=metrics)
-    operator = Operator(Settings(insecure=True), cast(Any, kube), cast(Any, services))
+    operator = operator_of(SimpleNamespace(watch_agents=strange), metrics=metrics)
     poll = asyncio.create_task(operator._every(0.0, operator._watch_agents))
     while asked < 3:
         await asyncio.sleep(0)

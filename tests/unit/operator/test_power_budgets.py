@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.operator.conftest import frontier_of
 
 from perseus_operator.api.budget import BudgetReason, parse_budget
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
-from perseus_operator.controller.power_budgets import PowerBudgets
+from perseus_operator.api.schema import dump
+from perseus_operator.api.status import MAX_SPEEDS, ShareStatus
+from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Measured
 from perseus_operator.planning.node_actions import Release
 from perseus_operator.planning.power_allocation import Share, power_w, replicas_of
-from perseus_operator.planning.power_budget import BudgetDecision, decide_shares, member_of, selects, within_budget
+from perseus_operator.planning.power_budget import (
+    BudgetDecision,
+    Member,
+    decide_shares,
+    member_of,
+    selects,
+    within_budget,
+)
+from perseus_operator.planning.power_draw import draw_to_status, member_from_status
 from perseus_operator.planning.state import JobState
 from perseus_operator.reporting import status
 from perseus_operator.reporting.conditions import conditions_of
@@ -71,10 +83,13 @@ class Site:
             job.run()
         return job
 
-    def see(self, name: str, job: Any, labels: Mapping[str, str] | None = None) -> None:
+    def see(
+        self, name: str, job: Any, labels: Mapping[str, str] | None = None, *, taken_over_s: float = -math.inf
+    ) -> None:
         self.jobs[name] = job
-        runner = SimpleNamespace(ref=job.state.ref, state=job.state, labels=labels or {})
+        runner = SimpleNamespace(ref=job.state.ref, state=job.state, labels=labels or {}, taken_over_s=taken_over_s)
         runner.grant = lambda share, state=job.state: setattr(state, "share", share)
+        runner.publish_draw = lambda draw, state=job.state: setattr(state, "draw", draw)
         self.runners.append(runner)
         self.budgets.grant_share(runner)
 
@@ -82,9 +97,9 @@ class Site:
         spec = {"watts": watts, **({"selector": selector} if selector else {})}
         self.budgets.observe({"metadata": {"name": name, "uid": uid, "generation": 3}, "spec": spec})
 
-    async def tick(self, seconds: float = 1.0) -> None:
+    async def tick(self, seconds: float = 1.0, *, leads: bool = True) -> None:
         self.now_s += seconds
-        await self.budgets.tick(Now(self.now_s, 1_900_000_000.0 + self.now_s))
+        await self.budgets.tick(Now(self.now_s, 1_900_000_000.0 + self.now_s), leads=leads)
         for job in self.jobs.values():
             if job.state.frontier is not None and job.state.nodes:
                 job.settle()
@@ -325,7 +340,7 @@ async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
     assert after.api.writes == [], "a restart is no news"
     restarted = make_job()
     restarted.state.ref = JobRef("ns", "a", "uid-a")
-    after.see("a", restarted)
+    after.see("a", restarted, taken_over_s=after.now_s)
     assert restarted.state.share == Share("hall", float(shares["a"]), hold_s=3600), "from the first thought on"
     restarted.start_pods()
     await after.tick()
@@ -340,9 +355,9 @@ async def test_shares_outlive_a_restart(site: Site, make_job: Any) -> None:
 async def test_a_replaced_operator_shares_nothing(site: Site) -> None:
     job = site.job("a")
     site.budget(10)
-    job.state.fenced = Explanation(Reason.FENCED, "newer")
-    await site.tick()
+    await site.budgets.tick(Now(1.0, 1_900_000_000.0), leads=False)
     assert site.api.writes == []
+    assert job.state.share.watts is None, "another one decides"
 
 
 async def test_a_status_that_another_writer_changed_is_written_again(site: Site) -> None:
@@ -461,6 +476,146 @@ async def test_metrics_say_what_the_status_says_and_go_with_the_budget(site: Sit
     assert "kept" not in shown()
     site.budgets.deleted({"metadata": {"name": "hall", "uid": "u"}})
     assert shown() == {}
+
+
+# ---------------------------------------------------------------------------------------------------- several replicas
+
+
+class Pair:
+    """Two replicas: the first shares the budget, the second serves jobs of its own; the API server is between them."""
+
+    def __init__(self, make_job: Any) -> None:
+        self.first, self.second = Site(make_job), Site(make_job)
+        self.first.budgets._others = lambda: self.of_second
+        self.of_second: list[OtherJob] = []
+        self.second_lives = True
+        self.spec: dict[str, Any] = {}
+
+    def budget(self, watts: int) -> None:
+        self.spec = {"watts": watts}
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """The watch brings the budget to both, as far as they live."""
+        status = self.first.api.writes[-1] if self.first.api.writes else {}
+        version = str(10 * len(self.first.api.writes))
+        metadata = {"name": "hall", "uid": "u", "generation": 3, "resourceVersion": version}
+        for site in (self.first, self.second) if self.second_lives else (self.first,):
+            site.budgets.observe({"metadata": metadata, "spec": self.spec, "status": status})
+
+    async def tick(self) -> None:
+        if self.second_lives:
+            await self.second.tick(leads=False)
+            self.of_second = [
+                OtherJob("ns", name, {}, job.spec.priority, self.status_of(job))
+                for name, job in self.second.jobs.items()
+            ]
+        await self.first.tick()
+        self._deliver()
+
+    @staticmethod
+    def status_of(job: Any) -> dict[str, Any]:
+        made = job.decide()
+        conditions = [
+            {"type": c.type.value, "status": "True" if c.status else "False"} for c in conditions_of(job.state, made)
+        ]
+        return {**dump(status.figures(job.state, made)), "conditions": conditions}
+
+
+@pytest.fixture
+def pair(make_job: Any) -> Pair:
+    return Pair(make_job)
+
+
+async def test_jobs_of_two_replicas_share_as_those_of_one_do(pair: Pair, site: Site) -> None:
+    for name in "ab":
+        site.job(name)
+    full_w = site.drawn_w("a")
+    site.budget(round(1.6 * full_w))
+    await site.tick()
+    pair.first.job("a")
+    pair.second.job("b")
+    pair.budget(round(1.6 * full_w))
+    for _ in range(4):
+        await pair.tick()
+    assert pair.first.points("a") == site.points("a")
+    assert pair.second.points("b") == site.points("b")
+    assert pair.second.api.writes == [], "one replica writes"
+    assert pair.first.jobs["a"].state.draw is None, "its own job need not say what it draws"
+    assert [share["name"] for share in pair.first.written["shares"]] == ["a", "b"]
+
+
+async def test_no_share_rises_while_the_replica_of_one_that_is_to_fall_is_dead(pair: Pair) -> None:
+    low, high = pair.second.job("low", priority=-1), pair.first.job("high")
+    full_w = pair.first.drawn_w("high")
+    high.state.spec_accepted(pair.first.make_job(objective={"type": "MaxSlowdown", "maxSlowdown": "30%"}).spec)
+    pair.budget(math.ceil(1.75 * full_w))
+    for _ in range(5):
+        await pair.tick()
+    assert pair.second.points("low") == {0}
+    frugal = pair.first.points("high")
+    assert min(frugal) > 0
+    high.state.spec_accepted(pair.first.make_job().spec)  # it wants full speed now, and comes first
+    pair.second_lives = False
+    for _ in range(3):
+        await pair.tick()
+    assert pair.first.points("high") == frugal, "low still draws what it drew"
+    assert pair.first.written["shares"][1]["watts"] < low.state.share.watts, "but it is to draw less"
+    pair.second_lives = True
+    pair._deliver()
+    for _ in range(3):
+        await pair.tick()
+    assert pair.first.points("high") == {0}
+    assert min(pair.second.points("low")) > 0
+    assert pair.first.drawn_w("high") + pair.second.drawn_w("low") <= 1.75 * full_w
+
+
+async def test_who_takes_over_keeps_the_shares(pair: Pair) -> None:
+    pair.first.job("a")
+    pair.second.job("b")
+    full_w = pair.first.drawn_w("a")
+    pair.budget(round(1.6 * full_w))
+    for _ in range(4):
+        await pair.tick()
+    before = {share["name"]: share["watts"] for share in pair.first.written["shares"]}
+    second = pair.second
+    second.budgets._others = lambda: [OtherJob("ns", "a", {}, 0, pair.status_of(pair.first.jobs["a"]))]
+    await second.tick(leads=True)
+    await second.tick(leads=True)
+    assert second.jobs["b"].state.share.watts == before["b"]
+    assert second.jobs["b"].state.draw is None
+    assert sum(second.budgets._budgets["hall"].decision.allocation.shares_w.values()) <= 1.6 * full_w
+    assert await pair.first.budgets.tick(Now(500.0, 1_900_000_500.0), leads=False) is None
+    assert pair.first.jobs["a"].state.draw is not None
+    assert "perseus_budget_watts{" not in pair.first.metrics.exposition().decode(), "one replica shows it"
+
+
+@pytest.mark.parametrize("points", [2, 11, 400])
+async def test_a_draw_says_what_the_other_replica_must_know(make_job: Any, points: int) -> None:
+    job = make_job()
+    job.run()
+    job.state.frontier = frontier_of(job.spec, points)
+    member = member_of(job.state, Now(0, 0))
+    assert member is not None
+    assert member.claim is not None
+    written = dump(ShareStatus(name="hall", watts=7, draw=draw_to_status(member)))
+    active = [{"type": "Active", "status": "True"}]
+    read = member_from_status("ns/job", 0, {"powerBudget": written, "conditions": active})
+    assert read is not None
+    assert read.claim is not None
+    assert (read.follows_w, read.held_w) == (7.0, math.ceil(member.held_w))
+    assert (read.claim.least_w, read.claim.wanted_w) == (member.claim.least_w, member.claim.wanted_w)
+    assert len(read.claim.curve) <= MAX_SPEEDS
+    for share_w in (read.claim.least_w, (read.claim.least_w + read.claim.wanted_w) / 2, read.claim.wanted_w):
+        assert read.claim.throughput(share_w) == pytest.approx(member.claim.throughput(share_w), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("status", "known"),
+    [({}, True), ({"powerBudget": "x"}, True), ({"conditions": [{"type": "Active", "status": "False"}]}, False)],
+)
+def test_what_a_status_does_not_say_is_not_known(status: dict[str, Any], known: bool) -> None:
+    assert member_from_status("ns/job", 3, status) == (Member("ns/job", 3) if known else None)
 
 
 async def test_a_job_that_is_fenced_alone_stops_no_budget_and_keeps_its_share(site: Site) -> None:

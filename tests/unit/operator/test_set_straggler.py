@@ -22,7 +22,7 @@ class Runner:
     """The keeper of a job, as far as telling needs it."""
 
     def __init__(self, state: JobState, annotation: str = "") -> None:
-        self.ref, self.state = state.ref, state
+        self.ref, self.state, self.epoch = state.ref, state, EPOCH
         self.observed = ObservedJob("1", annotation)
         self.status: Mapping[str, Any] = {"measured": {"iterationTimeMicroseconds": 2_000_000}}
 
@@ -53,7 +53,9 @@ def runner(job: Any) -> Runner:
 
 
 def tell(request: StragglerRequest, api: Api) -> tuple[JobRef, str]:
-    return asyncio.run(set_straggler(request, [api.runner], api, EPOCH))
+    declared = asyncio.run(set_straggler(request, [api.runner], api))
+    assert declared.epoch == EPOCH
+    return declared.ref, declared.annotation
 
 
 def test_any_gpu_of_the_pipeline_names_the_job(runner: Runner) -> None:

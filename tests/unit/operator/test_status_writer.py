@@ -15,7 +15,6 @@ from perseus_operator.api.conditions import Reason
 from perseus_operator.controller.pace import Pace
 from perseus_operator.controller.status_writer import NEVER_S
 from perseus_operator.controller.versioned import Versioned, is_newer
-from perseus_operator.errors import KubeUnavailable
 from perseus_operator.planning.aim import Now
 from perseus_proto import keys
 
@@ -134,7 +133,7 @@ async def test_what_changes_during_a_write_is_reported_as_soon_as_it_has_ended()
 async def test_an_operator_that_finds_a_newer_writer_stops_writing() -> None:
     server = Watched()
     await server.settle()
-    server.newest_epoch = EPOCH + 1
+    server.lose_shard(EPOCH + 1)
     server.store(status={**server.status, "observedGeneration": 7})
     assert server.bring(len(server.versions) - 1)
     await server.settle()
@@ -148,12 +147,12 @@ async def test_an_operator_that_finds_a_newer_writer_stops_writing() -> None:
 async def test_an_operator_that_cannot_read_the_newest_epoch_waits_until_it_can() -> None:
     server = Watched()
     await server.settle()
-    server.newest_epoch = KubeUnavailable("503")
+    server.leases.answers = False
     theirs = {**server.status, "observedGeneration": 7}
     server.store(status=theirs)
     await server.settle()
     assert server.status == theirs
-    server.newest_epoch = EPOCH
+    server.leases.answers = True
     await server.settle()
     assert server.status["observedGeneration"] == 1
 

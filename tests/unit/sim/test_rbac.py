@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perseus_operator.planning.shards import SEATS, SHARDS, seat_lease, shard_lease
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 
@@ -22,4 +23,8 @@ def test_the_operator_writes_no_config_map_and_no_lease_but_its_own() -> None:
     assert role["metadata"]["namespace"] == "system"
     for rule in role["rules"]:
         assert rule["resources"] == ["leases"]
-        assert rule["verbs"] == ["create"] or rule["resourceNames"] == ["perseus-epoch"]
+        assert set(rule["verbs"]) <= {"create", "list"} or set(rule["resourceNames"]) == {
+            "perseus-epoch",
+            *(seat_lease(seat) for seat in range(SEATS)),
+            *(shard_lease(shard) for shard in range(SHARDS)),
+        }

@@ -1,0 +1,67 @@
+"""What a job draws, as its status says it to the replica of the operator that shares PowerBudgets.
+
+The replica that serves a job knows its plans; the one that shares a budget may be another. It reads of jobs that it
+does not serve what is written here, and of its own what it knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from perseus_operator.api.conditions import ConditionType
+from perseus_operator.api.schema import parse
+from perseus_operator.api.status import MAX_SPEEDS, DrawStatus, ShareStatus, SpeedStatus
+from perseus_operator.errors import InvalidSpec
+from perseus_operator.planning.power_allocation import Claim
+from perseus_operator.planning.power_budget import Member
+
+_MILLION: Final = 1_000_000
+
+
+def draw_to_status(member: Member) -> DrawStatus:
+    """Write down a member for the replica that shares the budget. Watts are rounded up: no plan draws more."""
+    claim = member.claim
+    return DrawStatus(
+        held_watts=math.ceil(member.held_w) if math.isfinite(member.held_w) else None,
+        unsteered_watts=None if member.drawn_w is None else math.ceil(member.drawn_w),
+        gpus=None if claim is None else claim.gpus,
+        speeds=None if claim is None else _speeds(claim),
+    )
+
+
+def member_from_status(job: str, priority: int, status: Mapping[str, Any]) -> Member | None:
+    """Read a member from the status of a job that another replica serves; None: it draws no power.
+
+    Args:
+        job: namespace/name.
+        priority: of the job.
+        status: of the PerseusJob; what cannot be read in it is not known.
+    """
+    conditions = {condition.get("type"): condition.get("status") for condition in status.get("conditions", ())}
+    if conditions.get(ConditionType.ACTIVE.value) == "False":
+        return None
+    try:
+        share = parse(ShareStatus, status["powerBudget"], "status.powerBudget")
+    except (KeyError, InvalidSpec):
+        return Member(job, priority)
+    draw = share.draw or DrawStatus()
+    held_w = math.inf if draw.held_watts is None else float(draw.held_watts)
+    claim = None
+    if draw.speeds:
+        curve = tuple((float(at.watts), at.speed_parts_per_million / _MILLION) for at in draw.speeds)
+        digest = (status.get("frontier") or {}).get("digest", "")
+        claim = Claim(job, priority, draw.gpus or 0, curve, digest)
+    follows_w = None if share.watts is None else float(share.watts)
+    drawn_w = None if draw.unsteered_watts is None else float(draw.unsteered_watts)
+    return Member(job, priority, claim, drawn_w, held_w, follows_w)
+
+
+def _speeds(claim: Claim) -> tuple[SpeedStatus, ...]:
+    """The plans on the hull, of which alone an allocation consists; of many some, first and last among them."""
+    hull = [watts for watts, _ in claim.hull()]
+    step = max(1.0, (len(hull) - 1) / (MAX_SPEEDS - 1))
+    kept = {hull[round(number * step)] for number in range(MAX_SPEEDS) if round(number * step) < len(hull)}
+    speeds = [(round(watts), math.floor(_MILLION * speed)) for watts, speed in claim.curve if watts in kept]
+    return tuple(SpeedStatus(watts=watts, speed_parts_per_million=speed) for watts, speed in speeds)
