@@ -134,6 +134,16 @@ class Settings(BaseSettings):
         "Names, separated by commas, one of which the caller's certificate must carry.",
     )
     rpc_ca: str = setting("", "Certificate authority (PEM) that signs callers' certificates. Empty: that of --tls-ca.")
+    peer_address: str = setting(
+        "",
+        "host:port at which other replicas ask this one about jobs that it serves. Needs TLS. Port 0: any free one."
+        " Empty: not served. Then the page shows jobs of other replicas without their frontiers, and set_straggler"
+        " answers for this replica's jobs alone.",
+    )
+    peer_host: str = setting(
+        "", "Name or address by which other replicas reach this one, such as the pod's. Empty: that of --peer-address."
+    )
+    peer_name: str = setting("perseus-operator", "Name that the certificate of every replica must carry.")
     trace_endpoint: str = setting(
         "",
         "http:// or https:// address of an OpenTelemetry collector (OTLP over gRPC) that gets a trace of each edit of a"
@@ -150,12 +160,14 @@ class Settings(BaseSettings):
         self.check_tls(insecure=self.insecure, cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca)
         if self.rpc_address and (self.insecure or not self.rpc_allowed_sans):
             raise InvalidSetting("--rpc-address: is served with TLS and to the names of --rpc-allowed-san alone")
+        if self.peer_address and self.insecure:
+            raise InvalidSetting("--peer-address: is served with TLS alone")
         if 3 * self.agent_timeout_s > self.lease_ttl_s:
             raise InvalidSetting("--agent-timeout-s: must be at most a third of --lease-ttl-s")
         self.check_not_empty("agent_namespace")
         if not re.fullmatch(r"[A-Za-z0-9.-]{0,200}", self.replica):
             raise InvalidSetting("--replica: must be at most 200 letters, digits, dots and dashes")
-        self.check_addresses(("metrics_address", "web_address", "webhook_address", "rpc_address"))
+        self.check_addresses(("metrics_address", "web_address", "webhook_address", "rpc_address", "peer_address"))
         if self.web_address and not on_loopback(self.web_address) and not (self.web_cert and self.web_key):
             raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")
         if self.trace_endpoint and not re.fullmatch(r"https?://[^/]+:[0-9]{1,5}", self.trace_endpoint):

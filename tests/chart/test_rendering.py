@@ -23,6 +23,7 @@ from perseus_sim.gpus.shim_gpu import STATE
 CHART = Path(__file__).resolve().parents[2] / "charts" / "perseus"
 RUNBOOKS = CHART.parents[1] / "docs" / "runbooks.md"
 OPERATOR, AGENT = ("Deployment", "perseus-operator"), ("DaemonSet", "perseus-agent")
+POLICY = ("NetworkPolicy", "perseus-operator")
 SIMULATOR = ("DaemonSet", "perseus-gpu-sim")
 Objects = dict[tuple[str, str], dict[str, Any]]
 Render = Callable[..., Objects]
@@ -185,7 +186,7 @@ def test_a_new_chart_with_the_same_programs_restarts_nothing(render: Render, tmp
         assert after[key]["spec"]["template"] == before[key]["spec"]["template"]
 
 
-def test_one_operator_at_a_time_and_probes_on_progress(render: Render) -> None:
+def test_an_upgrade_starts_an_operator_before_it_stops_one_and_probes_are_on_progress(render: Render) -> None:
     objects = render()
     spec = objects[OPERATOR]["spec"]
     assert spec["replicas"] == 1
@@ -195,6 +196,25 @@ def test_one_operator_at_a_time_and_probes_on_progress(render: Render) -> None:
         assert main["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
         assert main["readinessProbe"]["httpGet"]["path"] == "/readyz"
         assert main["startupProbe"]["periodSeconds"] == 1, "a rolling upgrade waits for it on every node"
+
+
+def test_replicas_find_each_other_and_one_alone_opens_no_port_for_it(render: Render) -> None:
+    alone, several = render(), render({"operator": {"replicas": 3, "peerPort": 9999}})
+    assert "peer" not in json.dumps(alone[OPERATOR]) + json.dumps(alone[POLICY])
+    assert "topologySpreadConstraints" not in pod(alone, OPERATOR)
+    assert several[OPERATOR]["spec"]["replicas"] == 3
+    main = container(several, OPERATOR)
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in main["env"]
+    settings = operator_settings(main["args"], {})
+    assert (settings.peer_address, settings.peer_host) == ("0.0.0.0:9999", "$(POD_IP)")
+    assert {"name": "peer", "containerPort": 9999} in main["ports"]
+    [spread] = pod(several, OPERATOR)["topologySpreadConstraints"]
+    labels = several[OPERATOR]["spec"]["template"]["metadata"]["labels"]
+    assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+    policy = several[POLICY]["spec"]
+    for rules, side, port in ((policy["ingress"], "from", "peer"), (policy["egress"], "to", 9999)):
+        [rule] = [rule for rule in rules if {"port": port, "protocol": "TCP"} in rule["ports"]]
+        assert [each["podSelector"]["matchLabels"] for each in rule[side]] == [spread["labelSelector"]["matchLabels"]]
 
 
 def test_images(render: Render) -> None:

@@ -38,6 +38,7 @@ class Operator:
     child: Child
     epoch: int
     metrics: str
+    web: str = ""
 
     @property
     def log(self) -> str:
@@ -53,6 +54,11 @@ class Operator:
         """Its metrics, or a probe's answer."""
         with urllib.request.urlopen(f"http://{self.metrics}{path}", timeout=30) as answer:
             return str(answer.read().decode())
+
+    def page(self, path: str) -> Any:
+        """A document of its page, where it serves one."""
+        with urllib.request.urlopen(f"http://{self.web}{path}", timeout=30) as answer:
+            return json.load(answer)
 
     def metric(self, name: str) -> float:
         """A series without labels, or the sum over its labels."""
@@ -133,7 +139,7 @@ class FleetCluster:
         )
         await asyncio.to_thread(child.wait_until, ready.exists, 180.0)
         told = json.loads(ready.read_text())
-        operator = Operator(child, told["epoch"], told["metrics"])
+        operator = Operator(child, told["epoch"], told["metrics"], told["web"])
         self.operators.append(operator)
         return operator
 

@@ -57,12 +57,12 @@ class LeaseConnection:
         self.server.counter = max(least, self.server.counter + 1)
         return self.server.counter
 
-    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0) -> LeaseRecord:
+    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, address: str = "") -> LeaseRecord:
         await self._reach()
         present = self.server.records.get(known.name)
         if (present.version if present else "") != known.version:
             raise KubeConflict(f"{known.name}: the object has been modified")
-        written = self.server.put(LeaseRecord(known.name, holder, epoch))
+        written = self.server.put(LeaseRecord(known.name, holder, epoch, address=address))
         if self._lose_answer():
             raise KubeUnavailable("the answer was lost")
         return written

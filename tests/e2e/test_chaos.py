@@ -360,9 +360,13 @@ def stop(operator: Operator) -> None:
 async def test_replicas_follow_each_other_and_no_gpu_leaves_its_plan(world: chaos.World) -> None:
     dice, cluster = world.dice, world.cluster
     await asyncio.to_thread(cluster.operators[0].kill)  # it serves alone, and under the host's name
-    replicas = Replicas(cluster, chaos.FLAGS)
+    replicas = Replicas(cluster, (*chaos.FLAGS, "--peer-address", "127.0.0.1:0", "--web-address", "127.0.0.1:0"))
     await replicas.start(3)
     await world.settle("with three replicas")
+    for operator in replicas.living.values():  # whichever a user reaches, it shows every job whole
+        for subject in world.subjects:
+            shown = await asyncio.to_thread(operator.page, f"/api/jobs/{cluster.namespace}/{subject.name}")
+            assert shown["frontier"]["digest"], subject.name
     before, lost = (
         [world.fleet.plans(subject.training) for subject in world.subjects if subject.training],
         replicas.leases_lost,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class Operator:
         return Declared(JobRef("team", "gpt3", "uid"), f"{request.id}:{request.delay_s:g}:{request.slowdown:g}", 7)
 
 
+def serving(operator: Operator) -> Any:
+    service = OperatorService(operator.tell, frozenset({ALLOWED}))
+    return partial(stubs.add_OperatorServicer_to_server, service)
+
+
 class Service:
     """A running service and its callers."""
 
@@ -80,7 +86,7 @@ class Service:
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
     authority, operator = Authority("test"), Operator()
     own = write(tmp_path, authority, "perseus-operator")
-    server = await RpcServer.start("127.0.0.1:0", own, OperatorService(operator.tell, frozenset({ALLOWED})))
+    server = await RpcServer.start("127.0.0.1:0", own, serving(operator))
     yield Service(tmp_path, authority, operator, server.address)
     await server.close()
 
@@ -152,7 +158,7 @@ async def test_a_renewed_certificate_is_taken_up(service: Service) -> None:
 
 async def test_an_address_that_is_taken_is_an_error(service: Service, tmp_path: Path) -> None:
     own = write(tmp_path, service.authority, "perseus-operator")
-    service_ = OperatorService(service.operator.tell, frozenset({ALLOWED}))
+    service_ = serving(service.operator)
     with pytest.raises(OSError, match=service.address.rpartition(":")[2]):
         await RpcServer.start(service.address, own, service_)
 

@@ -13,7 +13,7 @@ from tests.observability.conftest import JOB, NAMESPACE, PIPELINES, PLACE, STAGE
 from perseus_operator.controller.view import JobView
 from perseus_operator.objects import JobRef, User
 from perseus_operator.servers.web.access import Access
-from perseus_operator.servers.web.server import WebServer
+from perseus_operator.servers.web.server import Pages, WebServer
 from perseus_proto import keys
 
 
@@ -124,7 +124,7 @@ class OneUser:
 
 def test_a_page_with_a_login_asks_for_a_token_and_shows_the_jobs_of_its_user(browser: Browser) -> None:
     views = [JobView(JobRef(namespace, "gpt3", namespace), None, {}, None) for namespace in ("team-a", "team-b")]
-    server = WebServer("127.0.0.1:0", lambda: views, Access(OneUser()))
+    server = WebServer("127.0.0.1:0", Pages(lambda: views), Access(OneUser()))
     page = Browser(browser.driver, f"http://{server.address}")
     try:
         page.open()

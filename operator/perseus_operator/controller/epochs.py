@@ -37,7 +37,7 @@ class EpochStore(Protocol):
         """Read the Lease of a shard. Raises KubeError."""
         ...
 
-    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0) -> LeaseRecord:
+    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, address: str = "") -> LeaseRecord:
         """Write a Lease. Raises KubeConflict if it is no longer as it was read."""
         ...
 

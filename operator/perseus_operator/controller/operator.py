@@ -179,7 +179,9 @@ class Operator:
 
     async def views(self) -> list[JobView]:
         """Every job as the web page may show it; a coroutine, so that threads must ask on the event loop."""
-        return [runner.view() for runner in self._runners.values()]
+        own = [runner.view() for runner in self._runners.values()]
+        others = [body for uid, body in self._bodies.items() if uid not in self._runners]
+        return own + [JobView(_ref(body), None, body.get("status") or {}, None, elsewhere=True) for body in others]
 
     async def declare_straggler(self, request: StragglerRequest) -> Declared:
         """Declare a straggler. Raises like ``set_straggler``."""

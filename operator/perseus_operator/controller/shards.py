@@ -44,6 +44,8 @@ class Replica:
     """By which it signs Leases."""
     epoch: int
     """Drawn at its start."""
+    address: str = ""
+    """host:port at which it answers other replicas; empty: nowhere."""
 
 
 class Shards:
@@ -69,6 +71,7 @@ class Shards:
         """
         self._store = replica.leases
         self._identity = replica.identity
+        self._address = replica.address
         self._epoch = replica.epoch
         """Under which shards are taken next."""
         self._epochs = epochs
@@ -84,6 +87,11 @@ class Shards:
     def leads(self) -> bool:
         """Whether this replica shares budgets and makes the jobs of classes."""
         return LEADING_SHARD in self._held
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Addresses of the other replicas that live."""
+        return self._membership.others
 
     def holds(self, job_uid: str) -> bool:
         """Whether this replica serves a job."""
@@ -125,7 +133,7 @@ class Shards:
             return
         name = seat_lease(decided.seat)
         try:
-            await self._store.write(leases.get(name, LeaseRecord(name)), self._identity)
+            await self._store.write(leases.get(name, LeaseRecord(name)), self._identity, address=self._address)
         except KubeConflict:
             return  # the next beat finds another
         await self._free(leases, decided.free)

@@ -21,3 +21,5 @@ class JobView:
     status: Mapping[str, Any]
     """As ``kubectl get perseusjob -o yaml`` shows it."""
     solved: SolvedFrontier | None
+    elsewhere: bool = False
+    """Another replica serves it, which knows spec and frontier."""

@@ -43,6 +43,8 @@ class LeaseRecord:
     """``spec.leaseTransitions``: of a shard, under which its holder commands."""
     renewed: str = ""
     """``spec.renewTime``, which is only compared with itself: no two clocks need to agree."""
+    address: str = ""
+    """Of a seat: host:port at which its replica answers the others."""
     version: str = ""
 
 
@@ -94,6 +96,8 @@ class Membership:
         self._read_s = -math.inf
         self._seats: dict[int, tuple[LeaseRecord, float]] = {}
         """Each seat that is taken, and since when it has been as it is."""
+        self.others: tuple[str, ...] = ()
+        """Addresses of the other replicas that live, as far as they have one."""
 
     def read(self, leases: Mapping[str, LeaseRecord], now_s: float) -> Round:
         """Take in all Leases as they are now, and decide.
@@ -104,6 +108,8 @@ class Membership:
         """
         self._observe(leases, now_s)
         alive = self._alive(now_s)
+        seated = (record for record, _ in self._seats.values() if record.holder in alive)
+        self.others = tuple(record.address for record in seated if record.address)
         seat = self._seat(leases, alive)
         own = next((index for index, (record, _) in self._seats.items() if record.holder == self.identity), None)
         if own is not None:

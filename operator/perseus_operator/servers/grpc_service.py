@@ -7,13 +7,15 @@ out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 
 from perseus_operator.clients.agents import Credentials
+from perseus_operator.clients.peers import ERROR_METADATA
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.errors import (
     InvalidSpec,
@@ -42,7 +44,6 @@ STATUS: Final[dict[type[OperatorError], grpc.StatusCode]] = {
     KubeError: grpc.StatusCode.UNAVAILABLE,
 }
 """The first row that fits counts. ABORTED and UNAVAILABLE: nothing was changed, try again."""
-_ERROR_METADATA: Final = "perseus-error"
 _SAN: Final = "x509_subject_alternative_name"
 _MAX_BYTES: Final = 64 << 10
 _OPTIONS: Final = (
@@ -52,36 +53,58 @@ _OPTIONS: Final = (
 )
 
 DeclareStraggler = Callable[[StragglerRequest], Awaitable[Declared]]
+AskOthers = Callable[[messages.SetStragglerRequest], Awaitable[messages.SetStragglerResponse]]
+"""Has the replica that serves the job carry out a request. Raises OperatorError; UnknownJob: none does."""
 
 
 class OperatorService(stubs.OperatorServicer):
     """``perseus.v1alpha1.Operator``."""
 
-    def __init__(self, declare: DeclareStraggler, allowed_sans: frozenset[str]) -> None:
+    def __init__(
+        self, declare: DeclareStraggler, allowed_sans: frozenset[str], ask_others: AskOthers | None = None
+    ) -> None:
+        """Serve callers of these names; ``ask_others`` None: there are no other replicas that could serve a job."""
         self._declare = declare
         self._allowed_sans = allowed_sans
+        self._ask_others = ask_others
 
     async def SetStraggler(  # noqa: N802  # the wire's name
         self, request: messages.SetStragglerRequest, context: Any
     ) -> messages.SetStragglerResponse:
         """Declare a straggler; see operator.proto."""
-        try:
-            self._authorise(context)
-            declared = await self._declare(_parse(request))
-        except OperatorError as error:
-            code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-            await context.abort(code, str(error), trailing_metadata=((_ERROR_METADATA, type(error).__name__),))
-            raise
-        ref, annotation = declared.ref, declared.annotation
-        logger.info("%s: %s declared stragglers: %s", ref, context.peer(), annotation or "none")
-        return messages.SetStragglerResponse(
-            namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=declared.epoch
-        )
+        async with answering(context):
+            authorise(context, self._allowed_sans)
+            wanted = _parse(request)
+            try:
+                declared = await self._declare(wanted)
+            except UnknownJob:
+                if self._ask_others is None:
+                    raise
+                return await self._ask_others(request)
+            ref, annotation = declared.ref, declared.annotation
+            logger.info("%s: %s declared stragglers: %s", ref, context.peer(), annotation or "none")
+            return messages.SetStragglerResponse(
+                namespace=ref.namespace, job=ref.name, annotation=annotation, epoch=declared.epoch
+            )
+        raise AssertionError("the call was aborted")
 
-    def _authorise(self, context: Any) -> None:
-        names = {name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())}
-        if not names & self._allowed_sans:
-            raise NotAllowed(f"certificate: none of its names {sorted(names)} is in --rpc-allowed-san")
+
+@asynccontextmanager
+async def answering(context: Any) -> AsyncIterator[None]:
+    """End a call with the status code of the error that is raised inside, and the error's name in the metadata."""
+    try:
+        yield
+    except OperatorError as error:
+        code = next((code for kind, code in STATUS.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+        await context.abort(code, str(error), trailing_metadata=((ERROR_METADATA, type(error).__name__),))
+        raise
+
+
+def authorise(context: Any, allowed_sans: frozenset[str]) -> None:
+    """Refuse a caller whose certificate carries none of these names. Raises NotAllowed."""
+    names = {name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())}
+    if not names & allowed_sans:
+        raise NotAllowed(f"certificate: none of its names {sorted(names)} is allowed here: {sorted(allowed_sans)}")
 
 
 def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
@@ -106,15 +129,15 @@ class RpcServer:
         """host:port that is bound."""
 
     @classmethod
-    async def start(cls, address: str, files: Credentials, service: OperatorService) -> RpcServer:
-        """Serve on ``host:port`` (port 0: any free one).
+    async def start(cls, address: str, files: Credentials, add: Callable[[grpc.aio.Server], None]) -> RpcServer:
+        """Serve what ``add`` adds on ``host:port`` (port 0: any free one).
 
         Raises:
             OSError: the address cannot be bound, or a certificate cannot be read.
         """
         credentials = server_credentials(key=files.key, cert=files.cert, ca=files.ca)
         server = grpc.aio.server(options=_OPTIONS)
-        stubs.add_OperatorServicer_to_server(service, server)
+        add(server)
         try:
             port = server.add_secure_port(address, credentials)
         except RuntimeError as error:

@@ -16,7 +16,7 @@ from perseus_operator.controller.view import JobView
 from perseus_operator.objects import JobRef
 from perseus_operator.servers.web import responses
 from perseus_operator.servers.web.responses import MAX_DRAWN, NotThere, job_document, overview, plan_document
-from perseus_operator.servers.web.server import WebServer
+from perseus_operator.servers.web.server import Pages, WebServer
 from perseus_operator.solving.frontier import SolvedFrontier, open_frontier
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
@@ -104,7 +104,7 @@ class Page:
     def __init__(self, views: Sequence[JobView]) -> None:
         self.views = list(views)
         self.busy = False
-        self.server = WebServer("127.0.0.1:0", self._views)
+        self.server = WebServer("127.0.0.1:0", Pages(self._views))
 
     def _views(self) -> Sequence[JobView]:
         if self.busy:

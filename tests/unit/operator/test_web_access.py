@@ -15,7 +15,7 @@ from perseus_operator.errors import KubeForbidden
 from perseus_operator.objects import JobRef, User
 from perseus_operator.servers.web import access
 from perseus_operator.servers.web.access import MAX_TOKEN, REMEMBERED_S, Access
-from perseus_operator.servers.web.server import WebServer
+from perseus_operator.servers.web.server import Pages, WebServer
 
 JOBS = {("team-a", "one"), ("team-a", "two"), ("team-b", "one"), ("team-c", "three")}
 ANN, BOB, ADMIN = User("ann"), User("bob", groups=("b",)), User("admin")
@@ -52,7 +52,7 @@ class Page:
         self.api = ApiServer()
         self.now_s = 0.0
         views = [JobView(JobRef(namespace, name, f"{namespace}-{name}"), None, {}, None) for namespace, name in JOBS]
-        self.server = WebServer("127.0.0.1:0", lambda: views, Access(self.api, lambda: self.now_s))
+        self.server = WebServer("127.0.0.1:0", Pages(lambda: views), Access(self.api, lambda: self.now_s))
 
     def ask(self, path: str, authorization: str | None = None) -> tuple[int, http.client.HTTPMessage, bytes]:
         connection = http.client.HTTPConnection(self.server.address, timeout=60)
@@ -163,4 +163,4 @@ def test_an_api_server_that_does_not_answer_opens_nothing(page: Page, caplog: py
 
 def test_nothing_is_served_without_a_login_where_others_reach_it() -> None:
     with pytest.raises(ValueError, match="needs a login"):
-        WebServer("0.0.0.0:0", list)
+        WebServer("0.0.0.0:0", Pages(list))

@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any, Final
 
 from perseus_operator.controller.view import JobView
-from perseus_operator.errors import KubeError
+from perseus_operator.errors import KubeError, UnknownJob
 from perseus_operator.servers.web.access import Access, NotKnown
 from perseus_operator.servers.web.responses import NotThere, job_document, overview, plan_document
 from perseus_proto.addresses import on_loopback
@@ -44,13 +44,15 @@ _FILES: Final = {
 }
 _LOCAL: Final = {"localhost", "127.0.0.1", "[::1]"}
 _NAME: Final = r"([a-z0-9][-a-z0-9.]{0,252})"
-_JOB: Final = re.compile(rf"/api/jobs/{_NAME}/{_NAME}")
-_PLAN: Final = re.compile(rf"/api/jobs/{_NAME}/{_NAME}/plans/([0-9]{{1,6}})")
+_JOB: Final = re.compile(rf"/api/jobs/{_NAME}/{_NAME}(?:/plans/([0-9]{{1,6}}))?")
+_JSON: Final = "application/json"
 _STATUS: Final = {NotThere: HTTPStatus.NOT_FOUND, NotKnown: HTTPStatus.UNAUTHORIZED}
 _AT_ONCE: Final = 4
 _PATIENCE_S: Final = 5.0
 
 Answer = tuple[HTTPStatus, str, bytes]
+ReadElsewhere = Callable[[str], tuple[int, bytes]]
+"""Status and JSON of a path, from another replica. Raises OperatorError, or TimeoutError."""
 MaySee = Callable[[str], bool]
 """Whether the viewer may see the jobs of a namespace; of "": of every namespace."""
 
@@ -65,7 +67,7 @@ class WebServer(HttpServer):
     def __init__(
         self,
         address: str,
-        views: Callable[[], Sequence[JobView]],
+        pages: Pages,
         access: Access | None = None,
         certificate: Certificate | None = None,
     ) -> None:
@@ -73,7 +75,7 @@ class WebServer(HttpServer):
 
         Args:
             address: ``host:port``; port 0: any free one.
-            views: the jobs as they are now; called in the server's threads.
+            pages: what is shown.
             access: who may see what; None: everyone who reaches the address may see everything.
             certificate: shown to browsers; None: HTTP without TLS.
 
@@ -84,7 +86,6 @@ class WebServer(HttpServer):
         if access is None and not on_loopback(address):
             raise ValueError(f"{address} is not loopback: the page needs a login there")
         local = on_loopback(address)
-        pages = _Pages(views)
         turns = threading.BoundedSemaphore(_AT_ONCE)
 
         class Handler(BaseHTTPRequestHandler):
@@ -113,7 +114,7 @@ class WebServer(HttpServer):
                     return pages.file(path) or self._document(path)
                 except (NotThere, NotKnown) as error:
                     return _refusal(_STATUS[type(error)], str(error))
-                except (TimeoutError, KubeError) as error:
+                except (TimeoutError, KubeError, UnknownJob) as error:  # the last: the job is changing its replica
                     logger.warning("%s could not be answered: %r", path, error)
                     return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the operator is busy; try again")
                 except Exception:  # a page that cannot be drawn must not end the thread without an answer
@@ -136,11 +137,18 @@ class WebServer(HttpServer):
         super().__init__(address, Handler, "web", certificate)
 
 
-class _Pages:
+class Pages:
     """Finds the answer to a path."""
 
-    def __init__(self, views: Callable[[], Sequence[JobView]]) -> None:
+    def __init__(self, views: Callable[[], Sequence[JobView]], elsewhere: ReadElsewhere | None = None) -> None:
+        """Show jobs.
+
+        Args:
+            views: the jobs as they are now; called in the threads that ask.
+            elsewhere: reads a document of a job that another replica serves; None: no other one can be asked.
+        """
         self._views = views
+        self._elsewhere = elsewhere
         static = resources.files("perseus_operator.servers.web") / "static"
         self._files = {path: (kind, (static / name).read_bytes()) for path, (name, kind) in _FILES.items()}
 
@@ -152,12 +160,30 @@ class _Pages:
         """Return what a path says to a viewer; raises NotThere."""
         if path == "/api/jobs":
             return _json(HTTPStatus.OK, overview(self._seen(may_see)))
-        job, plan = _JOB.fullmatch(path), _PLAN.fullmatch(path)
-        if job:
-            return _json(HTTPStatus.OK, job_document(self._job(job[1], job[2], may_see)))
-        if plan:
-            return _json(HTTPStatus.OK, plan_document(self._job(plan[1], plan[2], may_see), int(plan[3])))
-        raise NotThere("no such page; metrics are served on a port of their own, see --metrics-address")
+        found = _JOB.fullmatch(path)
+        if not found:
+            raise NotThere("no such page; metrics are served on a port of their own, see --metrics-address")
+        view = self._job(found[1], found[2], may_see)
+        if view.elsewhere and self._elsewhere is not None:
+            status, document = self._elsewhere(path)
+            return HTTPStatus(status), _JSON, document
+        return _json(HTTPStatus.OK, plan_document(view, int(found[3])) if found[3] else job_document(view))
+
+    def own_document(self, path: str) -> tuple[int, bytes]:
+        """Answer another replica: status and JSON of a job that this one serves.
+
+        Raises:
+            UnknownJob: it does not.
+        """
+        found = _JOB.fullmatch(path)
+        served = {(view.ref.namespace, view.ref.name) for view in self._views() if not view.elsewhere}
+        if not found or (found[1], found[2]) not in served:
+            raise UnknownJob(f"path: this replica serves no job {path[:600]!r}")
+        try:
+            status, _, document = self.document(path, _everything)
+        except NotThere as error:
+            status, _, document = _refusal(HTTPStatus.NOT_FOUND, str(error))
+        return status, document
 
     def _seen(self, may_see: MaySee) -> list[JobView]:
         views = self._views()
@@ -180,4 +206,4 @@ def _refusal(status: HTTPStatus, reason: str) -> Answer:
 
 
 def _json(status: HTTPStatus, document: dict[str, Any]) -> Answer:
-    return status, "application/json", json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    return status, _JSON, json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
