@@ -142,7 +142,6 @@ def test_from_install_to_uninstall(
     on_server("uninstall", "perseus")
     expected = {
         *(("CustomResourceDefinition", "", name) for name in CRDS),
-        ("Lease", NAMESPACE, "perseus-epoch"),  # written by the operator: agents would refuse a lower epoch later
     }
     until("nothing else is left", lambda: everything(api, tmp_path) - before <= expected)
     assert before <= everything(api, tmp_path)
@@ -266,7 +265,7 @@ def test_the_webhook_is_installed_renewed_and_removed(
 
     on_server("uninstall", "perseus")
     gone = {*(("CustomResourceDefinition", "", name) for name in CRDS), ("Namespace", "", team)}
-    gone |= {("Lease", NAMESPACE, "perseus-epoch"), ("EnergyClass", "", "default")}  # it goes with its definition
+    gone |= {("EnergyClass", "", "default")}  # it goes with its definition
     until("nothing else is left", lambda: everything(api, tmp_path) - before <= gone)
     delete_definitions(api)
 

@@ -92,6 +92,17 @@ def cut_off(node: Machine, address: str) -> End:
     return filter_pods(node, f"{ip} saddr {address} drop", f"{ip} daddr {address} drop")
 
 
+def cut_off_from_all(node: Machine, address: str) -> End:
+    """Drop all packets of one pod of this node, those to the API server and to the node itself as well."""
+    ip, chains = _ip(address), ("forward", "input", "output")
+    node.run("nft", f"add table inet {_TABLE}")
+    for hook in chains:
+        node.run("nft", f"add chain inet {_TABLE} {hook} {{ type filter hook {hook} priority -50; }}")
+        for side in ("saddr", "daddr"):
+            node.run("nft", f"add rule inet {_TABLE} {hook} {ip} {side} {address} drop")
+    return lambda: end_filter(node)
+
+
 def lose(node: Machine, percent: int) -> End:
     """Drop a share of the packets to and from a node's pods."""
     return filter_pods(node, f"numgen random mod 100 < {percent} drop")

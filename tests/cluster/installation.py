@@ -307,6 +307,8 @@ class Installation:
         self._helm = helm
         self.jobs = [Job(f"train-{node.name}", node, api, cluster.kubectl) for node in cluster.nodes]
         self.plans = Plans(self.allowed_mhz)
+        self.replicas = 1
+        """Of the operator."""
 
     # Install and uninstall
 
@@ -326,6 +328,13 @@ class Installation:
         for job in self.jobs:
             self.eventually("the GPUs are there", job.open_gpus)
         self.wait_for_plans()
+
+    def scale(self, replicas: int) -> None:
+        """Upgrade to another number of replicas of the operator, and wait until they are ready."""
+        self.replicas = replicas
+        flags = ("--reuse-values", "--set", f"operator.replicas={replicas}")
+        self._helm("upgrade", "perseus", str(CHART), "--namespace", SYSTEM, *flags)
+        self.eventually(f"{replicas} operators are ready", self.system_ready, PATIENCE_S)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Installation]:
@@ -393,7 +402,7 @@ class Installation:
             for pod in pods
             if pod.metadata.deletion_timestamp is None and pod.status.phase == "Running"
         ]
-        return len(ready) == 2 * len(self.cluster.nodes) + 1 and all(ready)
+        return len(ready) == 2 * len(self.cluster.nodes) + self.replicas and all(ready)
 
     def all_parts_run(self) -> bool:
         """Return whether every part of the cluster runs."""
@@ -442,6 +451,12 @@ class Installation:
         found = [pod for pod in running if node is None or pod.spec.node_name == node.name]
         assert found, f"no {component} on {node.name if node else 'any node'}"
         return found[0]
+
+    def operators(self) -> list[Any]:
+        """Return the pods of all replicas of the operator."""
+        selector = "app.kubernetes.io/component=perseus-operator"
+        pods = self.core.list_namespaced_pod(SYSTEM, label_selector=selector).items
+        return [pod for pod in pods if pod.metadata.deletion_timestamp is None]
 
     def pods_by_role(self) -> dict[str, Any]:
         """Return the current pods by role. With them, processes can be found while the API server is down."""

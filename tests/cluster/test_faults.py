@@ -46,7 +46,7 @@ from installation import (
     Watch,
     find,
 )
-from kubernetes import client
+from replicas import Replicas
 
 from local_cluster.machine import running
 from perseus_proto import keys
@@ -62,6 +62,7 @@ AT_ONCE = 6
 KILLS = int(os.environ.get("PERSEUS_KILLS", "8"))
 RESTORED_S = 1.0
 """In this time every GPU of a node is at default clocks after its agent or keeper was killed."""
+REPLICA_FAULTS = int(os.environ.get("PERSEUS_REPLICA_FAULTS", "8"))
 Figures = dict[str, float]
 SLACK_S = 60.0
 """How much longer than its limit something may take on a busy machine."""
@@ -159,30 +160,30 @@ def test_an_agent_that_hangs_loses_its_gpus(installation: Installation, watch: W
     figures["faults survived"] += 1
 
 
-def test_two_operators_at_once(installation: Installation, watch: Watch, figures: Figures) -> None:
-    apps, older = client.AppsV1Api(installation.api), installation.pod("operator")
-    apps.patch_namespaced_deployment("perseus-operator", SYSTEM, {"spec": {"replicas": 2}})
-    selector = "app.kubernetes.io/component=perseus-operator"
-
-    def pods() -> list[Any]:
-        return list(installation.core.list_namespaced_pod(SYSTEM, label_selector=selector).items)
-
-    def both_ready() -> bool:
-        found = [pod.status.container_statuses or [] for pod in pods()]  # a new pod has none yet
-        return len(found) == 2 and all(statuses and all(each.ready for each in statuses) for statuses in found)
-
-    installation.eventually("two operators are ready", both_ready, PATIENCE_S)
-    installation.trains_on()
-    # The older one is deleted. Agents accept the newer one, because its epoch is higher.
-    installation.core.patch_namespaced_pod(
-        older.metadata.name,
-        SYSTEM,
-        {"metadata": {"annotations": {"controller.kubernetes.io/pod-deletion-cost": "-100"}}},
-    )
-    apps.patch_namespaced_deployment("perseus-operator", SYSTEM, {"spec": {"replicas": 1}})
-    installation.eventually("one operator is left", lambda: len(pods()) == 1, PATIENCE_S)
-    assert pods()[0].metadata.uid != older.metadata.uid
-    figures["faults survived"] += 1
+def test_replicas_of_the_operator_follow_each_other(installation: Installation, watch: Watch, figures: Figures) -> None:
+    """One becomes three and three become one, and meanwhile replicas are killed, cut off, deleted and frozen: no GPU
+    leaves its plan at any time.
+    """
+    seed = os.environ.get("PERSEUS_SEED", str(random.randrange(10**6)))
+    dice, replicas, begun = random.Random(seed), Replicas(installation), time.monotonic()
+    print(f"\nPERSEUS_SEED={seed}")
+    try:
+        installation.scale(3)
+        installation.eventually("each holds its part", replicas.even, PATIENCE_S)
+        for number in range(REPLICA_FAULTS):
+            struck = time.monotonic()
+            what, pod, end = replicas.fault(number, dice)
+            taken_s = replicas.taken_after(pod, struck)
+            print(f"{what}: its shards are held by others after {taken_s:.1f} s", flush=True)
+            record_worst(figures, "longest until others hold a replica's shards, s", taken_s)
+            stays_in_force(installation, struck, 3)
+            end()
+            installation.eventually("each holds its part again", replicas.even, PATIENCE_S)
+            figures["faults survived"] += 1
+    finally:
+        installation.scale(1)
+    installation.eventually("one holds everything", replicas.even, PATIENCE_S)
+    stays_in_force(installation, begun, 3)
 
 
 def test_a_node_that_is_cut_off_frees_its_gpus_when_the_lease_ends(

@@ -22,6 +22,7 @@ from journey import A100, AGENTS, PHYSICS, TRAINING, Journey, Training
 from tests.dashboards import queries
 from tests.rights import OCCASIONAL, lacking
 
+from perseus_operator.planning.shards import SEATS, SHARDS, seat_lease, shard_lease
 from perseus_proto import keys
 from perseus_sim.cluster import rbac
 from perseus_sim.profiles import profile_csv
@@ -52,6 +53,7 @@ MAY_BE_EMPTY = {"perseus-job, timeseries Error of predicted times: B"}
 """This panel needs a calibration, which takes 40 iterations: on a fast machine the journey ends before."""
 COMPARED = 6
 """Iterations whose median is compared."""
+LEASES = {"perseus-epoch", *map(seat_lease, range(SEATS)), *map(shard_lease, range(SHARDS))}
 CRDS = {f"{plural}.{keys.API_GROUP}" for plural in keys.PLURALS}
 
 
@@ -345,19 +347,19 @@ def test_it_used_exactly_its_rights(journey: Journey) -> None:
     assert accounts == [{operator}, set()], "agents and GPU simulators do not use the API server"
 
 
-def test_after_uninstall_only_definitions_and_the_epoch_are_left(journey: Journey) -> None:
+def test_after_uninstall_only_definitions_and_leases_are_left(journey: Journey) -> None:
     journey.helm("uninstall", "perseus", "--namespace", SYSTEM, "--wait")
-    expected = {f"customresourcedefinition/{name}" for name in CRDS} | {"lease/perseus-epoch"}
+    expected = {f"customresourcedefinition/{name}" for name in CRDS} | {f"lease/{name}" for name in LEASES}
 
     def gone() -> bool:
-        assert journey.left() == expected
+        assert {f"customresourcedefinition/{name}" for name in CRDS} <= journey.left() <= expected
         return True
 
     journey.eventually("all other objects are gone with the last pod", gone, PATIENCE_S)
     for node in journey.cluster.nodes:
         assert "perseus" not in node.run("ls", "/var/lib/kubelet/device-plugins").stdout
     assert not journey.locked()
-    journey.say("only the definitions are left, and the epoch that the next operator increments")
+    journey.say("only the definitions are left, and the Leases from which the next operator goes on")
 
 
 def all_are_scraped(journey: Journey, prometheus: monitoring.Prometheus) -> None:

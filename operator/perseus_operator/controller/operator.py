@@ -146,11 +146,13 @@ class Operator:
             self._end(runner.release())
 
     def _shards_gained(self, shards: frozenset[int]) -> None:
+        self._services.metrics.shards.inc(len(shards))
         for uid, body in list(self._bodies.items()):
             if shard_of(uid) in shards:
                 self.observe_job(body)
 
     def _shards_lost(self, shards: frozenset[int]) -> None:
+        self._services.metrics.shards.dec(len(shards))
         for uid in [uid for uid in self._runners if shard_of(uid) in shards]:
             self._end(self._runners.pop(uid).transfer())
 

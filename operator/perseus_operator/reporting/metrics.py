@@ -123,6 +123,9 @@ class Metrics:
             Gauge, "perseus_operator_build_info", "Always 1; the label is the operator's version.", ("version",)
         )
         build.labels(version("perseus-k8s")).set(1)
+        self.shards: Gauge = self._new(
+            Gauge, "perseus_operator_shards", "Shards of the jobs that this replica serves; all replicas together: 32."
+        )
         self.reconcile_seconds: Histogram = self._new(
             Histogram,
             "perseus_operator_reconcile_seconds",
