@@ -1,8 +1,8 @@
 """What telemetry costs one operator, and how that grows: many small jobs over real gRPC, and one job of many nodes.
 
-``fleet_cpu_*``: light agents (``tests.doubles.fleet``) over mutual TLS, each with a pipeline of eight stages on eight
-GPUs, two nodes to a job; the operator is a process with the embedded API server. Its CPU time in a steady minute is
-that of reports, renewals, reconciliations and status writes together.
+``fleet_cpu_*``: light agents (``tests.doubles.fleet``) over mutual TLS, each with eight GPUs; the operator is a process
+with the embedded API server. Its CPU time in a steady minute is that of reports, renewals, reconciliations and status
+writes together.
 
 ``fleet_failover_*``: three replicas of the operator over such agents; one is killed again and again, and another one is
 started. Measured is the time from each kill until every lease of the jobs that the victim served is another's.
@@ -39,8 +39,15 @@ from perseus_sim.processes import Processes
 Result = dict[str, Any]
 RANKS = 8
 """On each node."""
-OVER_GRPC = ((100, 2.0), (400, 2.0), (400, 10.0))
-"""Nodes, and seconds of an iteration. The agents take more of the machine than the operator does."""
+OVER_GRPC = {
+    "100nodes_2s": scale.Size(agents=100, jobs=50, iteration_s=2.0),
+    "400nodes_2s": scale.Size(agents=400, jobs=200, iteration_s=2.0),
+    "400nodes_10s": scale.Size(agents=400, jobs=200, iteration_s=10.0),
+    "2500nodes_2s": scale.Size(agents=2496, jobs=156, tensor_parallel=8, iteration_s=2.0),
+}
+"""The agents take more of the machine than the operator does. In the last one each node has one stage, whose eight
+tensor-parallel ranks are reported together; in the others a whole pipeline of eight stages, of which each is reported.
+"""
 NODES = (64, 256, 1024, 4096)
 """Of the one job."""
 STAGES, INSTRUCTIONS = 16, 64
@@ -48,9 +55,9 @@ KILLS, FAILOVER_JOBS = 50, 24
 """How often a replica is killed, and how many jobs there are then, on two nodes each."""
 
 
-async def steady(server: Server, folder: Path, nodes: int, iteration_s: float) -> Result:
+async def steady(server: Server, folder: Path, name: str, size: scale.Size) -> Result:
     """Return what the operator uses in a steady minute."""
-    size = scale.Size(agents=nodes, jobs=nodes // 2, iteration_s=iteration_s)
+    iteration_s = size.iteration_s
     tls = folder / "tls"
     write_pairs(tls, Authority("perseus-bench"), ("perseus-agent", "perseus-operator"))
     kubeconfig = await asyncio.to_thread(scale.login, server, folder)
@@ -70,16 +77,13 @@ async def steady(server: Server, folder: Path, nodes: int, iteration_s: float) -
             bench = scale.Bench(cluster, server, size)
             await bench.prepare()
             operator = await cluster.start_operator()
-            await cluster.all(cluster.apply(name, scale.SPEC) for name in bench.training)
+            await cluster.all(cluster.apply(job, bench.spec) for job in bench.training)
             await bench.until("every job is Ready", lambda: bench.settled(operator))
             await asyncio.sleep(2 * iteration_s)
             begun_s, cpu_s, before = time.monotonic(), scale.cpu(operator), _reports(bench)
             await asyncio.sleep(size.steady_s)
             lasted_s, cpu_s, reports = time.monotonic() - begun_s, scale.cpu(operator) - cpu_s, _reports(bench) - before
-            scale.say(
-                f"{nodes} nodes, {iteration_s:g} s: {reports / lasted_s:.0f} reports/s, {cpu_s / lasted_s:.1%} CPU"
-            )
-            name = f"{nodes}nodes_{iteration_s:g}s"
+            scale.say(f"{name}: {reports / lasted_s:.0f} reports/s, {cpu_s / lasted_s:.1%} CPU")
             return {
                 f"fleet_cpu_percent_{name}": {"value": 100 * cpu_s / lasted_s, "unit": "% core"},
                 f"fleet_cpu_us_per_report_{name}": {"value": 1e6 * cpu_s / reports, "unit": "us"},
@@ -88,17 +92,20 @@ async def steady(server: Server, folder: Path, nodes: int, iteration_s: float) -
 
 
 def _reports(bench: scale.Bench) -> int:
-    return sum(job.iteration * len(ranks) for job in bench.training.values() for ranks in job.ranks.values())
+    """As they come over the wire: one for the tensor-parallel ranks of a stage."""
+    nodes = (ranks for job in bench.training.values() for ranks in job.ranks.values())
+    iterations = [job.iteration for job in bench.training.values() for _ in job.ranks]
+    return sum(i * len({(rank.dp, rank.stage) for rank in ranks}) for i, ranks in zip(iterations, nodes, strict=True))
 
 
 def over_grpc() -> Result:
     """Return the figures of every size, each with an operator and an API server of its own."""
     figures: Result = {}
-    for nodes, iteration_s in OVER_GRPC:
-        with tempfile.TemporaryDirectory(prefix="perseus-bench-") as name:
-            folder = Path(name)
+    for name, size in OVER_GRPC.items():
+        with tempfile.TemporaryDirectory(prefix="perseus-bench-") as temporary:
+            folder = Path(temporary)
             with embedded_server(folder / "api") as server:
-                figures |= asyncio.run(steady(server, folder, nodes, iteration_s))
+                figures |= asyncio.run(steady(server, folder, name, size))
     return figures
 
 

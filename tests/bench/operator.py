@@ -57,6 +57,8 @@ class Size:
 
     agents: int = 1000
     jobs: int = 500
+    tensor_parallel: int = 1
+    """GPUs of a node that share a stage; with 1 a node has a whole pipeline."""
     iteration_s: float = 10.0
     steady_s: float = 60.0
     edits_per_s: float = 10.0
@@ -108,7 +110,7 @@ class Bench:
         await self.prepare()
         operator = await self.cluster.start_operator()
         audit, begun_s = self.audit_size(), time.monotonic()
-        await self.cluster.all(self.cluster.apply(name, SPEC) for name in self.training)
+        await self.cluster.all(self.cluster.apply(name, self.spec) for name in self.training)
         await self.until("every job is Ready", lambda: self.settled(operator))
         figures.settle_s = time.monotonic() - begun_s
         figures.settle_requests = self.count(audit)
@@ -143,13 +145,22 @@ class Bench:
         """Make nodes, pods and training processes, but no PerseusJob."""
         size, cluster = self.size, self.cluster
         nodes, executed = await cluster.add_nodes(size.agents), work()
-        share = SPEC["pipeline"]["dataParallel"]
-        assert size.agents == share * size.jobs, "a node for each pipeline"
+        share, remainder = divmod(size.agents, size.jobs)
+        pipelines = SPEC["pipeline"]["dataParallel"]
+        assert (share, remainder) == (pipelines * (STAGES if size.tensor_parallel > 1 else 1), 0), "no node is left"
         await cluster.profile(PROFILE)
         jobs = await cluster.all(
-            cluster.start_training(f"job-{j}", nodes[j * share : (j + 1) * share], executed) for j in range(size.jobs)
+            cluster.start_training(
+                f"job-{j}", nodes[j * share : (j + 1) * share], executed, tensor_parallel=size.tensor_parallel
+            )
+            for j in range(size.jobs)
         )
         self.training = {job.name: job for job in jobs}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Of every PerseusJob."""
+        return {**SPEC, "pipeline": {**SPEC["pipeline"], "tensorParallel": self.size.tensor_parallel}}
 
     async def settled(self, operator: Operator) -> bool:
         """Return whether every agent has this operator's epoch and a plan, and every job is Ready."""

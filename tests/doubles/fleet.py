@@ -89,6 +89,7 @@ class LightRank:
     stage: int
     gpu_uuid: str
     pid: int
+    tp: int = 0
 
 
 @dataclass
@@ -194,10 +195,10 @@ class LightAgent(stubs.AgentServicer):
         self.leases.expired()
 
     def publish(self, job: LightJob, events: Sequence[Any]) -> None:
-        """Tell the job's readers, all in one batch."""
+        """Tell the job's readers, all in one batch; those that asked for it get one report of each stage's ranks."""
         lease = self.lease_of(job)
         for reader in self._readers.get(lease.job_uid, ()) if lease else ():
-            reader.put(events)
+            reader.put(_combined(events) if reader.combines else events)
 
     # ------------------------------------------------------------------------------------------------- the service
 
@@ -254,7 +255,7 @@ class LightAgent(stubs.AgentServicer):
         return await self._answer(context, act)
 
     async def WatchTelemetry(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        reader = _Reader()
+        reader = _Reader(combines=request.combine_ranks)
         readers = self._readers.setdefault(request.job_uid, [])
         readers.append(reader)
         try:
@@ -318,7 +319,8 @@ class LightAgent(stubs.AgentServicer):
 class _Reader:
     """A stream's ring: bounded, the oldest dropped and counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, combines: bool) -> None:
+        self.combines = combines
         self._events: deque[Any] = deque(maxlen=_MOST_EVENTS)
         self._there = asyncio.Event()
         self._dropped = 0
@@ -417,6 +419,7 @@ class Fleet:
                     iteration=pb.IterationReport(
                         data_parallel_rank=rank.dp,
                         stage=rank.stage,
+                        tensor_parallel_rank=rank.tp,
                         gpu_uuid=rank.gpu_uuid,
                         iteration=job.iteration,
                         iteration_time_us=max(spans.values()),
@@ -469,9 +472,31 @@ def _rank(rank: LightRank, pod_uid: str, iteration: int) -> Any:
         gpu_uuid=rank.gpu_uuid,
         data_parallel_rank=rank.dp,
         stage=rank.stage,
+        tensor_parallel_rank=rank.tp,
         iteration=iteration,
         pid=rank.pid,
     )
+
+
+def _combined(events: Sequence[Any]) -> list[Any]:
+    """As ``perseus_agent.clocks.stage_reports`` does it, of ranks that are alike in everything but their energy."""
+    stages: dict[tuple[int, int], list[Any]] = {}
+    others = [event for event in events if event.WhichOneof("event") != "iteration"]
+    for event in events:
+        if event.WhichOneof("event") == "iteration":
+            stages.setdefault((event.iteration.data_parallel_rank, event.iteration.stage), []).append(event)
+    for ranks in stages.values():
+        if len(ranks) == 1:
+            others += ranks
+            continue
+        together = pb.TelemetryEvent()
+        together.CopyFrom(ranks[0])
+        report = together.iteration
+        report.energy_mj = sum(rank.iteration.energy_mj for rank in ranks)
+        report.computing_us = sum(sum(rank.iteration.durations_us) for rank in ranks)
+        report.tensor_parallel_ranks.extend(rank.iteration.tensor_parallel_rank for rank in ranks)
+        others.append(together)
+    return others
 
 
 def _server_credentials(tls: Path) -> Any:

@@ -160,19 +160,27 @@ class FleetCluster:
         body = {"metadata": {"name": name}, "data": {keys.PROFILE_KEY: text}}
         await self.core.create_namespaced_config_map(self.namespace, body)
 
-    async def start_training(self, name: str, nodes: Sequence[str], work: Work) -> LightJob:
-        """Pods and processes of a training job: a pipeline on each node, a GPU for each stage."""
-        ranks = {
-            node: tuple(
-                LightRank(self.namespace, f"{name}-{dp}", dp, s, f"GPU-{node}-{name}-{s}", pid=100 + s)
-                for s in work.default_us
+    async def start_training(
+        self, name: str, nodes: Sequence[str], work: Work, *, tensor_parallel: int = 1
+    ) -> LightJob:
+        """Pods and processes of a training job: a pipeline on each node, a GPU for each stage; or, with tensor
+        parallelism, one stage of a pipeline on each node.
+        """
+        stages = len(work.default_us)
+        ranks = {}
+        for number, node in enumerate(nodes):
+            if tensor_parallel == 1:
+                places = [(number, stage, 0) for stage in range(stages)]
+            else:
+                places = [(*divmod(number, stages), tp) for tp in range(tensor_parallel)]
+            ranks[node] = tuple(
+                LightRank(self.namespace, f"{name}-{number}", dp, stage, f"GPU-{node}-{name}-{gpu}", 100 + gpu, tp)
+                for gpu, (dp, stage, tp) in enumerate(places)
             )
-            for dp, node in enumerate(nodes)
-        }
         job = LightJob(self.namespace, name, ranks, work)
         self.fleet.start(job)
-        for dp, node in enumerate(nodes):
-            await self._pod(self.namespace, f"{name}-{dp}", node, {keys.LABEL_JOB: name})
+        for number, node in enumerate(nodes):
+            await self._pod(self.namespace, f"{name}-{number}", node, {keys.LABEL_JOB: name})
         return job
 
     async def end_training(self, job: LightJob) -> None:
