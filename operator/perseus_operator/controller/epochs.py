@@ -104,7 +104,7 @@ class Epochs:
         if held is None or seen is None or self._raises[job_uid] >= MAX_RAISES or seen > held.drawn + MAX_LOST:
             return None
         lease = await self._store.shard(shard)
-        if (lease.holder, lease.epoch) != (self._identity, held.drawn):
+        if lease.holder != self._identity:
             return None
         if seen >= held.drawn:
             drawn = await self._store.next_epoch(seen + 1)

@@ -94,9 +94,8 @@ class Operator:
                 await poll()
         watch = asyncio.create_task(self._every(self._settings.agent_poll_s, self._watch_agents, at_once=True))
         await self._pass_agents()  # jobs begin with the agents that there are
-        for _ in range(2):  # take a seat, then shards: what nobody holds is served at once
-            with contextlib.suppress(KubeError):
-                await self.shards.beat()
+        with contextlib.suppress(KubeError):
+            await self.shards.beat()  # what nobody holds is served at once
         self._tasks = [
             watch,
             asyncio.create_task(self.shards.run()),

@@ -154,7 +154,7 @@ class Shards:
         if lost:
             logger.warning("%d shards were taken by another replica: %s", len(lost), sorted(lost))
             self._drop(lost)
-        unknown = decided.held.keys() - self._held.keys() - set(decided.free)
+        unknown = decided.held.keys() - self._held.keys()
         self._hold({shard: decided.held[shard] for shard in unknown})
 
     async def _free(self, leases: Mapping[str, LeaseRecord], shards: tuple[int, ...]) -> None:

@@ -118,8 +118,6 @@ class Membership:
             return Round(None, superseded=True)
         shards = {shard: leases.get(shard_lease(shard), LeaseRecord("")) for shard in range(SHARDS)}
         held = {shard: record.epoch for shard, record in shards.items() if record.holder == self.identity}
-        if own is None:
-            return Round(seat, held=held)  # who takes a shard must be seen to live
         alive.add(self.identity)
         quota = math.ceil(SHARDS / len(alive))
         # Two that take at once begin at different shards, and so meet less often.
