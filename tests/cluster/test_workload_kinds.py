@@ -7,8 +7,14 @@ workload is what its controller wrote on the pods. Kueue and JobSet have a suite
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
+import shlex
+import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +28,7 @@ from controllers import (
     install_for_workloads,
     installed,
 )
-from installation import PATIENCE_S
+from installation import PATIENCE_S, PROGRAMS, find
 from journey import TRAINING, Journey, Training
 
 from local_cluster.errors import ClusterError
@@ -32,6 +38,7 @@ pytestmark = pytest.mark.timeout(900)
 
 JOB = Training("train", stages=2, pipelines=1, microbatches=4)
 PROFILE = "shared"
+RAY = (Path(__file__).parent / "ray_stand_in.py").read_text(encoding="utf-8")
 Manifest = dict[str, Any]
 
 
@@ -88,24 +95,68 @@ def leader_worker_set() -> list[Manifest]:
 
 def ray_cluster() -> list[Manifest]:
     """A head that trains as well, and a group of one worker; what runs in them is ours and not Ray."""
-    spec = {"clusterIP": "None", "selector": {"ray.io/cluster": JOB.name, "ray.io/node-type": "head"}}
-    service = workload("v1", "Service", {**spec, "publishNotReadyAddresses": True})
-    master = f"{JOB.name}.{TRAINING}.svc.cluster.local"
-    head, worker = (template(master, {"value": rank}) for rank in "01")
-    for pods in (head, worker):
-        pods["spec"]["restartPolicy"] = "Always"
-        pods["spec"]["containers"][0]["command"] = ["python", "-m", "perseus_sim.training.pod_job"]
-    group = {"groupName": "workers", "replicas": 1, "minReplicas": 1, "maxReplicas": 1, "rayStartParams": {}}
-    ray = workload(
+    service, spec = ray_pods(["python", "-m", PROGRAM], template(ray_master(), {"value": "0"}))
+    return [service, overwriting(workload("ray.io/v1", "RayCluster", spec))]
+
+
+def ray_job() -> list[Manifest]:
+    """The same for one job: a third pod submits it, upon which the head begins to train."""
+    head = template(ray_master(), {"value": "0"})
+    [container] = head["spec"]["containers"]
+    entrypoint = shlex.join(["python", "-m", PROGRAM, *container["args"]])
+    container["args"] = ["head"]
+    service, cluster = ray_pods(["python", "-c", RAY], head)
+    submitter = template(ray_master(), gpus=0)
+    submitter["spec"]["containers"][0] |= {
+        "command": ["python", "-c", RAY],
+        "args": ["submit"],
+        "env": [{"name": "ENTRYPOINT", "value": entrypoint}],
+    }
+    job = workload(
         "ray.io/v1",
-        "RayCluster",
+        "RayJob",
         {
-            "headGroupSpec": {"rayStartParams": {}, "template": head},
-            "workerGroupSpecs": [{**group, "template": worker}],
+            "entrypoint": entrypoint,
+            "shutdownAfterJobFinishes": True,
+            "submitterPodTemplate": submitter,
+            "rayClusterSpec": cluster,
         },
     )
+    return [service, overwriting(job)]
+
+
+PROGRAM = PROGRAMS["trainer"]
+
+
+def ray_master() -> str:
+    return f"{JOB.name}.{TRAINING}.svc.cluster.local"
+
+
+def overwriting(ray: Manifest) -> Manifest:
+    """Keep the containers' commands, in place of those that start Ray."""
     ray["metadata"]["annotations"] = {"ray.io/overwrite-container-cmd": "true"}
-    return [service, ray]
+    return ray
+
+
+def ray_pods(command: list[str], head: Manifest) -> tuple[Manifest, Manifest]:
+    """A Service by which workers find the head, and the specification of a RayCluster.
+
+    Args:
+        command: of the head.
+        head: its pod, which trains as well.
+    """
+    selector = {"app": JOB.name, "ray.io/node-type": "head"}
+    service = workload("v1", "Service", {"clusterIP": "None", "selector": selector, "publishNotReadyAddresses": True})
+    worker = template(ray_master(), {"value": "1"})
+    for pods, started in ((head, command), (worker, ["python", "-m", PROGRAM])):
+        pods["spec"]["restartPolicy"] = "Always"
+        pods["spec"]["containers"][0]["command"] = started
+    group = {"groupName": "workers", "replicas": 1, "minReplicas": 1, "maxReplicas": 1, "rayStartParams": {}}
+    spec = {
+        "headGroupSpec": {"rayStartParams": {}, "template": head},
+        "workerGroupSpecs": [{**group, "template": worker}],
+    }
+    return service, spec
 
 
 def mpi_job() -> list[Manifest]:
@@ -134,17 +185,21 @@ def pytorch_job() -> list[Manifest]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of workload: its manifests, how kubectl calls it, and the pods that are no workers."""
+    """A kind of workload: its manifests, how kubectl calls it, the pods that are no workers, and what follows its name
+    in that of its PerseusJob.
+    """
 
     manifests: Callable[[], list[Manifest]]
     resource: str
     idle: int = 0
+    suffix: str = ""
 
 
 KINDS = {
     "TrainJob": Kind(train_job, "trainjobs.trainer.kubeflow.org"),
     "LeaderWorkerSet": Kind(leader_worker_set, "leaderworkersets.leaderworkerset.x-k8s.io"),
     "RayCluster": Kind(ray_cluster, "rayclusters.ray.io"),
+    "RayJob": Kind(ray_job, "rayjobs.ray.io", idle=1, suffix="-[a-z0-9]{5}"),
     "MPIJob": Kind(mpi_job, "mpijobs.kubeflow.org", idle=1),
     "PyTorchJob": Kind(pytorch_job, "pytorchjobs.kubeflow.org"),
 }
@@ -187,16 +242,67 @@ def test_a_workload_of_its_controller_is_planned_and_leaves_nothing(journey: Jou
     journey.eventually(f"the {kind} is accepted", accepted, PATIENCE_S)
     journey.eventually("its PerseusJob is made", lambda: perseus_jobs(journey), PATIENCE_S)
     [made] = perseus_jobs(journey)
-    assert made["metadata"]["name"] == JOB.name
-    assert made["spec"]["workload"]["reference"]["name"] == JOB.name
-    journey.follow(JOB, "PlanApplied")
-    journey.clocks_are_the_plans(JOB)
+    job = replace(JOB, name=made["metadata"]["name"])
+    assert re.fullmatch(JOB.name + asked.suffix, job.name)
+    assert made["spec"]["workload"]["reference"]["name"] == job.name
+    journey.follow(job, "PlanApplied")
+    journey.clocks_are_the_plans(job)
     pods = journey.core.list_namespaced_pod(TRAINING).items
     assert len([pod for pod in pods if pod.status.phase == "Running"]) == JOB.ranks + asked.idle
-    assert f"{JOB.ranks} pods" in journey.condition(JOB, "Active")[2], "and no launcher among them"
+    assert f"{JOB.ranks} pods" in journey.condition(job, "Active")[2], "and no launcher among them"
 
     journey.kubectl("-n", TRAINING, "delete", asked.resource, JOB.name)
     journey.eventually("no PerseusJob is left", lambda: not perseus_jobs(journey), PATIENCE_S)
     journey.eventually("no GPU is locked", lambda: journey.locked() == [], PATIENCE_S)
     journey.eventually("no pod is left", lambda: not journey.core.list_namespaced_pod(TRAINING).items, PATIENCE_S)
     journey.kubectl("-n", TRAINING, "delete", "services", "--all")
+
+
+def test_a_ray_job_stays_one_job_from_one_ray_cluster_to_the_next(journey: Journey) -> None:
+    """Its PerseusJob is written: one of a class would go with the first RayCluster."""
+    [service, ray] = ray_job()
+    cluster = ray["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        group["template"]["metadata"]["labels"][keys.LABEL_JOB] = JOB.name
+    spec = {
+        "workload": {"reference": {"kind": "RayJob", "name": JOB.name}},
+        "profile": {"profileRef": {"name": PROFILE}, "online": {"maxClocks": 6, "iterationsPerClock": 2}},
+        "objective": {"type": "MaxSlowdown", "maxSlowdown": "5%"},
+    }
+
+    def suspend(suspended: bool) -> None:
+        patch = json.dumps({"spec": {"suspend": suspended}})
+        journey.say(f"$ kubectl patch rayjob {JOB.name} --type=merge -p '{patch}'")
+        journey.kubectl("-n", TRAINING, "patch", "rayjobs.ray.io", JOB.name, "--type=merge", "-p", patch)
+
+    def without_pods() -> bool:
+        return journey.condition(JOB, "AgentsReady")[1] == "NoPods" and not journey.locked()
+
+    journey.apply(JOB.perseus_job(**spec))
+    journey.apply(service, ray)
+    journey.follow(JOB, "PlanApplied")
+    journey.clocks_are_the_plans(JOB)
+    measured = journey.read("-n", TRAINING, "get", keys.PROFILE_PLURAL, PROFILE)["metadata"]["generation"]
+    before = {pod.metadata.uid for pod in journey.training_pods(JOB)}
+
+    suspend(True)
+    journey.eventually("no pod is left, and no lock", without_pods, PATIENCE_S)
+    suspend(False)
+    journey.eventually("the plan is in force again", lambda: journey.in_force(JOB), PATIENCE_S)
+    journey.clocks_are_the_plans(JOB)
+    assert not before & {pod.metadata.uid for pod in journey.training_pods(JOB)}
+    profile = journey.read("-n", TRAINING, "get", keys.PROFILE_PLURAL, PROFILE)
+    assert profile["metadata"]["generation"] == measured, "nothing is measured again"
+
+    [head] = [pod for pod in journey.training_pods(JOB) if pod.metadata.labels["ray.io/node-type"] == "head"]
+    for pid in find(head, PROGRAM):
+        os.kill(pid, signal.SIGTERM)
+    journey.eventually("the RayJob is complete", lambda: status_of_ray_job(journey) == "Complete", PATIENCE_S)
+    journey.eventually("no pod is left, and no lock", without_pods, PATIENCE_S)
+    assert journey.condition(JOB, "Finished")[0] != "True", "KubeRay deletes the pods, and none has succeeded"
+    journey.kubectl("-n", TRAINING, "delete", "rayjobs.ray.io", JOB.name)
+    journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, JOB.name)
+
+
+def status_of_ray_job(journey: Journey) -> str:
+    return str(journey.read("-n", TRAINING, "get", "rayjobs.ray.io", JOB.name)["status"]["jobDeploymentStatus"])
