@@ -68,24 +68,24 @@ class Pods:
         (folder / "profile.csv").write_text(profile_csv(2, forward_s=0.02))
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, port: int) -> None:
-        for number, gpus in enumerate(self.gpus):
-            environment = {
-                **os.environ,
-                shim_gpu.ENV_FOLDER: str(gpus),
-                "NVIDIA_VISIBLE_DEVICES": ",".join(self.uuids[number]),
-                "NODE_RANK": str(number),
-                "MASTER_PORT": str(port),
-            }
-            command = [
-                sys.executable,
-                "-m",
-                "perseus_sim.training.pod_job",
-                f"--profile={self._folder}/profile.csv",
-                *JOB,
-            ]
-            with (self._folder / f"log-{number}").open("w") as log:
-                self.running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    def start(self, number: int, port: int, *options: str) -> None:
+        environment = {
+            **os.environ,
+            shim_gpu.ENV_FOLDER: str(self.gpus[number]),
+            "NVIDIA_VISIBLE_DEVICES": ",".join(self.uuids[number]),
+            "NODE_RANK": str(number),
+            "MASTER_PORT": str(port),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "perseus_sim.training.pod_job",
+            f"--profile={self._folder}/profile.csv",
+            *JOB,
+            *options,
+        ]
+        with (self._folder / f"log-{number}").open("w") as log:
+            self.running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
 
     def log(self, number: int) -> str:
         return (self._folder / f"log-{number}").read_text()
@@ -105,7 +105,6 @@ class Pods:
 @pytest.fixture
 def pods(nvml_library: Path, tmp_path: Path) -> Iterator[Pods]:
     pods = Pods(tmp_path, nvml_library)
-    pods.start(free_port())
     yield pods
     for pod in pods.running:
         if pod.poll() is None:
@@ -114,6 +113,9 @@ def pods(nvml_library: Path, tmp_path: Path) -> Iterator[Pods]:
 
 
 def test_it_trains_over_pods_and_begins_again_when_a_rank_has_died(pods: Pods) -> None:
+    port = free_port()
+    for number in range(2):
+        pods.start(number, port)
     eventually(pods.iterations)
     before = pods.energy_mj(1)
     eventually(lambda: pods.energy_mj(1) > before + 10_000)
@@ -128,6 +130,24 @@ def test_it_trains_over_pods_and_begins_again_when_a_rank_has_died(pods: Pods) -
     eventually(lambda: pods.iterations()[-1] > last + 1)
 
     assert pods.stop() == [0, 0], pods.log(0) + pods.log(1)
+
+
+def test_an_elastic_job_trains_the_pipelines_that_are_there(pods: Pods) -> None:
+    port = free_port()
+    pods.start(0, port, "--elastic")
+    eventually(pods.iterations)
+
+    pods.start(1, port, "--elastic")
+    eventually(lambda: "begins again" in pods.log(0))
+    before = pods.energy_mj(1)
+    eventually(lambda: pods.energy_mj(1) > before + 10_000)
+
+    joined = pods.running.pop()
+    joined.send_signal(signal.SIGTERM)
+    assert joined.wait(30) == 0, pods.log(1)
+    last = pods.iterations()[-1]
+    eventually(lambda: pods.iterations()[-1] > last + 1)
+    assert pods.stop() == [0], pods.log(0)
     # Nobody leads the GPUs any more: they idle.
     assert all(values["clock_mhz"] < 300 for values in shim_gpu.describe(pods.gpus[0]).values())
 

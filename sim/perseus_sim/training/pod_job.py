@@ -4,12 +4,15 @@ each.
 Like a launcher of distributed training: every pod starts one ``pod_rank`` for each GPU that the kubelet gave it. The
 pod of node rank 0 also coordinates: it reads the profile, sends every rank its schedule, keeps iterations in step, and
 prints their time and energy, measured on the GPUs and not by the agent. Ranks are numbered over the pods; stages run
-fastest. If a rank dies, all start again. SIGTERM ends it.
+fastest. If a rank dies, all start again; with ``--elastic`` those that are left, and again with those that come, as
+with torchrun. SIGTERM ends it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import os
 import queue
 import signal
@@ -33,6 +36,8 @@ from perseus_sim.training.rank import JobLost
 
 _AGAIN_S: Final = 1.0
 _STOP_S: Final = 5.0
+_LAST_CALL_S: Final = 2.0
+"""How long an elastic job waits for more ranks; torchrun's default is 30 s."""
 DEFAULT_PORT: Final = 29500
 
 
@@ -127,12 +132,19 @@ class Plan:
 
 
 class Rendezvous:
-    """Where the ranks of all pods meet."""
+    """Where the ranks of all pods meet.
 
-    def __init__(self, plan: Plan, port: int) -> None:
+    Args:
+        plan: what they execute.
+        port: on which they come.
+        elastic: they are as many pipelines as come, and not as many as the plan has.
+    """
+
+    def __init__(self, plan: Plan, port: int, *, elastic: bool = False) -> None:
         self._plan = plan
+        self._elastic = elastic
+        self._came: dict[int, tuple[socket.socket, tuple[str, int], str]] = {}
         self._listener = listen(port)
-        self._listener.settimeout(1.0)
 
     def gather(self, stop: threading.Event) -> dict[RankId, socket.socket]:
         """Wait until all ranks have connected; a rank that connects again replaces its old connection.
@@ -140,35 +152,64 @@ class Rendezvous:
         Raises:
             RankLost: stopped before.
         """
-        world = self._plan.stages * self._plan.pipelines
-        came: dict[int, tuple[socket.socket, tuple[str, int], str]] = {}
-        while len(came) < world:
+        while not self._all_came():
             if stop.is_set():
                 raise RankLost("stopped before all ranks had come")
-            try:
-                connection, (host, *_) = self._listener.accept()
-            except TimeoutError:
-                continue
-            connection.settimeout(NEIGHBOUR_TIMEOUT_S)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                hello = receive_message(connection)
-            except (JobLost, OSError, ValueError):
-                connection.close()
-                continue
-            if before := came.pop(hello["rank"], None):
-                before[0].close()
-            came[hello["rank"]] = connection, (host, hello["port"]), hello["gpu"]
+            self._welcome(_LAST_CALL_S)
+        came = {rank: self._came.pop(rank) for rank in range(self._plan.stages * self._pipelines())}
         where = {rank: address for rank, (_, address, _) in came.items()}
         for rank, (connection, _, uuid) in came.items():
             send_message(connection, self._plan.specification(rank, where, uuid))
             connection.settimeout(None)
         return {RankId(*divmod(rank, self._plan.stages)): connection for rank, (connection, *_) in came.items()}
 
+    def interrupt(self, parents: Mapping[RankId, socket.socket], over: threading.Event) -> None:
+        """Break the training of these ranks off when another pipeline has come, so that all gather again."""
+        following = range(len(parents), len(parents) + self._plan.stages)
+        while not over.is_set():
+            self._welcome(_LAST_CALL_S)
+            if all(rank in self._came for rank in following):
+                for connection in parents.values():
+                    with contextlib.suppress(OSError):  # its rank has gone
+                        connection.shutdown(socket.SHUT_RDWR)
+                return
 
-def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) -> None:
-    """Train until ``stop`` is set; start again whenever a rank is lost."""
-    rendezvous = Rendezvous(plan, port)
+    def _pipelines(self) -> int:
+        """How many are complete, from the first one on."""
+        if not self._elastic:
+            return self._plan.pipelines
+        ranks = next(rank for rank in itertools.count() if rank not in self._came)
+        return ranks // self._plan.stages
+
+    def _all_came(self) -> bool:
+        """Whether training may begin; an elastic one waits until no more ranks come."""
+        if not self._elastic:
+            return len(self._came) == self._plan.stages * self._plan.pipelines
+        return self._pipelines() > 0 and not self._welcome(_LAST_CALL_S)
+
+    def _welcome(self, timeout_s: float) -> bool:
+        """Wait for the next rank; whether one came."""
+        self._listener.settimeout(timeout_s)
+        try:
+            connection, (host, *_) = self._listener.accept()
+        except TimeoutError:
+            return False
+        connection.settimeout(NEIGHBOUR_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            hello = receive_message(connection)
+        except (JobLost, OSError, ValueError):
+            connection.close()
+            return True
+        if before := self._came.pop(hello["rank"], None):
+            before[0].close()
+        self._came[hello["rank"]] = connection, (host, hello["port"]), hello["gpu"]
+        return True
+
+
+def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event, *, elastic: bool = False) -> None:
+    """Train until ``stop`` is set; start again whenever a rank is lost, or with ``elastic`` a pipeline comes."""
+    rendezvous = Rendezvous(plan, port, elastic=elastic)
     samples: queue.SimpleQueue[PipelineIteration] = queue.SimpleQueue()
     threading.Thread(target=_report, args=(stop, samples, report_s), daemon=True).start()
     first = 0
@@ -183,12 +224,19 @@ def coordinate(plan: Plan, port: int, report_s: float, stop: threading.Event) ->
             parents, samples, begin_us=now_us, between_us=plan.between_us, speed=1.0, real_time=True, first=first
         )
         coordinator.stopping = stop
+        over = threading.Event()
+        watcher = threading.Thread(target=rendezvous.interrupt, args=(parents, over))
+        if elastic:
+            watcher.start()
         try:
             coordinator.train()
         except (RankLost, OSError) as error:
             if not stop.is_set():
                 print(f"{error}: the job begins again", file=sys.stderr, flush=True)
         finally:
+            over.set()
+            if elastic:
+                watcher.join()
             coordinator.hang_up()
             first = coordinator.iteration + 1
 
@@ -253,6 +301,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stages", type=int, required=True)
     parser.add_argument("--microbatches", type=int, required=True)
     parser.add_argument("--pipelines", type=int, default=1, help="data-parallel size (default: 1)")
+    parser.add_argument(
+        "--elastic", action="store_true", help="train as many pipelines as have come, and begin again when more come"
+    )
     parser.add_argument("--blocking-power", type=float, required=True, help="watts of a GPU that waits")
     parser.add_argument(
         "--framework",
@@ -278,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher = threading.Thread(target=launch, args=(ranks, stop))
     launcher.start()
     if plan:
-        coordinate(plan, ranks.master[1], settings.report, stop)
+        coordinate(plan, ranks.master[1], settings.report, stop, elastic=settings.elastic)
     launcher.join()
     return 0
 
