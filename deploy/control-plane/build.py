@@ -100,6 +100,7 @@ BINARIES = {
         "trainer", "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager", "github.com/kubeflow/trainer/v2"
     ),
     "kuberay": Binary(
+    "in-place-restart-agent": Binary("jobset", "sigs.k8s.io/jobset/cmd/in-place-restart-agent", "sigs.k8s.io/jobset"),
         "kuberay", "github.com/ray-project/kuberay/ray-operator", "github.com/ray-project/kuberay/ray-operator"
     ),
     "mpi": Binary("mpi", "github.com/kubeflow/mpi-operator/cmd/mpi-operator", "github.com/kubeflow/mpi-operator"),

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 import yaml
 from installation import PATIENCE_S
-from journey import AGENTS, PHYSICS, TRAINING, Journey, Training
+from journey import AGENTS, CONFINED, PHYSICS, TRAINING, Journey, Training
 
 from local_cluster.errors import ClusterError
 from local_cluster.images import wrap
@@ -55,9 +55,10 @@ class Controller:
         image: that the kustomization names.
         environment: that its container needs here.
         arguments: of its container.
-        configuration: lines to add to the configuration file in the chart's values.
+        configuration: lines to add to the configuration file in the chart.
         omitted: a definition of the kustomization that another controller brings.
         home: its namespace, if it insists on one.
+        sidecars: further programs of its module, each an image, that run in the pods of its users.
     """
 
     name: str
@@ -70,16 +71,21 @@ class Controller:
     configuration: str = ""
     omitted: str = ""
     home: str = ""
+    sidecars: tuple[str, ...] = ()
 
     @property
     def namespace(self) -> str:
         return self.home or f"{self.name}-system"
 
 
+RESTART_AGENT: Final = "in-place-restart-agent"
+"""Of JobSet: it restarts the containers of its pod when those of another one have ended."""
 JOB_SET: Final = Controller(
     "jobset",
     "charts/jobset",
     f"image.repository=local/jobset,image.tag=v1,image.pullPolicy=Never,controller.podSecurityContext.runAsUser={USER}",
+    configuration="featureGates: {InPlaceRestart: true, ElasticJobSet: true}",
+    sidecars=(RESTART_AGENT,),
 )
 CLAIMED: Final = "claimed-gpus"
 """What Kueue counts ResourceClaims of NVIDIA's class as."""
@@ -87,9 +93,10 @@ KUEUE: Final = Controller(
     "kueue",
     "charts/kueue",
     "controllerManager.featureGates[0].name=DynamicResourceAllocation,controllerManager.featureGates[0].enabled=true,"
+    "controllerManager.featureGates[1].name=ElasticJobsViaWorkloadSlices,controllerManager.featureGates[1].enabled=true,"
     "controllerManager.manager.image.repository=local/kueue,controllerManager.manager.image.tag=v1,"
     f"controllerManager.manager.image.pullPolicy=Never,controllerManager.manager.podSecurityContext.runAsUser={USER}",
-    configuration=f"resources: {{deviceClassMappings: [{{name: {CLAIMED}, deviceClassNames: [{DRIVER}]}}]}}\n",
+    configuration=f"resources: {{deviceClassMappings: [{{name: {CLAIMED}, deviceClassNames: [{DRIVER}]}}]}}",
 )
 TRAINER: Final = Controller(
     "trainer",
@@ -206,6 +213,59 @@ def job_set(job: Training, profile: str = "", priority: str = "") -> dict[str, A
     }
 
 
+def restarting_in_place(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Let a JobSet restart the containers of its pods in place of the pods, with the agent that it needs in each, and
+    the agent's rights.
+    """
+    [replicated] = workload["spec"]["replicatedJobs"]
+    workload["spec"]["failurePolicy"] = {"maxRestarts": 3, "restartStrategy": "InPlaceRestart"}
+    job = replicated["template"]["spec"]
+    job |= {"backoffLimit": 2**31 - 1, "podReplacementPolicy": "Failed"}
+    pod = job["template"]["spec"]
+    [trainer] = pod["containers"]
+    trainer |= {"restartPolicy": "Never", "restartPolicyRules": [_restart_all("NotIn", 0)]}
+    fields = {"POD_NAME": "metadata.name", "JOBSET_NAME": "metadata.labels['jobset.sigs.k8s.io/jobset-name']"}
+    agent = {
+        "name": "restart-agent",
+        "image": f"local/{RESTART_AGENT}:v1",
+        "imagePullPolicy": "Never",
+        "restartPolicy": "Always",
+        "restartPolicyRules": [_restart_all("In", _RESTART_CODE)],
+        "startupProbe": {
+            "httpGet": {"path": "/barrier-is-down", "port": 8081},
+            "periodSeconds": 1,
+            "failureThreshold": 99,
+        },
+        "env": [
+            {"name": "IN_PLACE_RESTART_EXIT_CODE", "value": str(_RESTART_CODE)},
+            *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        ],
+        "securityContext": {**CONFINED, "runAsUser": USER},
+    }
+    pod |= {"initContainers": [agent], "automountServiceAccountToken": True}
+    rights = {"namespace": TRAINING, "name": RESTART_AGENT}
+    rbac = "rbac.authorization.k8s.io"
+    rules = [
+        {"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
+    ]
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": TRAINING}
+    role = {"apiGroup": rbac, "kind": "Role", "name": RESTART_AGENT}
+    return [
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": rights, "rules": rules},
+        {"apiVersion": f"{rbac}/v1", "kind": "RoleBinding", "metadata": rights, "subjects": [subject], "roleRef": role},
+        workload,
+    ]
+
+
+_RESTART_CODE: Final = 42
+"""With which the agent ends for its pod's containers to be restarted."""
+
+
+def _restart_all(operator: str, code: int) -> dict[str, Any]:
+    return {"action": "RestartAllContainers", "exitCodes": {"operator": operator, "values": [code]}}
+
+
 @contextlib.contextmanager
 def installed(
     cluster: Any, helm: Callable[..., str], folder: Path, controllers: tuple[Controller, ...], *, patience_s: float
@@ -214,17 +274,18 @@ def installed(
     if shutil.which("go") is None:
         pytest.skip("no Go on this machine to build the controllers")
     binaries = build.folder()
-    build.build([each.name for each in controllers], binaries)
+    build.build([name for each in controllers for name in (each.name, *each.sidecars)], binaries)
     for each in controllers:
         manager = folder / each.name / "manager"  # as most of them are started
         manager.parent.mkdir()
         shutil.copy(binaries / each.name, manager)
-        wrap(manager, f"local/{each.name}:v1", folder / f"{each.name}.tar")
-        cluster.load(folder / f"{each.name}.tar")
+        for name, program in (each.name, manager), *((name, binaries / name) for name in each.sidecars):
+            wrap(program, f"local/{name}:v1", folder / f"{name}.tar")
+            cluster.load(folder / f"{name}.tar")
         source = _writable(build.source(each.name) / each.folder, folder / "sources" / each.name)
         if each.values:
             _without_dependencies(source / "Chart.yaml")
-            _configure(source / "values.yaml", each.configuration)
+            _configure(source, each.configuration)
             where = ("--namespace", each.namespace, "--create-namespace")
             helm("install", each.name, str(source), *where, "--set", each.values)
         else:
@@ -268,12 +329,15 @@ def _without_dependencies(chart: Path) -> None:
     chart.write_text(yaml.safe_dump(found), encoding="utf-8")
 
 
-def _configure(values: Path, lines: str) -> None:
-    """Add lines to the configuration file in a chart's values."""
-    if lines:
-        found = yaml.safe_load(values.read_text(encoding="utf-8"))
-        found["managerConfig"]["controllerManagerConfigYaml"] += f"\n{lines}"
-        values.write_text(yaml.safe_dump(found), encoding="utf-8")
+def _configure(chart: Path, lines: str) -> None:
+    """Add lines to the configuration file of a controller, which is in its chart's values or in a template."""
+    template = chart / "templates" / "controller" / "configmap.yaml"
+    if lines and template.exists():
+        template.write_text(f"{template.read_text(encoding='utf-8')}    {lines}\n", encoding="utf-8")
+    elif lines:
+        values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+        values["managerConfig"]["controllerManagerConfigYaml"] += f"\n{lines}\n"
+        (chart / "values.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
 
 
 def _overlay(controller: Controller, source: Path) -> Path:

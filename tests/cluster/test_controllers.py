@@ -5,13 +5,23 @@ The namespace has a class, so that no PerseusJob is written. The chapters depend
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from controllers import JOB_SET_API, URGENT, install_for_workloads, job_set, queued
+from controllers import (
+    JOB_SET_API,
+    QUEUE,
+    URGENT,
+    install_for_workloads,
+    job_set,
+    queued,
+    restarting_in_place,
+)
 from installation import PATIENCE_S, PROGRAMS, find
 from journey import TRAINING, Journey, Training
 from kubernetes import client
@@ -21,13 +31,14 @@ from perseus_proto import keys
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("one_chapter_after_the_other")]
 
 FIRST, SECOND = (Training(name, stages=4, pipelines=1, microbatches=4) for name in ("first", "second"))
+ELASTIC = Training("elastic", stages=2, pipelines=1, microbatches=4)
 PROFILE = "shared"
 
 
 @pytest.fixture(scope="module")
 def journey(job_sets_and_queues: None, cleared_journey: Journey) -> Iterator[Journey]:
     journey = cleared_journey
-    install_for_workloads(journey, FIRST, SECOND)
+    install_for_workloads(journey, FIRST, SECOND, ELASTIC)
     with queued(journey, {"cpu": "8", "nvidia.com/gpu": str(FIRST.ranks)}):
         yield journey
 
@@ -131,3 +142,104 @@ def test_what_is_deleted_leaves_nothing(journey: Journey) -> None:
     journey.eventually("no GPU is locked", lambda: journey.locked() == [], PATIENCE_S)
     stored = journey.read("-n", TRAINING, "get", keys.PROFILE_PLURAL)["items"]
     assert [each["metadata"]["name"] for each in stored] == [PROFILE], "it was named, so it stays"
+
+
+def test_a_restart_in_place_keeps_the_pods(journey: Journey) -> None:
+    journey.apply(*restarting_in_place(job_set(SECOND, PROFILE)))
+    journey.eventually("its PerseusJob is made", lambda: SECOND.name in perseus_jobs(journey), PATIENCE_S)
+    journey.follow(SECOND, "PlanApplied")
+    journey.clocks_are_the_plans(SECOND)
+    before, begun = containers(journey, SECOND), sweeps(journey)
+    for pid in find(journey.training_pods(SECOND)[0], PROGRAMS["trainer"]):
+        os.kill(pid, signal.SIGKILL)
+
+    def restarted() -> bool:
+        now = containers(journey, SECOND)
+        assert now.keys() == before.keys(), "the pods are the same"
+        return all(now[uid] and now[uid] != before[uid] for uid in now)
+
+    journey.eventually("all containers are new", restarted, PATIENCE_S)
+    journey.say("all containers are new")
+    journey.eventually("the plan is in force again", lambda: journey.in_force(SECOND), PATIENCE_S)
+    journey.clocks_are_the_plans(SECOND)
+    assert containers(journey, SECOND).keys() == before.keys()
+    assert sweeps(journey) == begun
+    journey.kubectl("-n", TRAINING, "delete", "jobset", SECOND.name)
+    journey.eventually("no PerseusJob is left", lambda: not perseus_jobs(journey), PATIENCE_S)
+
+
+def containers(journey: Journey, job: Training) -> dict[str, str]:
+    """The running container of each pod; empty where none runs."""
+    found = {}
+    for pod in journey.training_pods(job):
+        [status] = pod.status.container_statuses
+        found[pod.metadata.uid] = status.container_id if status.state.running else ""
+    return found
+
+
+def elastic_job() -> list[Any]:
+    """An indexed Job that Kueue lets grow."""
+    service, job = ELASTIC.unmodified_job()
+    labels, annotations = {"kueue.x-k8s.io/queue-name": QUEUE}, {"kueue.x-k8s.io/elastic-job": "true"}
+    job["metadata"] |= {"labels": labels, "annotations": annotations}
+    return [service, elastic(job, job["spec"])]
+
+
+def elastic_job_set() -> list[Any]:
+    workload = job_set(ELASTIC)
+    del workload["metadata"]["labels"]  # Kueue lets no JobSet grow
+    return [elastic(workload, workload["spec"]["replicatedJobs"][0]["template"]["spec"])]
+
+
+def elastic(workload: Any, job: Any) -> Any:
+    """Let the job's program train as many pipelines as there are."""
+    job["template"]["metadata"]["annotations"] = {keys.ANNOTATION_PROFILE: ELASTIC.name}
+    job["template"]["spec"]["containers"][0]["args"].append("--elastic")
+    return workload
+
+
+@pytest.mark.parametrize(
+    ("manifests", "kind", "path"),
+    [(elastic_job, "job", "/spec"), (elastic_job_set, "jobset", "/spec/replicatedJobs/0/template/spec")],
+    ids=["Job", "JobSet"],
+)
+def test_a_plan_follows_a_workload_that_grows_and_shrinks(
+    journey: Journey, manifests: Callable[[], list[Any]], kind: str, path: str
+) -> None:
+    def resize(pipelines: int) -> None:
+        fields = ("parallelism", "completions")
+        size = pipelines * ELASTIC.stages
+        patch = json.dumps([{"op": "replace", "path": f"{path}/{field}", "value": size} for field in fields])
+        journey.say(f"$ kubectl patch {kind} {ELASTIC.name} --type=json -p '{patch}'")
+        journey.kubectl("-n", TRAINING, "patch", kind, ELASTIC.name, "--type=json", "-p", patch)
+
+    def planned(pipelines: int) -> None:
+        def shaped() -> bool:
+            return journey.in_force(ELASTIC) and journey.status(ELASTIC)["shape"]["dataParallel"] == pipelines
+
+        journey.eventually(f"the plan of {pipelines} pipelines is in force", shaped, PATIENCE_S)
+        journey.clocks_are_the_plans(replace(ELASTIC, pipelines=pipelines))
+
+    journey.apply(*manifests())
+    journey.eventually("its PerseusJob is made", lambda: ELASTIC.name in perseus_jobs(journey), PATIENCE_S)
+    journey.follow(ELASTIC, "PlanApplied")
+    planned(1)
+    begun = sweeps(journey)
+    resize(2)
+    planned(2)
+    if kind == "job":
+        resize(3)
+        journey.eventually("the third pipeline waits for quota", lambda: len(gated(journey)) == 2, PATIENCE_S)
+        planned(2)
+        assert f"{2 * ELASTIC.stages} pods" in journey.condition(ELASTIC, "Active")[2]
+    resize(1)
+    planned(1)
+    assert sweeps(journey) == begun, "a profile and a frontier are of one pipeline, whatever their number"
+    journey.kubectl("-n", TRAINING, "delete", f"{kind},service", ELASTIC.name, "--ignore-not-found")
+    journey.eventually("no PerseusJob is left", lambda: not perseus_jobs(journey), PATIENCE_S)
+    journey.eventually("no GPU is locked", lambda: journey.locked() == [], PATIENCE_S)
+
+
+def gated(journey: Journey) -> list[Any]:
+    """Pods that Kueue does not let the scheduler see yet."""
+    return [pod for pod in journey.core.list_namespaced_pod(TRAINING).items if pod.spec.scheduling_gates]
