@@ -69,7 +69,9 @@ class Server:
         self._hub = TelemetryHub(settings.telemetry_events)
         self.node = Node(devices, journal, self._kubelet, self._hub, limits, kept=lambda: ledger.alive_for(SILENT_S))
         self._serving = False
-        self._local = LocalServer(settings.socket, self.node, Path(settings.proc_root))
+        self._local = LocalServer(
+            settings.socket, self.node, Path(settings.proc_root), selinux_label=settings.socket_selinux_label
+        )
         self._resource = (
             SocketResource(Path(settings.device_plugins), Path(settings.socket)) if settings.device_plugins else None
         )

@@ -33,6 +33,11 @@ class Settings(BaseSettings):
         "Unix socket for training processes. Mount its directory, not the file, into training pods: a restart makes a "
         "new file.",
     )
+    socket_selinux_label: str = setting(
+        "",
+        "SELinux label to give that socket and its directory, such as system_u:object_r:container_file_t:s0, which "
+        "every confined container may use. Empty: they keep the one that the node's policy gives them.",
+    )
     grpc_address: str = setting(
         f"0.0.0.0:{keys.DEFAULT_GRPC_PORT}",
         "host:port or unix:path on which the operator reaches this agent; 0.0.0.0 and [::] are all addresses, of both "

@@ -698,6 +698,27 @@ def test_openshift_is_told_or_found(render: Render, said: bool) -> None:
     assert role["rules"][0]["resourceNames"] == [allowed["metadata"]["name"]]
 
 
+def test_selinux_options_are_the_platforms_or_the_administrators(render: Render) -> None:
+    everything = {"simulatedGpus": {"enabled": True}, "acceptance": {"enabled": True}}
+    flag = "--socket-selinux-label="
+
+    def options(values: dict[str, Any]) -> tuple[Any, list[Any], list[str]]:
+        """Of the operator; of those that use directories of the node; and labels of the socket."""
+        objects = render(values | everything)
+        on_nodes = [each for each in pods(objects) if any("hostPath" in volume for volume in each.get("volumes", ()))]
+        operator, *own = (each["securityContext"].get("seLinuxOptions") for each in (pod(objects, OPERATOR), *on_nodes))
+        return operator, own, [each for each in container(objects, AGENT)["args"] if each.startswith(flag)]
+
+    openshift, three = {"platform": {"openshift": True}}, 3
+    assert options({}) == (None, [None] * three, [])
+    usual = f"{flag}system_u:object_r:container_file_t:s0"
+    assert options(openshift) == (None, [{"type": "spc_t"}] * three, [usual]), "a label that training pods may use"
+    own, other = {"type": "perseus_t", "level": "s0"}, {"type": "confined_t"}
+    said = {"agent": {"seLinuxOptions": own}, "operator": {"seLinuxOptions": other}}
+    assert options(said | openshift) == (other, [own] * three, [usual])
+    assert options({"agent": {"settings": {"socketSelinuxLabel": "a:b:c:s0"}}} | openshift)[2] == [], "it is set"
+
+
 def test_additions_of_the_administrator(render: Render) -> None:
     more = {
         "extraArgs": ["--log-level=DEBUG"],

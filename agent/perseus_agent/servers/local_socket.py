@@ -49,8 +49,14 @@ _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 class LocalServer:
     """The listening socket and the connections."""
 
-    def __init__(self, path: str, node: Node, proc_root: Path) -> None:
+    def __init__(self, path: str, node: Node, proc_root: Path, *, selinux_label: str = "") -> None:
         """Bind the socket.
+
+        Args:
+            path: of the socket.
+            node: decides which process may be a rank.
+            proc_root: where the host's /proc is.
+            selinux_label: of the socket and its directory; empty: whatever they get.
 
         Raises:
             SettingsError: the path cannot be used.
@@ -75,8 +81,13 @@ class LocalServer:
                 raise SettingsError(f"--socket: {path} exists and is not a socket")
             self._path.unlink(missing_ok=True)  # a predecessor's; the journal's lock shows that it is dead
             self._listener.bind(path)
+            if selinux_label:
+                _set_label(selinux_label, self._path.parent, self._path)
             self._path.chmod(0o666)  # training runs as any user; the kernel names each process
             self._listener.listen(128)
+        except SettingsError:
+            self._listener.close()
+            raise
         except OSError as error:
             self._listener.close()
             raise SettingsError(f"--socket: cannot listen on {path}: {error}") from error
@@ -249,3 +260,16 @@ class LocalServer:
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def _set_label(label: str, *paths: Path) -> None:
+    """Give files a label of SELinux, as chcon does.
+
+    Raises:
+        SettingsError: the file system or the node's policy refuses it.
+    """
+    for path in paths:
+        try:
+            os.setxattr(path, "security.selinux", label.encode() + b"\0")
+        except OSError as error:
+            raise SettingsError(f"--socket-selinux-label: cannot label {path} as {label}: {error}") from error

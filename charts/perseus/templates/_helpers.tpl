@@ -67,6 +67,17 @@ true
 {{- end -}}
 {{- end -}}
 
+{{- /* SELinux options of pods that use directories of the node; empty: none. An ordinary container may write none of them. */ -}}
+{{- define "perseus.nodeSELinux" -}}
+{{- $options := .Values.agent.seLinuxOptions }}
+{{- if and (not $options) (include "perseus.openshift" .) }}
+{{- $options = dict "type" "spc_t" }}
+{{- end }}
+{{- with $options }}
+{{- toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- /* A settings map as environment: {leaseTtlS: 60} becomes PERSEUS_OPERATOR_LEASE_TTL_S=60. */ -}}
 {{- define "perseus.settings" -}}
 {{- range $name, $value := .settings }}
