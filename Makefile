@@ -9,7 +9,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
 RELEASE_STAMP := $(VENV)/.installed-release
 FRAMEWORKS := .venv-frameworks
-CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm
+CLUSTER := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy containerd containerd-shim-runc-v2 ctr coredns pause kubectl helm $(if $(wildcard /usr/include/seccomp.h),runc)
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 
 .DEFAULT_GOAL := help

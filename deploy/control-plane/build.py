@@ -47,6 +47,8 @@ class Binary:
     """The variable that -ldflags sets to the version; empty if the source contains its version."""
     tags: str = ""
     """Build tags, separated by commas."""
+    links_c: bool = False
+    """Whether it is linked with C libraries of this machine, whose headers it needs."""
 
 
 _KUBERNETES = "-".join(["kubernetes", *filter(None, [os.environ.get("KUBERNETES")])])
@@ -81,6 +83,10 @@ BINARIES = {
         )
         for name in ("containerd", "containerd-shim-runc-v2", "ctr")
     },
+    # Debian's is too old for user namespaces. The headers are those of Debian's libseccomp-dev.
+    "runc": Binary(
+        "runc", "github.com/opencontainers/runc", "github.com/opencontainers/runc", tags="seccomp", links_c=True
+    ),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
     "coredns": Binary("coredns", "github.com/coredns/coredns", "github.com/coredns/coredns"),
     # Without its web page, and with Kubernetes as its only service discovery.
@@ -94,13 +100,13 @@ BINARIES = {
     "pause": Binary("pause", ".", ""),
     # Controllers of workloads, in whose pods tests of the cluster train. Their modules hold what installs them, too.
     "jobset": Binary("jobset", "sigs.k8s.io/jobset", "sigs.k8s.io/jobset"),
+    "in-place-restart-agent": Binary("jobset", "sigs.k8s.io/jobset/cmd/in-place-restart-agent", "sigs.k8s.io/jobset"),
     "kueue": Binary("kueue", "sigs.k8s.io/kueue/cmd/kueue", "sigs.k8s.io/kueue"),
     "lws": Binary("lws", "sigs.k8s.io/lws/cmd", "sigs.k8s.io/lws"),
     "trainer": Binary(
         "trainer", "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager", "github.com/kubeflow/trainer/v2"
     ),
     "kuberay": Binary(
-    "in-place-restart-agent": Binary("jobset", "sigs.k8s.io/jobset/cmd/in-place-restart-agent", "sigs.k8s.io/jobset"),
         "kuberay", "github.com/ray-project/kuberay/ray-operator", "github.com/ray-project/kuberay/ray-operator"
     ),
     "mpi": Binary("mpi", "github.com/kubeflow/mpi-operator/cmd/mpi-operator", "github.com/kubeflow/mpi-operator"),
@@ -131,7 +137,7 @@ class BuildFailed(Exception):
     """A build failed; nothing was put into the cache. The message is one sentence for the command line."""
 
 
-def _go(*arguments: str, module: str = ".") -> str:
+def _go(*arguments: str, module: str = ".", links_c: bool = False) -> str:
     """Run the go command in a module's folder and return its output; standard error passes through.
 
     Raises:
@@ -140,7 +146,7 @@ def _go(*arguments: str, module: str = ".") -> str:
     go = shutil.which("go")
     if go is None:
         raise BuildFailed("go is not installed: building the binaries needs the Go toolchain, 1.26 or newer")
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+    environment = {**os.environ, "CGO_ENABLED": "1" if links_c else "0", "GOWORK": "off"}
     ran = subprocess.run(
         [go, *arguments], cwd=HERE / module, env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -218,7 +224,8 @@ def build(names: Sequence[str], into: Path) -> None:
                 partial = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
                 try:
                     flags = ["-trimpath", "-buildvcs=false", "-tags", binary.tags, "-ldflags", _link_flags(binary)]
-                    _go("build", *flags, "-o", str(partial / name), binary.package, module=binary.module)
+                    command = ("build", *flags, "-o", str(partial / name), binary.package)
+                    _go(*command, module=binary.module, links_c=binary.links_c)
                     built.parent.mkdir(exist_ok=True)
                     (partial / name).replace(built)
                 finally:

@@ -719,6 +719,13 @@ def test_selinux_options_are_the_platforms_or_the_administrators(render: Render)
     assert options({"agent": {"settings": {"socketSelinuxLabel": "a:b:c:s0"}}} | openshift)[2] == [], "it is set"
 
 
+def test_the_operator_may_have_a_user_namespace_of_its_own(render: Render) -> None:
+    assert "hostUsers" not in pod(render(), OPERATOR)
+    objects = render({"operator": {"hostUsers": False}})
+    assert pod(objects, OPERATOR)["hostUsers"] is False
+    assert "hostUsers" not in pod(objects, AGENT), "its capability counts in the node's user namespace alone"
+
+
 def test_additions_of_the_administrator(render: Render) -> None:
     more = {
         "extraArgs": ["--log-level=DEBUG"],

@@ -308,10 +308,17 @@ def installed(
 
 def install_for_workloads(journey: Journey, *jobs: Training, flags: tuple[str, ...] = ()) -> None:
     """Install the release, let the training namespace opt in to its class, and give the GPUs what these jobs do."""
-    journey.install(*INSTALL, *flags)
+    confined = ("--set", "operator.hostUsers=false") if has_user_namespaces(journey) else ()
+    journey.install(*INSTALL, *confined, *flags)
     journey.kubectl("label", "namespace", TRAINING, f"{keys.LABEL_CLASS}=default")
     data = {f"{job.name}.csv": profile_csv(job.stages, imbalance=1.25, forward_s=0.02) for job in jobs}
     journey.core.create_namespaced_config_map(TRAINING, {"metadata": {"name": PHYSICS}, "data": data})
+
+
+def has_user_namespaces(journey: Journey) -> bool:
+    """Whether the container runtime of every node gives pods user namespaces of their own."""
+    handlers = [handler for node in journey.core.list_node().items for handler in node.status.runtime_handlers or ()]
+    return bool(handlers) and all(handler.features.user_namespaces for handler in handlers)
 
 
 def _writable(source: Path, copy: Path) -> Path:

@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from controllers import (
     JOB_SET_API,
     QUEUE,
     URGENT,
+    has_user_namespaces,
     install_for_workloads,
     job_set,
     queued,
@@ -41,6 +43,19 @@ def journey(job_sets_and_queues: None, cleared_journey: Journey) -> Iterator[Jou
     install_for_workloads(journey, FIRST, SECOND, ELASTIC)
     with queued(journey, {"cpu": "8", "nvidia.com/gpu": str(FIRST.ranks)}):
         yield journey
+
+
+def test_root_in_the_operators_pod_is_nobody_on_its_node(journey: Journey) -> None:
+    if not has_user_namespaces(journey):
+        pytest.skip(
+            "the nodes' runc gives pods no user namespace: apt-get install libseccomp-dev, then make the cluster"
+        )
+    [operator] = journey.pods("operator")
+    maps = [Path(f"/proc/{pid}/uid_map").read_text() for pid in find(operator, PROGRAMS["operator"])]
+    assert maps
+    for each in maps:
+        inside, outside, _ = map(int, each.split())
+        assert (inside, outside > 65535) == (0, True), "no user of the node has such a number"
 
 
 def perseus_jobs(journey: Journey) -> dict[str, Any]:
