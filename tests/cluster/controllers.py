@@ -318,7 +318,7 @@ def install_for_workloads(journey: Journey, *jobs: Training, flags: tuple[str, .
 def has_user_namespaces(journey: Journey) -> bool:
     """Whether the container runtime of every node gives pods user namespaces of their own."""
     handlers = [handler for node in journey.core.list_node().items for handler in node.status.runtime_handlers or ()]
-    return bool(handlers) and all(handler.features.user_namespaces for handler in handlers)
+    return bool(handlers) and all(each.features and each.features.user_namespaces for each in handlers)
 
 
 def _writable(source: Path, copy: Path) -> Path:

@@ -21,9 +21,12 @@ pytestmark = pytest.mark.timeout(900)
 
 JOB = Training("confined", stages=2, pipelines=2, microbatches=4)
 PROFILE = profile_csv(JOB.stages, imbalance=1.25, forward_s=0.02)
+LABEL = "system_u:object_r:container_file_t:s0"
+"""For nodes that enforce SELinux; without it the kernel keeps a label as it is."""
 INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
     *("--set", "simulatedGpus.enabled=true,webhook.enabled=true"),
+    *("--set", f"agent.settings.socketSelinuxLabel={LABEL}"),
 )
 
 
@@ -74,6 +77,12 @@ def test_it_trains_at_the_plans_clocks_without_a_host_path(journey: Journey) -> 
         )
         assert "Read-only file system" in answer
     journey.clocks_are_the_plans(JOB)
+
+
+def test_socket_and_directory_have_the_label_that_was_asked_for(journey: Journey) -> None:
+    directories = [node.root / "run/perseus" for node in journey.cluster.nodes]
+    for path in (*directories, *(each / "agent.sock" for each in directories)):
+        assert os.getxattr(path, "security.selinux").rstrip(b"\0").decode() == LABEL
 
 
 def test_the_namespace_refuses_a_host_path(journey: Journey) -> None:
