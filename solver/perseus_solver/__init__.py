@@ -16,7 +16,7 @@ energy (J):
 >>> schedule = perseus.build_schedule("1F1B", stages=2, microbatches=4)
 >>> problem = perseus.build_problem(profile, schedule, blocking_power_w=80.0)
 >>> frontier = perseus.solve_frontier(problem)
->>> plan = frontier[frontier.lookup(1.05 * frontier.t_min_s)]  # at most 5 % slower than the fastest plan
+>>> plan = frontier.at(1.05 * frontier.t_min_s)  # at most 5 % slower than the fastest plan
 >>> print(f"{plan.iteration_time_s:.2f} s, {plan.energy_j:.2f} J, {plan.status}")
 0.72 s, 409.48 J, within_gap
 >>> plan.frequencies_mhz[schedule.span(1)].tolist()  # a clock for every instruction of stage 1
@@ -137,3 +137,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'perseus_solver' has no attribute {name!r}")
     return getattr(import_module(f"perseus_solver.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # a notebook completes names that are not imported yet

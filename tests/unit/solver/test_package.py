@@ -15,6 +15,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "library.md"
 def test_every_exported_name_can_be_imported() -> None:
     for name in perseus_solver.__all__:
         assert getattr(perseus_solver, name) is not None
+    assert set(perseus_solver.__all__) <= set(dir(perseus_solver)), "a notebook completes them"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
