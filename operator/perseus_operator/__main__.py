@@ -22,7 +22,7 @@ from perseus_operator.controller.shards import Replica
 from perseus_operator.controller.tracing import export_to, log_fields
 from perseus_operator.errors import KubeError
 from perseus_operator.objects import JobRef
-from perseus_operator.planning.shards import identity_of
+from perseus_operator.planning.shards import Notes, identity_of
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.servers.serving import Serving
 from perseus_operator.settings import Settings, settings_or_exit
@@ -82,7 +82,8 @@ class Process:
             release_timeout_s=settings.release_timeout_s,
         )
         serving = self._serving = Serving(settings, credentials, kube)
-        replica = Replica(leases, identity, epoch, await serving.announce())
+        notes = Notes(await serving.announce(), ",".join(sorted(settings.namespace_list)))
+        replica = Replica(leases, identity, epoch, notes)
         operator = self._operator = Operator(settings, kube, services, replica)
         await operator.start()
         await serving.serve(operator, self._metrics)

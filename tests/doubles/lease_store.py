@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from perseus_operator.errors import KubeConflict, KubeUnavailable
-from perseus_operator.planning.shards import LeaseRecord, shard_lease
+from perseus_operator.planning.shards import NO_NOTES, LeaseRecord, Notes, shard_lease
 
 COUNTER = "perseus-epoch"
 
@@ -57,12 +57,12 @@ class LeaseConnection:
         self.server.counter = max(least, self.server.counter + 1)
         return self.server.counter
 
-    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, address: str = "") -> LeaseRecord:
+    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, notes: Notes = NO_NOTES) -> LeaseRecord:
         await self._reach()
         present = self.server.records.get(known.name)
         if (present.version if present else "") != known.version:
             raise KubeConflict(f"{known.name}: the object has been modified")
-        written = self.server.put(LeaseRecord(known.name, holder, epoch, address=address))
+        written = self.server.put(LeaseRecord(known.name, holder, epoch, notes=notes))
         if self._lose_answer():
             raise KubeUnavailable("the answer was lost")
         return written

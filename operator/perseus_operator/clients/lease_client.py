@@ -17,7 +17,7 @@ import kubernetes.aio.client as k8s
 from perseus_operator.clients.kube_requests import ATTEMPTS, KubeRequests, read_json
 from perseus_operator.errors import KubeConflict, KubeError, KubeNotFound
 from perseus_operator.objects import FIELD_MANAGER, MANAGED_BY, Json
-from perseus_operator.planning.shards import DEAD_AFTER_S, LeaseRecord, shard_lease
+from perseus_operator.planning.shards import DEAD_AFTER_S, NO_NOTES, LeaseRecord, Notes, shard_lease
 from perseus_proto import keys
 
 EPOCH_LEASE: Final = "perseus-epoch"
@@ -70,14 +70,14 @@ class LeaseClient(KubeRequests):
         records = [_record(item) for item in (await self._request(read_json(request)))["items"]]
         return {record.name: record for record in records}
 
-    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, address: str = "") -> LeaseRecord:
+    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, notes: Notes = NO_NOTES) -> LeaseRecord:
         """Write a Lease, if it is as it was read; if it did not exist, make it.
 
         Args:
             known: as it was read.
             holder: from now on; empty: nobody.
             epoch: from now on; 0: none.
-            address: of the holder; empty: none.
+            notes: of the holder.
 
         Returns:
             The Lease after it.
@@ -87,8 +87,8 @@ class LeaseClient(KubeRequests):
         """
         now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         metadata: Json = {"name": known.name, "namespace": self.namespace, "labels": {MANAGED_BY: FIELD_MANAGER}}
-        if address:
-            metadata["annotations"] = {keys.ANNOTATION_ADDRESS: address}
+        written = {keys.ANNOTATION_ADDRESS: notes.address, keys.ANNOTATION_NAMESPACES: notes.namespaces}
+        metadata["annotations"] = {key: value for key, value in written.items() if value}
         spec: Json = {}
         if holder:
             spec |= {"holderIdentity": holder, "renewTime": now, "leaseDurationSeconds": round(DEAD_AFTER_S)}
@@ -120,11 +120,12 @@ class LeaseClient(KubeRequests):
 
 def _record(lease: Mapping[str, Any]) -> LeaseRecord:
     metadata, spec = lease["metadata"], lease.get("spec") or {}
+    notes = metadata.get("annotations") or {}
     return LeaseRecord(
         metadata["name"],
         spec.get("holderIdentity") or "",
         int(spec.get("leaseTransitions") or 0),
         spec.get("renewTime") or "",
-        (metadata.get("annotations") or {}).get(keys.ANNOTATION_ADDRESS, ""),
         metadata["resourceVersion"],
+        Notes(notes.get(keys.ANNOTATION_ADDRESS, ""), notes.get(keys.ANNOTATION_NAMESPACES, "")),
     )

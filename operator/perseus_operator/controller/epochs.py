@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from perseus_operator.errors import KubeConflict
-from perseus_operator.planning.shards import LeaseRecord, shard_of
+from perseus_operator.planning.shards import NO_NOTES, LeaseRecord, Notes, shard_of
 
 MAX_LOST: Final = 1_000_000
 """An epoch is drawn when a shard is taken: no counter was ahead by more when it was lost. An agent that names a higher
@@ -37,7 +37,7 @@ class EpochStore(Protocol):
         """Read the Lease of a shard. Raises KubeError."""
         ...
 
-    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, address: str = "") -> LeaseRecord:
+    async def write(self, known: LeaseRecord, holder: str, epoch: int = 0, notes: Notes = NO_NOTES) -> LeaseRecord:
         """Write a Lease. Raises KubeConflict if it is no longer as it was read."""
         ...
 

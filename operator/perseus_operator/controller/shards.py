@@ -16,8 +16,10 @@ from perseus_operator.errors import KubeConflict, KubeError
 from perseus_operator.planning.shards import (
     BEAT_S,
     LEADING_SHARD,
+    NO_NOTES,
     LeaseRecord,
     Membership,
+    Notes,
     Round,
     seat_lease,
     shard_lease,
@@ -44,8 +46,8 @@ class Replica:
     """By which it signs Leases."""
     epoch: int
     """Drawn at its start."""
-    address: str = ""
-    """host:port at which it answers other replicas; empty: nowhere."""
+    notes: Notes = NO_NOTES
+    """What it says of itself to other replicas."""
 
 
 class Shards:
@@ -71,17 +73,19 @@ class Shards:
         """
         self._store = replica.leases
         self._identity = replica.identity
-        self._address = replica.address
+        self._notes = replica.notes
         self._epoch = replica.epoch
         """Under which shards are taken next."""
         self._epochs = epochs
         self._monotonic_s = monotonic_s
         self._gained = gained
         self._lost = lost
-        self._membership = Membership(replica.identity)
+        self._membership = Membership(replica.identity, replica.notes)
         self._held: dict[int, int] = {}
         """Shards that this replica holds, with their epochs in the Lease."""
         self._superseded = False
+        self._strangers: tuple[str, ...] = ()
+        """As the log has named them last."""
 
     @property
     def leads(self) -> bool:
@@ -124,6 +128,7 @@ class Shards:
         leases = await self._store.leases()
         decided = self._membership.read(leases, self._monotonic_s())
         self._compare(decided)
+        self._name_strangers()
         if decided.superseded:
             logger.warning("another process has taken the place of %s: this one serves no more jobs", self._identity)
             self._superseded = True
@@ -133,11 +138,21 @@ class Shards:
             return
         name = seat_lease(decided.seat)
         try:
-            await self._store.write(leases.get(name, LeaseRecord(name)), self._identity, address=self._address)
+            await self._store.write(leases.get(name, LeaseRecord(name)), self._identity, notes=self._notes)
         except KubeConflict:
             return  # the next beat finds another
         await self._free(leases, decided.free)
         await self._take(leases, decided.take)
+
+    def _name_strangers(self) -> None:
+        strangers = self._membership.strangers
+        if strangers and strangers != self._strangers:
+            logger.error(
+                "%s serve other namespaces than this operator, though their agents are in the same one: they are no"
+                " replicas of it. Jobs of the shards that they hold are served by nobody; give each its own agents",
+                ", ".join(strangers),
+            )
+        self._strangers = strangers
 
     async def leave(self) -> None:
         """Give back everything, so that others take it at once. Nothing that agents hold changes."""

@@ -34,6 +34,19 @@ _UNREAD_S: Final = DEAD_AFTER_S / 2
 
 
 @dataclass(frozen=True)
+class Notes:
+    """What a replica says of itself on its seat."""
+
+    address: str = ""
+    """host:port at which it answers others; empty: nowhere."""
+    namespaces: str = ""
+    """That it serves, separated by commas; empty: all."""
+
+
+NO_NOTES: Final = Notes()
+
+
+@dataclass(frozen=True)
 class LeaseRecord:
     """A Lease as it was read; the fields that are not set there are empty."""
 
@@ -43,9 +56,9 @@ class LeaseRecord:
     """``spec.leaseTransitions``: of a shard, under which its holder commands."""
     renewed: str = ""
     """``spec.renewTime``, which is only compared with itself: no two clocks need to agree."""
-    address: str = ""
-    """Of a seat: host:port at which its replica answers the others."""
     version: str = ""
+    notes: Notes = NO_NOTES
+    """Of a seat."""
 
 
 def shard_of(job_uid: str) -> int:
@@ -90,14 +103,17 @@ class Round:
 class Membership:
     """What one replica knows of all replicas; in seconds of its own monotonic clock."""
 
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: str, notes: Notes = NO_NOTES) -> None:
         self.identity = identity
+        self.notes = notes
         self._seated = False
         self._read_s = -math.inf
         self._seats: dict[int, tuple[LeaseRecord, float]] = {}
         """Each seat that is taken, and since when it has been as it is."""
         self.others: tuple[str, ...] = ()
         """Addresses of the other replicas that live, as far as they have one."""
+        self.strangers: tuple[str, ...] = ()
+        """Who lives and serves other namespaces: jobs of the shards that they hold may be served by nobody."""
 
     def read(self, leases: Mapping[str, LeaseRecord], now_s: float) -> Round:
         """Take in all Leases as they are now, and decide.
@@ -108,8 +124,9 @@ class Membership:
         """
         self._observe(leases, now_s)
         alive = self._alive(now_s)
-        seated = (record for record, _ in self._seats.values() if record.holder in alive)
-        self.others = tuple(record.address for record in seated if record.address)
+        seated = [record for record, _ in self._seats.values() if record.holder in alive]
+        self.others = tuple(record.notes.address for record in seated if record.notes.address)
+        self.strangers = tuple(r.holder for r in seated if r.notes.namespaces != self.notes.namespaces)
         seat = self._seat(leases, alive)
         own = next((index for index, (record, _) in self._seats.items() if record.holder == self.identity), None)
         if own is not None:

@@ -21,6 +21,7 @@ from perseus_operator.planning.shards import (
     SHARDS,
     LeaseRecord,
     Membership,
+    Notes,
     identity_of,
     seat_lease,
     shard_lease,
@@ -256,3 +257,34 @@ def test_who_holds_a_shard_without_a_seat_is_dead() -> None:
     orphan = LeaseRecord(shard_lease(3), "operator-b_1", epoch=9, version="2")
     decided = membership.read({seat.name: seat, orphan.name: orphan}, 0.0)
     assert 3 in decided.take
+
+
+async def test_an_operator_of_other_namespaces_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = LeaseServer()
+    connection = LeaseConnection(server)
+    await connection.write(LeaseRecord(seat_lease(0)), "other_1", notes=Notes(namespaces="team-b"))
+    replica = ThisReplica(connection, "own_1", 1, Notes(namespaces="team-a"))
+    shards = Shards(
+        replica, Epochs(connection, "own_1"), monotonic_s=lambda: 0.0, gained=lambda _: None, lost=lambda _: None
+    )
+    for _ in range(3):
+        await shards.beat()
+    assert [record.levelname for record in caplog.records if "other_1 serve other namespaces" in record.message] == [
+        "ERROR"
+    ]
+
+
+async def test_replicas_know_where_the_others_answer() -> None:
+    server = LeaseServer()
+    connection = LeaseConnection(server)
+    await connection.write(LeaseRecord(seat_lease(0)), "other_1", notes=Notes("10.0.0.7:9476"))
+    await connection.write(LeaseRecord(seat_lease(1)), "silent_1")
+    membership = Membership("own_1", Notes("10.0.0.8:9476"))
+    membership.read(await connection.leases(), 0.0)
+    assert membership.others == ("10.0.0.7:9476",)
+    membership.read(await connection.leases(), 1.0)
+    membership.read(await connection.leases(), 2.0)
+    membership.read(await connection.leases(), DEAD_AFTER_S)
+    assert membership.others == (), "who does not renew its seat answers nobody"
