@@ -176,11 +176,31 @@ def test_a_profile_of_another_namespace_needs_an_administrators_grant(world: Any
             world.delete_class(name)
 
 
-async def measure(world: Any) -> None:
-    """Store what a job has measured, and measured again: no rank runs here."""
+async def connect(world: Any) -> KubeClient:
+    """As the operator does it."""
     configuration = aio_client.Configuration()
     await aio_config.load_kube_config(str(world.kubeconfig), client_configuration=configuration)
-    kube = KubeClient(aio_client.ApiClient(configuration))
+    return KubeClient(aio_client.ApiClient(configuration))
+
+
+def test_jobs_whose_end_a_watch_has_missed_are_missed_in_the_list_though_none_is_left(world: Any) -> None:
+    async def uids() -> set[str]:
+        kube = await connect(world)
+        try:
+            return await kube.job_uids([world.namespace])
+        finally:
+            await kube.close()
+
+    uid = world.create()["metadata"]["uid"]
+    assert asyncio.run(uids()) == {uid}
+    world.delete()
+    world.until("gone", world.gone)
+    assert asyncio.run(uids()) == set()
+
+
+async def measure(world: Any) -> None:
+    """Store what a job has measured, and measured again: no rank runs here."""
+    kube = await connect(world)
     times = KEPT + 3
     for number in range(times):
         await store_profile(kube, world.namespace, "measured", {"csv": f"measured {number}"})

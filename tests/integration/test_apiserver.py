@@ -29,6 +29,19 @@ def test_a_new_object_gets_identity_and_generation(widgets: Widgets) -> None:
     assert widgets.get()["metadata"]["resourceVersion"] == metadata["resourceVersion"]
 
 
+def test_a_list_of_metadata_is_null_where_there_is_nothing(widgets: Widgets) -> None:
+    """Unlike a list of whole objects, which is empty."""
+    only = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+    listed = lambda **options: widgets.custom.list_namespaced_custom_object(  # noqa: E731
+        GROUP, VERSION, widgets.namespace, PLURAL, **options
+    )
+    assert listed()["items"] == []
+    assert listed(_headers={"Accept": only})["items"] is None
+    uid = widgets.create()["metadata"]["uid"]
+    [item] = listed(_headers={"Accept": only})["items"]
+    assert (item["metadata"]["uid"], "spec" in item) == (uid, False)
+
+
 def test_the_same_name_again_is_a_new_object_with_another_uid(widgets: Widgets) -> None:
     first = widgets.create()
     widgets.delete()

@@ -178,7 +178,7 @@ class KubeClient(ObjectStore, AccessReviews):
                 if namespace
                 else self._custom.list_cluster_custom_object(*group, keys.PLURAL, _request_timeout=TIMEOUT_S, **options)
             )
-            found += (await self._request(asked))["items"]
+            found += (await self._request(asked))["items"] or ()  # null: a list of metadata that is empty
         return found
 
     async def watch_agents(self, namespace: str) -> AsyncIterator[AgentPods]:

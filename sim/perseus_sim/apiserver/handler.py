@@ -290,13 +290,10 @@ class _Call:
         if self._form == "Table":
             include = self.request.query.get("includeObject", "Metadata")
             return tables.table(self.resource, objects, metadata, include)
-        items = [builtins.served_form(self.resource, obj) for obj in objects]
+        items: list[Json] | None = [builtins.served_form(self.resource, obj) for obj in objects]
         if self._form:
-            kind, version, items = (
-                "PartialObjectMetadataList",
-                "meta.k8s.io/v1",
-                [tables.partial(item) for item in items],
-            )
+            kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
+            items = [tables.partial(item) for item in items or ()] or None  # an empty one is null, on a real server too
         else:
             kind, version = self.resource.list_kind, self.resource.api_version
         return {"kind": kind, "apiVersion": version, "metadata": metadata, "items": items}
