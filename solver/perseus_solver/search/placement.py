@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from perseus_solver.kinds import Floats, Index
-from perseus_solver.model.deployed import waiting_s
+from perseus_solver.model.deployed import step_gaps, waiting_s
 
 _HALVINGS = 30
 """Halvings of the interval of worst gaps, to a billionth of it."""
@@ -36,7 +36,7 @@ def chosen(time_s: Floats, energy_j: Floats, bound_j: Floats, waiting_w: float, 
 
     A worst gap is possible if few enough steps lead from the first plan to the last, none with a larger gap. The fewest
     steps are those that always go to the plan, among all within reach, that reaches furthest. Bisection finds the
-    smallest such gap. What is left of the points lowers the mean.
+    smallest such gap; below that of all plans it does not look. What is left of the points lowers the mean.
 
     Args:
         time_s, energy_j: float[plans], plans that no other dominates, by increasing time.
@@ -54,10 +54,13 @@ def chosen(time_s: Floats, energy_j: Floats, bound_j: Floats, waiting_w: float, 
         return np.array([0, last][:points], dtype=np.intp)
     waited_j = waiting_w * waiting_s(time_s, energy_j)
     spent_j = energy_j - waited_j
+    # With all plans kept, each of the two parts has a worst step already, which no choice avoids.
+    steps = step_gaps(time_s, energy_j, bound_j, waiting_w)
+    least_worst = np.where(np.arange(last + 1) <= least, steps[:least].max(initial=0.0), steps[least:].max())
 
     def path(worst: float) -> list[int]:
         # Plan i may run until plan j begins if spent_j[i] ≤ allowed_j[j].
-        allowed_j = np.minimum.accumulate((1.0 + worst) * bound_j - waited_j)
+        allowed_j = np.minimum.accumulate((1.0 + np.maximum(worst, least_worst)) * bound_j - waited_j)
         reach = np.searchsorted(-allowed_j, -spent_j, side="right") - 1
         reach = np.clip(reach, np.minimum(np.arange(last + 1) + 1, last), last)
         steps = [0]

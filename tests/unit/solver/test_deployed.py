@@ -76,6 +76,27 @@ def test_no_other_choice_of_as_many_plans_has_a_smaller_worst_gap(seed: int, pla
     assert worst(kept) <= best + 1e-3
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_where_a_large_gap_is_inevitable_the_points_lower_the_mean_elsewhere(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    time_s = 1.0 + np.cumsum(random.uniform(0.01, 0.2, 300))
+    bound_j = 1000.0 + 900.0 * np.exp(-2.0 * (time_s - 1.0) / time_s[-1])
+    gap = np.abs(random.normal(0.0, 0.002, len(time_s)))
+    gap[20:40] += 0.05
+    energy_j = np.minimum.accumulate(bound_j * (1.0 + gap))
+    found = np.flatnonzero(np.append(True, np.diff(energy_j) < 0))
+    time_s, energy_j, bound_j = time_s[found], energy_j[found], bound_j[found]
+
+    def deployed(kept: np.ndarray) -> DeployedGap:
+        return DeployedGap.of(frontier(time_s[kept], energy_j[kept], bound_j[kept]))
+
+    plans = np.arange(len(time_s))
+    every, half = deployed(plans), deployed(np.union1d(plans[::2], plans[-1:]))
+    kept = deployed(chosen(time_s, energy_j, bound_j, WAITING_W, len(plans) // 2))
+    assert kept.worst == every.worst
+    assert kept.mean - every.mean < 0.62 * (half.mean - every.mean)
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(2, 30))
 def test_distance_grows_along_the_frontier_and_counts_what_a_step_loses(seed: int, plans: int) -> None:
     time_s, energy_j, _ = curve(seed, plans)
