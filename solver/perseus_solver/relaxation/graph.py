@@ -71,8 +71,8 @@ class Graph:
             np.add(latest_of(done_ticks, level.before), duration_ticks[rows], out=done_ticks[rows])
         return done_ticks
 
-    def tail_ticks(self, duration_ticks: Floats) -> Floats:
-        """Return the longest way from the end of each row to the end of the iteration (and 0 in row n).
+    def reach_ticks(self, duration_ticks: Floats) -> Floats:
+        """Return the longest way from the start of each row to the end of the iteration (and 0 in row n).
 
         Args:
             duration_ticks: float[n, plans].
@@ -80,14 +80,12 @@ class Graph:
         Returns:
             float[n + 1, plans].
         """
-        rest_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
-        reach_ticks = np.empty_like(rest_ticks)  # the rest plus the row's own duration
-        rest_ticks[self.n] = reach_ticks[self.n] = 0.0
+        reach_ticks = np.empty((self.n + 1, duration_ticks.shape[1]))
+        reach_ticks[self.n] = 0.0
         for level in reversed(self.levels):
             rows = slice(level.begin, level.end)
-            rest_ticks[rows] = latest_of(reach_ticks, level.after)
-            np.add(rest_ticks[rows], duration_ticks[rows], out=reach_ticks[rows])
-        return rest_ticks
+            np.add(latest_of(reach_ticks, level.after), duration_ticks[rows], out=reach_ticks[rows])
+        return reach_ticks
 
 
 def latest_of(times_ticks: Floats, links: Links) -> Floats | float:

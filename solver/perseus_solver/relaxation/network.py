@@ -183,7 +183,7 @@ def stretch(graph: Graph, shortest_ticks: Floats, longest_ticks: Floats, end_tic
         Durations in ticks, float[n, columns], and makespans in ticks, float[columns].
     """
     duration_ticks = shortest_ticks.copy()
-    rest_ticks = graph.tail_ticks(duration_ticks)
+    rest_ticks = graph.reach_ticks(duration_ticks)[:-1] - duration_ticks
     end_ticks = np.maximum(end_ticks, graph.finish_ticks(duration_ticks).max(axis=0))
     done_ticks = np.zeros((graph.n + 1, duration_ticks.shape[1]))
     for level in graph.levels:

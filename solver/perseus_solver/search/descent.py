@@ -58,10 +58,9 @@ class Descent:
         inside = np.abs(self._level - random.uniform(0.0, self._levels, len(of))) <= reach
         trial = choice[:, of]
         np.minimum(trial, rounder.cheapest(rounder.worth(price)), out=trial, where=inside)
-        for share in _SHARES:
-            offered = rounder.worth(price * share) if share else rounder.free(len(of))
-            rounder.reclaim(trial, deadline_ticks[of], offered, backward=self._backward)
-            self._backward = not self._backward
+        offered = [rounder.worth(price * share) for share in _SHARES]
+        rounder.reclaim(trial, deadline_ticks[of], *offered, backward=self._backward)
+        self._backward = not self._backward
         energy_j = rounder.energy_j(trial).reshape(plans, tries)
         best = np.arange(plans) * tries + energy_j.argmin(axis=1)
         return np.where(energy_j.min(axis=1) < rounder.energy_j(choice), trial[:, best], choice)

@@ -24,6 +24,8 @@ TIE_SHARE = 0.99
 """When following a timetable, an instruction whose flow is between two corners takes the slower one; with slightly less
 flow, it would leave its time to others. Slightly less than the full worth decides for the slower option.
 """
+_CACHED = 2**14
+"""Numbers in a work array that stays in a processor's cache."""
 _CELLS = 1024
 """Cells of the grid over each table's durations; a table has tens of options."""
 
@@ -67,15 +69,14 @@ class Rounder:
         self._first = (table_of * self._width)[:, None]
         self._option_ticks = np.pad(tables.time_ticks, ((0, 0), (0, 1)), constant_values=np.inf).ravel()
         self._energy = np.pad(tables.energy_j, ((0, 0), (0, 1))).ravel()
-        self._grid = _Grid.of(tables)
-        self._fastest_ticks, self._scale = (
-            part[table_of][:, None] for part in (tables.time_ticks[:, 0], self._grid.scale)
-        )
-        self._cell_first = (table_of * (_CELLS + 1))[:, None]
-        prefixes = _best_in_prefix(tables)
+        self._limits = _Grid.of(np.pad(tables.time_ticks, ((0, 0), (0, 1)), constant_values=np.inf), table_of)
+        self._prices = _Grid.of(_thresholds(tables), self._table_of_kind)
+        # In front of the fastest option there is one place for limits that nothing meets.
+        prefixes = np.pad(_best_in_prefix(tables), ((0, 0), (0, 0), (1, 0)))
         self._prefix = prefixes.ravel()
-        self._prefix_width = prefixes.shape[2]
-        self._prefix_first = (self._table_of_kind * (prefixes.shape[1] * self._prefix_width))[:, None]
+        corners, self._prefix_width = prefixes.shape[1:]
+        first = self._table_of_kind * (corners * self._prefix_width - self._width) + 1
+        self._free = (first + (tables.hull_size[self._table_of_kind] - 1) * self._prefix_width)[:, None]
 
     def duration_ticks(self, choice: Index, rows: slice = slice(None)) -> Floats:
         """Return the durations of a choice, float[rows, columns]."""
@@ -104,19 +105,19 @@ class Rounder:
 
     def worth(self, price: Floats) -> Index:
         """Encode a price of time (units) at each kind of instruction for `follow` and `reclaim`."""
-        tables = self.tables
-        corner = np.empty(price.shape, dtype=np.intp)
-        for k in range(len(tables.size)):
-            rows = np.flatnonzero(self._table_of_kind == k)
-            falling = -tables.hull_price[k, : int(tables.hull_size[k]) - 1]
-            corner[rows] = np.searchsorted(falling, -price[rows], side="right")
-        found: Index = self._prefix_first + corner * self._prefix_width
+        found = np.empty(price.shape, dtype=np.intp)
+        step = max(_CACHED // price.shape[1], 1)
+        for begin in range(0, len(price), step):
+            rows = slice(begin, begin + step)
+            above = self._prices.last(rows, price[rows])
+            above -= self._prices.first[rows]
+            above *= -self._prefix_width
+            np.add(above, self._free[rows], out=found[rows])
         return found
 
     def free(self, columns: int) -> Index:
         """Return the same where time is worth nothing."""
-        last = self.tables.hull_size[self._table_of_kind][:, None] - 1
-        found: Index = np.broadcast_to(self._prefix_first + last * self._prefix_width, (len(last), columns))
+        found: Index = np.broadcast_to(self._free, (len(self._free), columns))
         return found
 
     def best_option(self, rows: slice, limit_ticks: Floats, worth: Index) -> Index:
@@ -127,23 +128,14 @@ class Rounder:
             limit_ticks: float[rows, columns].
             worth: int[rows, columns], from `worth`, what unused time is worth there.
         """
-        place = limit_ticks - self._fastest_ticks[rows]
-        place *= self._scale[rows]
-        np.clip(place, 0.0, _CELLS, out=place)
-        cell = place.astype(np.intp)
-        cell += self._cell_first[rows]
-        at = self._grid.before.take(cell)
-        for _ in range(self._grid.depth):
-            at += self._option_ticks.take(at + 1) <= limit_ticks
-        at -= self._first[rows]
-        np.maximum(at, 0, out=at)
+        at = self._limits.last(rows, limit_ticks)
         at += worth
         best: Index = self._prefix.take(at)
         return best
 
     def cheapest(self, worth: Index) -> Index:
         """Return the option of each row that is best at a worth of time, int[n, columns], however long it takes."""
-        last = self.tables.size[self._table_of_kind][:, None] - 1
+        last = (self._table_of_kind * self._width + self.tables.size[self._table_of_kind])[:, None] - 1
         best: Index = self._prefix.take(worth + last)
         return best if self._all_differ else best.take(self.kind, axis=0)
 
@@ -151,84 +143,130 @@ class Rounder:
         """Return what time is worth at some rows, given what it is at each kind."""
         return worth[rows] if self._all_differ else worth.take(self.kind[rows], axis=0)
 
-    def follow(self, finish_ticks: Floats, worth: Index) -> Index:
-        """Return options that keep up with a timetable, from the start; what one leaves of its time, others may use."""
+    def follow(self, target_ticks: Floats, worth: Index, *, backward: bool = False) -> Index:
+        """Return options that keep up with a timetable; what one leaves of its time, others may use.
+
+        Args:
+            target_ticks: float[n, columns], when each row ends; or, swept backward, the time from each row's start to
+                the end of the iteration.
+            worth: from `worth`, what time is worth.
+            backward: sweep from the end.
+
+        Returns:
+            int[n, columns].
+        """
         graph = self.graph
-        choice = np.empty((graph.n, finish_ticks.shape[1]), dtype=np.intp)
-        end_ticks = np.zeros((graph.n + 1, finish_ticks.shape[1]))
-        for level in graph.levels:
+        choice = np.empty((graph.n, target_ticks.shape[1]), dtype=np.intp)
+        swept_ticks = np.zeros((graph.n + 1, target_ticks.shape[1]))
+        for level in reversed(graph.levels) if backward else graph.levels:
             rows = slice(level.begin, level.end)
-            ready_ticks = latest_of(end_ticks, level.before)
-            choice[rows] = self.best_option(rows, finish_ticks[rows] - ready_ticks, self._worth_of(rows, worth))
-            end_ticks[rows] = ready_ticks + self._option_ticks[self._first[rows] + choice[rows]]
+            near_ticks = latest_of(swept_ticks, level.after if backward else level.before)
+            choice[rows] = self.best_option(rows, target_ticks[rows] - near_ticks, self._worth_of(rows, worth))
+            np.add(near_ticks, self.duration_ticks(choice[rows], rows), out=swept_ticks[rows])
         return choice
 
-    def follow_back(self, reach_ticks: Floats, worth: Index) -> Index:
-        """Return the same from the end; ``reach_ticks`` is the time from each planned start to the iteration's end."""
-        graph = self.graph
-        choice = np.empty((graph.n, reach_ticks.shape[1]), dtype=np.intp)
-        far_ticks = np.zeros((graph.n + 1, reach_ticks.shape[1]))
-        for level in reversed(graph.levels):
-            rows = slice(level.begin, level.end)
-            rest_ticks = latest_of(far_ticks, level.after)
-            choice[rows] = self.best_option(rows, reach_ticks[rows] - rest_ticks, self._worth_of(rows, worth))
-            far_ticks[rows] = rest_ticks + self._option_ticks[self._first[rows] + choice[rows]]
-        return choice
+    def reclaim(self, choice: Index, deadline_ticks: Floats, *worths: Index, backward: bool = False) -> Floats:
+        """Distribute slack, one sweep over the levels for each worth, from alternate ends; makes options slower.
 
-    def reclaim(self, choice: Index, deadline_ticks: Floats, worth: Index, *, backward: bool = False) -> None:
-        """Distribute slack in the order of the levels (or in reverse); makes options slower in place.
+        What one sweep finds out about times is what the next one, from the other end, needs.
 
         Args:
             choice: int[n, columns], changed in place.
             deadline_ticks: float[columns].
-            worth: from `worth`, what time is worth.
-            backward: sweep from the end.
+            worths: from `worth`, what time is worth in each sweep.
+            backward: the first sweep begins at the end.
+
+        Returns:
+            float[columns], the ticks from start to end.
         """
         graph = self.graph
         duration_ticks = self.duration_ticks(choice)
-        swept_ticks = np.zeros((graph.n + 1, choice.shape[1]))
-        if backward:
-            start_ticks = graph.finish_ticks(duration_ticks)[:-1] - duration_ticks
-            levels, other_ticks = graph.levels[::-1], start_ticks
-        else:
-            levels, other_ticks = graph.levels, graph.tail_ticks(duration_ticks)
-        for level in levels:
-            rows = slice(level.begin, level.end)
-            near_ticks = latest_of(swept_ticks, level.after if backward else level.before)
-            limit_ticks = deadline_ticks - other_ticks[rows] - near_ticks
-            slower = self.best_option(rows, limit_ticks, self._worth_of(rows, worth))
-            choice[rows] = np.maximum(choice[rows], slower)
-            swept_ticks[rows] = near_ticks + self._option_ticks[self._first[rows] + choice[rows]]
+        swept_ticks = graph.finish_ticks(duration_ticks) if backward else graph.reach_ticks(duration_ticks)
+        for worth in worths:
+            other_ticks, swept_ticks = swept_ticks, np.zeros_like(swept_ticks)
+            other_ticks[:-1] -= duration_ticks
+            for level in reversed(graph.levels) if backward else graph.levels:
+                rows = slice(level.begin, level.end)
+                near_ticks = latest_of(swept_ticks, level.after if backward else level.before)
+                limit_ticks = deadline_ticks - other_ticks[rows]
+                limit_ticks -= near_ticks
+                slower = self.best_option(rows, limit_ticks, self._worth_of(rows, worth))
+                np.maximum(choice[rows], slower, out=choice[rows])
+                duration_ticks[rows] = self.duration_ticks(choice[rows], rows)
+                np.add(near_ticks, duration_ticks[rows], out=swept_ticks[rows])
+            backward = not backward
+        makespan_ticks: Floats = swept_ticks.max(axis=0)
+        return makespan_ticks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grid:
-    """Finds the slowest option within a limit: a bisection without branches, because most cells are empty.
+    """Finds the last entry of a table within a limit: a bisection without branches, because most cells are empty.
 
     Attributes:
-        scale: float[tables], cells in a tick.
-        before: int[tables × cells], the last option (in the padded tables) of an earlier cell, which is within any
-            limit of this cell; one before the table's first where there is none.
-        depth: the most options in a cell.
+        entries: float[tables × width], each table increasing and padded with infinity.
+        first: int[rows, 1], where the table of each row begins.
+        least, scale: float[rows, 1], the first entry of that table, and cells in a unit.
+        cell: int[rows, 1], its first cell.
+        before: int[tables × cells], the last entry of an earlier cell, which is within any limit of this cell; one
+            before the table's first where there is none.
+        depth: the most entries in a cell.
     """
 
+    entries: Floats
+    first: Index
+    least: Floats
     scale: Floats
+    cell: Index
     before: Index
     depth: int
 
     @classmethod
-    def of(cls, tables: Tables) -> _Grid:
-        count, width = tables.time_ticks.shape
-        fastest_ticks = tables.time_ticks[:, 0]
-        slowest_ticks = tables.time_ticks[np.arange(count), tables.size - 1]
-        scale = _CELLS / np.maximum(slowest_ticks - fastest_ticks, 1.0)
+    def of(cls, entries: Floats, table_of: Index) -> _Grid:
+        count, width = entries.shape
+        size = np.isfinite(entries).sum(axis=1)
+        least = entries[:, 0]
+        scale = _CELLS / np.maximum(entries[np.arange(count), size - 1] - least, 1.0)
         before = np.empty((count, _CELLS + 1), dtype=np.intp)
         depth = 1
-        for k, options in enumerate(tables.size.tolist()):
-            cell = ((tables.time_ticks[k, :options] - fastest_ticks[k]) * scale[k]).clip(0.0, _CELLS).astype(np.intp)
-            before[k] = k * (width + 1) + cell.searchsorted(np.arange(_CELLS + 1)) - 1
+        for k, filled in enumerate(size.tolist()):
+            cell = ((entries[k, :filled] - least[k]) * scale[k]).clip(0.0, _CELLS).astype(np.intp)
+            before[k] = k * width + cell.searchsorted(np.arange(_CELLS + 1)) - 1
             depth = max(depth, int(np.bincount(cell).max()))
-        return cls(scale, before.ravel(), depth)
+        return cls(
+            entries=entries.ravel(),
+            first=(table_of * width)[:, None],
+            least=least[table_of][:, None],
+            scale=scale[table_of][:, None],
+            cell=(table_of * (_CELLS + 1))[:, None],
+            before=before.ravel(),
+            depth=depth,
+        )
+
+    def last(self, rows: slice, limit: Floats) -> Index:
+        """Return where the last entry within each limit is, int[rows, columns]."""
+        place = limit - self.least[rows]
+        place *= self.scale[rows]
+        np.maximum(place, 0.0, out=place)
+        np.minimum(place, _CELLS, out=place)
+        cell = place.astype(np.intp)
+        cell += self.cell[rows]
+        at: Index = self.before.take(cell)
+        for _ in range(self.depth):
+            at += self.entries.take(at + 1) <= limit
+        return at
+
+
+def _thresholds(tables: Tables) -> Floats:
+    """Return float[tables, corners + 1]: −1, and the prices of time above which a faster corner of the hull is better.
+
+    A price that is met exactly leaves the slower corner.
+    """
+    found = np.full((len(tables.size), tables.hull_price.shape[1] + 1), np.inf)
+    found[:, 0] = -1.0
+    for k, corners in enumerate(tables.hull_size.tolist()):
+        found[k, 1:corners] = np.nextafter(tables.hull_price[k, : corners - 1][::-1].astype(np.float64), np.inf)
+    return found
 
 
 def _best_in_prefix(tables: Tables) -> Index:
@@ -291,14 +329,10 @@ def round_plans(
     best = np.zeros((rounder.graph.n, len(deadline_ticks)), dtype=np.intp)  # the fastest plan meets every deadline
     best_j = rounder.energy_j(best)
     for backward in ways:
-        choice = (
-            rounder.follow_back(limit_ticks - start_ticks, tie_worth)
-            if backward
-            else rounder.follow(finish_ticks, tie_worth)
-        )
-        for w in worth:
-            rounder.reclaim(choice, limit_ticks, w, backward=backward)
-        energy = np.where(rounder.makespan_ticks(choice) <= limit_ticks, rounder.energy_j(choice), np.inf)
+        target_ticks = limit_ticks - start_ticks if backward else finish_ticks
+        choice = rounder.follow(target_ticks, tie_worth, backward=backward)
+        makespan_ticks = rounder.reclaim(choice, limit_ticks, *worth, backward=backward)
+        energy = np.where(makespan_ticks <= limit_ticks, rounder.energy_j(choice), np.inf)
         winner = energy.reshape(times, -1).argmin(axis=0) * len(deadline_ticks) + np.arange(len(deadline_ticks))
         better = energy[winner] < best_j
         best[:, better], best_j[better] = choice[:, winner[better]], energy[winner[better]]

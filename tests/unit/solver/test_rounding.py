@@ -42,9 +42,11 @@ def test_reclaim_meets_the_deadline_and_only_slows_down(engine: Engine, rounder:
         deadline_ticks = np.floor(rounder.makespan_ticks(choice) * (1.0 + 0.3 * random.random(20)))
         price = random.random(choice.shape) * float(engine.tables.hull_price.max())
         before = choice.copy()
-        rounder.reclaim(choice, deadline_ticks, rounder.worth(price), backward=back)
+        worth = rounder.worth(price)
+        makespan_ticks = rounder.reclaim(choice, deadline_ticks, worth, rounder.free(20), backward=back)
         assert (choice >= before).all()
-        assert (rounder.makespan_ticks(choice) <= deadline_ticks).all()
+        assert (makespan_ticks <= deadline_ticks).all()
+        assert np.array_equal(makespan_ticks, rounder.makespan_ticks(choice))
         assert (choice > before).any()
 
 
@@ -67,8 +69,8 @@ def test_a_followed_timetable_is_never_exceeded(engine: Engine, rounder: Rounder
     end = finish_ticks.max(axis=0)
     free = rounder.worth(np.zeros(duration_ticks.shape))
     assert (rounder.makespan_ticks(rounder.follow(finish_ticks, free)) <= end).all()
-    reach = engine.graph.tail_ticks(duration_ticks)[:-1] + duration_ticks
-    assert (rounder.makespan_ticks(rounder.follow_back(reach, free)) <= end).all()
+    reach_ticks = engine.graph.reach_ticks(duration_ticks)[:-1]
+    assert (rounder.makespan_ticks(rounder.follow(reach_ticks, free, backward=True)) <= end).all()
 
 
 def test_rounded_plans_meet_every_deadline_from_the_fastest_on(engine: Engine, rounder: Rounder) -> None:
