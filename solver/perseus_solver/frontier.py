@@ -28,7 +28,7 @@ _SPACING, _LEAST_DEADLINES, _MOST_DEADLINES = 6e-4, 115, 460
 """Between neighbouring deadlines for which plans are made, the bound falls by this share of energy; but no fewer and no
 more deadlines than these. Mixtures find other plans between them.
 """
-_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 3e-4, 100, 800, 40_000_000
+_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 2e-4, 100, 1_000, 40_000_000
 """By default, neighbouring points differ by this share of energy, so that a step adds less to the deployed gap than the
 search leaves; but no fewer and no more points than these, and no more instructions in all of them.
 """

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.points,
         metavar="N",
         help="largest number of plans, placed so that the worst gap at any deadline is least (default: as many as are "
-        "needed for that gap, 100 to 400)",
+        "needed for that gap, 100 to 1,000)",
     )
     arguments.add_switching(parser)
     arguments.add_hardware(parser, required=False)

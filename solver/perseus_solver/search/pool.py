@@ -1,8 +1,9 @@
-"""All plans found so far, with their exact figures and bounds, and the ways to find better ones.
+"""The best plans found so far, with their exact figures and bounds, and the ways to find better ones.
 
 Relaxed timetables are rounded where they end by themselves (``rounding``), and of the plans that result those on the
-lower convex hull are mixed for all deadlines. Then plans are searched for better ones (``descent``) and mixed again, in
-turn, as often as the budget of work allows. Every plan is simulated exactly before it counts.
+lower convex hull are mixed for all deadlines. Then plans are searched for better ones (``descent``) and mixed where the
+steps between them are widest, in turn, as often as the budget of work allows. Every plan is simulated exactly before it
+counts, and those that another dominates are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine, Sample
 from perseus_solver.relaxation.tables import lower_hull, undominated
 from perseus_solver.search.descent import SWEEPS, Descent
-from perseus_solver.search.placement import chosen
+from perseus_solver.search.placement import chosen, distance
 from perseus_solver.search.rounding import Curve, Rounder, improve, round_plans, sweeps
 from perseus_solver.switching import clock_changes
 
@@ -29,21 +30,21 @@ _NOTHING = 1e-300
 """Joules; avoids a division by zero where a problem takes no energy at all."""
 _CELLS = 4_000_000
 """Instructions × plans swept at once, a few hundred megabytes of work arrays."""
-_WORK, _WORK_ONE = 1e7, 3e6
+_WORK, _WORK_ONE = 2e7, 3e6
 """The budgets of work, whatever the size of the graph: instructions × plans × sweeps. Along the frontier it is about
-half a second. A larger graph gets fewer turns, never less than two mixtures for each deadline.
+a second. A larger graph gets fewer turns, never less than two mixtures for each deadline.
 """
 _TURNS, _TURNS_ONE, _LEAST_SHARE = 16, 1, 0.1
 """Turns at most, along the frontier and for a single deadline; and the smallest share of the deadlines that a turn is
-worth beginning for. Every other turn mixes plans.
+worth beginning for.
 """
 _NEAREST, _NEAR = [(0, 0)], [(0, 0), (1, 1)]
 """Spans that are tried where plans are mixed, and for a single deadline; see `round_plans`."""
 _SPREAD = 4
-"""Plans are mixed with neighbours at most so many further than the nearest, in turn."""
+"""Plans are mixed with neighbours less than so many further than the nearest, in turn."""
 _FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
-_TRIES, _MOST_TRIES = 2, 8
-"""Trials for each deadline in a turn. Small graphs get more, as the budget allows."""
+_MOST_TRIES = 8
+"""Trials for each deadline in a turn, at most; large graphs get fewer."""
 _TRIES_ONE, _MOST_TURNS_ONE, _REFINED = 64, 40, 2
 """For a single deadline, trials side by side, and how often at most; and how many prices are solved for its bound."""
 _ALIKE = 2e-3
@@ -53,7 +54,7 @@ share of the energy. One flow of many that are optimal puts all worth on few ins
 
 
 class Pool:
-    """Rounded plans, a column each, with their exact figures.
+    """Rounded plans that no other dominates, by increasing makespan in ticks, a column each, with their exact figures.
 
     Attributes:
         samples: the samples of the relaxed frontier.
@@ -72,7 +73,7 @@ class Pool:
         self._rounder = Rounder(engine.tables, engine.graph, engine.table_of, engine.kind)
         self._simulator = Simulator(engine.problem)
         self._descent = Descent(self._rounder)
-        self._columns: list[Columns] = []
+        self._columns: Columns = np.zeros((engine.graph.n, 0), dtype=np.int16)
         self._improved: list[float] = []
         self._left = 0.0
         self._makespan_ticks, self._time_s, self._energy_j, self._effective_j = (np.zeros(0) for _ in range(4))
@@ -129,26 +130,26 @@ class Pool:
         """
         own_ticks = np.unique(np.append(np.floor(self.curve.makespan_ticks), self._engine.fastest_ticks))
         self._left = _WORK
-        self._round(self.curve, own_ticks, _NEAREST, _BACK)
+        self._round(self.curve, own_ticks, _NEAREST, _BOTH)
         self._left = max(self._left, 2.0 * self._engine.graph.n * len(deadline_ticks) * sweeps(_NEAREST, _BACK))
         for ways in (_BACK, _FORTH):
-            self._round(self._plans(corners=True), deadline_ticks, _NEAREST, ways)
+            self._round(self._corners(deadline_ticks), deadline_ticks, _NEAREST, ways)
         self._improve_all(deadline_ticks, _TURNS, report)
 
     def _improve_all(self, deadline_ticks: Floats, turns: int, report: Callable[[float], None]) -> None:
-        """Round relaxed timetables for these deadlines; then search plans and mix them, while the budget lasts."""
-        self._round(self.curve, self._worst(deadline_ticks), _NEAREST, _BOTH)
+        """Search plans, and mix them between these deadlines, while the budget lasts."""
         trial = self._engine.graph.n * len(deadline_ticks) * SWEEPS
-        tries = min(max(int(self._left / (turns * trial)), _TRIES), _MOST_TRIES)
+        tries = min(max(int(self._left / (turns * trial)), 1), _MOST_TRIES)
         for turn in range(turns):
             report(turn / turns)
             if self._left < _LEAST_SHARE * tries * trial:
                 break
             self._search(self._worst(deadline_ticks), tries)
-            if turn % 2 == 0:
-                one, other = (_BACK, _FORTH) if turn % 4 else (_FORTH, _BACK)
-                self._round(self._plans(corners=True), self._worst(deadline_ticks), _NEAREST, one)
-                self._round(self._plans(), self._worst(deadline_ticks), [(turn % _SPREAD, turn % _SPREAD)], other)
+            one, other = (_BACK, _FORTH) if turn % 2 else (_FORTH, _BACK)
+            between_ticks = self._between(deadline_ticks)
+            self._round(self._corners(between_ticks), between_ticks, _NEAREST, one)
+            between_ticks = self._between(deadline_ticks)
+            self._round(self._neighbours(between_ticks, turn % _SPREAD), between_ticks, _NEAREST, other)
 
     def _worst(self, deadline_ticks: Floats) -> Floats:
         """Return the deadlines, those with the largest gaps first."""
@@ -212,41 +213,60 @@ class Pool:
         self._left -= work * len(found)
         return found
 
-    def _best(self, *, corners: bool = False) -> Index:
-        """Return the plans that no other dominates, in ticks; with ``corners``, those on the lower convex hull."""
-        order = np.lexsort((self._effective_j, self._makespan_ticks))
-        least = np.minimum.accumulate(self._effective_j[order])
-        kept: Index = order[np.append(True, least[1:] < least[:-1])]
-        return kept[lower_hull(self._makespan_ticks[kept], self._effective_j[kept])] if corners else kept
+    def _between(self, deadline_ticks: Floats) -> Floats:
+        """Return the middles of the steps between plans that lose most, as many as these deadlines, around them."""
+        first, end = np.searchsorted(self._makespan_ticks, (deadline_ticks.min(), deadline_ticks.max()), side="right")
+        around = slice(max(first - 1, 0), end)
+        at_ticks, at_s, at_j = self._makespan_ticks[around], self._time_s[around], self._energy_j[around]
+        if len(at_ticks) < 2:
+            return deadline_ticks
+        problem = self._engine.problem
+        lost = np.diff(distance(at_s, at_j, problem.blocking_power_w * problem.stages))
+        widest = np.argsort(-lost, kind="stable")[: len(deadline_ticks)]
+        middle_ticks: Floats = np.floor((at_ticks[:-1] + at_ticks[1:])[widest] / 2.0)
+        return middle_ticks
 
-    def _plans(self, *, corners: bool = False) -> Curve:
-        """Return the best plans as timetables, to be mixed like relaxed ones."""
-        return self._rounder.curve(self._select(self._best(corners=corners)), self._through)
+    def _corners(self, deadline_ticks: Floats) -> Curve:
+        """Return the corners of the lower convex hull of all plans around these deadlines, to be mixed."""
+        return self._around(deadline_ticks, lower_hull(self._makespan_ticks, self._effective_j))
+
+    def _neighbours(self, deadline_ticks: Floats, further: int) -> Curve:
+        """Return the plans around these deadlines, so many further than the nearest, to be mixed."""
+        return self._around(deadline_ticks, np.arange(len(self._makespan_ticks)), further)
+
+    def _around(self, deadline_ticks: Floats, plans: Index, further: int = 0) -> Curve:
+        """Return those of some plans that are around these deadlines, as timetables like relaxed ones."""
+        before = np.searchsorted(self._makespan_ticks[plans], deadline_ticks, side="right") - 1
+        around = np.concatenate((before - further, before + 1 + further))
+        which = plans[np.unique(np.clip(around, 0, len(plans) - 1))]
+        return self._rounder.curve(self._columns[:, which].astype(np.intp), self._through)
 
     def _search(self, deadline_ticks: Floats, tries: int) -> None:
         """Search from the best plan for each of the first of these deadlines, as many as the budget allows."""
         deadline_ticks = self._affordable(deadline_ticks, tries * SWEEPS)
-        plans = self._best()
         size = max(_CELLS // (self._engine.graph.n * tries), 1)
         for begin in range(0, len(deadline_ticks), size):
             part = deadline_ticks[begin : begin + size]
-            last = np.searchsorted(self._makespan_ticks[plans], part, side="right") - 1
-            self._store(self._descent.run(self._select(plans[last]), part, self._through(part), tries))
-
-    def _select(self, which: Index) -> Index:
-        """Return the choices of these plans, int[n, plans]."""
-        if len(self._columns) > 1:
-            self._columns = [np.concatenate(self._columns, axis=1)]
-        return self._columns[0][:, which].astype(np.intp)
+            last = np.searchsorted(self._makespan_ticks, part, side="right") - 1
+            self._store(self._descent.run(self._columns[:, last].astype(np.intp), part, self._through(part), tries))
 
     def _store(self, columns: Index) -> None:
-        """Simulate plans and add them to the pool."""
-        rounder = self._rounder
-        time_s, energy_j = self._simulator.totals(self._choice(columns))
-        self._columns.append(columns.astype(np.int16))
-        self._makespan_ticks = np.append(self._makespan_ticks, rounder.makespan_ticks(columns))
-        self._effective_j = np.append(self._effective_j, rounder.energy_j(columns))
-        self._time_s, self._energy_j = np.append(self._time_s, time_s), np.append(self._energy_j, energy_j)
+        """Add plans, and drop all that another dominates, in ticks."""
+        known = len(self._time_s)
+        makespan_ticks = np.append(self._makespan_ticks, self._rounder.makespan_ticks(columns))
+        effective_j = np.append(self._effective_j, self._rounder.energy_j(columns))
+        order = np.lexsort((effective_j, makespan_ticks))
+        least_j = np.minimum.accumulate(effective_j[order])
+        kept = order[np.append(True, least_j[1:] < least_j[:-1])]
+        new = kept[kept >= known]
+        if not len(new):
+            return
+        unknown = np.empty(columns.shape[1])
+        time_s, energy_j = np.append(self._time_s, unknown), np.append(self._energy_j, unknown)
+        time_s[new], energy_j[new] = self._simulator.totals(self._choice(columns[:, new - known]))
+        self._columns = np.concatenate((self._columns, columns.astype(np.int16)), axis=1)[:, kept]
+        self._makespan_ticks, self._effective_j = makespan_ticks[kept], effective_j[kept]
+        self._time_s, self._energy_j = time_s[kept], energy_j[kept]
 
     def _choice(self, columns: npt.NDArray[np.signedinteger]) -> Choice:
         """Return positions in the problem's options, int[plans, n]."""
@@ -257,8 +277,7 @@ class Pool:
     def _gap(self, deadline_ticks: Floats) -> Floats:
         """Return the gap of the best plan for each deadline, at the deadline, waiting until then included."""
         problem = self._engine.problem
-        plans = self._best()
-        best = plans[np.searchsorted(self._makespan_ticks[plans], deadline_ticks, side="right") - 1]
+        best = np.searchsorted(self._makespan_ticks, deadline_ticks, side="right") - 1
         time_s, energy_j = self._time_s[best], self._energy_j[best]
         end_s = np.maximum(deadline_ticks * self._engine.tables.tick_s + problem.overhead_s, time_s)
         energy_j = energy_j + problem.blocking_power_w * problem.stages * (end_s - time_s)
@@ -286,7 +305,7 @@ class Pool:
         """Return these plans, by increasing time, with the bounds given."""
         problem = self._engine.problem
         time_s, energy_j = self._time_s[kept], self._energy_j[kept]
-        frequency = problem.frequencies_of(self._choice(self._select(kept)))
+        frequency = problem.frequencies_of(self._choice(self._columns[:, kept]))
         return Frontier(
             time_s=time_s,
             energy_j=energy_j,
