@@ -32,7 +32,12 @@ _CELLS = 4_000_000
 """Instructions × plans swept at once, a few hundred megabytes of work arrays."""
 _WORK, _WORK_ONE = 2e7, 3e6
 """The budgets of work, whatever the size of the graph: instructions × plans × sweeps. Along the frontier it is about
-a second. A larger graph gets fewer turns, never less than two mixtures for each deadline.
+a second. A larger graph gets fewer turns, never less than a plan of each relaxed timetable and two mixtures for each
+deadline.
+"""
+_OWN_SHARE = 0.8
+"""Relaxed timetables are rounded both ways if that takes at most so much of the budget, otherwise one way. Of large
+graphs each of them must still become a plan.
 """
 _TURNS, _TURNS_ONE, _LEAST_SHARE = 16, 1, 0.1
 """Turns at most, along the frontier and for a single deadline; and the smallest share of the deadlines that a turn is
@@ -129,8 +134,10 @@ class Pool:
             report: called with the share of the work that is done.
         """
         own_ticks = np.unique(np.append(np.floor(self.curve.makespan_ticks), self._engine.fastest_ticks))
-        self._left = _WORK
-        self._round(self.curve, own_ticks, _NEAREST, _BOTH)
+        own = float(self._engine.graph.n * len(own_ticks))
+        ways = _BOTH if own * sweeps(_NEAREST, _BOTH) <= _OWN_SHARE * _WORK else _BACK
+        self._left = max(_WORK, own * sweeps(_NEAREST, ways))
+        self._round(self.curve, own_ticks, _NEAREST, ways)
         self._left = max(self._left, 2.0 * self._engine.graph.n * len(deadline_ticks) * sweeps(_NEAREST, _BACK))
         for ways in (_BACK, _FORTH):
             self._round(self._corners(deadline_ticks), deadline_ticks, _NEAREST, ways)
