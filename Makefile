@@ -76,7 +76,7 @@ cluster-down: setup ## Remove it and everything of it
 	@$(BIN)/python deploy/cluster/cluster.py down
 
 e2e-cluster: setup ## A user's whole way, attacks and faults on the real parts of `make cluster`; PERSEUS_FAULTS=n walks longer
-	@$(PYTHON) deploy/control-plane/build.py helm prometheus jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator >/dev/null
+	@$(PYTHON) deploy/control-plane/build.py helm prometheus jobset in-place-restart-agent kueue lws trainer kuberay mpi training-operator volcano volcano-scheduler >/dev/null
 	$(BIN)/pytest $(or $(SUITES),tests/cluster)
 
 chart-test: setup ## The Helm chart under a real Helm, and installed on a real API server (builds both once; needs Go)

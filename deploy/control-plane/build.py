@@ -115,6 +115,8 @@ BINARIES = {
         "github.com/kubeflow/training-operator/cmd/training-operator.v1",
         "github.com/kubeflow/training-operator",
     ),
+    "volcano": Binary("volcano", "volcano.sh/volcano/cmd/controller-manager", "volcano.sh/volcano"),
+    "volcano-scheduler": Binary("volcano", "volcano.sh/volcano/cmd/scheduler", "volcano.sh/volcano"),
     # With which `make release` stores, signs and copies images.
     "registry": Binary(
         "registry",

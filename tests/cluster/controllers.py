@@ -58,7 +58,7 @@ class Controller:
         configuration: lines to add to the configuration file in the chart.
         omitted: a definition of the kustomization that another controller brings.
         home: its namespace, if it insists on one.
-        sidecars: further programs of its module, each an image, that run in the pods of its users.
+        companions: further programs of its module, each an image, that run beside it or in the pods of its users.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Controller:
     configuration: str = ""
     omitted: str = ""
     home: str = ""
-    sidecars: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
 
     @property
     def namespace(self) -> str:
@@ -85,7 +85,7 @@ JOB_SET: Final = Controller(
     "charts/jobset",
     f"image.repository=local/jobset,image.tag=v1,image.pullPolicy=Never,controller.podSecurityContext.runAsUser={USER}",
     configuration="featureGates: {InPlaceRestart: true, ElasticJobSet: true}",
-    sidecars=(RESTART_AGENT,),
+    companions=(RESTART_AGENT,),
 )
 CLAIMED: Final = "claimed-gpus"
 """What Kueue counts ResourceClaims of NVIDIA's class as."""
@@ -129,6 +129,18 @@ TRAINING_OPERATOR: Final = Controller(
     home="kubeflow",
 )
 """Its MPIJobs are of an older version than those of the MPI operator."""
+VOLCANO_SCHEDULER: Final = "volcano-scheduler"
+VOLCANO: Final = Controller(
+    "volcano",
+    "installer/helm/chart/volcano",
+    "basic.image_registry=docker.io,basic.controller_image_name=local/volcano,basic.image_tag_version=v1,"
+    f"basic.scheduler_image_name=local/{VOLCANO_SCHEDULER},basic.image_pull_policy=Never,"
+    f"custom.admission_enable=false,custom.default_sc.runAsUser={USER}",
+    companions=(VOLCANO_SCHEDULER,),
+)
+"""Without its webhook, which has its certificate from a Job that runs a shell. No pod of a job is made before its
+scheduler admits the job.
+"""
 
 
 QUEUE: Final = "team"
@@ -274,12 +286,12 @@ def installed(
     if shutil.which("go") is None:
         pytest.skip("no Go on this machine to build the controllers")
     binaries = build.folder()
-    build.build([name for each in controllers for name in (each.name, *each.sidecars)], binaries)
+    build.build([name for each in controllers for name in (each.name, *each.companions)], binaries)
     for each in controllers:
         manager = folder / each.name / "manager"  # as most of them are started
         manager.parent.mkdir()
         shutil.copy(binaries / each.name, manager)
-        for name, program in (each.name, manager), *((name, binaries / name) for name in each.sidecars):
+        for name, program in (each.name, manager), *((name, binaries / name) for name in each.companions):
             wrap(program, f"local/{name}:v1", folder / f"{name}.tar")
             cluster.load(folder / f"{name}.tar")
         source = _writable(build.source(each.name) / each.folder, folder / "sources" / each.name)

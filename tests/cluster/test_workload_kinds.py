@@ -25,6 +25,7 @@ from controllers import (
     MPI,
     TRAINER,
     TRAINING_OPERATOR,
+    VOLCANO,
     install_for_workloads,
     installed,
 )
@@ -183,6 +184,22 @@ def pytorch_job() -> list[Manifest]:
     return [workload("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": replicas})]
 
 
+def volcano_job() -> list[Manifest]:
+    """Two workers, with the Service of Volcano's plugin. What Volcano's webhook would set is written here, because it
+    does not run: scheduler, queue, how many pods begin together, and how often they are restarted. When one fails, all
+    are.
+    """
+    workers = template(f"{JOB.name}-worker-0.{JOB.name}.{TRAINING}.svc.cluster.local", label("volcano.sh/task-index"))
+    together = {"minAvailable": 2, "maxRetry": 3}
+    tasks = [{"name": "worker", "replicas": 2, **together, "template": workers}]
+    policy = {"event": "PodFailed", "action": "RestartJob"}
+    spec = {"schedulerName": "volcano", "queue": "default", **together, "plugins": {"svc": []}, "policies": [policy]}
+    return [workload(VOLCANO_API, "Job", {**spec, "tasks": tasks})]
+
+
+VOLCANO_API = "batch.volcano.sh/v1alpha1"
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of workload: its manifests, how kubectl calls it, the pods that are no workers, and what follows its name
@@ -202,6 +219,7 @@ KINDS = {
     "RayJob": Kind(ray_job, "rayjobs.ray.io", idle=1, suffix="-[a-z0-9]{5}"),
     "MPIJob": Kind(mpi_job, "mpijobs.kubeflow.org", idle=1),
     "PyTorchJob": Kind(pytorch_job, "pytorchjobs.kubeflow.org"),
+    "VolcanoJob": Kind(volcano_job, "jobs.batch.volcano.sh"),
 }
 
 
@@ -209,7 +227,7 @@ KINDS = {
 def controllers(cluster: Any, helm: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("controllers")
     with installed(
-        cluster, helm, folder, (JOB_SET, TRAINER, LWS, KUBERAY, MPI, TRAINING_OPERATOR), patience_s=PATIENCE_S
+        cluster, helm, folder, (JOB_SET, TRAINER, LWS, KUBERAY, MPI, TRAINING_OPERATOR, VOLCANO), patience_s=PATIENCE_S
     ):
         yield
 
@@ -302,7 +320,49 @@ def test_a_ray_job_stays_one_job_from_one_ray_cluster_to_the_next(journey: Journ
     assert journey.condition(JOB, "Finished")[0] != "True", "KubeRay deletes the pods, and none has succeeded"
     journey.kubectl("-n", TRAINING, "delete", "rayjobs.ray.io", JOB.name)
     journey.kubectl("-n", TRAINING, "delete", keys.PLURAL, JOB.name)
+    journey.kubectl("-n", TRAINING, "delete", "services", "--all")
 
 
 def status_of_ray_job(journey: Journey) -> str:
     return str(journey.read("-n", TRAINING, "get", "rayjobs.ray.io", JOB.name)["status"]["jobDeploymentStatus"])
+
+
+def test_a_volcano_job_that_is_aborted_or_restarted_keeps_its_perseus_job(journey: Journey) -> None:
+    """Its pods have the same owner and the same names afterwards, and other UIDs."""
+    resource = KINDS["VolcanoJob"].resource
+    journey.apply(*volcano_job())
+    journey.follow(JOB, "PlanApplied")
+    found = journey.read("-n", TRAINING, "get", resource, JOB.name)
+    target = {"apiVersion": VOLCANO_API, "kind": "Job", "name": JOB.name, "uid": found["metadata"]["uid"]}
+
+    def command(action: str) -> None:
+        metadata = {"name": action.lower(), "namespace": TRAINING}
+        ordered = {"metadata": metadata, "action": action, "target": {**target, "controller": True}}
+        journey.apply({"apiVersion": "bus.volcano.sh/v1alpha1", "kind": "Command", **ordered})
+
+    def pods() -> dict[str, str]:
+        return {pod.metadata.uid: pod.metadata.owner_references[0].uid for pod in journey.training_pods(JOB)}
+
+    def without_pods() -> bool:
+        return journey.condition(JOB, "AgentsReady")[1] == "NoPods" and not journey.locked()
+
+    def planned_again() -> bool:
+        return len(pods()) == JOB.ranks and not before.keys() & pods().keys() and journey.in_force(JOB)
+
+    [made], before = perseus_jobs(journey), pods()
+    measured = journey.read("-n", TRAINING, "get", keys.PROFILE_PLURAL, PROFILE)["metadata"]["generation"]
+    command("AbortJob")
+    journey.eventually("no pod is left, and no lock", without_pods, PATIENCE_S)
+    command("ResumeJob")
+    journey.eventually("the plan is in force on the pods of the resumed job", planned_again, PATIENCE_S)
+    before = pods()
+    for pid in find(journey.training_pods(JOB)[0], PROGRAM):
+        os.kill(pid, signal.SIGKILL)
+    journey.eventually("the plan is in force on the pods of the restarted job", planned_again, PATIENCE_S)
+    journey.clocks_are_the_plans(JOB)
+    assert set(pods().values()) == {target["uid"]}, "restarts are not another owner"
+    assert [each["metadata"]["uid"] for each in perseus_jobs(journey)] == [made["metadata"]["uid"]]
+    profile = journey.read("-n", TRAINING, "get", keys.PROFILE_PLURAL, PROFILE)
+    assert profile["metadata"]["generation"] == measured, "nothing is measured again"
+    journey.kubectl("-n", TRAINING, "delete", resource, JOB.name)
+    journey.eventually("no PerseusJob is left", lambda: not perseus_jobs(journey), PATIENCE_S)
