@@ -105,7 +105,8 @@ def requests(audit_log: Path, user: str, *, since: int = 0) -> Iterator[Request]
         for line in lines:
             event = json.loads(line)
             about = event.get("objectRef", {})
-            if event["user"]["username"] != user or "resource" not in about:
+            # Nobody's name: a token whose account was deleted, as of an operator that is being uninstalled.
+            if event["user"].get("username") != user or "resource" not in about:
                 continue
             resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
             permission = Permission(event["verb"], about.get("apiGroup", ""), resource)
@@ -116,7 +117,7 @@ def accounts(audit_log: Path, namespace: str, *, since: int = 0) -> set[str]:
     """The service accounts of a namespace that have made any request."""
     with audit_log.open("rb") as lines:
         lines.seek(since)
-        users = {json.loads(line)["user"]["username"] for line in lines}
+        users = {json.loads(line)["user"].get("username", "") for line in lines}
     return {user for user in users if user.startswith(user_name(namespace, ""))}
 
 
