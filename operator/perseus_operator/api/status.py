@@ -8,14 +8,11 @@ The CRD's schema is generated from these classes. The spec, which users write, i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from perseus_operator.api.advice import AdviceStatus, SweepStatus, signed
 from perseus_operator.api.objective import PERCENT, PERCENT_RULE, WEEK_US
+from perseus_operator.api.power_status import ShareStatus
 from perseus_operator.api.schema import integer, listing, nested, text
-
-MAX_SPEEDS: Final = 32
-"""Plans of a job that count where another replica shares its budget: more would hardly change the shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,52 +294,6 @@ class GuardStatus:
     )
     evidence: str | None = text(
         "What agents reported that shows the cause.", rule="a clause", max_length=256, required=False
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeedStatus:
-    """What speed a job reaches with how many watts."""
-
-    watts: int = integer("Mean power of all GPUs of the job.", minimum=0, maximum=10**9)
-    speed_parts_per_million: int = integer("T_min over the iteration time.", minimum=0, maximum=1_000_000)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawStatus:
-    """What a job draws, for the replica of the operator that shares the budget."""
-
-    held_watts: int | None = integer(
-        "What the GPUs that it holds can draw by their power limits; absent: not known yet.",
-        minimum=0,
-        maximum=10**9,
-        required=False,
-    )
-    unsteered_watts: int | None = integer(
-        "Drawn whatever it is granted, as its clocks are not set; absent: they are, or it is not known.",
-        minimum=0,
-        maximum=10**9,
-        required=False,
-    )
-    gpus: int | None = integer("GPUs that count.", minimum=0, maximum=10**6, required=False)
-    speeds: tuple[SpeedStatus, ...] | None = listing(
-        "Plans from the least power to that of its own objective; absent: its frontier is not known yet.",
-        SpeedStatus,
-        key="watts",
-        max_items=MAX_SPEEDS,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShareStatus:
-    """What the strictest PowerBudget that selects the job grants it."""
-
-    name: str = text("The PowerBudget.", rule="a name", max_length=253)
-    watts: int | None = integer(
-        "Mean power of all GPUs of the job; absent: not granted yet.", minimum=0, maximum=10**9, required=False
-    )
-    draw: DrawStatus | None = nested(
-        "What the job draws; present if another replica of the operator shares the budget.", DrawStatus, required=False
     )
 
 

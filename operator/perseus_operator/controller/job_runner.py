@@ -17,7 +17,7 @@ from typing import Any, Final
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import parse_spec
 from perseus_operator.api.pipeline import Pipeline
-from perseus_operator.api.status import DrawStatus
+from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.controller.calibrator import Calibrator
 from perseus_operator.controller.frontier_loader import FrontierLoader
 from perseus_operator.controller.node_session import NodeSession

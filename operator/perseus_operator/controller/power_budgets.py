@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from perseus_operator.api.budget import BudgetCondition, BudgetReason, BudgetSpec, parse_budget
+from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.api.schema import dump
-from perseus_operator.api.status import DrawStatus
 from perseus_operator.controller.cluster_object import ClusterObject, vanished
 from perseus_operator.controller.namespace_labels import NamespaceLabels, NamespaceStore
 from perseus_operator.errors import InvalidSpec

@@ -17,6 +17,7 @@ from perseus_operator.planning.shards import (
     BEAT_S,
     LEADING_SHARD,
     NO_NOTES,
+    SEATS,
     LeaseRecord,
     Membership,
     Notes,
@@ -81,11 +82,10 @@ class Shards:
         self._gained = gained
         self._lost = lost
         self._membership = Membership(replica.identity, replica.notes)
-        self._held: dict[int, int] = {}
-        """Shards that this replica holds, with their epochs in the Lease."""
+        self._held: set[int] = set()
         self._superseded = False
-        self._strangers: tuple[str, ...] = ()
-        """As the log has named them last."""
+        self._warned = ""
+        """What is wrong for now, as the log has said it."""
 
     @property
     def leads(self) -> bool:
@@ -128,13 +128,12 @@ class Shards:
         leases = await self._store.leases()
         decided = self._membership.read(leases, self._monotonic_s())
         self._compare(decided)
-        self._name_strangers()
+        self._warn(decided)
         if decided.superseded:
             logger.warning("another process has taken the place of %s: this one serves no more jobs", self._identity)
             self._superseded = True
             return
         if decided.seat is None:
-            logger.warning("there are as many replicas as can be: this one serves no jobs")
             return
         name = seat_lease(decided.seat)
         try:
@@ -144,15 +143,20 @@ class Shards:
         await self._free(leases, decided.free)
         await self._take(leases, decided.take)
 
-    def _name_strangers(self) -> None:
-        strangers = self._membership.strangers
-        if strangers and strangers != self._strangers:
-            logger.error(
-                "%s serve other namespaces than this operator, though their agents are in the same one: they are no"
-                " replicas of it. Jobs of the shards that they hold are served by nobody; give each its own agents",
-                ", ".join(strangers),
+    def _warn(self, decided: Round) -> None:
+        """Say what only a person can change; once, for as long as it is so."""
+        warning = ""
+        if self._membership.strangers:
+            warning = (
+                f"{', '.join(self._membership.strangers)} serve other namespaces than this operator, though their"
+                " agents are in the same one: they are no replicas of it. Jobs of the shards that they hold are served"
+                " by nobody; give each its own agents"
             )
-        self._strangers = strangers
+        elif decided.seat is None and not decided.superseded:
+            warning = f"there are {SEATS} replicas, as many as can be: this one serves no jobs"
+        if warning and warning != self._warned:
+            logger.error(warning)
+        self._warned = warning
 
     async def leave(self) -> None:
         """Give back everything, so that others take it at once. Nothing that agents hold changes."""
@@ -165,16 +169,16 @@ class Shards:
 
     def _compare(self, decided: Round) -> None:
         """Take in what the Leases say of this replica: others have written, or an answer to it was lost."""
-        lost = frozenset(shard for shard in self._held if shard not in decided.held)
+        lost = frozenset(self._held - decided.held.keys())
         if lost:
             logger.warning("%d shards were taken by another replica: %s", len(lost), sorted(lost))
             self._drop(lost)
-        unknown = decided.held.keys() - self._held.keys()
+        unknown = decided.held.keys() - self._held
         self._hold({shard: decided.held[shard] for shard in unknown})
 
     async def _free(self, leases: Mapping[str, LeaseRecord], shards: tuple[int, ...]) -> None:
         """Stop serving first, then let others take over."""
-        self._drop(frozenset(shard for shard in shards if shard in self._held))
+        self._drop(frozenset(shards) & self._held)
         if shards:
             logger.info("%d shards for other replicas: %s", len(shards), shards)
         await self._write_all([leases[shard_lease(shard)] for shard in shards], "")
@@ -202,14 +206,13 @@ class Shards:
 
     def _hold(self, epochs: Mapping[int, int]) -> None:
         for shard, epoch in epochs.items():
-            self._held[shard] = epoch
             self._epochs.hold(shard, epoch)
+        self._held |= epochs.keys()
         if epochs:
             logger.info("%d shards taken, under epoch %d", len(epochs), max(epochs.values()))
             self._gained(frozenset(epochs))
 
     def _drop(self, shards: frozenset[int]) -> None:
-        for shard in shards:
-            del self._held[shard]
+        self._held -= shards
         if shards:
             self._lost(shards)

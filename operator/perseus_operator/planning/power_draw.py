@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from perseus_operator.api.conditions import ConditionType
+from perseus_operator.api.power_status import MAX_SPEEDS, DrawStatus, ShareStatus, SpeedStatus
 from perseus_operator.api.schema import parse
-from perseus_operator.api.status import MAX_SPEEDS, DrawStatus, ShareStatus, SpeedStatus
 from perseus_operator.errors import InvalidSpec
 from perseus_operator.planning.power_allocation import Claim
 from perseus_operator.planning.power_budget import Member

@@ -128,10 +128,10 @@ class Membership:
         self.others = tuple(record.notes.address for record in seated if record.notes.address)
         self.strangers = tuple(r.holder for r in seated if r.notes.namespaces != self.notes.namespaces)
         seat = self._seat(leases, alive)
-        own = next((index for index, (record, _) in self._seats.items() if record.holder == self.identity), None)
-        if own is not None:
+        holders = {record.holder for record, _ in self._seats.values()}
+        if self.identity in holders:
             self._seated = True
-        elif self._seated and any(self._is_namesake(record.holder) for record, _ in self._seats.values()):
+        elif self._seated and any(map(self._is_namesake, holders)):
             return Round(None, superseded=True)
         shards = {shard: leases.get(shard_lease(shard), LeaseRecord("")) for shard in range(SHARDS)}
         held = {shard: record.epoch for shard, record in shards.items() if record.holder == self.identity}
@@ -160,13 +160,8 @@ class Membership:
 
     def _alive(self, now_s: float) -> set[str]:
         """Who has renewed a seat lately, other than this process and those that it follows in its pod."""
-        return {
-            record.holder
-            for record, since_s in self._seats.values()
-            if now_s - since_s < DEAD_AFTER_S
-            and record.holder != self.identity
-            and not self._is_namesake(record.holder)
-        }
+        fresh = {record.holder for record, since_s in self._seats.values() if now_s - since_s < DEAD_AFTER_S}
+        return {holder for holder in fresh if holder != self.identity and not self._is_namesake(holder)}
 
     def _seat(self, leases: Mapping[str, LeaseRecord], alive: Collection[str]) -> int | None:
         """Its own seat, that of the process before it, or the first one that is empty."""

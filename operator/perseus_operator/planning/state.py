@@ -25,7 +25,7 @@ from typing import Final
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.api.pipeline import NO_PIPELINE, Pipeline, ScheduleName
-from perseus_operator.api.status import DrawStatus
+from perseus_operator.api.power_status import DrawStatus
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.bound_guard import Guard, baseline_wanted
 from perseus_operator.planning.calibration_progress import CalibrationProgress

@@ -6,7 +6,7 @@ These are predictions. Measured savings are in ``status``.
 from __future__ import annotations
 
 from perseus_operator.api.advice import AdviceStatus, SweepStatus
-from perseus_operator.api.status import ShareStatus
+from perseus_operator.api.power_status import ShareStatus
 from perseus_operator.formatting import joules, percent, seconds
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.observation import Basis

@@ -13,8 +13,8 @@ from tests.unit.operator.conftest import frontier_of
 
 from perseus_operator.api.budget import BudgetReason, parse_budget
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
+from perseus_operator.api.power_status import MAX_SPEEDS, ShareStatus
 from perseus_operator.api.schema import dump
-from perseus_operator.api.status import MAX_SPEEDS, ShareStatus
 from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
 from perseus_operator.objects import JobRef

@@ -132,13 +132,14 @@ async def test_replicas_that_join_get_an_even_part(replicas: int) -> None:
     assert changed == {seat_lease(seat) for seat in range(replicas)}, "at rest only seats are renewed"
 
 
-async def test_one_more_than_there_are_seats_waits_for_a_seat() -> None:
+async def test_one_more_than_there_are_seats_waits_for_a_seat(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     for _ in range(SEATS + 1):
         await world.start()
     await world.run(8)
     idle = [replica for replica in world.replicas if not replica.serves]
     assert len(idle) == 1
+    assert caplog.text.count("as many as can be") == 1, "said once, not at each beat"
     gone = next(replica for replica in world.replicas if replica.serves)
     gone.alive = False
     await world.run(FAILOVER_S + 2)
