@@ -119,6 +119,8 @@ class PowerBudgets:
         self._settled_s = math.inf
         """When every job must have been observed (monotonic), if this replica leads."""
         self._budgets: dict[str, _Budget] = {}
+        self._read: dict[str, tuple[Mapping[str, Any], Member | None]] = {}
+        """What was read of other replicas' jobs, and from which status: most stay as they are for long."""
         self._held_w: dict[str, float] = {}
         """What the GPUs of this replica's jobs can draw, by namespace/name."""
         self._namespaces = NamespaceLabels(kube)
@@ -194,11 +196,12 @@ class PowerBudgets:
             namespaces = {runner.ref.namespace for runner in runners} | {other.namespace for other in others}
             await self._namespaces.refresh(namespaces, now.monotonic_s)
         own = self._own_members(runners, now)
+        theirs = self._other_members(others)
         if leads:
             for budget in self._budgets.values():
                 if budget.spec is not None:
                     budget.watts = next_watts(budget.spec, budget.watts, now.wall_s, elapsed_s)
-                    self._decide(budget, budget.shared(budget.spec), own, others, now)
+                    self._decide(budget, budget.shared(budget.spec), own, theirs, now)
         for runner in runners:
             self.grant_share(runner)
         if leads:
@@ -212,8 +215,7 @@ class PowerBudgets:
         """This replica's jobs that share a budget, and what they draw: their status says it where another one leads."""
         found = []
         for runner in runners:
-            specs = [budget.spec for budget in self._budgets.values() if budget.spec is not None]
-            if not any(self._selects(spec, runner.ref.namespace, runner.labels) for spec in specs):
+            if not self._is_selected(runner.ref.namespace, runner.labels):
                 runner.publish_draw(None)
                 continue
             settled = now.monotonic_s >= runner.taken_over_s + self._grace_s
@@ -223,26 +225,41 @@ class PowerBudgets:
         self._held_w = {str(runner.ref): member.held_w for runner, member in found if member is not None}
         return found
 
+    def _other_members(self, others: Iterable[OtherJob]) -> list[tuple[OtherJob, Member | None]]:
+        """Other replicas' jobs that share a budget, and what their status says that they draw."""
+        before, self._read = self._read, {}
+        found = []
+        for other in others:
+            if not self._is_selected(other.namespace, other.labels):
+                continue
+            job = str(other)
+            known = before.get(job)
+            if known is None or known[0] is not other.status:
+                known = other.status, member_from_status(job, other.priority, other.status)
+            self._read[job] = known
+            found.append((other, known[1]))
+        return found
+
     def _decide(
         self,
         budget: _Budget,
         spec: BudgetSpec,
         own: Iterable[tuple[SharingJob, Member | None]],
-        others: Iterable[OtherJob],
+        others: Iterable[tuple[OtherJob, Member | None]],
         now: Now,
     ) -> None:
         selected = [(str(r.ref), member) for r, member in own if self._selects(spec, r.ref.namespace, r.labels)]
-        selected += [
-            (str(other), member_from_status(str(other), other.priority, other.status))
-            for other in others
-            if self._selects(spec, other.namespace, other.labels)
-        ]
+        selected += [(str(o), member) for o, member in others if self._selects(spec, o.namespace, o.labels)]
         members = [member for _, member in selected if member is not None]
         if now.monotonic_s < self._settled_s:
             observed = {job for job, _ in selected}
             members += [Member(job, 0) for job in budget.decision.allocation.shares_w if job not in observed]
         decision = power_budget.decide_shares(spec, members, budget.decision)
         budget.decision = power_budget.lower_first(decision, budget.decision)
+
+    def _is_selected(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        specs = (budget.spec for budget in self._budgets.values() if budget.spec is not None)
+        return any(self._selects(spec, namespace, labels) for spec in specs)
 
     def _selects(self, spec: BudgetSpec, namespace: str, labels: Mapping[str, str]) -> bool | None:
         return power_budget.selects(spec, namespace, labels, self._namespaces.of(namespace))

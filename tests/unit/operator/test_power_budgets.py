@@ -15,6 +15,7 @@ from perseus_operator.api.budget import BudgetReason, parse_budget
 from perseus_operator.api.conditions import ConditionType, Explanation, Reason
 from perseus_operator.api.power_status import MAX_SPEEDS, ShareStatus
 from perseus_operator.api.schema import dump
+from perseus_operator.controller import power_budgets as module
 from perseus_operator.controller.power_budgets import OtherJob, PowerBudgets
 from perseus_operator.errors import InvalidSpec, KubeNotFound, KubeUnavailable
 from perseus_operator.objects import JobRef
@@ -568,6 +569,24 @@ async def test_no_share_rises_while_the_replica_of_one_that_is_to_fall_is_dead(p
     assert pair.first.points("high") == {0}
     assert min(pair.second.points("low")) > 0
     assert pair.first.drawn_w("high") + pair.second.drawn_w("low") <= 1.75 * full_w
+
+
+async def test_a_status_is_read_when_it_has_changed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counted(job: str, priority: int, status: Mapping[str, Any]) -> Member | None:
+        read.append(job)
+        return member_from_status(job, priority, status)
+
+    monkeypatch.setattr(module, "member_from_status", counted)
+    pair.second.job("b")
+    pair.budget(10_000)
+    await pair.tick()
+    for _ in range(5):
+        await pair.first.tick()
+    assert read == ["ns/b"]
+    await pair.tick()
+    assert read == ["ns/b", "ns/b"]
 
 
 async def test_who_takes_over_keeps_the_shares(pair: Pair) -> None:
