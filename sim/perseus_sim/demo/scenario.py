@@ -162,10 +162,7 @@ class Demo:
             f"within {s_from_us(found['switchLatencyP99Microseconds']) * 1000:.0f} ms; planned for them from iteration "
             f"{begins}, grain {status['plan']['grain']}"
         )
-        planned = self._measure(
-            job, lambda i: i > begins + _PREDICTION_ITERATIONS, _PLANNED_ITERATIONS, "training under the plan"
-        )
-        status = self._await(lambda: found if "predicted" in (found := self._status(api)) else None, "a prediction")
+        planned, status = self._measure_plan(job, api, status, _PLANNED_ITERATIONS, "training under the plan")
         frontier = self._frontier(cluster)
         predicted = self._prediction(status["predicted"])
         self._compare(planned, baseline, predicted)
@@ -264,9 +261,9 @@ class Demo:
             f"without calibration {found['uncalibratedError']}"
         )
         status = self._await(planned_again, "plans in real time")
-        begins = status["plan"]["fromIteration"] + _PREDICTION_ITERATIONS
+        what = "training under calibrated plans"
+        measured, status = self._measure_plan(job, api, status, _CALIBRATED_ITERATIONS, what)
         predicted_s = s_from_us(status["predicted"]["iterationTimeMicroseconds"])
-        measured = self._measure(job, lambda i: i > begins, _CALIBRATED_ITERATIONS, "training under calibrated plans")
         error = measured.time_s / predicted_s - 1
         self._say(f"under the calibrated plan: {measured}; predicted {predicted_s:.4g} s, {error:+.2%} off")
         self._require(abs(error) <= _CALIBRATED_WITHIN, "the calibrated prediction does not come true")
@@ -341,6 +338,21 @@ class Demo:
         runs = [[self._iterations[p, i] for i in chosen] for p in range(self._pipelines)]
         time_s = fmean(max(s_from_us(run[k].time_us) for run in runs) for k in range(wanted))
         return Measurement(time_s, tuple(fmean(j_from_mj(i.energy_mj) for i in run) for run in runs), wanted)
+
+    def _measure_plan(
+        self, job: RunningJob, api: client.CustomObjectsApi, status: dict[str, Any], wanted: int, what: str
+    ) -> tuple[Measurement, dict[str, Any]]:
+        """Means under one plan, and the status that predicts them. If another plan begins meanwhile, as when slower
+        clock changes are seen, that one is measured instead: in its first iterations agents hold clocks up.
+        """
+        while True:
+            begins = status["plan"]["fromIteration"]
+            after = begins + _PREDICTION_ITERATIONS
+            measured = self._measure(job, lambda i, after=after: i > after, wanted, what)
+            status = self._await(lambda: found if "predicted" in (found := self._status(api)) else None, "a prediction")
+            if status["plan"]["fromIteration"] == begins:
+                return measured, status
+            self._say(f"another plan from iteration {status['plan']['fromIteration']}: it is measured instead")
 
     def _before(self, job: RunningJob, iteration: int, dp: int) -> float:
         """Energy of a pipeline in the first slow iteration, which still ran the old plan and waited."""
