@@ -31,7 +31,9 @@ _GIVEN = {
         "log_format",
         *("webhook_address", "webhook_cert", "webhook_key", "webhook_resource", "agent_socket"),
         *("rpc_address", "rpc_allowed_san", "rpc_ca"),
+        *("solver_address", "solver_ca", "solver_name"),
     },
+    "solver": {"address", "metrics_address", "allowed_san", "ready_file", "log_format", "exit_when_idle_s"},
     "agent": {
         *("node_name", "devices", "socket", "grpc_address", "metrics_address", "journal", "proc_root"),
         *("pod_resources_socket", "device_plugins", "allowed_san", "ready_file"),
@@ -42,6 +44,7 @@ _LEVELS = {"enum": ["DEBUG", "INFO", "WARNING", "ERROR"]}
 _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("operator", "log_level"): _LEVELS,
     ("agent", "log_level"): _LEVELS,
+    ("solver", "log_level"): _LEVELS,
     # What the program alone cannot know: it must have given every clock back before the kubelet kills it, and the
     # shortest grace period that the schema allows is 30 s.
     ("agent", "drain_timeout_s"): {"maximum": 25},
@@ -139,8 +142,10 @@ def _comment(lines: list[str], line: int) -> tuple[str, dict[str, Any]]:
 def _settings_schema(program: str) -> dict[str, Any]:
     from perseus_agent.settings import Settings as AgentSettings
     from perseus_operator.settings import Settings as OperatorSettings
+    from perseus_operator.solver_service.settings import SolverSettings
 
-    fields = dataclasses.fields({"operator": OperatorSettings, "agent": AgentSettings}[program])
+    of_program = {"operator": OperatorSettings, "agent": AgentSettings, "solver": SolverSettings}
+    fields = dataclasses.fields(of_program[program])
     properties = {}
     for field in fields:
         if field.name in _GIVEN[program] | _NEVER:

@@ -9,12 +9,14 @@ import os
 import socket
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 from perseus_operator import handlers
 from perseus_operator.clients.agents import AgentPool, Credentials
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.clients.lease_client import EPOCH_LEASE, LeaseClient
+from perseus_operator.clients.solvers import SolverWorkers
 from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
@@ -28,6 +30,7 @@ from perseus_operator.servers.serving import Serving
 from perseus_operator.settings import Settings, settings_or_exit
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.pool import RESTORES, SolverPool
+from perseus_proto.addresses import parse_address
 from perseus_proto.logs import JsonFormatter
 
 logger = logging.getLogger("perseus_operator")
@@ -50,6 +53,7 @@ class Process:
         self._operator: Operator | None = None
         self._serving: Serving | None = None
         self._leases: LeaseClient | None = None
+        self._solvers: SolverWorkers | None = None
 
     async def start(self) -> Operator:
         """Start the operator and its servers."""
@@ -61,19 +65,25 @@ class Process:
             if settings.insecure
             else Credentials(settings.tls_cert, settings.tls_key, settings.tls_ca, settings.tls_server_name)
         )
+        if credentials is not None and settings.solver_address:
+            self._solvers = _solver_workers(settings, credentials)
+            await self._solvers.start()
+        solver = SolverPool(
+            workers=settings.solve_workers,
+            timeout_s=settings.solve_timeout_s,
+            memory_mib=worker_memory_mib(
+                settings.solve_memory_mib,
+                processes=RESTORES if self._solvers else settings.solve_workers + RESTORES,
+                limit_mib=container_limit_mib(),
+            ),
+            service=self._solvers,
+        )
+        self._metrics.watch_solvers(solver.solvers.slots)
         identity = identity_of(settings.replica or socket.gethostname(), uuid.uuid4().hex[:8])
         services = Services(
             kube=kube,
             agents=AgentPool(credentials, timeout_s=settings.agent_timeout_s),
-            solver=SolverPool(
-                workers=settings.solve_workers,
-                timeout_s=settings.solve_timeout_s,
-                memory_mib=worker_memory_mib(
-                    settings.solve_memory_mib,
-                    processes=settings.solve_workers + RESTORES,
-                    limit_mib=container_limit_mib(),
-                ),
-            ),
+            solver=solver,
             metrics=self._metrics,
             epochs=Epochs(leases, identity),
             limits=settings.limits,
@@ -103,8 +113,20 @@ class Process:
             await self._serving.close()
         if self._operator is not None:
             await self._operator.close()
+        if self._solvers is not None:
+            await self._solvers.close()
         if self._leases is not None:
             await self._leases.close()
+
+
+def _solver_workers(settings: Settings, credentials: Credentials) -> SolverWorkers:
+    """The workers of the solver service that the settings name."""
+    files = replace(
+        credentials,
+        ca=settings.solver_ca or credentials.ca,
+        server_name=settings.solver_name or parse_address(settings.solver_address)[0],
+    )
+    return SolverWorkers(settings.solver_address, files, timeout_s=settings.solve_timeout_s)
 
 
 async def _draw_epoch(namespace: str) -> int:

@@ -77,6 +77,17 @@ class Settings(BaseSettings):
         " where the container's memory limit leaves less: three quarters of it are for all solver processes together.",
         minimum=512,
     )
+    solver_address: str = setting(
+        "",
+        "host:port of the solver service: each address of the host is a worker that solves and calibrates instead of"
+        " --solve-workers in this pod. Needs TLS. Empty: none.",
+    )
+    solver_ca: str = setting(
+        "", "Certificate authority (PEM) that signs the workers' certificates. Empty: that of --tls-ca."
+    )
+    solver_name: str = setting(
+        "", "Name that every worker's certificate must carry. Empty: the host of --solver-address."
+    )
     profile_retry_s: float = setting(5.0, "How soon a missing or wrong profile is read again, seconds.", minimum=0.05)
     profile_refresh_s: float = setting(60.0, "How soon a good profile is checked for changes, seconds.", minimum=0.05)
     calibrate_after: int = setting(
@@ -162,12 +173,16 @@ class Settings(BaseSettings):
             raise InvalidSetting("--rpc-address: is served with TLS and to the names of --rpc-allowed-san alone")
         if self.peer_address and self.insecure:
             raise InvalidSetting("--peer-address: is served with TLS alone")
+        if self.solver_address and self.insecure:
+            raise InvalidSetting("--solver-address: is asked with TLS alone")
         if 3 * self.agent_timeout_s > self.lease_ttl_s:
             raise InvalidSetting("--agent-timeout-s: must be at most a third of --lease-ttl-s")
         self.check_not_empty("agent_namespace")
         if not re.fullmatch(r"[A-Za-z0-9.-]{0,200}", self.replica):
             raise InvalidSetting("--replica: must be at most 200 letters, digits, dots and dashes")
-        self.check_addresses(("metrics_address", "web_address", "webhook_address", "rpc_address", "peer_address"))
+        self.check_addresses(
+            ("metrics_address", "web_address", "webhook_address", "rpc_address", "peer_address", "solver_address")
+        )
         if self.web_address and not on_loopback(self.web_address) and not (self.web_cert and self.web_key):
             raise InvalidSetting("--web-cert, --web-key: both are needed with a --web-address that is not loopback")
         if self.trace_endpoint and not re.fullmatch(r"https?://[^/]+:[0-9]{1,5}", self.trace_endpoint):

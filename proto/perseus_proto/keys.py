@@ -68,6 +68,8 @@ DEFAULT_GRPC_PORT: Final = 50071
 DEFAULT_AGENT_METRICS_PORT: Final = 9471
 DEFAULT_OPERATOR_METRICS_PORT: Final = 9472
 DEFAULT_WEB_PORT: Final = 9473
+DEFAULT_SOLVER_PORT: Final = 9477
+DEFAULT_SOLVER_METRICS_PORT: Final = 9478
 
 PROFILE_KEY: Final = "profile.csv"
 """Default key of the profile inside its ConfigMap."""

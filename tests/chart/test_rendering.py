@@ -63,6 +63,7 @@ def test_everything_is_labelled_and_annotated_and_in_the_namespace(render: Rende
         "simulatedGpus": {"enabled": True, "offeredAs": "DynamicResources"},
         "webhook": {"enabled": True},
         "web": {"enabled": True},
+        "solver": {"enabled": True, "autoscaling": {"enabled": True}},
         "acceptance": {"enabled": True},
         "tls": {"mode": certificates},
     }

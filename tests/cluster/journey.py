@@ -185,7 +185,9 @@ class Journey:
         for name in (SYSTEM, AGENTS, TRAINING):
             self.kubectl("create", "namespace", name)
         self.helm("install", "perseus", str(CHART), "--namespace", SYSTEM, *flags)
-        self.rolled_out("deployment/perseus-operator", "daemonset/perseus-gpu-sim", "daemonset/perseus-agent")
+        named = self.kubectl("-n", SYSTEM, "get", "deployments", "--output=name").split()
+        deployments = [name.replace("deployment.apps/", "deployment/") for name in named]
+        self.rolled_out(*deployments, "daemonset/perseus-gpu-sim", "daemonset/perseus-agent")
 
     def rolled_out(self, *workloads: str) -> None:
         for workload in workloads:
@@ -247,7 +249,7 @@ class Journey:
         """Return the containers of operator and agents that were restarted, and how the latest of each had ended."""
         return {
             f"{pod.metadata.name}/{status.name}": f"{status.restart_count}: {_end(status.last_state.terminated)}"
-            for pod in (*self.pods("agent"), *self.pods("operator"))
+            for pod in (*self.pods("agent"), *self.pods("operator"), *self.pods("solver"))
             for status in pod.status.container_statuses
             if status.restart_count
         }

@@ -41,6 +41,7 @@ INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
     *("--set", "simulatedGpus.enabled=true"),
     *("--set", "webhook.enabled=true"),
+    *("--set", "solver.enabled=true,solver.replicas=1,solver.resources.requests.cpu=100m"),
 )
 IN_GRAFANA = {
     "$__rate_interval": f"{4 * monitoring.INTERVAL_S}s",
@@ -102,9 +103,9 @@ def test_it_is_installed_as_the_documentation_says(journey: Journey) -> None:
 
 
 def test_only_agents_need_more_than_the_standard_restricted(journey: Journey) -> None:
-    """The operator's namespace enforces *restricted*. For the agents' namespace a dry run shows the violations."""
+    """The release's namespace enforces *restricted*. For the agents' namespace a dry run shows the violations."""
     pods = {pod.metadata.name.rsplit("-", 2)[0] for pod in journey.core.list_namespaced_pod(SYSTEM).items}
-    assert pods == {"perseus-operator"}
+    assert pods == {"perseus-operator", "perseus-solver"}
     enforced = journey.core.read_namespace(SYSTEM).metadata.labels["pod-security.kubernetes.io/enforce"]
     assert enforced == "restricted"
     command = f"label --dry-run=server --overwrite namespace {AGENTS} pod-security.kubernetes.io/enforce=restricted"
@@ -128,12 +129,13 @@ def test_images_contain_only_what_they_need(journey: Journey) -> None:
         "os.access('/opt', os.W_OK), os.getuid())"
     )
     found = {}
-    for component in ("agent", "operator", "gpu-sim"):
+    for component in ("agent", "operator", "solver", "gpu-sim"):
         pod = journey.pods(component)[0].metadata
         output = journey.kubectl("-n", pod.namespace, "exec", pod.name, "--", "python", "-c", program, *foreign)
         found[component] = output.strip()
     assert found["agent"] == "[] [] False 0"
     assert found["operator"].endswith("[] False 65532")
+    assert found["solver"] == "['ortools', 'numpy', 'perseus_solver', 'perseus_operator'] [] False 65532"
     assert found["gpu-sim"] == "['perseus_sim'] [] False 0"
 
 
@@ -172,6 +174,15 @@ def test_it_is_profiled_on_the_running_job_planned_and_in_force(journey: Journey
     )
     assert set(identified) == set(journey.gpus())
     journey.clocks_are_the_plans(GPT3)
+
+
+def test_the_frontier_was_solved_by_the_service(journey: Journey) -> None:
+    [worker] = [pod.metadata.name for pod in journey.pods("solver")]
+    path = f"/api/v1/namespaces/{SYSTEM}/pods/{worker}:{keys.DEFAULT_SOLVER_METRICS_PORT}/proxy/metrics"
+    page = journey.kubectl("get", "--raw", path)
+    done = {match[1]: float(match[2]) for match in re.finditer(r"perseus_solver_work_total\{(.*)\} (\S+)", page)}
+    journey.say(f"the worker {worker} has done: {done}")
+    assert done['outcome="answered",task="solve"'] >= 1
 
 
 def test_the_reported_savings_are_the_measured_ones(journey: Journey) -> None:
@@ -363,10 +374,10 @@ def test_after_uninstall_only_definitions_and_leases_are_left(journey: Journey) 
 
 
 def all_are_scraped(journey: Journey, prometheus: monitoring.Prometheus) -> None:
-    """Wait until Prometheus scrapes the current operator and agents, and nothing else."""
+    """Wait until Prometheus scrapes the current operator, worker and agents, and nothing else."""
 
     def scraped() -> bool:
-        pods = [pod.metadata.name for component in ("operator", "agent") for pod in journey.pods(component)]
+        pods = [pod.metadata.name for component in ("operator", "solver", "agent") for pod in journey.pods(component)]
         found = prometheus.scraped()
         jobs = {job for job, _ in found}
         assert len(jobs) == 2, "the PodMonitor's, and the one of the install page"

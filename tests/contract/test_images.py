@@ -26,8 +26,8 @@ from perseus_proto import keys
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "deploy" / "images"
-NAMES = ["operator", "agent", "gpu-sim", "trainer"]
-PROGRAMS = ["operator", "agent"]
+NAMES = ["operator", "solver", "agent", "gpu-sim", "trainer"]
+PROGRAMS = ["operator", "solver", "agent"]
 EXAMPLE = "steps-example"
 EVERY = [*NAMES, EXAMPLE]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -127,9 +127,14 @@ def needs(distribution: str) -> set[str]:
     return found
 
 
-def closure(extra: str) -> set[str]:
-    """Return the names of the distributions that ``perseus-k8s[extra]`` requires."""
-    return {name for text in requirements.requirements(PROJECT["project"], extra) for name in needs(text)}
+def extra_of(program: str) -> str:
+    """Return the extra of the package that a program needs; ``solver`` is the library alone."""
+    return {"solver": "service"}.get(program, program)
+
+
+def closure(program: str) -> set[str]:
+    """Return the names of the distributions that the extra of a program requires."""
+    return {name for text in requirements.requirements(PROJECT["project"], extra_of(program)) for name in needs(text)}
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -179,10 +184,10 @@ def test_an_images_lock_has_a_hash_for_every_package_and_the_versions_that_are_t
         assert any("--hash=sha256:" in line for line in requirements.pinned(text, [name])[1:]), name
 
 
-@pytest.mark.parametrize("extra", PROGRAMS)
-def test_what_an_image_installs_is_what_its_packages_require(extra: str) -> None:
-    lines = requirements.pinned(LOCK, requirements.wanted_by(PROJECT, extra))
-    assert {line.partition("==")[0] for line in lines if not line.startswith(" ")} >= closure(extra) - {"tzdata"}
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_an_image_installs_is_what_its_packages_require(program: str) -> None:
+    lines = requirements.pinned(LOCK, requirements.wanted_by(PROJECT, extra_of(program)))
+    assert {line.partition("==")[0] for line in lines if not line.startswith(" ")} >= closure(program) - {"tzdata"}
 
 
 def test_a_package_that_the_lock_lacks_is_an_error() -> None:
@@ -273,6 +278,9 @@ def test_every_image_contains_only_what_its_program_requires() -> None:
     assert installed("gpu-sim") == {"grpcio", "typing-extensions", "protobuf"}
     assert installed("trainer") == {"numpy"}
     assert {"ortools", "kopf", "kubernetes"} <= installed("operator")
+    assert "ortools" in installed("solver")
+    assert not installed("solver") & {"kopf", "kubernetes", "aiohttp", "opentelemetry-sdk"}
+    assert rooms("solver") == {"perseus_operator", "perseus_proto", "perseus_solver"}
     assert rooms("agent") == {"perseus_agent", "perseus_proto"}
     assert rooms("gpu-sim") == {"perseus_sim", "perseus_proto"}
     assert "perseus_client" in rooms("trainer")
@@ -369,6 +377,11 @@ def modules_taken_out(name: str) -> set[str]:
             "perseus_solver.relaxation.flow,perseus_solver.calibration.linear_program,perseus_operator.clients.kube",
         ),
         ("operator", "ortools.graph.python.min_cost_flow,ortools.graph.python.max_flow,ortools.linear_solver.pywraplp"),
+        (
+            "solver",
+            "perseus_operator.solver_service.__main__,perseus_operator.solving.worker,perseus_operator.solving.calibration,"
+            "perseus_operator.solving.rehearsed,perseus_solver.frontier,perseus_solver.cli.main",
+        ),
         ("operator", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter,opentelemetry.sdk.trace.export"),
         ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.profiles"),  # the chart's own test
     ],
@@ -415,9 +428,10 @@ def test_user_and_health_check() -> None:
     assert user == f"{chart_user[0]}:{chart_user[0]}"
     assert int(chart_user[0]) > 0
     assert stage("agent", "image").all("USER") == stage("gpu-sim", "image").all("USER") == ["0:0"]
-    assert stage("trainer", "image").all("USER") == ["65532:65532"]
+    assert stage("trainer", "image").all("USER") == stage("solver", "image").all("USER") == ["65532:65532"]
     for name, port, exposed in (
         ("operator", keys.DEFAULT_OPERATOR_METRICS_PORT, [keys.DEFAULT_OPERATOR_METRICS_PORT]),
+        ("solver", keys.DEFAULT_SOLVER_METRICS_PORT, [keys.DEFAULT_SOLVER_PORT, keys.DEFAULT_SOLVER_METRICS_PORT]),
         ("agent", keys.DEFAULT_AGENT_METRICS_PORT, [keys.DEFAULT_GRPC_PORT, keys.DEFAULT_AGENT_METRICS_PORT]),
     ):
         final = stage(name, "image")
@@ -453,7 +467,7 @@ def test_the_operator_has_a_user_name_although_its_user_id_has_none() -> None:
             [EXAMPLE],
             f"{EXAMPLE} is built for linux/{build.HERE} alone: its build runs what it installs",
         ),
-        ({}, ["agents"], "unknown image 'agents': known are agent, operator, gpu-sim, trainer, steps-example"),
+        ({}, ["agents"], "unknown image 'agents': known are agent, operator, solver, gpu-sim, trainer, steps-example"),
         ({}, ["agent"], "no builder: docker has no engine here, and neither podman nor buildah is installed"),
     ],
 )

@@ -25,7 +25,8 @@ from perseus_operator.errors import (
     UnknownJob,
 )
 from perseus_operator.objects import JobRef
-from perseus_operator.servers.grpc_service import STATUS, OperatorService, RpcServer
+from perseus_operator.servers.grpc_service import STATUS, OperatorService
+from perseus_operator.servers.rpc_server import RpcServer
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
 from perseus_sim.cluster.pki import Authority

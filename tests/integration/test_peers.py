@@ -21,8 +21,9 @@ from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import InvalidSpec, KubeUnavailable, OperatorError, UnknownJob
 from perseus_operator.objects import JobRef
-from perseus_operator.servers.grpc_service import OperatorService, RpcServer
+from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.peer_service import PeerService
+from perseus_operator.servers.rpc_server import RpcServer
 from perseus_operator.servers.web.server import Pages
 from perseus_proto.v1alpha1 import operator_pb2, operator_pb2_grpc, peer_pb2, peer_pb2_grpc
 from perseus_sim.cluster.pki import Authority

@@ -191,7 +191,7 @@ def test_helm_takes_the_chart_from_the_registry(
     shown = helm(
         "template", "perseus", reference, "--version", version, "--plain-http",
         "--set", f"image.registry={registry.host}/perseus", "--values", release / "images.yaml",
-        "--set", "simulatedGpus.enabled=true",
+        "--set", "simulatedGpus.enabled=true", "--set", "solver.enabled=true",
     )  # fmt: skip
     used = set()
     for document in filter(None, yaml.safe_load_all(shown)):
@@ -200,7 +200,7 @@ def test_helm_takes_the_chart_from_the_registry(
     named = references(release)
     assert used == {
         f"{registry.host}/perseus/perseus-{name}@{named[f'perseus/perseus-{name}']['digest']}"
-        for name in ("operator", "agent", "gpu-sim")
+        for name in ("operator", "solver", "agent", "gpu-sim")
     }
 
 

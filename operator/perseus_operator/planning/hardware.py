@@ -29,7 +29,8 @@ from perseus_proto.units import s_from_us, us_from_s
 ENOUGH_CHANGES: Final = 32
 """Changes before figures count, of one GPU or of all together. Agents hold to the same number."""
 ENOUGH_FOR_TAIL: Final = 300
-"""Changes before their 99th percentile is known: of fewer, the longest is shorter than that more than once in twenty."""
+"""Changes before their 99th percentile is known: of fewer, the longest is shorter than that in more than one of twenty
+cases."""
 WORST_SHARE: Final = 0.9
 """An iteration waits for the slowest GPU, so of up to ten the slowest counts; of more, this quantile: a single broken
 one must not decide the plans of a thousand."""

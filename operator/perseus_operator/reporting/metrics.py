@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -133,6 +133,14 @@ class Metrics:
             buckets=(0.0001, 0.001, 0.01, 0.1, 1.0, 10.0),
         )
         self.solves = self._counter("solves", "Attempts to solve a frontier.", "result")
+        self._solver_gauges: dict[str, Gauge] = {
+            name: self._new(Gauge, f"perseus_operator_{name}", text)
+            for name, text in {
+                "solves_waiting": "Solves and calibrations that wait for a worker.",
+                "solves_running": "Solves and calibrations that a worker has been given.",
+                "solve_workers": "Workers that solve: processes of the operator's pod, or pods of the solver service.",
+            }.items()
+        }
         self.restores = self._counter("frontiers_restored", "Frontiers restored from their PerseusFrontiers.")
         self.agent_calls = self._counter("agent_calls", "Calls to agents.", "call", "result")
         self.late_selections = self._counter(
@@ -293,6 +301,12 @@ class Metrics:
         for gauge in self._budgets.values():
             _set(gauge, (budget,), None)
 
+    def watch_solvers(self, slots: Slots) -> None:
+        """Show from now on how many workers there are, and what waits for them."""
+        self._solver_gauges["solves_waiting"].set_function(lambda: slots.waiting)
+        self._solver_gauges["solves_running"].set_function(lambda: slots.held)
+        self._solver_gauges["solve_workers"].set_function(lambda: slots.slots)
+
     def exposition(self) -> bytes:
         """Return all series in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -323,11 +337,31 @@ def _set(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
         gauge.labels(*labels).set(value)
 
 
+class Slots(Protocol):
+    """Workers, and what waits for them."""
+
+    slots: int
+    held: int
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a worker."""
+        ...
+
+
+class Exposes(Protocol):
+    """Something that has series."""
+
+    def exposition(self) -> bytes:
+        """Return them in Prometheus' text format."""
+        ...
+
+
 class MetricsServer(HttpServer):
     """Serves /metrics, /healthz (the operator makes progress) and /readyz (it has begun to serve) in a thread."""
 
     def __init__(
-        self, address: str, metrics: Metrics, *, healthy: Callable[[], str | None], ready: Callable[[], bool]
+        self, address: str, metrics: Exposes, *, healthy: Callable[[], str | None], ready: Callable[[], bool]
     ) -> None:
         """Bind and serve.
 

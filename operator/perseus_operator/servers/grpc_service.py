@@ -14,7 +14,6 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from perseus_operator.clients.agents import Credentials
 from perseus_operator.clients.peers import ERROR_METADATA
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.errors import (
@@ -27,7 +26,7 @@ from perseus_operator.errors import (
     StaleEpoch,
     UnknownJob,
 )
-from perseus_proto.tls import CONNECTION_AGE, server_credentials
+from perseus_operator.servers.rpc_server import authorise
 from perseus_proto.units import s_from_ms
 from perseus_proto.v1alpha1 import operator_pb2 as messages
 from perseus_proto.v1alpha1 import operator_pb2_grpc as stubs
@@ -44,13 +43,6 @@ STATUS: Final[dict[type[OperatorError], grpc.StatusCode]] = {
     KubeError: grpc.StatusCode.UNAVAILABLE,
 }
 """The first row that fits counts. ABORTED and UNAVAILABLE: nothing was changed, try again."""
-_SAN: Final = "x509_subject_alternative_name"
-_MAX_BYTES: Final = 64 << 10
-_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", _MAX_BYTES),
-    CONNECTION_AGE,
-)
 
 DeclareStraggler = Callable[[StragglerRequest], Awaitable[Declared]]
 AskOthers = Callable[[messages.SetStragglerRequest], Awaitable[messages.SetStragglerResponse]]
@@ -100,13 +92,6 @@ async def answering(context: Any) -> AsyncIterator[None]:
         raise
 
 
-def authorise(context: Any, allowed_sans: frozenset[str]) -> None:
-    """Refuse a caller whose certificate carries none of these names. Raises NotAllowed."""
-    names = {name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())}
-    if not names & allowed_sans:
-        raise NotAllowed(f"certificate: none of its names {sorted(names)} is allowed here: {sorted(allowed_sans)}")
-
-
 def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
     if bool(request.namespace) != bool(request.job):
         raise InvalidSpec("namespace and job: must be given together")
@@ -118,33 +103,3 @@ def _parse(request: messages.SetStragglerRequest) -> StragglerRequest:
         job=(request.namespace, request.job) if request.job else None,
         epoch=request.epoch,
     )
-
-
-class RpcServer:
-    """The gRPC server. It must be started in the event loop that it runs in."""
-
-    def __init__(self, server: grpc.aio.Server, address: str) -> None:
-        self._server = server
-        self.address = address
-        """host:port that is bound."""
-
-    @classmethod
-    async def start(cls, address: str, files: Credentials, add: Callable[[grpc.aio.Server], None]) -> RpcServer:
-        """Serve what ``add`` adds on ``host:port`` (port 0: any free one).
-
-        Raises:
-            OSError: the address cannot be bound, or a certificate cannot be read.
-        """
-        credentials = server_credentials(key=files.key, cert=files.cert, ca=files.ca)
-        server = grpc.aio.server(options=_OPTIONS)
-        add(server)
-        try:
-            port = server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise OSError(str(error)) from error
-        await server.start()
-        return cls(server, f"{address.rpartition(':')[0]}:{port}")
-
-    async def close(self) -> None:
-        """Stop; calls in progress have half a second to end."""
-        await self._server.stop(0.5)

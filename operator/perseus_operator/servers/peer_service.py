@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from perseus_operator.servers.grpc_service import DeclareStraggler, OperatorService, answering, authorise
+from perseus_operator.servers.grpc_service import DeclareStraggler, OperatorService, answering
+from perseus_operator.servers.rpc_server import authorise
 from perseus_proto.v1alpha1 import operator_pb2 as operator_messages
 from perseus_proto.v1alpha1 import peer_pb2 as messages
 from perseus_proto.v1alpha1 import peer_pb2_grpc as stubs

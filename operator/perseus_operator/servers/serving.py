@@ -21,8 +21,9 @@ from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import User
 from perseus_operator.reporting.metrics import Metrics, MetricsServer
-from perseus_operator.servers.grpc_service import OperatorService, RpcServer
+from perseus_operator.servers.grpc_service import OperatorService
 from perseus_operator.servers.peer_service import PeerService
+from perseus_operator.servers.rpc_server import RpcServer
 from perseus_operator.servers.web.access import Access
 from perseus_operator.servers.web.server import Pages, WebServer
 from perseus_operator.settings import Settings

@@ -12,35 +12,48 @@ class FairSlots:
     """At most so many at a time; a free slot goes to the namespace that has waited longest for its turn."""
 
     def __init__(self, slots: int) -> None:
-        self._free = slots
+        self.slots = slots
+        """As many as there are now; more may be held for a while after a `resize`."""
+        self.held = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return sum(not one.done() for queue in self._waiting.values() for one in queue)
+
+    def resize(self, slots: int) -> None:
+        """Have so many slots from now on. Those that are held beyond that stay until they are given back."""
+        self.slots = slots
+        self._grant()
 
     @asynccontextmanager
     async def turn(self, namespace: str) -> AsyncIterator[None]:
         """Hold a slot, on behalf of a namespace."""
-        if self._free:
-            self._free -= 1
-        else:
-            mine = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(namespace, deque()).append(mine)
-            try:
-                await mine
-            except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():
-                    self._release()  # it was given a slot at the same moment
-                raise
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(namespace, deque()).append(mine)
+        self._grant()
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._give_back()  # it was given a slot at the same moment
+            raise
         try:
             yield
         finally:
-            self._release()
+            self._give_back()
 
-    def _release(self) -> None:
-        while self._waiting:
+    def _give_back(self) -> None:
+        self.held -= 1
+        self._grant()
+
+    def _grant(self) -> None:
+        while self.held < self.slots and self._waiting:
             namespace, queue = self._waiting.popitem(last=False)
             first = queue.popleft()
             if queue:
                 self._waiting[namespace] = queue  # behind all others
             if not first.done():
+                self.held += 1
                 first.set_result(None)
-                return
-        self._free += 1

@@ -135,7 +135,7 @@ class Demo:
         job = self._start(cluster)
         api = client.CustomObjectsApi(cluster.api)
         self._say(f"training at default clocks: {self._shape()}")
-        baseline = self._measure(job, lambda i: i >= 1, _BASELINE_ITERATIONS, "training at default clocks")
+        baseline = self._measure(job, 0, _BASELINE_ITERATIONS, "training at default clocks")
         self._say(f"baseline: {baseline}")
 
         cluster.apply(self._config_map())
@@ -227,7 +227,7 @@ class Demo:
         )
         late = begins - first
         self._require(late <= _REACTION_ITERATIONS, f"the new plan came {late} iterations after the first slow one")
-        under = self._measure(job, lambda i: i > begins, _STRAGGLER_ITERATIONS, "training beside the straggler")
+        under = self._measure(job, begins, _STRAGGLER_ITERATIONS, "training beside the straggler")
         self._say(f"beside the straggler: {under}")
         self._require(
             under.of_pipeline[0] < self._before(job, first, 0), "the other pipeline saved nothing beside the straggler"
@@ -237,7 +237,7 @@ class Demo:
         status = self._await(lambda: self._recovered(api), "the return to the first plan")
         begins = status["plan"]["fromIteration"]
         self._say(f"straggler recovered: back to point {status['plan']['point']} from iteration {begins}")
-        back = self._measure(job, lambda i: i > begins, _RECOVERED_ITERATIONS, "training after the straggler")
+        back = self._measure(job, begins, _RECOVERED_ITERATIONS, "training after the straggler")
         self._say(f"after the straggler: {back}")
         self._require(
             abs(back.time_s / calibrated.time_s - 1) < _TOLERANCE,
@@ -327,11 +327,11 @@ class Demo:
     def _latest(self, job: RunningJob, dp: int) -> PipelineIteration:
         return self._iterations[dp, self._complete(job)[-1]]
 
-    def _measure(self, job: RunningJob, counts: Callable[[int], bool], wanted: int, what: str) -> Measurement:
-        """Means over the next iterations that count."""
+    def _measure(self, job: RunningJob, after: int, wanted: int, what: str) -> Measurement:
+        """Means over so many iterations after this one."""
 
         def enough() -> list[int] | None:
-            found = [i for i in self._complete(job) if counts(i)]
+            found = [i for i in self._complete(job) if i > after]
             return found[:wanted] if len(found) >= wanted else None
 
         chosen = self._await(enough, f"{wanted} iterations of {what}")
@@ -347,8 +347,7 @@ class Demo:
         """
         while True:
             begins = status["plan"]["fromIteration"]
-            after = begins + _PREDICTION_ITERATIONS
-            measured = self._measure(job, lambda i, after=after: i > after, wanted, what)
+            measured = self._measure(job, begins + _PREDICTION_ITERATIONS, wanted, what)
             status = self._await(lambda: found if "predicted" in (found := self._status(api)) else None, "a prediction")
             if status["plan"]["fromIteration"] == begins:
                 return measured, status

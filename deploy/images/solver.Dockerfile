@@ -1,0 +1,81 @@
+# A worker of the solver service: the solver and gRPC, without kopf and Kubernetes client. build.py builds it from the root of the repository.
+# BASE must contain a Python that can make virtual environments, at the same path in all stages; releases pin it by digest.
+# The same sources give the same bytes: compiled modules name no time, because a builder may set the times of files.
+ARG BASE=python:3.11.14-slim-bookworm
+# It provides strip; for another platform a package of Debian's is added to it. The image contains no part of it.
+ARG COMPILER=gcc:12.5.0-bookworm
+
+# Whatever runs in a build runs on the builder's platform; an image of another one is only copied together.
+FROM --platform=${BUILDPLATFORM} ${BASE} AS needs
+ARG TARGETARCH
+# For builders without a package index: --no-index --find-links=FOLDER, with the folder mounted into the build.
+ARG PIP_OPTIONS=""
+WORKDIR /src
+COPY pyproject.toml requirements-images.lock deploy/images/requirements.py ./
+RUN python3 -m venv /opt/perseus \
+ && python3 requirements.py service > needed.txt \
+ && packages="$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && /opt/perseus/bin/pip install --no-cache-dir --no-compile ${PIP_OPTIONS} --require-hashes -r needed.txt \
+    --target "$packages" $(python3 requirements.py --wheels-for ${TARGETARCH}) \
+ && rm -rf "$packages/bin" && echo /opt/app > "$packages/app.pth"
+
+FROM needs AS slim
+# Remove what this project does not import: pandas, which parts of OR-Tools require, and these parts; tests and build tools of
+# NumPy. A test imports the project's modules without them.
+RUN /opt/perseus/bin/pip uninstall --yes pandas pip setuptools \
+ && cd "$(/opt/perseus/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && cd ortools && rm -r algorithms bop constraint_solver glop init math_opt packing pdlp sat scheduling set_cover && cd .. \
+ && rm -r numpy/distutils numpy/f2py && find numpy -type d -name tests -prune -exec rm -r {} + \
+ && find . -name '*.pyi' -delete \
+ && PYTHONHASHSEED=0 /opt/perseus/bin/python -m compileall -q --invalidation-mode=unchecked-hash /opt/perseus
+
+# Remove debug symbols, two thirds of the extension modules, and symbols that the loader does not read. NumPy's libraries are not changed, because they have been patched.
+FROM --platform=${BUILDPLATFORM} ${COMPILER} AS tools
+ARG TARGETARCH
+RUN machine=$(echo ${TARGETARCH} | sed 's/amd64/x86_64/; s/arm64/aarch64/') \
+ && strip=$(command -v ${machine}-linux-gnu-strip) || { \
+    apt-get update && apt-get install --yes --no-install-recommends binutils-$(echo ${machine} | tr _ -)-linux-gnu \
+ && strip=$(command -v ${machine}-linux-gnu-strip); } \
+ && ln -s ${strip} /usr/local/bin/strip-target
+
+FROM tools AS stripped
+COPY --from=slim /opt/perseus /opt/perseus
+RUN find /opt/perseus -name '*.so*' -type f ! -path '*/numpy*' -exec strip-target --strip-unneeded {} +
+
+FROM needs AS build
+ARG PIP_OPTIONS=""
+COPY README.md LICENSE ./
+COPY proto proto
+COPY solver solver
+COPY agent agent
+COPY client client
+COPY operator operator
+COPY sim sim
+COPY deploy/images/sbom.py ./
+# Of the project, keep only the packages that this image needs.
+RUN python3 requirements.py build-system > build.txt \
+ && /opt/perseus/bin/pip install --no-cache-dir ${PIP_OPTIONS} --require-hashes --target /opt/build -r build.txt \
+ && HATCH_BUILD_NO_HOOKS=true PYTHONPATH=/opt/build /opt/perseus/bin/pip install --no-cache-dir --no-index --no-build-isolation --no-deps --no-compile --target /opt/app . \
+ && /opt/perseus/bin/pip uninstall --yes pandas pip setuptools \
+ && cd /opt/app && rm -r perseus_agent perseus_client perseus_sim \
+ && find bin -type f ! -name perseus -a ! -name perseus-solver -delete \
+ && PYTHONHASHSEED=0 /opt/perseus/bin/python -m compileall -q --invalidation-mode=unchecked-hash /opt/app \
+ && /opt/perseus/bin/python /src/sbom.py perseus-solver > sbom.cdx.json
+
+# buildah would take the other stages' BASE without a platform.
+FROM --platform=${TARGETPLATFORM} ${BASE} AS image
+# In two layers: a new version of the project changes only the small one.
+COPY --from=stripped /opt/perseus /opt/perseus
+COPY --from=build /opt/app /opt/app
+COPY LICENSE /licenses/LICENSE
+ENV PATH=/opt/app/bin:/opt/perseus/bin:${PATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+USER 65532:65532
+EXPOSE 9477 9478
+# For container engines; Kubernetes uses the chart's probes.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=60s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9478/healthz', timeout=4)"]
+ENTRYPOINT ["perseus-solver"]
+
+# Built beside the image where this machine can run it: everything that the program imports is in it, with this BASE too.
+FROM image AS checked
+RUN python -c "import perseus_operator.solver_service.__main__, perseus_operator.solving.worker, perseus_solver.frontier"

@@ -1,0 +1,101 @@
+"""``perseus-solver``: one worker of the solver service, until it is stopped or has been idle for long enough.
+
+A worker that is to stop ends the work under way and begins no other. Exit codes: 0: it was stopped, or was idle. 1: an
+address is in use, or a certificate cannot be read. 2: a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from perseus_operator.clients.agents import Credentials
+from perseus_operator.reporting.metrics import MetricsServer
+from perseus_operator.servers.rpc_server import RpcServer
+from perseus_operator.solver_service.metrics import SolverMetrics
+from perseus_operator.solver_service.service import SolverService
+from perseus_operator.solver_service.settings import SolverSettings
+from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
+from perseus_operator.solving.messages import MAX_BYTES
+from perseus_operator.solving.process import run_worker
+from perseus_proto.logs import JsonFormatter
+from perseus_proto.settings import InvalidSetting, parse_settings
+from perseus_proto.v1alpha1.solver_pb2_grpc import add_SolverServicer_to_server
+
+logger = logging.getLogger("perseus_operator.solver_service")
+
+_LOOK_S: Final = 0.5
+"""How often it is looked whether the worker is idle."""
+
+
+async def serve(settings: SolverSettings) -> None:
+    """Serve until a signal, or until there has been no work for long enough.
+
+    Raises:
+        OSError: an address cannot be bound, or a certificate cannot be read.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    memory_mib = worker_memory_mib(settings.solve_memory_mib, processes=1, limit_mib=container_limit_mib())
+    metrics = SolverMetrics()
+    service = SolverService(
+        partial(run_worker, timeout_s=settings.solve_timeout_s, memory_mib=memory_mib),
+        metrics,
+        version=version("perseus-k8s"),
+        allowed_sans=settings.allowed_sans,
+    )
+    files = Credentials(settings.tls_cert, settings.tls_key, settings.tls_ca, "")
+    add = partial(add_SolverServicer_to_server, service)
+    rpc = await RpcServer.start(settings.address, files, add, max_bytes=MAX_BYTES)
+    http = None
+    if settings.metrics_address:
+        http = MetricsServer(settings.metrics_address, metrics, healthy=lambda: None, ready=lambda: not stop.is_set())
+    addresses = {"address": rpc.address, "metrics": http.address if http else ""}
+    logger.info("serving: %s", ", ".join(f"{name} on {where or 'none'}" for name, where in addresses.items()))
+    if settings.ready_file:
+        temporary = Path(settings.ready_file + ".new")  # a reader that waits for the file must find it whole
+        temporary.write_text(json.dumps(addresses))
+        temporary.replace(settings.ready_file)
+    while not stop.is_set() and not 0 < settings.exit_when_idle_s <= service.idle_s:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_S if settings.exit_when_idle_s else None)
+    service.stopping = True
+    logger.info("stopping: %s", "requested" if stop.is_set() else f"no work for {settings.exit_when_idle_s:g} s")
+    await service.ended()
+    await rpc.close()
+    if http is not None:
+        http.close()
+
+
+def main() -> None:
+    """Run one worker; the entry point of ``perseus-solver``."""
+    try:
+        settings = parse_settings(SolverSettings, sys.argv[1:], os.environ)
+    except InvalidSetting as error:
+        sys.stderr.write(f"perseus-solver: {error}\n")
+        sys.exit(2)
+    handler = logging.StreamHandler()
+    if settings.log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log_level, handlers=[handler])
+    try:
+        asyncio.run(serve(settings))
+    except OSError as error:
+        logger.error("cannot start: %s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
