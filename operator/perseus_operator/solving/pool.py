@@ -12,6 +12,7 @@ from collections import OrderedDict
 from dataclasses import asdict
 from typing import Final, Protocol
 
+from perseus_operator.errors import SolveFailed
 from perseus_operator.solving.process import Task, Verdict, run_worker
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.slots import FairSlots
@@ -56,8 +57,9 @@ class SolverPool:
             workers: processes of this pod that solve at a time; none do if there is a ``service``.
             timeout_s: of each process.
             memory_mib: of each process.
-            service: solves and calibrates instead. What is stored is always verified here, which is short work.
+            service: solves and calibrates instead. Its frontiers, and stored ones, are verified here: that is short work.
         """
+        self._trusted = service is None
         self.solvers: Workers = service or LocalWorkers(workers, timeout_s=timeout_s, memory_mib=memory_mib)
         self._restorers = LocalWorkers(RESTORES, timeout_s=timeout_s, memory_mib=memory_mib)
         self._failed: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -77,7 +79,13 @@ class SolverPool:
             SolveFailed: profile, schedule and parameters do not fit, or the worker died.
         """
         verdict = await self._work(Task.SOLVE, json.dumps(asdict(request)).encode(), self.solvers, namespace)
-        return verdict.result(), verdict.seconds
+        data = verdict.result()
+        if not self._trusted:
+            try:
+                data = await self.restore(request, data, namespace)
+            except SolveFailed as error:
+                raise SolveFailed(f"the answer of the solver service is not used: {error}") from error
+        return data, verdict.seconds
 
     async def calibrate(self, request: bytes, namespace: str = "") -> bytes:
         """The answer of ``calibration.calibrate_in_process`` to a request. Raises like ``solve``."""
