@@ -83,6 +83,7 @@ class Server:
                 self._hub,
                 lambda: self._serving,
                 settings.node_name or socket.gethostname(),
+                per_gpu=settings.gpu_metrics,
             )
             if settings.metrics_address
             else None

@@ -35,7 +35,7 @@ CLASS = (
 )
 INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
-    *("--set", "simulatedGpus.enabled=true,webhook.enabled=true"),
+    *("--set", "simulatedGpus.enabled=true,webhook.enabled=true,agent.settings.gpuMetrics=true"),
     *("--set-json", f"energyClass.spec={CLASS}"),
 )
 """Our own release beside them: workloads of a class need no object of ours."""

@@ -40,7 +40,7 @@ def flags(mode: str) -> tuple[str, ...]:
     }
     return (
         *("--set", f"agent.namespaceOverride={AGENTS}"),
-        *("--set", "simulatedGpus.enabled=true,webhook.enabled=true"),
+        *("--set", "simulatedGpus.enabled=true,webhook.enabled=true,agent.settings.gpuMetrics=true"),
         *("--set-json", f"energyClass.spec={json.dumps(spec)}"),
     )
 

@@ -30,7 +30,7 @@ BUSY = 2.0
 """Percentage points that iterations may be slower by because this machine, on which training is real, is busy."""
 INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
-    *("--set", "simulatedGpus.enabled=true"),
+    *("--set", "simulatedGpus.enabled=true,agent.settings.gpuMetrics=true"),
 )
 
 

@@ -39,7 +39,7 @@ PROFILES = {
 BUDGET_W = 2400
 INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
-    *("--set", "simulatedGpus.enabled=true"),
+    *("--set", "simulatedGpus.enabled=true,agent.settings.gpuMetrics=true"),
     *("--set", "webhook.enabled=true"),
     *("--set", "solver.enabled=true,solver.replicas=1,solver.resources.requests.cpu=100m"),
 )

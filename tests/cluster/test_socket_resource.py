@@ -25,7 +25,7 @@ LABEL = "system_u:object_r:container_file_t:s0"
 """For nodes that enforce SELinux; without it the kernel keeps a label as it is."""
 INSTALL = (
     *("--set", f"agent.namespaceOverride={AGENTS}"),
-    *("--set", "simulatedGpus.enabled=true,webhook.enabled=true"),
+    *("--set", "simulatedGpus.enabled=true,webhook.enabled=true,agent.settings.gpuMetrics=true"),
     *("--set", f"agent.settings.socketSelinuxLabel={LABEL}"),
 )
 

@@ -89,9 +89,12 @@ def test_a_label_is_enough_and_every_gpu_is_given_back(cluster: SimulatedCluster
     said = "3 GPUs locked at 900 MHz. Iterations are not measured: no slowdown is promised."
     assert system.condition("PlanApplied") == ("ClockInForce", said)
     with urllib.request.urlopen(f"http://{system.nodes[0].metrics_address}/metrics") as page:
-        leased = [line for line in page.read().decode().splitlines() if line.startswith("perseus_gpu_lease_info{")]
-    assert len(leased) == 2, "so that no alert takes these GPUs for forgotten"
-    assert all('job_name="any"' in line for line in leased)
+        lines = page.read().decode().splitlines()
+    [held] = [line for line in lines if line.startswith("perseus_node_job_gpus{")]
+    assert 'job_name="any"' in held
+    assert held.endswith(" 2.0")
+    [forgotten] = [line for line in lines if line.startswith("perseus_node_gpus_locked_without_rank{")]
+    assert forgotten.endswith(" 0.0")
 
     system.patch({"clockMegahertz": 1200})
     system.until_locked(1200, 1200, 1200, 0)

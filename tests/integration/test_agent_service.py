@@ -410,13 +410,14 @@ def test_metrics_and_health_are_served(stub: Any, node: RecordingNode) -> None:
     acquire(stub, [pod])
     base = f"http://{node.addresses['metrics']}"
     page = urllib.request.urlopen(f"{base}/metrics").read().decode()
-    gpu = 'gpu="' + gpu_uuid(0)
+    assert gpu_uuid(0) not in page, "series of each GPU are not asked for"
     for series in (
-        "perseus_gpu_clock_hertz{" + gpu,
-        "perseus_gpu_energy_joules_total{" + gpu,
-        "perseus_agent_clock_switches_total{" + gpu,
-        "perseus_agent_clock_restores_total{" + gpu,
-        "perseus_gpu_clock_drift{" + gpu,
+        'perseus_node_gpus{node="node-under-test",state="yes"}',
+        "perseus_node_gpu_energy_joules_total",
+        "perseus_node_gpu_power_watts",
+        "perseus_node_gpus_adrift",
+        "perseus_agent_clock_switches_total",
+        "perseus_agent_clock_restores_total",
         f'perseus_agent_lease_remaining_seconds{{job_name="{JOB}",job_namespace="ns",node="',
         "perseus_agent_lease_expiries_total",
         "perseus_agent_telemetry_dropped_events_total",

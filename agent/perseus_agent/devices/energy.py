@@ -32,6 +32,7 @@ class EnergyMeter:
         self._befores_us = array("q")
         """When the counter was read last before it was seen to move: it moved in between."""
         self._offset_mj = 0
+        self._first_mj: int | None = None
         self._seen: EnergyReading | None = None
 
     @property
@@ -39,9 +40,18 @@ class EnergyMeter:
         """The counter as a quantity that never decreases while the agent runs, also over a driver reload."""
         return None if self._seen is None else self._seen.energy_mj + self._offset_mj
 
+    @property
+    def used_mj(self) -> int:
+        """Energy since the counter was first read; 0 before. It never falls, and a first reading adds nothing to it, so
+        the sum over several GPUs is a counter however late one of them is read."""
+        total_mj = self.total_mj
+        return 0 if total_mj is None or self._first_mj is None else total_mj - self._first_mj
+
     def add(self, reading: EnergyReading) -> None:
         """Add a reading of the counter."""
         seen = self._seen
+        if self._first_mj is None:
+            self._first_mj = reading.energy_mj
         if seen is not None and reading.time_us <= seen.time_us:
             return
         if seen is not None and reading.energy_mj < seen.energy_mj:

@@ -1,8 +1,10 @@
 """What Prometheus and the kubelet read: /metrics, /healthz and /readyz, computed from the node's present state at each
 request.
 
-Labels are bounded by what the node has: GPU UUIDs and the jobs that hold leases. The only module of the agent that
-imports prometheus_client.
+Series are of the node and of each job on it: sums, counts and extremes over GPUs, whose number does not depend on the
+number of GPUs (design note 0032). Series of each GPU come only with ``--gpu-metrics``. Sums of counters never fall: a
+GPU that is lost keeps its part, and one that is first read late brings nothing of its past. The only module of the
+agent that imports prometheus_client.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from perseus_agent import __version__
+from perseus_agent.clocks.gpu_worker import GpuWorker
 from perseus_agent.clocks.telemetry import TelemetryHub
 from perseus_agent.devices.base import Controllability
+from perseus_agent.node.leases import LeaseView
 from perseus_agent.node.node import Node
 from perseus_proto.http_server import CachedPage, HttpServer
 from perseus_proto.units import hz_from_mhz, j_from_mj, s_from_us, w_from_mw
@@ -58,15 +62,85 @@ _GPU: Final = ("node", "gpu")
 _JOB: Final = ("node", "job_namespace", "job_name")
 QUANTILES: Final = ("0.5", "0.99")
 """Values of the label of that name."""
+UNKNOWN: Final = "unknown"
+"""State of a GPU that no job has asked for yet: whether its clocks may be set has not been read."""
+STATES: Final = (*(value.name.lower() for value in Controllability), UNKNOWN)
+"""Values of the label ``state`` of a node's GPUs."""
 _RANK: Final = (*_GPU, "job_namespace", "job_name", "dp", "stage", "tp")
 
 SERIES: Final = (
     Series("perseus_agent_build_info", "info", "Version of the agent and of the GPU driver it meets.", _NODE),
+    Series(
+        "perseus_node_gpus",
+        "gauge",
+        "GPUs by whether their clocks may be set: yes, why not, or unknown while no job has asked for them.",
+        (*_NODE, "state"),
+    ),
+    Series("perseus_node_gpus_locked", "gauge", "GPUs whose SM clock this agent has locked.", _NODE),
+    Series(
+        "perseus_node_gpus_locked_without_rank",
+        "gauge",
+        "GPUs locked although no rank drives them and no lease asks for their clock; more than a moment is a fault.",
+        _NODE,
+    ),
+    Series("perseus_node_gpus_adrift", "gauge", "GPUs that run, without a reason, at another clock than set.", _NODE),
+    Series("perseus_node_gpu_power_watts", "gauge", "Power drawn by all GPUs that answer.", _NODE),
+    Series(
+        "perseus_node_gpu_energy_joules_total",
+        "counter",
+        "Energy used by all GPUs since the agent first read them, from the driver's counters.",
+        _NODE,
+    ),
+    Series("perseus_agent_clock_switches_total", "counter", "Clock writes to GPUs.", _NODE),
+    Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _NODE),
+    Series("perseus_agent_clock_restores_total", "counter", "Times a GPU was returned to its default clocks.", _NODE),
+    Series(
+        "perseus_agent_clock_latency_seconds",
+        "gauge",
+        "From the driver's call to the new clock in effect, p50 and p99, of the node's slowest GPU: published for the"
+        " model until measured.",
+        (*_NODE, "quantile"),
+    ),
+    Series(
+        "perseus_agent_clock_call_seconds",
+        "gauge",
+        "Duration of the driver's call, p50 and p99, of the node's slowest GPU.",
+        (*_NODE, "quantile"),
+    ),
+    Series("perseus_agent_clock_latency_measured_total", "counter", "Clock changes whose latency was measured.", _NODE),
+    Series(
+        "perseus_agent_mark_lead_seconds",
+        "gauge",
+        "Longest time by which a host was ahead of its GPU in the last iteration; absent: not known.",
+        _NODE,
+    ),
+    Series("perseus_agent_lease_expiries_total", "counter", "Leases that ran out.", _NODE),
+    Series("perseus_agent_refused_peers_total", "counter", "Processes refused on the local socket.", _NODE),
+    Series("perseus_agent_telemetry_dropped_events_total", "counter", "Telemetry events lost to slow readers.", _NODE),
+    Series("perseus_agent_lease_remaining_seconds", "gauge", "Until the lease runs out.", _JOB),
+    Series("perseus_agent_plan_age_seconds", "gauge", "Since a plan was last selected; absent: none is.", _JOB),
+    Series("perseus_agent_ranks", "gauge", "Processes that drive a GPU.", _JOB),
+    Series("perseus_node_job_gpus", "gauge", "GPUs that the job's ranks drive or its lease asks for.", _JOB),
+    Series("perseus_node_job_gpus_under_plan", "gauge", "Those of them that follow a plan or a lease's clock.", _JOB),
+    Series("perseus_node_job_gpus_not_controllable", "gauge", "Those of them whose clocks cannot be set.", _JOB),
+    Series("perseus_node_job_gpu_power_watts", "gauge", "Power drawn by the job's GPUs.", _JOB),
+    Series("perseus_node_job_clock_lowest_hertz", "gauge", "Lowest SM clock read back of the job's GPUs.", _JOB),
+    Series("perseus_node_job_clock_mean_hertz", "gauge", "Mean SM clock read back of the job's GPUs.", _JOB),
+    Series("perseus_node_job_clock_highest_hertz", "gauge", "Highest SM clock read back of the job's GPUs.", _JOB),
+)
+"""What an agent exposes always. Their number does not depend on the number of GPUs."""
+
+GPU_SERIES: Final = (
     Series("perseus_gpu_clock_hertz", "gauge", "SM clock read back.", _GPU),
     Series("perseus_gpu_locked_clock_hertz", "gauge", "SM clock locked by this agent; absent: default clocks.", _GPU),
     Series("perseus_gpu_power_watts", "gauge", "Power drawn.", _GPU),
     Series("perseus_gpu_energy_joules_total", "counter", "Energy used, from the driver's counter.", _GPU),
-    Series("perseus_gpu_controllability", "gauge", "1 for the state that the GPU is in.", (*_GPU, "state")),
+    Series(
+        "perseus_gpu_controllability",
+        "gauge",
+        "1 for the state that the GPU is in; 0 for all: no job has asked for it yet.",
+        (*_GPU, "state"),
+    ),
     Series("perseus_gpu_clock_drift", "gauge", "1 while the GPU runs, without a reason, at another clock.", _GPU),
     Series("perseus_gpu_rank_info", "gauge", "Always 1; the labels say which rank of which job drives the GPU.", _RANK),
     Series(
@@ -75,98 +149,177 @@ SERIES: Final = (
         "Always 1; the labels say which job's lease asks for the GPU's clock, without a plan.",
         (*_GPU, "job_namespace", "job_name"),
     ),
-    Series("perseus_agent_clock_switches_total", "counter", "Clock writes to the GPU.", _GPU),
-    Series("perseus_agent_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
-    Series("perseus_agent_clock_restores_total", "counter", "Times the GPU was returned to its default clocks.", _GPU),
+    Series("perseus_gpu_clock_switches_total", "counter", "Clock writes to the GPU.", _GPU),
+    Series("perseus_gpu_clock_requests_skipped_total", "counter", "Requests coalesced or without effect.", _GPU),
+    Series("perseus_gpu_clock_restores_total", "counter", "Times the GPU was returned to its default clocks.", _GPU),
     Series(
-        "perseus_agent_clock_latency_seconds",
+        "perseus_gpu_clock_latency_seconds",
         "gauge",
         "From the driver's call to the new clock in effect, p50 and p99: published for the model until measured.",
         (*_GPU, "quantile"),
     ),
-    Series("perseus_agent_clock_call_seconds", "gauge", "Duration of the driver's call.", (*_GPU, "quantile")),
-    Series("perseus_agent_clock_latency_measured_total", "counter", "Clock changes whose latency was measured.", _GPU),
+    Series("perseus_gpu_clock_call_seconds", "gauge", "Duration of the driver's call.", (*_GPU, "quantile")),
+    Series("perseus_gpu_clock_latency_measured_total", "counter", "Clock changes whose latency was measured.", _GPU),
     Series(
-        "perseus_agent_mark_lead_seconds",
+        "perseus_gpu_mark_lead_seconds",
         "gauge",
         "Longest time by which the host was ahead of the GPU in the last iteration; absent: not known.",
         _GPU,
     ),
-    Series("perseus_agent_lease_remaining_seconds", "gauge", "Until the lease runs out.", _JOB),
-    Series("perseus_agent_plan_age_seconds", "gauge", "Since a plan was last selected; absent: none is.", _JOB),
-    Series("perseus_agent_ranks", "gauge", "Processes that drive a GPU.", _JOB),
-    Series("perseus_agent_lease_expiries_total", "counter", "Leases that ran out.", _NODE),
-    Series("perseus_agent_refused_peers_total", "counter", "Processes refused on the local socket.", _NODE),
-    Series("perseus_agent_telemetry_dropped_events_total", "counter", "Telemetry events lost to slow readers.", _NODE),
 )
-"""Everything this agent exposes. At most 23 series for each GPU and 3 for each job on the node."""
+"""What it exposes with ``--gpu-metrics`` besides."""
+
+Job = tuple[str, str]
+"""Namespace and name."""
 
 
 class NodeCollector(Collector):
     """Reads the node at each scrape."""
 
-    def __init__(self, node: Node, hub: TelemetryHub, node_name: str) -> None:
+    def __init__(self, node: Node, hub: TelemetryHub, node_name: str, *, per_gpu: bool = False) -> None:
+        """``per_gpu``: expose ``GPU_SERIES``, too."""
         self._node = node
         self._hub = hub
         self._name = node_name
+        self._series = (*SERIES, *GPU_SERIES) if per_gpu else SERIES
+        self._per_gpu = per_gpu
 
     def collect(self) -> Iterable[Metric]:
         """Every series of the agent."""
-        families = {series.name: series.family() for series in SERIES}
+        families = {series.name: series.family() for series in self._series}
         build = {"version": __version__, "driver": self._node.driver_version}
         families["perseus_agent_build_info"].add_metric([self._name], build)
-        for name, labels, value in (*self._gpus(), *self._jobs(), *self._own()):
+        for name, labels, value in self._samples():
             families[name].add_metric([self._name, *labels], value)
         return families.values()
 
-    def _gpus(self) -> Iterator[Sample]:
-        for uuid, worker in self._node.workers.items():
-            governor, gpu = worker.governor, (uuid,)
-            if worker.clock_mhz is not None:
-                yield "perseus_gpu_clock_hertz", gpu, hz_from_mhz(worker.clock_mhz)
-            if governor.applied:
-                yield "perseus_gpu_locked_clock_hertz", gpu, hz_from_mhz(governor.applied)
-            if worker.power_mw is not None:
-                yield "perseus_gpu_power_watts", gpu, w_from_mw(worker.power_mw)
-            total_mj = worker.meter.total_mj
-            if total_mj is not None:
-                yield "perseus_gpu_energy_joules_total", gpu, j_from_mj(total_mj)
-            for value in Controllability:
-                state = float(governor.controllability is value)
-                yield "perseus_gpu_controllability", (uuid, value.name.lower()), state
-            yield "perseus_gpu_clock_drift", gpu, float(governor.drifted or governor.foreign)
-            yield "perseus_agent_clock_switches_total", gpu, governor.writes
-            yield "perseus_agent_clock_requests_skipped_total", gpu, governor.skipped
-            yield "perseus_agent_clock_restores_total", gpu, governor.restores
-            latency, calls = governor.latency.switch, governor.latency.calls
-            calls_s = s_from_us(calls.p50_us), s_from_us(calls.p99_us)
-            for quantile, latency_s, call_s in zip(QUANTILES, (latency.p50_s, latency.p99_s), calls_s, strict=True):
-                yield "perseus_agent_clock_latency_seconds", (uuid, quantile), latency_s
-                yield "perseus_agent_clock_call_seconds", (uuid, quantile), call_s
-            yield "perseus_agent_clock_latency_measured_total", gpu, governor.latency.measured
-            if worker.lead_s is not None:
-                yield "perseus_agent_mark_lead_seconds", gpu, worker.lead_s
-
-    def _jobs(self) -> Iterator[Sample]:
-        names: dict[str, tuple[str, str]] = {}
-        for view in self._node.lease_views():
-            job = names[view.job_uid] = _job_labels(view.job_name)
-            yield "perseus_agent_lease_remaining_seconds", job, view.remaining_s
-            if view.plan_age_s is not None:
-                yield "perseus_agent_plan_age_seconds", job, view.plan_age_s
-            yield "perseus_agent_ranks", job, view.ranks
-            for gpu in view.gpus:
-                if gpu.uuid in self._node.workers:
-                    yield "perseus_gpu_lease_info", (gpu.uuid, *job), 1
+    def _samples(self) -> Iterator[Sample]:
+        # A job that was deleted and made again under its name may hold two leases for a while. They make one series,
+        # since two of the same labels would spoil the page.
+        views = sorted(self._node.lease_views(), key=lambda view: view.remaining_s)
+        of_job: dict[Job, list[LeaseView]] = {}
+        for view in views:
+            of_job.setdefault(_job_labels(view.job_name), []).append(view)
+        names = {view.job_uid: job for job, of in of_job.items() for view in of}
+        workers = self._node.workers
+        leased = {
+            (gpu.uuid, job) for job, of in of_job.items() for view in of for gpu in view.gpus if gpu.uuid in workers
+        }
         ranks = [rank for rank, _ in self._node.ranks() if rank.gpu_uuid and rank.job_uid in names]
-        # A set: two processes with the same rank must not make one series twice, or Prometheus refuses the whole page.
-        for rank in {(r.gpu_uuid, *names[r.job_uid], *map(str, r.rank_id)) for r in ranks}:
-            yield "perseus_gpu_rank_info", rank, 1
+        wanted = leased | {(rank.gpu_uuid, names[rank.job_uid]) for rank in ranks}
+        gpus: dict[Job, list[GpuWorker]] = {job: [] for job in of_job}
+        for uuid, job in wanted:
+            gpus[job].append(workers[uuid])
+        yield from self._of_node({uuid for uuid, _ in wanted})
+        for job, of in of_job.items():
+            yield from _of_lease(job, of)
+            yield from _of_job(job, gpus[job])
+        if not self._per_gpu:
+            return
+        for worker in workers.values():
+            yield from _of_gpu(worker)
+        for uuid, job in leased:
+            yield "perseus_gpu_lease_info", (uuid, *job), 1
+        for of_rank in {(r.gpu_uuid, *names[r.job_uid], *map(str, r.rank_id)) for r in ranks}:
+            yield "perseus_gpu_rank_info", of_rank, 1
 
-    def _own(self) -> Iterator[Sample]:
+    def _of_node(self, wanted: set[str]) -> Iterator[Sample]:
+        """``wanted``: the GPUs that a rank drives or a lease asks for."""
+        workers = [*self._node.workers.values()]
+        governors = [worker.governor for worker in workers]
+        states = [_state(worker) for worker in workers]
+        for state in STATES:
+            yield "perseus_node_gpus", (state,), states.count(state)
+        locked = {worker.uuid for worker in workers if worker.governor.applied is not None}
+        yield "perseus_node_gpus_locked", (), len(locked)
+        yield "perseus_node_gpus_locked_without_rank", (), len(locked - wanted)
+        yield "perseus_node_gpus_adrift", (), sum(each.drifted or each.foreign for each in governors)
+        yield from _power("perseus_node_gpu_power_watts", (), workers)
+        used_mj = sum(worker.meter.used_mj for worker in workers)
+        yield "perseus_node_gpu_energy_joules_total", (), j_from_mj(used_mj)
+        yield "perseus_agent_clock_switches_total", (), sum(each.writes for each in governors)
+        yield "perseus_agent_clock_requests_skipped_total", (), sum(each.skipped for each in governors)
+        yield "perseus_agent_clock_restores_total", (), sum(each.restores for each in governors)
+        measured = sum(each.latency.measured for each in governors)
+        yield "perseus_agent_clock_latency_measured_total", (), measured
+        for name, times_s in zip(("latency", "call"), zip(*map(_clock_times_s, workers), strict=True), strict=False):
+            for quantile, slowest_s in zip(QUANTILES, map(max, zip(*times_s, strict=True)), strict=True):
+                yield f"perseus_agent_clock_{name}_seconds", (quantile,), slowest_s
+        leads_s = [lead_s for worker in workers if (lead_s := worker.lead_s) is not None]
+        if leads_s:
+            yield "perseus_agent_mark_lead_seconds", (), max(leads_s)
         yield "perseus_agent_lease_expiries_total", (), self._node.leases.expiries
         yield "perseus_agent_refused_peers_total", (), self._node.refusals
         yield "perseus_agent_telemetry_dropped_events_total", (), self._hub.dropped
+
+
+def _of_lease(job: Job, views: list[LeaseView]) -> Iterator[Sample]:
+    latest = views[-1]
+    yield "perseus_agent_lease_remaining_seconds", job, latest.remaining_s
+    if latest.plan_age_s is not None:
+        yield "perseus_agent_plan_age_seconds", job, latest.plan_age_s
+    yield "perseus_agent_ranks", job, sum(view.ranks for view in views)
+
+
+def _of_job(job: Job, workers: list[GpuWorker]) -> Iterator[Sample]:
+    yield "perseus_node_job_gpus", job, len(workers)
+    yield "perseus_node_job_gpus_under_plan", job, sum(map(_under_plan, workers))
+    refusing = sum(_state(worker) not in {Controllability.YES.name.lower(), UNKNOWN} for worker in workers)
+    yield "perseus_node_job_gpus_not_controllable", job, refusing
+    yield from _power("perseus_node_job_gpu_power_watts", job, workers)
+    clocks_mhz = [worker.clock_mhz for worker in workers if worker.clock_mhz is not None and not worker.governor.lost]
+    if clocks_mhz:
+        yield "perseus_node_job_clock_lowest_hertz", job, hz_from_mhz(min(clocks_mhz))
+        yield "perseus_node_job_clock_mean_hertz", job, hz_from_mhz(1) * sum(clocks_mhz) / len(clocks_mhz)
+        yield "perseus_node_job_clock_highest_hertz", job, hz_from_mhz(max(clocks_mhz))
+
+
+def _of_gpu(worker: GpuWorker) -> Iterator[Sample]:
+    governor, gpu = worker.governor, (worker.uuid,)
+    if worker.clock_mhz is not None and not governor.lost:
+        yield "perseus_gpu_clock_hertz", gpu, hz_from_mhz(worker.clock_mhz)
+    if governor.applied:
+        yield "perseus_gpu_locked_clock_hertz", gpu, hz_from_mhz(governor.applied)
+    yield from _power("perseus_gpu_power_watts", gpu, [worker])
+    total_mj = worker.meter.total_mj
+    if total_mj is not None:
+        yield "perseus_gpu_energy_joules_total", gpu, j_from_mj(total_mj)
+    state = _state(worker)
+    for value in Controllability:
+        yield "perseus_gpu_controllability", (*gpu, value.name.lower()), float(value.name.lower() == state)
+    yield "perseus_gpu_clock_drift", gpu, float(governor.drifted or governor.foreign)
+    yield "perseus_gpu_clock_switches_total", gpu, governor.writes
+    yield "perseus_gpu_clock_requests_skipped_total", gpu, governor.skipped
+    yield "perseus_gpu_clock_restores_total", gpu, governor.restores
+    for name, times_s in zip(("latency", "call"), _clock_times_s(worker), strict=True):
+        for quantile, time_s in zip(QUANTILES, times_s, strict=True):
+            yield f"perseus_gpu_clock_{name}_seconds", (*gpu, quantile), time_s
+    yield "perseus_gpu_clock_latency_measured_total", gpu, governor.latency.measured
+    if (lead_s := worker.lead_s) is not None:
+        yield "perseus_gpu_mark_lead_seconds", gpu, lead_s
+
+
+def _power(name: str, labels: tuple[str, ...], workers: Iterable[GpuWorker]) -> Iterator[Sample]:
+    """Of the GPUs that answer; nothing if none does: absent is not zero."""
+    powers_mw = [worker.power_mw for worker in workers if worker.power_mw is not None and not worker.governor.lost]
+    if powers_mw:
+        yield name, labels, w_from_mw(sum(powers_mw))
+
+
+def _state(worker: GpuWorker) -> str:
+    return worker.governor.controllability.name.lower() if worker.governor.probed else UNKNOWN
+
+
+def _under_plan(worker: GpuWorker) -> bool:
+    follower = worker.follower
+    return worker.governor.resting_mhz is not None or (follower is not None and follower.plan is not None)
+
+
+def _clock_times_s(worker: GpuWorker) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Latency of clock changes and duration of the driver's calls: p50 and p99 each."""
+    latency = worker.governor.latency
+    calls = latency.calls
+    return (latency.switch.p50_s, latency.switch.p99_s), (s_from_us(calls.p50_us), s_from_us(calls.p99_us))
 
 
 def _job_labels(job_name: str) -> tuple[str, str]:
@@ -178,14 +331,23 @@ def _job_labels(job_name: str) -> tuple[str, str]:
 class MetricsServer(HttpServer):
     """A small HTTP server beside the gRPC one."""
 
-    def __init__(self, address: str, node: Node, hub: TelemetryHub, ready: Callable[[], bool], node_name: str) -> None:
-        """Bind ``host:port``.
+    def __init__(
+        self,
+        address: str,
+        node: Node,
+        hub: TelemetryHub,
+        ready: Callable[[], bool],
+        node_name: str,
+        *,
+        per_gpu: bool = False,
+    ) -> None:
+        """Bind ``host:port``; ``per_gpu``: expose the series of each GPU, too.
 
         Raises:
             OSError: it is taken.
         """
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(NodeCollector(node, hub, node_name))
+        registry.register(NodeCollector(node, hub, node_name, per_gpu=per_gpu))
         metrics = CachedPage(lambda: generate_latest(registry))
         pages: dict[str, Callable[[], tuple[int, str, bytes]]] = {
             "/metrics": lambda: (200, CONTENT_TYPE_LATEST, metrics()),

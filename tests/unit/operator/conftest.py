@@ -225,9 +225,10 @@ class Desk:
         """Whether who writes hears of it."""
         self.spawned: list[Coroutine[Any, Any, bool]] = []
         kube = SimpleNamespace(write_status=self._write_status, annotate=self._annotate, post_event=self._post)
+        self.metrics = Metrics()
         services = SimpleNamespace(
             kube=kube,
-            metrics=Metrics(),
+            metrics=self.metrics,
             limits=LIMITS,
             status_interval_s=status_interval_s,
             figures_pace=pace or Pace(10.0),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from tests.unit.operator.conftest import Desk, Job
 
-from perseus_agent.devices.base import Controllability
-from perseus_agent.servers.metrics import QUANTILES, SERIES
+from perseus_agent.servers.metrics import GPU_SERIES, QUANTILES, SERIES, STATES, Series
 from perseus_operator.api.status import StatusFigures
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.evidence import ClockControl, Evidence, MarkSource
@@ -67,13 +68,34 @@ def test_how_clocks_follow_a_job_is_exposed_as_far_as_it_is_known() -> None:
     assert 'job_name="a"' not in metrics.exposition().decode()
 
 
+async def test_the_number_of_series_of_a_job_does_not_depend_on_its_nodes() -> None:
+    async def series(nodes: int) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        desk = Desk()
+        pipeline = {"schedule": "1F1B", "stages": 2, "microbatches": 4, "dataParallel": nodes}
+        desk.job = Job(pipeline=pipeline)
+        made = desk.job.run()
+        for iteration in range(1, 6):
+            desk.job.train(iteration, (1.0,) * nodes)
+            made = desk.job.settle()
+        assert len(desk.job.nodes) == nodes
+        await desk.report(made)
+        families = desk.metrics.registry.collect()
+        return {(s.name, frozenset(s.labels.items())) for family in families for s in family.samples}
+
+    few, many = await series(2), await series(24)
+    assert few == many
+    measured = {name for name, labels in few if ("job_name", "job") in labels}
+    assert {"perseus_job_measured_iteration_joules", "perseus_job_frontier_seconds"} <= measured
+
+
 def test_the_reference_names_every_family() -> None:
     metrics = Metrics()
     described = {name.removesuffix("_total") for name, *_ in metrics.reference}
     assert described == {family.name for family in metrics.registry.collect()}
 
 
-ALL = [*Metrics().reference, *((s.name, s.kind, s.labels, s.help) for s in SERIES)]
+OF_AGENTS = (*SERIES, *GPU_SERIES)
+ALL = [*Metrics().reference, *((s.name, s.kind, s.labels, s.help) for s in OF_AGENTS)]
 
 
 @pytest.mark.parametrize(("name", "kind", "labels", "text"), ALL)
@@ -85,14 +107,38 @@ def test_every_series_follows_the_conventions(name: str, kind: str, labels: tupl
     assert not re.search(r"_(ms|us|mj|mw|mhz|percent)(_|$)", name), "base units"
 
 
+def test_no_name_is_given_twice() -> None:
+    """A name that nodes and GPUs shared would count everything twice in a sum."""
+    names = [name for name, *_ in ALL]
+    assert len(names) == len(set(names))
+
+
 def test_what_the_agent_describes_is_what_it_exposes() -> None:
-    for series in SERIES:
+    for series in OF_AGENTS:
         family = series.family()
         family.add_metric(["x"] * len(series.labels), {} if series.kind == "info" else 1)
         assert family.samples[0].name == series.name
 
 
-def test_series_of_one_gpu_stay_within_their_budget() -> None:
-    values = {"state": len(Controllability), "quantile": len(QUANTILES)}
-    per_gpu = [values.get(series.labels[-1], 1) for series in SERIES if "gpu" in series.labels]
-    assert sum(per_gpu) <= 23
+VALUES = {"state": len(STATES), "quantile": len(QUANTILES)}
+
+
+def test_series_stay_within_their_budgets() -> None:
+    def most(described: Iterable[Series]) -> int:
+        return sum(VALUES.get(series.labels[-1], 1) for series in described)
+
+    assert most(GPU_SERIES) <= 23 + 1
+    assert most(series for series in SERIES if "job_name" not in series.labels) <= 27
+    assert most(series for series in SERIES if "job_name" in series.labels) <= 10
+
+
+def test_no_label_has_more_values_in_a_larger_fleet() -> None:
+    """Besides the object of which a series is: of a job, a budget, or the node that an agent runs on."""
+    bounded = {"point", "control", "energy_class", "version", "result", "call"}
+    of_operator = {label for _, _, labels, _ in Metrics().reference for label in labels}
+    assert of_operator <= bounded | {"job_namespace", "job_name", "budget"}
+    of_agents = {label for series in SERIES for label in series.labels}
+    assert of_agents <= VALUES.keys() | {"node", "job_namespace", "job_name"}
+    for _, _, labels, _ in Metrics().reference:
+        if "energy_class" in labels:
+            assert {"job_namespace", "job_name"} < set(labels), "of a job, which has one class"
