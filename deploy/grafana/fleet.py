@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.panels import TO_JOB, TO_NODE, board, figure, line, listing, to_job
+from grafana.panels import LISTED, TO_JOB, board, figure, line, listing, most, to_job, to_node
 
-_JOB: Final = "max by (job_namespace, job_name)"
+_JOB: Final = "job_namespace, job_name"
 _NAMED: Final = "{{job_namespace}}/{{job_name}}"
 
-
-def of_job(expression: str) -> str:
-    """One series for each job, whichever operator's, with its full name as the only label: a table's key."""
-    named = f'label_join({_JOB} ({expression}), "perseusjob", "/", "job_namespace", "job_name")'
-    return f"max by (perseusjob) ({named})"
-
-
 # Recording rules: at a hundred thousand GPUs, what each viewer would add up again every 30 seconds.
-POWER_W: Final = "job:perseus_power_watts:measured"
 SAVED_W: Final = "job:perseus_saved_watts:baseline"
 SAVED_RATIO: Final = "job:perseus_saved_ratio:baseline"
 SLOWDOWN: Final = "job:perseus_slowdown_ratio:baseline"
+_STRAGGLERS: Final = "job:perseus_straggler_pipelines:max"
+_NOT_READY: Final = "job:perseus_active:max * (1 - job:perseus_ready:max)"
+_SAVED_J_PER_S: Final = "cluster:perseus_baseline_energy_joules:rate5m - cluster:perseus_energy_joules:rate5m"
+
+
+def _of_jobs(expression: str, chosen: str) -> str:
+    """One series for each chosen job, with its full name as the only label: a table's key."""
+    of_these = f"max by ({_JOB}) ({expression}) and on ({_JOB}) {chosen}"
+    return f'max by (perseusjob) (label_join({of_these}, "perseusjob", "/", "job_namespace", "job_name"))'
+
+
+def _of_nodes(expression: str, chosen: str) -> str:
+    return f"max by (node) ({expression}) and on (node) {chosen}"
+
+
+def _by_namespace(recorded: str) -> str:
+    return most(lambda at: f"{recorded}{at}", "job_namespace")
+
+
+def _by_budget(expression: str) -> str:
+    return f"max by (budget) ({expression}) and on (budget) topk(10, max by (budget) (perseus_budget_watts @ end()))"
 
 
 def fleet() -> str:
@@ -34,81 +47,158 @@ def fleet() -> str:
             "cluster:perseus_saved_watts:sum",
         ),
         figure(
-            "Saved in this time range",
+            "Saved in time range",
             "joule",
             "All iterations of the dashboard's time range, against as many of the measured baseline. What changes of"
             " plans, sweeps and stragglers cost is in it; where nothing was measured nothing is counted.",
-            "sum(increase(perseus_job_baseline_energy_joules_total[$__range]))"
-            " - sum(increase(perseus_job_energy_joules_total[$__range]))",
+            f"60 * sum_over_time(({_SAVED_J_PER_S})[$__range:1m])",
         ),
-        figure("Jobs", "none", "PerseusJobs that an operator serves.", f"count({_JOB} (perseus_job_ready))"),
+        figure("Jobs", "none", "PerseusJobs that an operator serves.", "sum(cluster:perseus_jobs:count)"),
         figure(
             "Jobs not ready",
             "none",
             "Jobs whose pods run, and whose condition Ready is not True.",
-            f"sum({_JOB} (perseus_job_active) * (1 - {_JOB} (perseus_job_ready)))",
+            'sum(cluster:perseus_jobs:count{state="not_ready"})',
             bad_from=1,
         ),
-        figure("Nodes with an agent", "none", "Agents that are scraped.", "count(perseus_agent_build_info)"),
+        figure(
+            "Jobs with stragglers",
+            "none",
+            "Jobs with a slow pipeline.",
+            "cluster:perseus_straggling_jobs:count",
+            bad_from=1,
+        ),
+        figure(
+            "GPUs under plan",
+            "none",
+            "That follow a plan, or are at the clock that a lease asks for.",
+            "cluster:perseus_job_gpus_under_plan:sum",
+        ),
+        figure("Nodes with an agent", "none", "Agents that are scraped.", "sum(cluster:perseus_agents:count)"),
     ]
     power = [
         line(
-            "GPU power by node",
+            "Power",
             "watt",
-            "Power drawn.",
-            ("node:perseus_gpu_power_watts:sum", "{{node}}"),
-            stacked=True,
-            link=TO_NODE,
+            "Of all GPUs; of the jobs, as measured, and as the same iterations would take at default clocks.",
+            ("cluster:perseus_gpu_power_watts:sum", "all GPUs"),
+            ("cluster:perseus_power_watts:sum", "jobs, measured"),
+            ("cluster:perseus_power_watts:sum + cluster:perseus_saved_watts:sum", "jobs, at default clocks"),
         ),
         line(
-            "Power of the jobs",
+            "Power by namespace",
             "watt",
-            "Measured, and what the same iterations would take at default clocks.",
-            (f"sum({POWER_W})", "measured"),
-            (f"sum({POWER_W} + {SAVED_W})", "at default clocks"),
+            "Measured, of the ten namespaces whose jobs draw most.",
+            (_by_namespace("namespace:perseus_power_watts:sum"), "{{job_namespace}}"),
+            stacked=True,
+        ),
+        line(
+            "Power saved by namespace",
+            "watt",
+            "Against the measured baseline, of the ten namespaces that save most.",
+            (_by_namespace("namespace:perseus_saved_watts:sum"), "{{job_namespace}}"),
         ),
     ]
+    saving, troubled = f"topk({LISTED}, {SAVED_W})", f"topk({LISTED}, {_STRAGGLERS} + {_NOT_READY})"
     jobs = [
         listing(
-            "Jobs",
-            "What each job saves and what that costs.",
+            title,
+            what,
             "perseusjob",
-            {
-                "ready": ("bool", of_job("perseus_job_ready")),
-                "energy saved": ("percentunit", of_job(SAVED_RATIO)),
-                "slowdown measured": ("percentunit", of_job(SLOWDOWN)),
-                "slowdown planned": ("percentunit", of_job("perseus_job_planned_slowdown_ratio - 1")),
-                "slow pipelines": ("none", of_job("perseus_job_straggler_pipelines")),
-                "certified gap": ("percentunit", of_job("perseus_job_gap_ratio")),
-            },
+            {name: (unit, _of_jobs(expression, chosen)) for name, (unit, expression) in columns.items()},
             parts=("job_namespace", "job_name"),
             link=to_job("__data.fields.job_namespace", "__data.fields.job_name"),
         )
+        for title, what, chosen, columns in (
+            (
+                "Jobs that save most",
+                f"The {LISTED} jobs that save most power, and what that costs.",
+                saving,
+                {
+                    "power saved": ("watt", SAVED_W),
+                    "energy saved": ("percentunit", SAVED_RATIO),
+                    "slowdown measured": ("percentunit", SLOWDOWN),
+                    "slowdown planned": ("percentunit", "perseus_job_planned_slowdown_ratio - 1"),
+                },
+            ),
+            (
+                "Jobs in trouble",
+                f"The {LISTED} jobs with most slow pipelines, or that train without being ready.",
+                troubled,
+                {
+                    "not ready": ("bool", _NOT_READY),
+                    "slow pipelines": ("none", _STRAGGLERS),
+                    "energy saved": ("percentunit", SAVED_RATIO),
+                    "certified gap": ("percentunit", "perseus_job_gap_ratio"),
+                },
+            ),
+        )
     ]
     trends = [
-        line("Power saved by job", "watt", "Against the measured baseline.", (SAVED_W, _NAMED), link=TO_JOB),
+        line("Jobs by state", "none", "Of all.", ("cluster:perseus_jobs:count", "{{state}}"), stacked=True),
+        line(
+            "Power saved by job",
+            "watt",
+            "Against the measured baseline, of the ten jobs that save most.",
+            (most(lambda at: f"{SAVED_W}{at}", _JOB), _NAMED),
+            link=TO_JOB,
+        ),
         line(
             "Stragglers",
             "none",
-            "Slow pipelines by job.",
-            (f"{_JOB} (perseus_job_straggler_pipelines)", _NAMED),
-            link=TO_JOB,
+            "Slow pipelines, and the jobs that have some.",
+            ("cluster:perseus_straggler_pipelines:sum", "slow pipelines"),
+            ("cluster:perseus_straggling_jobs:count", "jobs"),
+        ),
+    ]
+    drawing = f"topk({LISTED}, perseus_node_gpu_power_watts)"
+    failing = f"topk({LISTED}, perseus_node_gpus_adrift + perseus_node_gpus_locked_without_rank)"
+    nodes = [
+        line(
+            "GPUs",
+            "none",
+            "Of jobs; under a plan or a lease's clock; locked now; and at another clock than set, without a reason.",
+            ("cluster:perseus_job_gpus:sum", "of jobs"),
+            ("cluster:perseus_job_gpus_under_plan:sum", "under plan"),
+            ("cluster:perseus_gpus_locked:sum", "locked"),
+            ("cluster:perseus_gpus_adrift:sum", "adrift"),
+        ),
+        listing(
+            "Nodes that draw most",
+            f"The {LISTED} nodes whose GPUs draw most power.",
+            "node",
+            {
+                "power": ("watt", _of_nodes("perseus_node_gpu_power_watts", drawing)),
+                "GPUs locked": ("none", _of_nodes("perseus_node_gpus_locked", drawing)),
+            },
+            link=to_node("__value.raw"),
+        ),
+        listing(
+            "Nodes in trouble",
+            f"The {LISTED} nodes with most GPUs adrift, or locked although nothing asks for it.",
+            "node",
+            {
+                "GPUs adrift": ("none", _of_nodes("perseus_node_gpus_adrift", failing)),
+                "locked without rank": ("none", _of_nodes("perseus_node_gpus_locked_without_rank", failing)),
+            },
+            link=to_node("__value.raw"),
         ),
     ]
     budgets = [
         line(
             "Power budgets",
             "watt",
-            "Each budget; what is granted, with jobs whose clocks are not set; and what jobs' objectives would draw.",
-            ("max by (budget) (perseus_budget_watts)", "{{budget}}: budget"),
-            ("max by (budget) (perseus_budget_granted_watts + perseus_budget_unsteered_watts)", "{{budget}}: granted"),
-            ("max by (budget) (perseus_budget_wanted_watts + perseus_budget_unsteered_watts)", "{{budget}}: wanted"),
+            "The ten largest: what each allows; what is granted, with jobs whose clocks are not set; and what jobs'"
+            " objectives would draw.",
+            (_by_budget("perseus_budget_watts"), "{{budget}}: budget"),
+            (_by_budget("perseus_budget_granted_watts + perseus_budget_unsteered_watts"), "{{budget}}: granted"),
+            (_by_budget("perseus_budget_wanted_watts + perseus_budget_unsteered_watts"), "{{budget}}: wanted"),
         ),
         line(
             "Value of one more kilowatt",
             "none",
-            "Throughput that one more kilowatt would add, in GPUs at full speed.",
-            ("1000 * max by (budget) (perseus_budget_gpus_per_watt)", "{{budget}}"),
+            "Throughput that one more kilowatt would add to the ten largest budgets, in GPUs at full speed.",
+            (_by_budget("1000 * perseus_budget_gpus_per_watt"), "{{budget}}"),
         ),
     ]
     operator = [
@@ -146,6 +236,6 @@ def fleet() -> str:
     ]
     rows = [
         *(("Now", now), ("Power", power), ("Jobs", jobs), ("Trends", trends)),
-        *(("Budgets", budgets), ("Operator", operator)),
+        *(("Nodes", nodes), ("Budgets", budgets), ("Operator", operator)),
     ]
     return board("perseus-fleet", "Perseus / Fleet", "Watts, joules saved, and the jobs that save them.", [], rows)

@@ -1,14 +1,13 @@
-"""One job: its frontier and the point in force, prediction against measurement, clocks by stage, stragglers."""
+"""One job: its frontier and the point in force, prediction against measurement, clocks and power, stragglers."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from grafana.fleet import SAVED_RATIO, SLOWDOWN
-from grafana.panels import board, curve, figure, label_variable, line, listing, to_node
+from grafana.panels import LISTED, TO_NODE, board, curve, figure, job_variables, line, listing, most, to_node
 
 _THIS: Final = '{job_namespace="$job_namespace", job_name="$job_name"}'
-_RANKS: Final = f"max by (node, gpu, dp, stage) (perseus_gpu_rank_info{_THIS})"
 
 
 def _of(metric: str) -> str:
@@ -19,12 +18,8 @@ def _named(metric: str, point: str) -> str:
     return f'label_replace({_of(metric)}, "point", "{point}", "", "")'
 
 
-def _by(labels: str, metric: str) -> str:
-    return f"avg by ({labels}) (max by (node, gpu) ({metric}) * on (node, gpu) group_right() {_RANKS})"
-
-
-def _sum_by_node(metric: str) -> str:
-    return f"sum by (node) (max by (node, gpu) ({metric}) and on (node, gpu) perseus_gpu_rank_info{_THIS})"
+def _by_node(metric: str) -> str:
+    return f"max by (node) ({metric}{_THIS})"
 
 
 def job() -> str:
@@ -76,26 +71,44 @@ def job() -> str:
             (_of("perseus_job_calibration_error_ratio"), "error of the calibrated model"),
         )
     )
-    stages = [
+    gpus = [
         line(
-            "SM clock by stage",
+            "SM clock",
             "hertz",
-            "Mean over the stage's GPUs.",
-            (_by("stage", "perseus_gpu_clock_hertz"), "stage {{stage}}"),
+            "Lowest, mean and highest of the job's GPUs, read back. Clocks by stage and pipeline: dashboard GPU.",
+            (f"max(perseus_node_job_clock_highest_hertz{_THIS})", "highest"),
+            (
+                f"sum({_by_node('perseus_node_job_clock_mean_hertz')} * {_by_node('perseus_node_job_gpus')})"
+                f" / sum({_by_node('perseus_node_job_gpus')})",
+                "mean",
+            ),
+            (f"min(perseus_node_job_clock_lowest_hertz{_THIS})", "lowest"),
         ),
         line(
-            "GPU power by stage",
+            "GPU power",
             "watt",
-            "Mean over the stage's GPUs.",
-            (_by("stage", "perseus_gpu_power_watts"), "stage {{stage}}"),
+            "Of all GPUs of the job.",
+            (f"sum({_by_node('perseus_node_job_gpu_power_watts')})", "power"),
+        ),
+        line(
+            "GPUs",
+            "none",
+            "Of the job; under a plan or a lease's clock; and those whose clocks cannot be set.",
+            (f"sum({_by_node('perseus_node_job_gpus')})", "all"),
+            (f"sum({_by_node('perseus_node_job_gpus_under_plan')})", "under plan"),
+            (f"sum({_by_node('perseus_node_job_gpus_not_controllable')})", "not controllable"),
         ),
     ]
     pipelines = [
         line(
-            "SM clock by pipeline",
+            "Lowest clock by node",
             "hertz",
-            "A throttled pipeline shows here.",
-            (_by("dp", "perseus_gpu_clock_hertz"), "pipeline {{dp}}"),
+            "A throttled GPU shows here: the lowest SM clock on the ten nodes where it is lowest.",
+            (
+                most(lambda at: f"max by (node) (perseus_node_job_clock_lowest_hertz{_THIS}{at})", "node", least=True),
+                "{{node}}",
+            ),
+            link=TO_NODE,
         ),
         line(
             "Stragglers and planned slowdown",
@@ -105,30 +118,27 @@ def job() -> str:
             (_of("perseus_job_planned_slowdown_ratio"), "planned time / T_min"),
         ),
     ]
+    slowest = f"bottomk({LISTED}, {_by_node('perseus_node_job_clock_lowest_hertz')})"
     nodes = [
         listing(
-            "Nodes",
-            "Where the job's ranks run.",
+            "Nodes with the lowest clocks",
+            f"The {LISTED} nodes of the job on which a GPU's clock is lowest.",
             "node",
             {
-                "GPUs": ("none", f"count by (node) (count by (node, gpu) (perseus_gpu_rank_info{_THIS}))"),
-                "power": ("watt", _sum_by_node("perseus_gpu_power_watts")),
-                "clocks adrift": ("none", _sum_by_node("perseus_gpu_clock_drift")),
+                "GPUs": ("none", f"{_by_node('perseus_node_job_gpus')} and on (node) {slowest}"),
+                "power": ("watt", f"{_by_node('perseus_node_job_gpu_power_watts')} and on (node) {slowest}"),
+                "lowest clock": ("hertz", f"{_by_node('perseus_node_job_clock_lowest_hertz')} and on (node) {slowest}"),
+                "clocks adrift": ("none", f"max by (node) (perseus_node_gpus_adrift) and on (node) {slowest}"),
             },
             link=to_node("__value.raw"),
         )
     ]
-    variables = [
-        label_variable("job_namespace", "Namespace", "label_values(perseus_job_ready, job_namespace)"),
-        label_variable(
-            "job_name", "PerseusJob", 'label_values(perseus_job_ready{job_namespace="$job_namespace"}, job_name)'
-        ),
-    ]
+    variables = job_variables()
     rows = [
         ("Now", now),
         ("Frontier", frontier),
         ("Prediction and measurement", predictions),
-        ("Stages", stages),
+        ("GPUs", gpus),
         ("Pipelines", pipelines),
         ("Nodes", nodes),
     ]

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.panels import TO_JOB, board, figure, label_variable, line, listing
+from grafana.panels import TO_JOB, board, figure, label_variable, line, listing, most
 
 _THESE: Final = '{node=~"$node"}'
-_GPU: Final = "{{node}} {{gpu}}"
+_OF_JOBS: Final = "node, job_namespace, job_name"
+_NAMED: Final = "{{node}} {{job_namespace}}/{{job_name}}"
 
 
-def _rate(metric: str, by: str) -> str:
-    return f"sum by ({by}) (rate({metric}{_THESE}[$__rate_interval]))"
+def _most(metric: str) -> str:
+    return most(lambda at: f"{metric}{_THESE}{at}", "node")
+
+
+def _fastest(counter: str) -> str:
+    return most(lambda at: f"sum by (node) (rate({counter}{_THESE}[$__rate_interval]{at}))", "node")
+
+
+def _of_jobs(metric: str, *, least: bool = False) -> str:
+    return most(lambda at: f"max by ({_OF_JOBS}) ({metric}{_THESE}{at})", _OF_JOBS, least=least)
 
 
 def node() -> str:
     """The dashboard."""
     now = [
         figure("Agents", "none", "That are scraped.", f"count(perseus_agent_build_info{_THESE})"),
-        figure("GPUs", "none", "That they see.", f"count(perseus_gpu_clock_drift{_THESE})"),
+        figure("GPUs", "none", "That they see.", f"sum(perseus_node_gpus{_THESE})"),
         figure(
             "GPUs driven",
             "none",
             "By a training process with a plan, or at the clock that a lease asks for.",
-            f"count(count by (node, gpu) (perseus_gpu_rank_info{_THESE} or perseus_gpu_lease_info{_THESE}))",
+            f"sum(perseus_node_job_gpus{_THESE})",
         ),
-        figure("Power", "watt", "Of these GPUs.", f"sum(perseus_gpu_power_watts{_THESE})"),
+        figure("Power", "watt", "Of these GPUs.", f"sum(perseus_node_gpu_power_watts{_THESE})"),
         figure(
             "Clocks adrift",
             "none",
             "GPUs at another clock than set, without a reason.",
-            f"sum(perseus_gpu_clock_drift{_THESE})",
+            f"sum(perseus_node_gpus_adrift{_THESE})",
             bad_from=1,
         ),
         figure(
@@ -41,59 +50,74 @@ def node() -> str:
             bad_from=1,
         ),
     ]
+    gpus = f"perseus_node_job_gpus{_THESE}"
     clocks = [
-        line("SM clock", "hertz", "Read back.", (f"perseus_gpu_clock_hertz{_THESE}", _GPU)),
         line(
-            "SM clock locked",
+            "SM clock",
             "hertz",
-            "By the agent; a GPU at default clocks has no line.",
-            (f"perseus_gpu_locked_clock_hertz{_THESE}", _GPU),
+            "Lowest, mean and highest of the GPUs that jobs have here, read back. Each GPU: dashboard GPU.",
+            (f"max(perseus_node_job_clock_highest_hertz{_THESE})", "highest"),
+            (f"sum(perseus_node_job_clock_mean_hertz{_THESE} * {gpus}) / sum({gpus})", "mean"),
+            (f"min(perseus_node_job_clock_lowest_hertz{_THESE})", "lowest"),
+        ),
+        line(
+            "GPUs locked",
+            "none",
+            "By the agents; those locked although nothing asks for it; and those at another clock than set.",
+            (f"sum(perseus_node_gpus_locked{_THESE})", "locked"),
+            (f"sum(perseus_node_gpus_locked_without_rank{_THESE})", "locked without rank"),
+            (f"sum(perseus_node_gpus_adrift{_THESE})", "adrift"),
         ),
     ]
     switches = [
         line(
             "Clock switches",
             "cps",
-            "Writes to the driver, and requests saved by coalescing.",
-            (_rate("perseus_agent_clock_switches_total", "node"), "{{node}} written"),
-            (_rate("perseus_agent_clock_requests_skipped_total", "node"), "{{node}} skipped"),
+            "Writes to the driver, and requests saved by coalescing, on the ten nodes with most.",
+            (_fastest("perseus_agent_clock_switches_total"), "{{node}} written"),
+            (_fastest("perseus_agent_clock_requests_skipped_total"), "{{node}} skipped"),
         ),
         line(
             "GPUs returned to default clocks",
             "none",
-            "Times that a GPU returned to default clocks.",
-            (f"sum by (node) (perseus_agent_clock_restores_total{_THESE})", "{{node}}"),
+            "Times that a GPU returned to default clocks, on the ten nodes with most.",
+            (_most("perseus_agent_clock_restores_total"), "{{node}}"),
         ),
     ]
     energy = [
-        line("Power", "watt", "As sampled.", (f"perseus_gpu_power_watts{_THESE}", _GPU)),
+        line(
+            "Power",
+            "watt",
+            "As sampled, of the ten nodes with most.",
+            (_most("perseus_node_gpu_power_watts"), "{{node}}"),
+        ),
         line(
             "Power from the energy counter",
             "watt",
-            "Rate of the GPU's own counter of joules.",
-            (_rate("perseus_gpu_energy_joules_total", "node, gpu"), _GPU),
+            "Rate of the GPUs' own counters of joules, of the ten nodes with most.",
+            (_fastest("perseus_node_gpu_energy_joules_total"), "{{node}}"),
         ),
     ]
     leases = [
         line(
             "Leases",
             "s",
-            "Time left; renewed at a third.",
-            (f"perseus_agent_lease_remaining_seconds{_THESE}", "{{node}} {{job_namespace}}/{{job_name}}"),
+            "Time left, of the ten that run out first; renewed at a third.",
+            (_of_jobs("perseus_agent_lease_remaining_seconds", least=True), _NAMED),
             link=TO_JOB,
         ),
         line(
             "Plan age",
             "s",
-            "Since a plan was last selected.",
-            (f"perseus_agent_plan_age_seconds{_THESE}", "{{node}} {{job_namespace}}/{{job_name}}"),
+            "Since a plan was last selected, of the ten oldest.",
+            (_of_jobs("perseus_agent_plan_age_seconds"), _NAMED),
             link=TO_JOB,
         ),
         line(
             "Ranks",
             "none",
-            "Processes that drive a GPU.",
-            (f"perseus_agent_ranks{_THESE}", "{{node}} {{job_namespace}}/{{job_name}}"),
+            "Processes that drive a GPU, on the ten nodes with most.",
+            (_of_jobs("perseus_agent_ranks"), _NAMED),
             link=TO_JOB,
         ),
     ]
@@ -101,16 +125,17 @@ def node() -> str:
         line(
             "Errors",
             "none",
-            "Since each agent started.",
-            (f"perseus_agent_lease_expiries_total{_THESE}", "{{node}} leases run out"),
-            (f"perseus_agent_refused_peers_total{_THESE}", "{{node}} processes refused"),
-            (f"perseus_agent_telemetry_dropped_events_total{_THESE}", "{{node}} telemetry lost"),
+            "Since each agent started, of the ten nodes with most.",
+            (_most("perseus_agent_lease_expiries_total"), "{{node}} leases run out"),
+            (_most("perseus_agent_refused_peers_total"), "{{node}} processes refused"),
+            (_most("perseus_agent_telemetry_dropped_events_total"), "{{node}} telemetry lost"),
         ),
         listing(
             "GPUs by controllability",
-            "yes: its clocks can be set. Anything else keeps a job's plan from being in force.",
+            "yes: their clocks can be set; unknown: no job has asked for them yet. Anything else keeps a plan"
+            " from being in force.",
             "state",
-            {"GPUs": ("none", f"sum by (state) (perseus_gpu_controllability{_THESE})")},
+            {"GPUs": ("none", f"sum by (state) (perseus_node_gpus{_THESE})")},
         ),
         listing(
             "Versions",

@@ -1,14 +1,16 @@
 """The few kinds of panel that the dashboards are made of; a dashboard is a list of rows of them.
 
 Every query is of Prometheus and of the datasource variable; no namespace, job or node is written into one. What adds up
-over a fleet comes from the recording rules. From a job or a node in a panel, a link leads to its own dashboard.
+over a fleet comes from the recording rules, and of what a fleet has thousands of, ``most`` shows a few: no panel draws
+more in a larger fleet. From a job or a node in a panel, a link leads to its own dashboard.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
-from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, timeseries, xychart
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, text, timeseries, xychart
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.common import (
@@ -23,6 +25,11 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 DATASOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _WIDTH: Final = 24
 _HIGH, _LOW = 8, 4
+
+SHOWN: Final = 10
+"""Curves of one query where there may be thousands."""
+LISTED: Final = 20
+"""Rows of a table."""
 
 Query = tuple[str, str]
 """Expression and legend."""
@@ -48,6 +55,21 @@ def _address(uid: str, **variables: str) -> str:
 TO_JOB: Final = to_job("__field.labels.job_namespace", "__field.labels.job_name")
 TO_NODE: Final = to_node("__field.labels.node")
 """From a curve that has these labels."""
+
+
+def most(expression: Callable[[str], str], by: str, *, number: int = SHOWN, least: bool = False) -> str:
+    """The series of an expression that are largest at the end of the time range, over all of it.
+
+    ``topk`` alone chooses anew at each moment, and so draws any number of curves in all.
+
+    Args:
+        expression: for a time modifier that it appends to each of its selectors.
+        by: the labels that tell its series apart.
+        number: of series.
+        least: the smallest instead.
+    """
+    chosen = f"{'bottomk' if least else 'topk'}({number}, {expression(' @ end()')})"
+    return f"{expression('')} and on ({by}) {chosen}"
 
 
 def line(title: str, unit: str, what: str, *queries: Query, stacked: bool = False, link: Link | None = None) -> Any:
@@ -86,6 +108,11 @@ def figure(title: str, unit: str, what: str, expression: str, *, bad_from: float
         .thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps))
         .with_target(_query(0, expression).instant())
     )
+
+
+def note(title: str, words: str) -> Any:
+    """Words in Markdown."""
+    return text.Panel().title(title).content(words).height(_LOW)
 
 
 def listing(
@@ -183,6 +210,16 @@ def label_variable(name: str, label: str, query: str, *, every: bool = False) ->
         .sort(model.VariableSort.ALPHABETICAL_ASC)
     )
     return variable.include_all(True).multi(True).all_value(".*") if every else variable
+
+
+def job_variables() -> list[Any]:
+    """Drop-downs that choose one job."""
+    return [
+        label_variable("job_namespace", "Namespace", "label_values(perseus_job_ready, job_namespace)"),
+        label_variable(
+            "job_name", "PerseusJob", 'label_values(perseus_job_ready{job_namespace="$job_namespace"}, job_name)'
+        ),
+    ]
 
 
 def _ref(number: int) -> str:

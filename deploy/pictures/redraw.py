@@ -17,6 +17,7 @@ from perseus_sim.profiles import profile_csv
 SHOWN = ROOT / "out" / "observability"
 VIEWS = {
     "dashboard-fleet": "dashboard-fleet",
+    "dashboard-gpu": "dashboard-gpu",
     "dashboard-job": "dashboard-job",
     "dashboard-node": "dashboard-node",
     "page": "straggler",

@@ -50,7 +50,10 @@ FAST_CLOCK = "run/perseus/fast_clock.so"
 PRELOAD = {"LD_PRELOAD": f"/{FAST_CLOCK}"}
 VALUES = {
     "simulatedGpus": {"enabled": True, "count": STAGES * PIPELINES + SPARE},
-    "agent": {"settings": {"gpuMetrics": True}, "extraEnv": [{"name": name, "value": value} for name, value in PRELOAD.items()]},
+    "agent": {
+        "settings": {"gpuMetrics": True},
+        "extraEnv": [{"name": name, "value": value} for name, value in PRELOAD.items()],
+    },
     "operator": {
         "settings": {
             "leaseTtlS": LEASE_TTL_S,

@@ -3,6 +3,7 @@ Prometheus server that scrapes it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class World:
         cluster.apply(ROOT / "deploy" / "crds")
         cluster.start_operator("--status-interval-s", "0.2", "--log-format", "text", "--calibrate-after", "28")
         for number in range(PIPELINES):
-            cluster.add_node(f"node-{number}", STAGES, A100)
+            cluster.add_node(f"node-{number}", STAGES, A100, agent_arguments=["--gpu-metrics"])
         schedule = build_schedule("1f1b", stages=STAGES, microbatches=MICROBATCHES)
         problem = build_problem(read_profile(csv, stages=STAGES), schedule, blocking_power_w=A100.blocking_power_w)
         self.training: RunningJob = cluster.start_job(
@@ -131,7 +132,7 @@ class Prometheus:
     def get(self, path: str, **parameters: str) -> Any:
         url = f"{self.url}{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=90) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             with error:
@@ -150,23 +151,22 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
-def prometheus(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+@contextlib.contextmanager
+def scraping(targets: Sequence[str], folder: Path, *, every_s: int = 1) -> Iterator[Prometheus]:
+    """Run a server that scrapes these addresses, and evaluates the project's rules."""
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("no prometheus on this machine (Debian: apt-get install prometheus)")
-    folder = tmp_path_factory.mktemp("prometheus")
-    targets = [world.addresses()["metrics"], *(node.metrics_address for node in world.cluster.nodes.values())]
     # As in a cluster, where the target's labels would collide with careless ones of ours.
     labels = {"namespace": "perseus-system", "job": "perseus", "pod": "p", "container": "c", "endpoint": "metrics"}
     settings = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "500ms"},
+        "global": {"scrape_interval": f"{every_s}s", "evaluation_interval": f"{500 * every_s}ms"},
         "rule_files": [str(RULES)],
         "scrape_configs": [
             {
                 "job_name": "perseus",
-                "scrape_timeout": "1s",
-                "static_configs": [{"targets": targets, "labels": labels}],
+                "scrape_timeout": f"{every_s}s",
+                "static_configs": [{"targets": [*targets], "labels": labels}],
             }
         ],
     }
@@ -195,12 +195,19 @@ def prometheus(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 return False
 
         await_true("Prometheus is ready", ready)
-        await_true("all targets are up", lambda: asked.values("up") == [1.0] * len(targets))
-        time.sleep(17)  # real time: a range query of the dashboards looks every 15 s, and rates need several scrapes
+        await_true("all targets are up", lambda: asked.values("up") == [1.0] * len(targets), 60.0 * every_s)
         yield asked
     finally:
         server.terminate()
         server.wait(60)
+
+
+@pytest.fixture(scope="session")
+def prometheus(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    targets = [world.addresses()["metrics"], *(node.metrics_address for node in world.cluster.nodes.values())]
+    with scraping(targets, tmp_path_factory.mktemp("prometheus")) as asked:
+        time.sleep(17)  # real time: a range query of the dashboards looks every 15 s, and rates need several scrapes
+        yield asked
 
 
 class Browser:

@@ -13,6 +13,7 @@ import yaml
 from tests.dashboards import BOARDS, filled, panels, queries
 from tests.observability.conftest import JOB, NAMESPACE, PLACE, ROOT, RULES, VALUES, Prometheus, World, await_true
 
+from perseus_agent.servers.metrics import GPU_SERIES
 from perseus_operator.plugin import cli
 from perseus_proto import keys
 
@@ -98,10 +99,19 @@ def test_links_lead_from_the_fleet_to_its_jobs_and_nodes_and_back(prometheus: Pr
     }
 
 
+def test_series_of_each_gpu_are_needed_by_their_dashboard_alone() -> None:
+    """Agents do not export them unless they are told to."""
+    named = re.compile(rf"(?<![\w:])({'|'.join(series.name for series in GPU_SERIES)})(?![\w:])")
+    assert {where.partition(",")[0] for where, query in queries(VALUES).items() if named.search(query)} == {
+        "perseus-gpu"
+    }
+    assert not named.search(RULES.read_text())
+
+
 def test_every_panel_asks_the_chosen_datasource() -> None:
     for path in BOARDS:
         for panel in panels(json.loads(path.read_text())):
-            if panel["type"] != "row":
+            if panel["type"] not in {"row", "text"}:
                 assert panel["description"], panel["title"]
                 for target in panel["targets"]:
                     assert target["datasource"]["uid"] == "${datasource}"
@@ -115,7 +125,7 @@ def test_every_rule_is_evaluated_and_rests_on_data(prometheus: Prometheus) -> No
     measures = []
     for rule in written:
         # An alert is silent when all is well; what it compares must be there nevertheless.
-        measured = _COMPARISON.split(rule["expr"].partition(" unless ")[0])[0]
+        measured = _COMPARISON.split(rule["expr"])[0] if "alert" in rule else rule["expr"]
         if measured.startswith("absent("):
             measured = measured.removeprefix("absent(").removesuffix(")")
         measures.append((rule["expr"], measured))
@@ -133,12 +143,18 @@ def test_scraping_renames_no_label(prometheus: Prometheus) -> None:
 
 def test_series_stay_within_the_budget_that_the_metrics_page_states(prometheus: Prometheus) -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
-    budget = re.search(r"(\d+) for each PerseusJob, (\d+) for each GPU, (\d+) for each job on a\s+node", page)
+    budget = re.search(
+        r"(\d+) for each PerseusJob, (\d+) for each node with GPUs, (\d+) for each job on a\s+node.*"
+        r"exports\s+(\d+) more for each GPU",
+        page,
+        re.DOTALL,
+    )
     assert budget
     counted = (
         f'count({{__name__=~"perseus_.+", job_name="{JOB}", node=""}})',
-        'max(count by (gpu) ({__name__=~"perseus_.+", gpu!=""}))',
+        'max(count by (node) ({__name__=~"perseus_.+", node!="", job_name="", gpu=""}))',
         f'max(count by (node) ({{__name__=~"perseus_.+", job_name="{JOB}", node!="", gpu=""}}))',
+        'max(count by (gpu) ({__name__=~"perseus_.+", gpu!=""}))',
     )
     for query, most in zip(counted, budget.groups(), strict=True):
         (series,) = prometheus.values(query)
@@ -176,8 +192,8 @@ def test_figures_agree_with_the_status(prometheus: Prometheus, world: World) -> 
         return prometheus.values("job:perseus_saved_ratio:baseline") == pytest.approx([saved], abs=0.02)
 
     await_true("savings agree", agreed)
-    await_true("all ranks are shown", lambda: prometheus.values("sum(perseus_gpu_rank_info)") == [6.0])
-    power = "sum(rate(perseus_gpu_energy_joules_total[10s]))"
+    await_true("all GPUs are shown", lambda: prometheus.values("sum(perseus_node_job_gpus)") == [6.0])
+    power = "sum(rate(perseus_node_gpu_energy_joules_total[10s]))"
     await_true("GPUs draw power", lambda: sum(prometheus.values(power)) > 0)
 
 

@@ -34,6 +34,13 @@ def test_every_alert_is_tested_to_fire_and_to_be_quiet() -> None:
         assert {case["alertname"] for case in cases if bool(case["exp_alerts"]) is fires} == alerts().keys()
 
 
+def test_every_recorded_series_is_tested() -> None:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    tests = yaml.safe_load(TESTS.read_text())["tests"]
+    assert {case["expr"] for test in tests for case in test.get("promql_expr_test", ())} == recorded
+
+
 def test_every_alert_leads_to_its_runbook() -> None:
     site = re.search(r"^site_url: (\S+?)/?$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert site is not None

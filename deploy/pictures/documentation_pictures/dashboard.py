@@ -22,7 +22,7 @@ section {{ position: absolute; background: #fff; border: 1px solid #dcdfe3; bord
 h2 {{ position: absolute; font-size: 14px; margin: 8px 6px; }}
 h3 {{ font-size: 13px; font-weight: 600; margin: 8px 10px; }}
 .figure {{ font-size: 30px; text-align: center; margin-top: 16px; }}
-.none {{ color: #8a919c; text-align: center; margin-top: 26px; }}
+p {{ margin: 6px 10px; line-height: 1.5; }} .none {{ color: #8a919c; text-align: center; margin-top: 26px; }}
 table {{ width: 100%; border-collapse: collapse; }} th {{ text-align: left; color: #3274d9; font-weight: 600; }}
 th, td {{ padding: 6px 10px; border-bottom: 1px solid #eceef0; }}
 svg text {{ font-size: 11px; fill: #5a6270; }} .grid {{ stroke: #e7e9ec; fill: none; }}
@@ -78,10 +78,12 @@ class _Panels:
         title = escape(panel["title"])
         if panel["type"] == "row":
             return f'<h2 style="left: {left}px; top: {top}px">{title}</h2>'
+        if panel["type"] == "text":
+            words = re.sub(r"[`*]", "", panel["options"]["content"])
+            return _section((left, top, width, height), title, f"<p>{escape(words)}</p>")
         kinds = {"stat": self._figure, "timeseries": self._curves, "table": self._table, "xychart": self._points}
         body = kinds[panel["type"]](panel, (width, height - _TITLE_PX)) or '<p class="none">No data</p>'
-        style = f"left: {left + _GAP_PX // 2}px; top: {top}px; width: {width}px; height: {height}px"
-        return f'<section style="{style}"><h3>{title}</h3>{body}</section>'
+        return _section((left, top, width, height), title, body)
 
     def _figure(self, panel: Mapping[str, Any], _: tuple[int, int]) -> str:
         [target] = panel["targets"]
@@ -152,6 +154,12 @@ class _Panels:
         for name, value in self._values.items():
             expression = expression.replace(name, value)
         return self._source.ask(expression, span_s)
+
+
+def _section(place: tuple[int, int, int, int], title: str, body: str) -> str:
+    left, top, width, height = place
+    style = f"left: {left + _GAP_PX // 2}px; top: {top}px; width: {width}px; height: {height}px"
+    return f'<section style="{style}"><h3>{title}</h3>{body}</section>'
 
 
 def _units(panel: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "concepts-frontier": ["solver/perseus_solver/plots.py"],
         "concepts-pipeline": ["solver/perseus_solver/plots.py"],
         "dashboard-fleet": [f"{_BOARDS}/perseus-fleet.json", _DRAWER],
+        "dashboard-gpu": [f"{_BOARDS}/perseus-gpu.json", _DRAWER],
         "dashboard-job": [f"{_BOARDS}/perseus-job.json", _DRAWER],
         "dashboard-node": [f"{_BOARDS}/perseus-node.json", _DRAWER],
         "page": ["operator/perseus_operator/servers/web/static"],
