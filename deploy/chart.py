@@ -32,6 +32,7 @@ _GIVEN = {
         *("webhook_address", "webhook_cert", "webhook_key", "webhook_resource", "agent_socket"),
         *("rpc_address", "rpc_allowed_san", "rpc_ca"),
         *("solver_address", "solver_ca", "solver_name"),
+        "otlp_endpoint",
     },
     "solver": {"address", "metrics_address", "allowed_san", "ready_file", "log_format", "exit_when_idle_s"},
     "agent": {

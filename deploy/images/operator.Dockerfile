@@ -82,4 +82,4 @@ ENTRYPOINT ["perseus-operator"]
 # Built beside the image where this machine can run it: everything that the program imports is in it, with this BASE too.
 FROM image AS checked
 RUN python -c "import perseus_operator.handlers, perseus_operator.solving.pool, perseus_solver.frontier" \
- && python -c "import opentelemetry.exporter.otlp.proto.grpc.trace_exporter, opentelemetry.sdk.trace.export"
+ && python -c "import perseus_operator.clients.otlp"

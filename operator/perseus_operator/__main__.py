@@ -9,7 +9,9 @@ import os
 import socket
 import sys
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from perseus_operator import handlers
@@ -21,7 +23,7 @@ from perseus_operator.controller.epochs import Epochs
 from perseus_operator.controller.operator import Operator
 from perseus_operator.controller.services import Services
 from perseus_operator.controller.shards import Replica
-from perseus_operator.controller.tracing import export_to, log_fields
+from perseus_operator.controller.tracing import log_fields
 from perseus_operator.errors import KubeError
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.shards import Notes, identity_of
@@ -54,6 +56,21 @@ class Process:
         self._serving: Serving | None = None
         self._leases: LeaseClient | None = None
         self._solvers: SolverWorkers | None = None
+
+    def export(self) -> Sequence[Callable[[], None]]:
+        """Begin to send a collector what it is to get; returns what ends that."""
+        # Imported here: without an endpoint, nothing of it is needed.
+        from perseus_operator.clients.otlp import MetricsPush, export_traces, resource_of
+
+        settings, ends = self._settings, []
+        resource = resource_of(settings.replica or socket.gethostname(), version("perseus-k8s"))
+        if "traces" in settings.otlp_signal_names:
+            ends.append(export_traces(settings.otlp_endpoint, resource))
+        if "metrics" in settings.otlp_signal_names:
+            read = self._metrics.registry.collect
+            push = MetricsPush(settings.otlp_endpoint, read, resource, every_s=settings.otlp_interval_s)
+            ends.append(push.close)
+        return ends
 
     async def start(self) -> Operator:
         """Start the operator and its servers."""
@@ -152,11 +169,11 @@ def main() -> None:
         # A wrong namespace, missing rights or no API server: one line in the log, and Kubernetes restarts the pod.
         logger.error("cannot start: Lease %s/%s: %s", settings.agent_namespace, EPOCH_LEASE, error)
         sys.exit(1)
-    end_traces = export_to(settings.trace_endpoint) if settings.trace_endpoint else None
     process = Process(settings, epoch)
+    end_exports = process.export() if settings.otlp_endpoint else ()
     handlers.run(settings, start=process.start, stop=process.stop)
-    if end_traces:
-        end_traces()
+    for end in end_exports:
+        end()
 
 
 if __name__ == "__main__":

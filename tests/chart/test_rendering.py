@@ -525,13 +525,17 @@ def test_network_policies(render: Render) -> None:
     )
 
 
-def test_traces_go_to_the_collector_that_is_named_and_are_off_without(render: Render) -> None:
-    assert "trace-endpoint" not in str(render()["Deployment", "perseus-operator"])
+def test_traces_and_metrics_go_to_the_collector_that_is_named_and_are_off_without(render: Render) -> None:
+    assert "otlp-endpoint" not in str(render()["Deployment", "perseus-operator"])
     closed = render()["NetworkPolicy", "perseus-operator"]["spec"]["egress"]
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}]
-    objects = render({"tracing": {"endpoint": "http://collector.observability:4317", "to": peers}})
+    otlp = {"endpoint": "http://collector.observability:4317", "to": peers, "headers": {"secret": "token"}}
+    objects = render({"otlp": otlp})
     [operator] = objects["Deployment", "perseus-operator"]["spec"]["template"]["spec"]["containers"]
-    assert operator_settings(operator["args"], {}).trace_endpoint == "http://collector.observability:4317"
+    assert operator_settings(operator["args"], {}).otlp_endpoint == "http://collector.observability:4317"
+    [headers] = operator["env"]
+    assert headers["name"] == "OTEL_EXPORTER_OTLP_HEADERS"
+    assert headers["valueFrom"]["secretKeyRef"] == {"name": "token", "key": "headers"}
     opened = [rule for rule in objects["NetworkPolicy", "perseus-operator"]["spec"]["egress"] if rule not in closed]
     assert opened == [{"ports": [{"port": 4317, "protocol": "TCP"}], "to": peers}]
 

@@ -382,7 +382,7 @@ def modules_taken_out(name: str) -> set[str]:
             "perseus_operator.solver_service.__main__,perseus_operator.solving.worker,perseus_operator.solving.calibration,"
             "perseus_operator.solving.rehearsed,perseus_solver.frontier,perseus_solver.cli.main",
         ),
-        ("operator", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter,opentelemetry.sdk.trace.export"),
+        ("operator", "perseus_operator.clients.otlp"),
         ("operator", "kubernetes.aio.client,kubernetes.aio.config,perseus_sim.profiles"),  # the chart's own test
     ],
 )

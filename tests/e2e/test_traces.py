@@ -72,7 +72,7 @@ def test_a_trace_leads_from_the_edit_to_the_plan_in_force(cluster: SimulatedClus
     custom = client.CustomObjectsApi(cluster.api)
     cluster.apply(CRDS)
     eventually(lambda: not absent(lambda: custom.list_namespaced_custom_object(*JOBS)), "PerseusJob is not served")
-    cluster.start_operator("--trace-endpoint", f"http://127.0.0.1:{collector.port}", "--status-interval-s", "0.2")
+    cluster.start_operator("--otlp-endpoint", f"http://127.0.0.1:{collector.port}", "--status-interval-s", "0.2")
     spec = train_two_stages(cluster)
     metadata = {"name": "gpt3", "annotations": {keys.ANNOTATION_TRACE: f"00-{TRACE}-{PARENT}-01"}}
     job = {"apiVersion": f"{keys.API_GROUP}/{keys.API_VERSION}", "kind": keys.KIND, "metadata": metadata}

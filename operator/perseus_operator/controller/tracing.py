@@ -5,14 +5,15 @@ each command to an agent), and the last one, ``plan in force``, lasts from the e
 A user who edits may give it a parent: the annotation ``perseus.energy/traceparent`` in the form of W3C Trace
 Context. Agents open no connections and so export nothing; what they answer is in the operator's spans.
 
-Without an endpoint nothing is recorded, and OpenTelemetry's own empty spans cost next to nothing.
+``perseus_operator.clients.otlp`` exports them. Without an endpoint nothing is recorded, and OpenTelemetry's own empty
+spans cost next to nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from opentelemetry import trace
@@ -25,31 +26,8 @@ from perseus_proto import keys
 
 MOST_STEPS: Final = 200
 """Spans of one trace: a job without a plan, as in mode Recommend, reads its inputs again and again."""
-_EXPORT_TIMEOUT_S: Final = 5
 
 _tracer: Final = trace.get_tracer("perseus_operator")
-
-
-def export_to(endpoint: str) -> Callable[[], None]:
-    """Export the traces of this process by OTLP over gRPC.
-
-    Args:
-        endpoint: http://host:port, or https:// with TLS. OpenTelemetry's own variables (OTEL_…) refine it: headers,
-            sampling, certificates. A collector that is down is tried again; spans that do not fit its queue are lost.
-
-    Returns:
-        Exports what is left, and ends.
-    """
-    # Imported here: without an endpoint, nothing of it is needed.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "perseus-operator"}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)))
-    trace.set_tracer_provider(provider)
-    return provider.shutdown
 
 
 def failed(error: Exception) -> None:

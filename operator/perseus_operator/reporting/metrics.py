@@ -1,7 +1,7 @@
 """The operator's Prometheus series, and one small HTTP server for them and the probes.
 
-Series are per PerseusJob, never per rank or iteration, so that their number stays small. Names carry base units. The
-series of a job are removed with the job. This is the only module of the operator that imports prometheus_client.
+Series are per PerseusJob, never per rank, node or iteration, so that their number stays small. Names carry base units.
+The series of a job are removed with the job. This is the only module of the operator that imports prometheus_client.
 """
 
 from __future__ import annotations
