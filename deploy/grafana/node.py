@@ -135,7 +135,7 @@ def node() -> str:
             "yes: their clocks can be set; unknown: no job has asked for them yet. Anything else keeps a plan"
             " from being in force.",
             "state",
-            {"GPUs": ("none", f"sum by (state) (perseus_node_gpus{_THESE})")},
+            {"GPUs": ("none", f"sum by (state) (perseus_node_gpus{_THESE}) > 0")},
         ),
         listing(
             "Versions",

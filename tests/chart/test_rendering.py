@@ -622,6 +622,34 @@ def test_monitors(render: Render) -> None:
         assert service["spec"]["selector"].items() <= objects[key]["spec"]["template"]["metadata"]["labels"].items()
 
 
+def kept(job: dict[str, Any], pod: dict[str, Any]) -> list[str]:
+    """The names of a pod's ports that the relabelling of a scrape job keeps."""
+    translated = str.maketrans("./-", "___")
+    labels = {f"__meta_kubernetes_pod_label_{k.translate(translated)}": v for k, v in pod["metadata"]["labels"].items()}
+    found = []
+    for port in [port["name"] for container in pod["spec"]["containers"] for port in container["ports"]]:
+        known = labels | {"__meta_kubernetes_pod_container_port_name": port}
+        rules = [rule for rule in job["relabel_configs"] if rule.get("action") == "keep"]
+        if all(re.fullmatch(rule["regex"], ";".join(known[name] for name in rule["source_labels"])) for rule in rules):
+            found.append(port)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "operators"), [("install.md", ["metrics"]), ("operations.md", [])], ids=["prometheus", "opentelemetry"]
+)
+def test_the_scrape_job_of_the_documentation_finds_metrics(render: Render, page: str, operators: list[str]) -> None:
+    """An OpenTelemetry collector gets those of operators by OTLP."""
+    text = (CHART.parents[1] / "docs" / page).read_text()
+    [block] = re.findall(r"^```yaml\n((?:- job_name|receivers):.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    read = yaml.safe_load(block)
+    [job] = read if isinstance(read, list) else read["receivers"]["prometheus"]["config"]["scrape_configs"]
+    objects = render()
+    assert job["kubernetes_sd_configs"][0]["namespaces"]["names"] == ["perseus-system"]
+    assert kept(job, objects[AGENT]["spec"]["template"]) == ["metrics"]
+    assert kept(job, objects[OPERATOR]["spec"]["template"]) == operators
+
+
 def test_every_file_of_rules_and_dashboards_is_rendered(render: Render, tmp_path: Path) -> None:
     chart = tmp_path / "perseus"
     shutil.copytree(CHART, chart)

@@ -54,6 +54,26 @@ def test_troubleshooting_has_a_section_for_every_condition() -> None:
     assert set(sections) == {kind.value for kind in ConditionType} | {"Events only"}
 
 
+def test_the_series_of_a_fleet_are_counted_by_what_each_object_has() -> None:
+    stated = re.search(
+        r"(\d+) for each PerseusJob, (\d+) for each node with GPUs, (\d+) for each job on a\s+node,"
+        r" (\d+) for each PowerBudget.*exports\s+(\d+) more for each GPU",
+        text_of("metrics.md"),
+        re.DOTALL,
+    )
+    assert stated
+    of_job, of_node, of_job_on_node, of_budget, of_gpu = map(int, stated.groups())
+    page = text_of("scale.md")
+    assert f"{of_node} × nodes + {of_job_on_node} × (jobs on each node" in page
+    assert f"{of_job} × PerseusJobs + {of_budget} × PowerBudgets" in page
+    assert f"{of_gpu} × GPUs" in page
+    nodes, jobs = 12_500, 2_000
+    of_fleet = nodes * of_node, nodes * of_job_on_node, jobs * of_job
+    section = page.partition("## Metrics of a fleet")[2]
+    rows = re.findall(r"^\| [\w ,]+ \| ([\d,]+)(?: more)? \|$", section, re.MULTILINE)
+    assert [int(row.replace(",", "")) for row in rows] == [*of_fleet, sum(of_fleet), 8 * nodes * of_gpu]
+
+
 @pytest.mark.parametrize(("page", "choices"), [("objectives.md", ObjectiveType), ("stragglers.md", StragglerMode)])
 def test_every_choice_has_a_section(page: str, choices: type[ObjectiveType] | type[StragglerMode]) -> None:
     assert {choice.value for choice in choices} <= set(re.findall(r"^## (\w+)$", text_of(page), re.MULTILINE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,24 @@ def test_promtool_agrees(command: list[str]) -> None:
     if promtool is None:
         pytest.skip("no promtool on this machine (Debian: apt-get install prometheus)")
     done = subprocess.run([promtool, *command], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_what_the_collector_of_opentelemetry_is_to_scrape(tmp_path: Path) -> None:
+    """Its receiver takes Prometheus' own configuration. Debian's promtool knows no pods: targets are static."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on this machine (Debian: apt-get install prometheus)")
+    page = (ROOT / "docs" / "operations.md").read_text()
+    [block] = re.findall(r"^```yaml\n(receivers:.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    config = yaml.safe_load(block)["receivers"]["prometheus"]["config"]
+    [job] = config["scrape_configs"]
+    [discovery] = job.pop("kubernetes_sd_configs")
+    assert discovery["role"] == "pod"
+    job["static_configs"] = [{"targets": ["127.0.0.1:9471"]}]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = [promtool, "check", "config", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -40,7 +40,7 @@ logger = logging.getLogger("perseus_operator")
 
 SERVICE: Final = "perseus-operator"
 POINTS_AT_ONCE: Final = 4_000
-"""Data points of one message: about half a MiB, and gRPC's receivers take 4 MiB unless they are told otherwise."""
+"""Data points of one message: about half a MiB, and gRPC's receivers take 4 MiB unless they are set up otherwise."""
 _TIMEOUT_S: Final = 5.0
 """Of one message, with all its repetitions."""
 
