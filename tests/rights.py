@@ -29,9 +29,9 @@ old ones, to make jobs of classes, and to delete jobs that have finished.
 def lacking(requests: Iterable[Request]) -> set[tuple[str, str]]:
     """Return permission and path of the requests that were refused and never allowed.
 
-    An API server learns of a role a moment after it was made.
+    An API server learns of a role a moment after it was made. What is allowed may still not be there (404).
     """
     found = list(requests)
-    allowed = {request.permission for request in found if request.code < 400}
+    allowed = {request.permission for request in found if request.code < 400 or request.code == 404}
     refused = (request for request in found if request.code in (401, 403) and request.permission not in allowed)
     return {(str(request.permission), request.path) for request in refused}
