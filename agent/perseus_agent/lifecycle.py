@@ -29,7 +29,7 @@ from perseus_agent.keeper.ledger import Ledger
 from perseus_agent.node.node import Node
 from perseus_agent.pods.pod_resources import PodResources
 from perseus_agent.preflight import preflight
-from perseus_agent.servers.grpc_service import AgentService
+from perseus_agent.servers.grpc_service import MAX_SELECTORS, AgentService
 from perseus_agent.servers.local_socket import LocalServer
 from perseus_agent.servers.metrics import MetricsServer
 from perseus_agent.servers.socket_resource import SocketResource
@@ -184,7 +184,7 @@ def _open_devices(choice: str, stop: threading.Event) -> DeviceSet | None:
 
 def _grpc_server(settings: Settings, node: Node) -> tuple[grpc.Server, int]:
     server = grpc.server(
-        ThreadPoolExecutor(COMMAND_THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
+        ThreadPoolExecutor(COMMAND_THREADS + MAX_WATCHERS + MAX_SELECTORS, thread_name_prefix="grpc"),
         options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.so_reuseport", 0),

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,7 +20,9 @@ import pytest
 from tests.doubles.recording_node import JOB, RecordingNode, gpu_uuid, plan_set_of, pod_uid, wait_for
 from tests.doubles.recording_trainer import schedule_of
 
-from perseus_agent.servers.grpc_service import ERROR_METADATA
+from perseus_agent.clocks.telemetry import MAX_WATCHERS
+from perseus_agent.lifecycle import COMMAND_THREADS
+from perseus_agent.servers.grpc_service import ERROR_METADATA, MAX_SELECTORS
 from perseus_proto.hello import Hello, Reason, Refusal, Timing, Welcome, encode_hello, make_schedule, receive_answer
 from perseus_proto.v1alpha1 import agent_pb2 as messages
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -185,6 +188,42 @@ def test_a_rank_runs_its_plan_reports_it_and_follows_a_selection(stub: Any, node
     assert {call.mhz for call in node.calls()[written:] if call.gpu == gpu_uuid(0)} == {1200, 900, 600}
     released = stub.ReleaseLease(messages.ReleaseLeaseRequest(job_uid=JOB, epoch=lease.epoch))
     assert list(released.restored_gpu_uuids) == [gpu_uuid(0)]
+
+
+def test_a_stream_of_selections_answers_each_and_ends_with_the_first_that_is_refused(
+    stub: Any, node: RecordingNode
+) -> None:
+    lease = acquire(stub, [node.add_pod(0, [0])])
+    push(stub, lease)
+
+    def request(point: int, epoch: int = lease.epoch) -> messages.SelectPlanRequest:
+        chosen = [messages.Selection(data_parallel_rank=0, point=point)]
+        return messages.SelectPlanRequest(job_uid=JOB, epoch=epoch, plan_id=PLANS.plan_id, selections=chosen)
+
+    asked = [request(1), request(0), request(1), request(0, lease.epoch - 1), request(0)]
+    answers = stub.SelectPlans(iter(asked))
+    assert [next(answers).furthest_iteration for _ in range(3)] == [0, 0, 0]
+    assert refused(lambda: next(answers))[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "StaleEpoch")
+    [held] = describe(stub).leases
+    assert [s.point for s in held.selections] == [1], "nothing after it counts"
+
+
+def test_streams_of_selections_leave_threads_for_commands(stub: Any) -> None:
+    silent = threading.Event()
+
+    def nothing() -> Iterator[messages.SelectPlanRequest]:
+        silent.wait(60)
+        yield from ()
+
+    streams = [stub.SelectPlans(nothing()) for _ in range(MAX_SELECTORS + COMMAND_THREADS + MAX_WATCHERS)]
+    ended = [grpc.StatusCode.RESOURCE_EXHAUSTED] * (len(streams) - MAX_SELECTORS)
+    try:
+        wait_for(lambda: [s.code() for s in streams if s.done()] == ended, "the others are refused")
+        assert describe(stub).node_name
+    finally:
+        for stream in streams:
+            stream.cancel()
+        silent.set()
 
 
 def test_a_renewal_says_whether_there_is_anything_new_to_describe(stub: Any, node: RecordingNode) -> None:

@@ -5,10 +5,12 @@ TLS has authenticated the caller already; here one of its certificate's names mu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -70,6 +72,8 @@ EPOCH_METADATA: Final = "perseus-epoch"
 """Trailing metadata of a StaleEpoch: the highest epoch seen for the job, for an operator whose counter was lost."""
 
 STREAM_WAIT_S: Final = 1.0
+MAX_SELECTORS: Final = 4
+"""Streams of selections at a time: one of each replica of the operator that has a job here. Others call."""
 _SAN: Final = "x509_subject_alternative_name"
 M = TypeVar("M")
 
@@ -113,6 +117,7 @@ class AgentService(stubs.AgentServicer):
         self._node = node
         self._node_name = node_name
         self._allowed_sans = allowed_sans
+        self._selectors = threading.BoundedSemaphore(MAX_SELECTORS)
 
     def authorise(self, context: grpc.ServicerContext) -> None:
         """Whether the caller's certificate carries an allowed name.
@@ -177,6 +182,31 @@ class AgentService(stubs.AgentServicer):
 
     @_command
     def SelectPlan(self, request: messages.SelectPlanRequest, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return self._select(request)
+
+    def SelectPlans(  # noqa: N802
+        self, requests: Iterator[messages.SelectPlanRequest], context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        """Select for one request after another; each is checked as if it were a call of its own."""
+        try:
+            self.authorise(context)
+            with self._selecting():
+                for request in requests:
+                    yield self._select(request)
+        except AgentError as error:
+            _abort(context, error)
+
+    @contextlib.contextmanager
+    def _selecting(self) -> Iterator[None]:
+        """Count a stream of selections, which holds a thread for as long as it is open."""
+        if not self._selectors.acquire(blocking=False):
+            raise TooMuch(f"at most {MAX_SELECTORS} streams of selections at a time")
+        try:
+            yield
+        finally:
+            self._selectors.release()
+
+    def _select(self, request: messages.SelectPlanRequest) -> messages.SelectPlanResponse:
         points = {each.data_parallel_rank: None if each.no_plan else each.point for each in request.selections}
         if len(points) != len(request.selections):
             raise InvalidRequest("selections.data_parallel_rank: must not name a pipeline twice")

@@ -31,6 +31,7 @@ from perseus_operator.clients.agent_messages import (
     schedule_of,
 )
 from perseus_operator.clients.hardware import gpu_of
+from perseus_operator.clients.selections import SelectionStream
 from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank
 from perseus_operator.errors import AgentError, AgentFenced, AgentRefused, AgentUnavailable
 from perseus_operator.objects import Pod
@@ -62,6 +63,10 @@ _AT_ONCE: Final = 64
 """Calls at the same time. After a restart on a busy machine a thousand agents called at once would all exceed their
 deadlines and be called again; one group after another takes a second."""
 
+_RENEWALS_AT_ONCE: Final = 32
+"""Of these, in turns of their own: leases of a large job are renewed together, in a second or two, and no selection may
+wait for that. A lease stands for two thirds of its time meanwhile."""
+
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed by the telemetry stream
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -83,12 +88,14 @@ class Credentials:
     server_name: str
 
 
-@dataclass(eq=False)
 class _Channel:
-    """A channel, and the number of calls and streams that use it."""
+    """A channel with its stub, and the number of calls and streams that use it."""
 
-    channel: grpc.aio.Channel
-    uses: int = 0
+    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
+        self.channel = channel
+        self.stub: Any = agent_pb2_grpc.AgentStub(channel)
+        self.selections = SelectionStream(self.stub.SelectPlans, timeout_s=timeout_s)
+        self.uses = 0
 
 
 class AgentPool:
@@ -116,6 +123,7 @@ class AgentPool:
         self._retired: dict[str, set[_Channel]] = {}
         """Opened with earlier certificates: their streams go on until the agent ends them, then they are closed."""
         self._turns, self._turns_of_silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_AT_ONCE)
+        self._turns_of_renewals = asyncio.Semaphore(_RENEWALS_AT_ONCE)
         self._silent: set[str] = set()
         """Agents that did not answer the last time."""
 
@@ -130,7 +138,7 @@ class AgentPool:
             AgentError: the agent did not answer.
         """
         request = agent_pb2.DescribeNodeRequest(with_schedules=with_schedules)
-        answer = await self._request(address, lambda stub: stub.DescribeNode(request, timeout=self._timeout_s))
+        answer = await self._request(address, lambda entry: entry.stub.DescribeNode(request, timeout=self._timeout_s))
         fine = {agent_pb2.CONTROLLABILITY_YES, agent_pb2.CONTROLLABILITY_UNSPECIFIED}
         return NodeInfo(
             ranks=tuple(filter(is_valid_rank, map(rank_of, answer.ranks))),
@@ -180,7 +188,9 @@ class AgentPool:
             clock_mhz=clock_mhz,
             keep_clock_ms=ms_from_s(keep_clock_s),
         )
-        return lease_of(await self._request(address, lambda stub: stub.AcquireLease(request, timeout=self._timeout_s)))
+        return lease_of(
+            await self._request(address, lambda entry: entry.stub.AcquireLease(request, timeout=self._timeout_s))
+        )
 
     async def renew(self, address: str, *, job_uid: str, epoch: int, ttl_s: float) -> LeaseInfo:
         """Renew the job's lease on a node for another ``ttl_s`` seconds.
@@ -189,7 +199,10 @@ class AgentPool:
             AgentError: the lease was not renewed.
         """
         request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=ms_from_s(ttl_s))
-        return lease_of(await self._request(address, lambda stub: stub.RenewLease(request, timeout=self._timeout_s)))
+        answer = await self._request(
+            address, lambda entry: entry.stub.RenewLease(request, timeout=self._timeout_s), self._turns_of_renewals
+        )
+        return lease_of(answer)
 
     async def release(self, address: str, *, job_uid: str, epoch: int) -> int:
         """Release the job's lease on a node: its GPUs return to default clocks now.
@@ -201,7 +214,7 @@ class AgentPool:
             AgentError: the lease was not released; it ends with its time.
         """
         request = agent_pb2.ReleaseLeaseRequest(job_uid=job_uid, epoch=epoch)
-        answer = await self._request(address, lambda stub: stub.ReleaseLease(request, timeout=self._timeout_s))
+        answer = await self._request(address, lambda entry: entry.stub.ReleaseLease(request, timeout=self._timeout_s))
         return len(answer.restored_gpu_uuids)
 
     async def push(self, address: str, *, job_uid: str, epoch: int, plan_set: agent_pb2.PlanSet) -> None:
@@ -211,7 +224,7 @@ class AgentPool:
             AgentError: it was not stored.
         """
         request = agent_pb2.PushPlanSetRequest(job_uid=job_uid, epoch=epoch, plan_set=plan_set)
-        await self._request(address, lambda stub: stub.PushPlanSet(request, timeout=3 * self._timeout_s))
+        await self._request(address, lambda entry: entry.stub.PushPlanSet(request, timeout=3 * self._timeout_s))
 
     async def select(
         self,
@@ -248,7 +261,7 @@ class AgentPool:
             ],
             from_iteration=from_iteration,
         )
-        answer = await self._request(address, lambda stub: stub.SelectPlan(request, timeout=self._timeout_s))
+        answer = await self._request(address, lambda entry: self._select(entry, request))
         if answer.furthest_iteration > MAX_ITERATION:
             raise AgentRefused(
                 f"furthest_iteration must be at most {MAX_ITERATION}, not {answer.furthest_iteration}; check the agent"
@@ -268,8 +281,10 @@ class AgentPool:
         Raises:
             AgentError: the stream broke. A stream that the agent ends is over without an error.
         """
-        async with self._stub(address) as stub:
-            call = stub.WatchTelemetry(agent_pb2.WatchTelemetryRequest(job_uid=job_uid, combine_ranks=combine_ranks))
+        async with self._channel(address) as entry:
+            call = entry.stub.WatchTelemetry(
+                agent_pb2.WatchTelemetryRequest(job_uid=job_uid, combine_ranks=combine_ranks)
+            )
             dropped, opened, reported = 0, False, False
             try:
                 async for batch in call:
@@ -307,12 +322,19 @@ class AgentPool:
         """Close all channels."""
         await self.forget({*self._channels, *self._retired})
 
-    async def _request(self, address: str, call: Callable[[Any], Awaitable[T]]) -> T:
+    async def _select(self, entry: _Channel, request: agent_pb2.SelectPlanRequest) -> agent_pb2.SelectPlanResponse:
+        """Select on the agent's stream, or by a call where that does not answer."""
+        answer = await entry.selections.select(request)
+        return answer or await entry.stub.SelectPlan(request, timeout=self._timeout_s)
+
+    async def _request(
+        self, address: str, call: Callable[[_Channel], Awaitable[T]], turns: asyncio.Semaphore | None = None
+    ) -> T:
         """Call an agent. The deadline begins when the call is sent; agents without an answer delay only each other."""
-        async with self._turns_of_silent if address in self._silent else self._turns:
+        async with self._turns_of_silent if address in self._silent else turns or self._turns:
             try:
-                async with self._stub(address) as stub:
-                    answer = await _call(lambda: call(stub))
+                async with self._channel(address) as entry:
+                    answer = await _call(lambda: call(entry))
             except AgentUnavailable:
                 self._silent.add(address)
                 raise
@@ -320,8 +342,8 @@ class AgentPool:
         return answer
 
     @asynccontextmanager
-    async def _stub(self, address: str) -> AsyncIterator[Any]:
-        """Return a stub for one call or stream."""
+    async def _channel(self, address: str) -> AsyncIterator[_Channel]:
+        """Return the channel for one call or stream."""
         if self._files is not None and (renewed := self._files.renewed()):
             self._credentials = renewed
             for other in self._channels:
@@ -330,10 +352,10 @@ class AgentPool:
                 self._coming[other] = asyncio.create_task(self._switch_channel(other))
         entry = self._channels.get(address)
         if entry is None:
-            entry = self._channels[address] = _Channel(self._open(address))
+            entry = self._channels[address] = _Channel(self._open(address), timeout_s=self._timeout_s)
         entry.uses += 1
         try:
-            yield agent_pb2_grpc.AgentStub(entry.channel)
+            yield entry
         finally:
             entry.uses -= 1
             await self._close_unused(address, entry)
@@ -346,7 +368,7 @@ class AgentPool:
         except BaseException:
             await channel.close()
             raise
-        entry, self._channels[address] = self._channels[address], _Channel(channel)
+        entry, self._channels[address] = self._channels[address], _Channel(channel, timeout_s=self._timeout_s)
         self._retired.setdefault(address, set()).add(entry)
         await self._close_unused(address, entry)
 

@@ -64,6 +64,11 @@ class AgentStub:
                 request_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.SerializeToString,
                 response_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.FromString,
                 _registered_method=True)
+        self.SelectPlans = channel.stream_stream(
+                '/perseus.v1alpha1.Agent/SelectPlans',
+                request_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.SerializeToString,
+                response_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.FromString,
+                _registered_method=True)
         self.WatchTelemetry = channel.unary_stream(
                 '/perseus.v1alpha1.Agent/WatchTelemetry',
                 request_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.WatchTelemetryRequest.SerializeToString,
@@ -117,6 +122,14 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SelectPlans(self, request_iterator, context):
+        """SelectPlan again and again, for a caller that selects on thousands of nodes at once: a message on an open stream costs it a
+        third of a call. Each request has its answer, in order. The first that is refused ends the stream with its status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchTelemetry(self, request, context):
         """Streams ranks that join and leave, iterations with their timings and energy, and GPU events. A slow reader loses the oldest
         events; each batch counts the losses.
@@ -155,6 +168,11 @@ def add_AgentServicer_to_server(servicer, server):
             ),
             'SelectPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.SelectPlan,
+                    request_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.FromString,
+                    response_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.SerializeToString,
+            ),
+            'SelectPlans': grpc.stream_stream_rpc_method_handler(
+                    servicer.SelectPlans,
                     request_deserializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.FromString,
                     response_serializer=perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.SerializeToString,
             ),
@@ -324,6 +342,33 @@ class Agent:
             request,
             target,
             '/perseus.v1alpha1.Agent/SelectPlan',
+            perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.SerializeToString,
+            perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SelectPlans(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/perseus.v1alpha1.Agent/SelectPlans',
             perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanRequest.SerializeToString,
             perseus__proto_dot_v1alpha1_dot_agent__pb2.SelectPlanResponse.FromString,
             options,

@@ -20,6 +20,8 @@ class Channel:
 
     def __init__(self, number: int) -> None:
         self.number, self.closed = number, False
+        self.SelectPlans = None
+        """Nothing is selected here."""
 
     async def channel_ready(self) -> None:
         await asyncio.sleep(0)
@@ -58,8 +60,8 @@ class World:
     async def begin(self) -> None:
         may, on = asyncio.Event(), asyncio.get_running_loop().create_future()
 
-        async def call(channel: Any) -> None:
-            on.set_result(channel)
+        async def call(line: Any) -> None:
+            on.set_result(line.channel)
             await may.wait()
 
         task = asyncio.create_task(self.pool._request(ADDRESS, call))

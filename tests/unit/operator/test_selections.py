@@ -1,0 +1,141 @@
+"""Selections on a stream: each gets its own answer, and whatever breaks is asked again by a call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.selections import SelectionStream
+from perseus_operator.errors import AgentFenced
+from perseus_proto.v1alpha1 import agent_pb2 as pb
+
+
+def failure(code: grpc.StatusCode, **metadata: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata.items()), "")
+
+
+class Agent:
+    """A stub of one agent, and the stream that is open to it: answers with the iteration that is asked for."""
+
+    def __init__(self) -> None:
+        self.opened = self.calls = 0
+        self.ended = False
+        self.answers = True
+        self.error: grpc.aio.AioRpcError | None = None
+        """What the stream ends with."""
+        self.call_error: grpc.aio.AioRpcError | None = None
+        self._asked: asyncio.Queue[pb.SelectPlanRequest] = asyncio.Queue()
+
+    def SelectPlans(self) -> Agent:
+        self.opened += 1
+        self.ended, self._asked = False, asyncio.Queue()
+        return self
+
+    async def SelectPlan(self, request: Any, timeout: float) -> Any:
+        self.calls += 1
+        if self.call_error:
+            raise self.call_error
+        return pb.SelectPlanResponse(furthest_iteration=request.from_iteration)
+
+    async def write(self, request: pb.SelectPlanRequest) -> None:
+        if self.error:
+            raise self.error
+        self._asked.put_nowait(request)
+
+    async def read(self) -> Any:
+        request = await self._asked.get()
+        await asyncio.sleep(0.001)
+        if not self.answers:
+            await asyncio.Event().wait()
+        return pb.SelectPlanResponse(furthest_iteration=request.from_iteration)
+
+    def done(self) -> bool:
+        return self.ended
+
+    def cancel(self) -> None:
+        self.ended = True
+
+
+class Line:
+    """A pool with a connection to that agent."""
+
+    def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pool = AgentPool(None, timeout_s=0.05)
+        monkeypatch.setattr(self.pool, "_open", lambda _: None)
+        monkeypatch.setattr("perseus_operator.clients.agents.agent_pb2_grpc.AgentStub", lambda _: agent)
+
+    async def select(self, iteration: int) -> int:
+        return await self.pool.select(
+            "agent", job_uid="job", epoch=1, plan_id="plan", points=[(0, 1)], from_iteration=iteration
+        )
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def line(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Line:
+    return Line(agent, monkeypatch)
+
+
+async def test_many_on_one_stream_each_get_their_own_answer(agent: Agent, line: Line) -> None:
+    assert await asyncio.gather(*(line.select(n) for n in range(100))) == list(range(100))
+    assert (agent.opened, agent.calls) == (1, 0)
+
+
+async def test_a_stream_that_has_ended_is_opened_again(agent: Agent, line: Line) -> None:
+    await line.select(1)
+    agent.ended = True
+    assert await line.select(2) == 2
+    assert (agent.opened, agent.calls) == (2, 0)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_a_stream_that_breaks_is_replaced_by_a_call_and_opened_again(
+    agent: Agent, line: Line, code: grpc.StatusCode
+) -> None:
+    agent.error = failure(code)
+    assert await line.select(1) == 1
+    agent.error = None
+    assert await line.select(2) == 2
+    assert (agent.opened, agent.calls) == (2, 1)
+
+
+async def test_an_agent_without_the_stream_is_called_from_then_on(agent: Agent, line: Line) -> None:
+    agent.error = failure(grpc.StatusCode.UNIMPLEMENTED)
+    assert [await line.select(n) for n in range(3)] == [0, 1, 2]
+    assert (agent.opened, agent.calls) == (1, 3)
+
+
+async def test_a_silent_stream_is_given_up_in_time(agent: Agent, line: Line) -> None:
+    agent.answers = False
+    assert await line.select(5) == 5
+    assert agent.calls == 1
+    assert agent.ended
+
+
+async def test_a_refusal_is_what_the_call_says(agent: Agent, line: Line) -> None:
+    agent.error = agent.call_error = failure(
+        grpc.StatusCode.FAILED_PRECONDITION, **{"perseus-error": "StaleEpoch", "perseus-epoch": "9"}
+    )
+    with pytest.raises(AgentFenced) as fenced:
+        await line.select(1)
+    assert fenced.value.seen == 9
+
+
+async def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next_one(agent: Agent) -> None:
+    stream = SelectionStream(agent.SelectPlans, timeout_s=1.0)
+    first = asyncio.create_task(stream.select(pb.SelectPlanRequest(from_iteration=1)))
+    await asyncio.sleep(0)  # it is sent
+    first.cancel()
+    answer = await stream.select(pb.SelectPlanRequest(from_iteration=2))
+    assert first.cancelled()
+    assert answer is not None
+    assert answer.furthest_iteration == 2
