@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 
 _DELETE_AGAIN_S: Final = 30.0
 _COALESCE_S: Final = 0.005
-"""Reports of one iteration arrive together, and one reconciliation is enough for them. The pause is at least twice the
-time of a reconciliation: a job of thousands of ranks may not occupy the loop."""
+"""Reports of one iteration arrive together, and one reconciliation is enough for them. Between two of them the pause is
+at least twice as long as they take: a job of thousands of ranks may not occupy the loop."""
 
 
 class JobRunner:
@@ -77,8 +77,6 @@ class JobRunner:
         self._raw_spec: Any = None
         self._annotation: str | None = None
         self._wake = Wake(services.looks_pace, services.monotonic_s)
-        self._looks = 0
-        """How often the planner has decided."""
         self._bound_us = math.inf
         """Of an iteration, as the planner said last."""
         self._running: asyncio.Task[None] | None = None
@@ -224,9 +222,11 @@ class JobRunner:
                         logger.exception("%s: unexpected error; trying again", self.ref)
                         self._services.metrics.errors.inc()
                         delay_s = BACKOFF_S[-1]
-                self.next_reconcile_s = self._services.monotonic_s() + delay_s
+                reconciled_s = self._services.monotonic_s()
+                self.next_reconcile_s = reconciled_s + delay_s
                 await self._wake.wait(delay_s)
-                await asyncio.sleep(max(_COALESCE_S, 2 * self._reconcile_duration_s))
+                rested_s = self._services.monotonic_s() - reconciled_s
+                await asyncio.sleep(max(_COALESCE_S, 2 * self._reconcile_duration_s - rested_s))
         finally:
             self._wake.cancel()
             await self._stop_tasks()
@@ -239,7 +239,6 @@ class JobRunner:
         self._take_shape()
         with services.metrics.reconcile_seconds.time():
             decision = decide(self.state, now, services.limits)
-            self._looks += 1
             self._bound_us = decision.bound_us or math.inf
             self.state.guard_updated(decision.guard)
             self.state.hardware_adopted(decision.hardware)
@@ -295,20 +294,19 @@ class JobRunner:
             self._spawn(self._profiler.write(action))
         else:
             node = state.nodes[action.node]
-            node.command_started()
             if isinstance(action, Renew):
+                node.renewal_started()
                 self._spawn(self._renew(node, action))
                 return
+            node.command_started()
             name = type(action).__name__.lower()
             self._spawn(self._nodes.command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
 
     async def _renew(self, node: Node, action: Renew) -> bool:
-        """Renew a lease; whether the planner must look at once: something has changed, or it has looked meanwhile and
-        left out this node.
-        """
-        before = self._looks, node.leased_pods, node.clock, node.description
+        """Renew a lease; whether the planner must look at once: something has changed."""
+        before = node.leased_pods, node.clock, node.description
         await self._nodes.command(node, action)
-        after = self._looks, node.leased_pods, node.clock, node.description
+        after = node.leased_pods, node.clock, node.description
         return after != before or node.fault is not None
 
     async def _delete(self) -> None:

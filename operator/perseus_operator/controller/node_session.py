@@ -91,7 +91,7 @@ class NodeSession:
             result = "refused" if refused else "unavailable"
             self._failed(node, action, error, refused=refused)
         finally:
-            node.command_ended()
+            (node.renewal_ended if isinstance(action, Renew) else node.command_ended)()
             self._services.metrics.agent_calls.labels(name.lower(), result).inc()
 
     async def _fenced(self, node: Node, action: NodeAction, error: AgentFenced) -> None:

@@ -4,7 +4,7 @@ Fields are read everywhere and changed only here, by one named method for each e
 
     pods and agent       pods_observed, address_observed
     a command            command_started, command_ended, command_succeeded, command_failed, answered
-    the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested
+    the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started, renewal_ended
     plans                plan_set_stored, selection_sent, selection_accepted, selection_outdated
     ranks                rank_joined, rank_left, rank_advanced, schedules_declared
     GPUs                 gpus_described, gpu_slowed, gpu_recovered
@@ -97,6 +97,8 @@ class Node:
     pods: frozenset[Pod]
     busy: bool = False
     """A command to the agent is under way; the next one is planned when it has ended."""
+    renewing: bool = False
+    """So is a renewal, which holds up no plan and no selection: those of a large job take a second."""
     fault: Explanation | None = None
     """Why the latest command failed; None: it succeeded."""
     retry_at_s: float = 0.0
@@ -134,6 +136,7 @@ class Node:
     gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
     """Active slowdowns: (GPU UUID, kind) → the agent's message."""
     _found: tuple[frozenset[int], frozenset[int]] | None = None
+    _furthest: int | None = None
 
     @property
     def selected(self) -> Mapping[int, int | None]:
@@ -144,6 +147,13 @@ class Node:
     def rests_at_default(self) -> bool:
         """Whether GPUs run at their default clocks while no plan wants another."""
         return not self.resting.mhz and not (self.clock and self.clock.mhz)
+
+    @property
+    def furthest_iteration(self) -> int:
+        """The furthest iteration that a rank here has begun; 0 without ranks."""
+        if self._furthest is None:
+            self._furthest = max((rank.iteration for rank in self.ranks.values()), default=0)
+        return self._furthest
 
     @property
     def stages(self) -> frozenset[int]:
@@ -172,7 +182,7 @@ class Node:
         self.pods = pods
         uids = {pod.uid for pod in pods}
         self.ranks = {rank_id: rank for rank_id, rank in self.ranks.items() if rank.pod_uid in uids}
-        self._found = None
+        self._ranks_changed()
 
     def address_observed(self, address: str | None) -> None:
         """An agent at another address is another process, which holds nothing for the job. None changes nothing: the
@@ -278,6 +288,14 @@ class Node:
         self.driven = False
         self.selection_outdated()
 
+    def renewal_started(self) -> None:
+        """A renewal is on its way to the agent."""
+        self.renewing = True
+
+    def renewal_ended(self) -> None:
+        """The renewal has an outcome."""
+        self.renewing = False
+
     def renewal_requested(self) -> None:
         """Renew now: a renewal also asks for the ranks, of which some may have been missed."""
         self.renew_at_s = 0.0
@@ -307,7 +325,7 @@ class Node:
         """A process has connected, or is seen again; whether it is another process than the one known so far."""
         known = self.ranks.get(rank.id)
         self.ranks[rank.id] = rank
-        self._found = None
+        self._ranks_changed()
         if known is not None and known.process == rank.process:
             return False
         self.declared_schedules.pop(rank.id, None)
@@ -318,12 +336,17 @@ class Node:
         known = self.ranks.get(rank.id)
         if known is not None and known.process == rank.process:
             del self.ranks[rank.id]
-            self._found = None
+            self._ranks_changed()
+
+    def _ranks_changed(self) -> None:
+        self._found = self._furthest = None
 
     def rank_advanced(self, rank_id: RankId, iteration: int) -> None:
         """A rank has begun an iteration; earlier ones change nothing."""
         rank = self.ranks[rank_id]
         rank.iteration = max(rank.iteration, iteration)
+        if self._furthest is not None:
+            self._furthest = max(self._furthest, iteration)
 
     def gpus_described(
         self,

@@ -1,6 +1,7 @@
 """What to do next on each node, so that its agent holds the lease, the plans and the points that are wanted.
 
-At most one action for a node, and none while one is under way: a slow agent holds up no other.
+At most one action for a node, and none while one is under way: a slow agent holds up no other. Only plans and
+selections do not wait for a renewal: the lease stands while it is renewed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from perseus_operator.planning.state import JobState
 
 RENEWED_EARLY_S: Final = 2.0
 """How much earlier than it must be a lease is renewed, so that it is renewed together with others of the job."""
+
+_RENEWAL_S: Final = 0.2
+"""How soon to look again at a node whose lease is to be changed while it is being renewed: mostly it has been by then."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,9 @@ def next_actions(
             now_s=now_s,
             renewed_until_s=renewed_until_s,
         )
+        if node.renewing and not isinstance(action, Push | Select):
+            yield None, now_s + _RENEWAL_S if action else math.inf
+            continue
         leased = action is None and node.leased_pods is not None
         yield action, node.renew_at_s if leased else math.inf
 
@@ -119,7 +126,7 @@ def _renewed_until_s(state: JobState, now_s: float) -> float:
     So the leases of a job are renewed in a few groups, and the planner looks at a job of thousands of nodes a few
     times, not once for each of them.
     """
-    due = any(node.renew_at_s <= now_s and node.leased_pods is not None for node in state.nodes.values())
+    due = any(n.renew_at_s <= now_s and n.leased_pods is not None and not n.renewing for n in state.nodes.values())
     return now_s + RENEWED_EARLY_S if due else now_s
 
 
@@ -159,7 +166,7 @@ def _next_action(
         return Release(node.name)
     if node.leased_pods != node.pods or node.resting != intent.resting or node.expires_at_s <= now_s:
         return Acquire(node.name, intent.resting)
-    if node.renew_at_s <= renewed_until_s:
+    if node.renew_at_s <= renewed_until_s and not node.renewing:
         return Renew(node.name)
     if intent.drive and plans is not None and node.ranks and not holds_plans(node, plans):
         return Push(node.name, node.stages, plans)

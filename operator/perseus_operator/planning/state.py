@@ -502,7 +502,7 @@ class JobState:
     @property
     def furthest_iteration(self) -> int:
         """The furthest iteration that any rank has begun."""
-        return max((rank.iteration for rank in self.ranks), default=0)
+        return max((node.furthest_iteration for node in self.nodes.values()), default=0)
 
     def is_typical(self, iteration: JobIteration) -> bool:
         """Whether an iteration shows how the job runs: no start, no transition, no straggler."""

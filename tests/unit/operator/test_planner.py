@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.operator.conftest import LIMITS
 
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
+from perseus_operator.objects import Pod
 from perseus_operator.planning.frontier_inputs import ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.stragglers.annotation import parse_annotation
@@ -72,12 +74,41 @@ def test_lease_push_select_in_this_order_and_then_nothing(job: Any) -> None:
     job.connect_ranks()
     plans = job.state.frontier.digest
     assert set(job.act().actions) == {Push(f"node-{n}", frozenset({0, 1}), plans) for n in (0, 1)}
-    job.state.nodes["node-1"].ranks[1, 0, 0] = replace(job.state.nodes["node-1"].ranks[1, 0, 0], iteration=41)
+    job.state.nodes["node-1"].rank_advanced(RankId(1, 0, 0), 41)
     assert set(job.act().actions) == {Select("node-0", ((0, 0),), 42), Select("node-1", ((1, 0),), 42)}
     made = job.act()
     assert made.actions == ()
     assert made.applied
     assert job.decide() == made, "asked twice, the same answer"
+
+
+def test_a_renewal_holds_up_no_plan_and_nothing_else_changes_its_lease(job: Any) -> None:
+    job.run()
+    node = job.state.nodes["node-0"]
+    node.renewal_started()
+    job.now_s += LIMITS.lease_ttl_s / 2
+    assert job.decide().actions == (Renew("node-1"),), "not twice at once"
+    job.act()
+    node.selection_outdated()
+    assert [type(action) for action in job.decide().actions] == [Select]
+    node.pods_observed(node.pods | {Pod("another", "ns", "another", "node-0", "job", {})})
+    made = job.decide()
+    assert made.actions == ()
+    assert job.now_s < made.wake_at_s < job.now_s + 1.0, "the lease is changed soon"
+    node.renewal_ended()
+    assert made.actions != job.decide().actions == (Acquire("node-0"),)
+
+
+def test_the_furthest_iteration_is_of_the_processes_that_are_there(job: Any) -> None:
+    job.run()
+    first, second = job.nodes
+    first.rank_advanced(RankId(0, 0, 0), 9)
+    second.rank_advanced(RankId(1, 1, 0), 7)
+    assert job.state.furthest_iteration == 9
+    job.state.rank_left(first, first.ranks[0, 0, 0])
+    assert job.state.furthest_iteration == 7
+    job.connect_ranks(pid=2)
+    assert job.state.furthest_iteration == 0, "new processes count from their own start"
 
 
 def test_a_busy_node_is_left_alone_and_holds_up_nobody(job: Any) -> None:
