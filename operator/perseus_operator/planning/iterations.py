@@ -140,7 +140,8 @@ class History:
     recent: deque[JobIteration] = field(default_factory=lambda: deque(maxlen=KEPT))
     unplanned: list[JobIteration] = field(default_factory=list)
     """Iterations at default clocks, without the first of the attempt, which contains compilation and allocation."""
-    _reports: dict[tuple[int, int], dict[tuple[int, int], Report]] = field(default_factory=dict)
+    _reports: dict[int, dict[int, dict[tuple[int, int], Report]]] = field(default_factory=dict)
+    """Of incomplete iterations: by iteration, pipeline (dp), and stage with tensor-parallel rank."""
     _complete: dict[int, dict[int, _PipelineIteration]] = field(default_factory=dict)
     _last: dict[int, int] = field(default_factory=dict)
 
@@ -148,16 +149,18 @@ class History:
         """Add a report; the job's iteration if the report completes it."""
         if report.iteration <= self._last.get(report.dp, -1) or report.compute_span_us <= 0:
             return None
-        key = (report.dp, report.iteration)
-        ranks = self._reports.get(key)
-        if ranks is None:  # only then there may be more than are kept
+        pipelines = self._reports.get(report.iteration)
+        if pipelines is None:  # only then there may be more than are kept
             self._forget_before(report.iteration - _OPEN_ITERATIONS)
-            ranks = self._reports[key] = {}
+            pipelines = self._reports[report.iteration] = {}
+        ranks = pipelines.setdefault(report.dp, {})
         for tp in report.together or (report.tp,):
             ranks[report.stage, tp] = report
         if len(ranks) < self.ranks_per_pipeline:
             return None
-        self._reports.pop(key)
+        del pipelines[report.dp]
+        if not pipelines:
+            del self._reports[report.iteration]
         self._last[report.dp] = report.iteration
         parts = self._complete.setdefault(report.iteration, {})
         parts[report.dp] = _combine({id(own): own for own in ranks.values()}.values())
@@ -211,8 +214,8 @@ class History:
         return job
 
     def _forget_before(self, iteration: int) -> None:
-        for key in [key for key in self._reports if key[1] < iteration]:
-            del self._reports[key]
+        for stale in [i for i in self._reports if i < iteration]:
+            del self._reports[stale]
         for stale in [i for i in self._complete if i < iteration]:
             del self._complete[stale]
 

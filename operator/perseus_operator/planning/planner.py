@@ -219,7 +219,7 @@ def _stragglers(state: JobState, spec: JobSpec, now: Now) -> _Stragglers:
     declared = declared_slowdowns(
         state.declared_stragglers,
         now_s=now.monotonic_s,
-        dp_of_gpu={rank.gpu_uuid: rank.dp for rank in state.ranks},
+        dp_of_gpu={rank.gpu_uuid: rank.dp for rank in state.ranks} if state.declared_stragglers else {},
         pipelines=spec.pipeline.data_parallel,
     )
     detected = state.detector.slowdowns if spec.straggler.mode is StragglerMode.AUTOMATIC else {}

@@ -81,8 +81,10 @@ def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
 
 def profile_mismatch(state: JobState) -> Explanation | None:
     """Why the profile is not of this job's GPUs; None: it is, or that is not known."""
+    if not state.profile_gpu or state.spec is None:
+        return None
     others = sorted({gpu.model for gpu in state.gpus} - {state.profile_gpu})
-    if not state.profile_gpu or not others or state.spec is None:
+    if not others:
         return None
     message = f"{state.spec.profile.where} was measured on {state.profile_gpu}, the job runs on {others[0]}"
     return Explanation(Reason.PROFILE_MISMATCH, f"{message}: name another one, or none to measure one.")
