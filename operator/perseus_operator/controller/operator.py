@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -103,6 +104,7 @@ class Operator:
             asyncio.create_task(self._every(_RESYNC_S, self._poll_pods)),
             asyncio.create_task(self._every(_RESYNC_S, self._poll_jobs)),
             asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
+            asyncio.create_task(self._every(_RESYNC_S, self._collect_garbage)),
             asyncio.create_task(self._every(_SHARING_S, self._share)),
         ]
         if not self._settings.namespace_list:
@@ -265,6 +267,17 @@ class Operator:
         bodies = [body["metadata"] for body in self._bodies.values()]
         jobs = {(metadata["namespace"], metadata["name"]): metadata.get("labels") or {} for metadata in bodies}
         await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
+
+    async def _collect_garbage(self) -> None:
+        """Look through all objects once, and leave out those that there are until the next time.
+
+        Python does it whenever their number has grown by a quarter. The reports of an iteration of thousands of nodes
+        are as many, live for that iteration, and leave no cycles: a third of a second every few iterations, for
+        nothing, and most likely when a straggler's report comes.
+        """
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
     async def _heartbeat(self) -> None:
         self._beat_s = time.monotonic()
