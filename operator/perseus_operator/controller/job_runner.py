@@ -40,7 +40,7 @@ from perseus_operator.planning.comparisons import BeginComparison, EndComparison
 from perseus_operator.planning.frontier_inputs import Calibrate, ReadInputs, Solve
 from perseus_operator.planning.lifecycle import DeleteJob
 from perseus_operator.planning.node import Node
-from perseus_operator.planning.node_actions import Renew
+from perseus_operator.planning.node_actions import NodeAction, Renew, Select
 from perseus_operator.planning.planner import Action, decide
 from perseus_operator.planning.power_allocation import Share
 from perseus_operator.planning.profile_planner import BeginSweep, SaveSweep, StoreProfile
@@ -77,6 +77,8 @@ class JobRunner:
         self._raw_spec: Any = None
         self._annotation: str | None = None
         self._wake = Wake(services.looks_pace, services.monotonic_s)
+        self._selecting = 0
+        """Selections that are under way."""
         self._bound_us = math.inf
         """Of an iteration, as the planner said last."""
         self._running: asyncio.Task[None] | None = None
@@ -300,7 +302,8 @@ class JobRunner:
                 return
             node.command_started()
             name = type(action).__name__.lower()
-            self._spawn(self._nodes.command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
+            command = self._select if isinstance(action, Select) else self._nodes.command
+            self._spawn(command(node, action), self._trace.step(name, **{"k8s.node.name": action.node}))
 
     async def _renew(self, node: Node, action: Renew) -> bool:
         """Renew a lease; whether the planner must look at once: something has changed."""
@@ -308,6 +311,15 @@ class JobRunner:
         await self._nodes.command(node, action)
         after = node.leased_pods, node.clock, node.description
         return after != before or node.fault is not None
+
+    async def _select(self, node: Node, action: NodeAction) -> bool:
+        """Select on a node; whether the planner must look at once: the last of many has ended, or one has failed."""
+        self._selecting += 1
+        try:
+            await self._nodes.command(node, action)
+        finally:
+            self._selecting -= 1
+        return self._selecting == 0 or node.fault is not None
 
     async def _delete(self) -> None:
         """Delete the PerseusJob: it has finished, and its time is over."""

@@ -20,7 +20,7 @@ RENEWED_EARLY_S: Final = 2.0
 """How much earlier than it must be a lease is renewed, so that it is renewed together with others of the job."""
 
 _RENEWAL_S: Final = 0.2
-"""How soon to look again at a node whose lease is to be changed while it is being renewed: mostly it has been by then."""
+"""How soon to look again at a node whose lease is to be changed while it is being renewed; that seldom takes longer."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ def holds_plans(node: Node, plans: str | None) -> bool:
 
 
 def _is_selected(node: Node, wanted: Mapping[int, int | None]) -> bool:
-    return all(dp in node.selected and node.selected[dp] == wanted.get(dp) for dp in node.pipelines)
+    selected = node.selected
+    return all(dp in selected and selected[dp] == wanted.get(dp) for dp in node.pipelines)
 
 
 def _next_action(
