@@ -29,6 +29,7 @@ MODULES = (
     "tests.bench.agent",
     "tests.bench.operator",
     "tests.bench.fleet",
+    "tests.bench.fleet_wire",
     "tests.bench.frameworks",
     "tests.bench.hostile",
 )

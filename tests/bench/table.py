@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.bench import solver_summary
+from tests.bench import fleet_growth, solver_summary
 
 Result = dict[str, Any]
 
@@ -81,7 +81,7 @@ def page(figures: dict[str, Result], machine: str, known: str = "") -> str:
 
 
 def main() -> None:
-    """Read the figures and write the page and its picture."""
+    """Read the figures and write the page and the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--input", type=Path, default=Path("out/bench.json"))
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.md"))
@@ -89,9 +89,9 @@ def main() -> None:
     figures = json.loads(arguments.input.read_text())
     known = arguments.output.read_text() if arguments.output.exists() else ""
     arguments.output.write_text(page(figures, machine(), known))
-    picture = solver_summary.picture(figures)
-    if picture:
-        (arguments.output.parent / solver_summary.PICTURE).write_bytes(picture)
+    for drawn in (solver_summary, fleet_growth):
+        if picture := drawn.picture(figures):
+            (arguments.output.parent / drawn.PICTURE).write_bytes(picture)
 
 
 if __name__ == "__main__":

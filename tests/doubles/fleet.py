@@ -119,6 +119,30 @@ class LightJob:
     slowdowns: dict[int, float] = field(default_factory=dict)
     """By data-parallel rank, of pipelines that are slower than planned."""
     iteration: int = 0
+    stepped_s: float = 0.0
+    """When the ranks reported the latest iteration (monotonic)."""
+
+    @property
+    def stages(self) -> int:
+        """Of each pipeline."""
+        return len(self.work.default_us)
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What the ranks of a node report of an iteration; other nodes say the same but for who they are.
+
+    Each report is with the place of its rank among those of the node.
+    """
+
+    single: Sequence[tuple[int, Any]]
+    combined: Sequence[tuple[int, Any]]
+    """One for the tensor-parallel ranks of a stage: a node has one pipeline of a job."""
+
+    @classmethod
+    def of(cls, events: Sequence[Any]) -> Reports:
+        """Of single reports."""
+        return cls(list(enumerate(events)), _combined(events))
 
 
 class LightAgent(stubs.AgentServicer):
@@ -194,11 +218,20 @@ class LightAgent(stubs.AgentServicer):
         """Leases that have run out end."""
         self.leases.expired()
 
-    def publish(self, job: LightJob, events: Sequence[Any]) -> None:
-        """Tell the job's readers, all in one batch; those that asked for it get one report of each stage's ranks."""
+    def end(self, job: LightJob, events: Sequence[Any]) -> None:
+        """Tell the job's readers how it ends, all in one batch."""
+        for reader in self._readers_of(job):
+            reader.put(events)
+
+    def report(self, job: LightJob, ranks: Sequence[LightRank], reports: Reports) -> None:
+        """Tell the job's readers of an iteration; those that asked for it get one report of each stage's ranks."""
+        for reader in self._readers_of(job):
+            known = reports.combined if reader.combines else reports.single
+            reader.put([_report_of(ranks[place], event, job.iteration) for place, event in known])
+
+    def _readers_of(self, job: LightJob) -> Sequence[_Reader]:
         lease = self.lease_of(job)
-        for reader in self._readers.get(lease.job_uid, ()) if lease else ():
-            reader.put(_combined(events) if reader.combines else events)
+        return self._readers.get(lease.job_uid, ()) if lease else ()
 
     # ------------------------------------------------------------------------------------------------- the service
 
@@ -253,6 +286,10 @@ class LightAgent(stubs.AgentServicer):
             return pb.SelectPlanResponse(furthest_iteration=max((b for b in begun.values() if b), default=0))
 
         return await self._answer(context, act)
+
+    async def SelectPlans(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            yield await self.SelectPlan(request, context)
 
     async def WatchTelemetry(self, request: Any, context: Any) -> AsyncIterator[Any]:
         reader = _Reader(combines=request.combine_ranks)
@@ -341,9 +378,12 @@ class _Reader:
 class Fleet:
     """The agents and the jobs that run on their nodes. Use as a context, on the event loop that it shall run on."""
 
-    def __init__(self, *, iteration_s: float | None = None, tls: Path | None = None) -> None:
+    def __init__(
+        self, *, iteration_s: float | None = None, tls: Path | None = None, keeper_s: float = KEEPER_INTERVAL_S
+    ) -> None:
         """``iteration_s``: wall time of an iteration; None: only when ``step`` is called. ``tls``: a folder with
-        ca.crt, perseus-agent.crt and .key; None: without TLS.
+        ca.crt, perseus-agent.crt and .key; None: without TLS. ``keeper_s``: how often agents look for leases that have
+        run out.
         """
         self.credentials = None if tls is None else _server_credentials(tls)
         self.agents: dict[str, LightAgent] = {}
@@ -351,7 +391,7 @@ class Fleet:
         """What the plan sets promise that any agent was given."""
         self._jobs: list[LightJob] = []
         self._jobs_on: dict[str, list[LightJob]] = {}
-        self._iteration_s = iteration_s
+        self._iteration_s, self._keeper_s = iteration_s, keeper_s
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Fleet:
@@ -368,10 +408,15 @@ class Fleet:
 
     async def add(self, names: Iterable[str]) -> list[LightAgent]:
         """New nodes, their agents serving."""
-        added = [LightAgent(name, self) for name in names]
-        self.agents.update((agent.node, agent) for agent in added)
+        added = self.place(names)
         for agent in added:
             await agent.serve()
+        return added
+
+    def place(self, names: Iterable[str]) -> list[LightAgent]:
+        """New nodes, whose agents serve nothing by themselves."""
+        added = [LightAgent(name, self) for name in names]
+        self.agents.update((agent.node, agent) for agent in added)
         return added
 
     def start(self, job: LightJob) -> None:
@@ -387,7 +432,7 @@ class Fleet:
             lease = agent.lease_of(job)
             uids = {(pod.namespace, pod.name): uid for uid, pod in lease.pods.items()} if lease else {}
             left = [_rank(rank, uids.get((rank.namespace, rank.pod), ""), job.iteration) for rank in ranks]
-            agent.publish(job, [pb.TelemetryEvent(rank_left=rank) for rank in left])
+            agent.end(job, [pb.TelemetryEvent(rank_left=rank) for rank in left])
             self._jobs_on[node].remove(job)
         self._jobs.remove(job)
 
@@ -406,36 +451,41 @@ class Fleet:
     def step(self, job: LightJob) -> None:
         """All ranks of the job finish an iteration and report it."""
         plans = {node: self.agents[node].plans(job) for node in job.ranks}
-        stages = len({rank.stage for ranks in job.ranks.values() for rank in ranks})
         spans: dict[int, int] = {}
         for ranks in plans.values():
             for rank, plan in ranks.items():
                 planned_us = self._point(plan).iteration_time_us if plan else job.work.iteration_us
                 span_us = round(planned_us * job.slowdowns.get(rank.dp, 1.0))
                 spans[rank.dp] = max(span_us, spans.get(rank.dp, 0))
+        time_us = max(spans.values())
+        made: dict[object, Reports] = {}
+        reports = []
         for node, ranks in plans.items():
-            events = [
-                pb.TelemetryEvent(
-                    iteration=pb.IterationReport(
-                        data_parallel_rank=rank.dp,
-                        stage=rank.stage,
-                        tensor_parallel_rank=rank.tp,
-                        gpu_uuid=rank.gpu_uuid,
-                        iteration=job.iteration,
-                        iteration_time_us=max(spans.values()),
-                        compute_span_us=spans[rank.dp],
-                        energy_mj=(self._point(plan).energy_mj if plan else job.work.iteration_mj) // stages,
-                        has_energy=True,
-                        plan_id=plan.plan_id if plan else "",
-                        point=plan.point if plan else 0,
-                        planned=plan is not None,
-                        durations_us=_durations_us(job.work, rank, plan),
-                    )
-                )
-                for rank, plan in ranks.items()
-            ]
-            self.agents[node].publish(job, events)
+            said = tuple((r.stage, r.tp, plan and (plan.plan_id, plan.point), spans[r.dp]) for r, plan in ranks.items())
+            if said not in made:
+                made[said] = Reports.of([self._report(job, r, plan, spans[r.dp], time_us) for r, plan in ranks.items()])
+            reports.append((self.agents[node], tuple(ranks), made[said]))
+        job.stepped_s = time.monotonic()
+        for agent, at, said_by in reports:
+            agent.report(job, at, said_by)
         job.iteration += 1
+
+    def _report(self, job: LightJob, rank: LightRank, plan: StagePlan | None, span_us: int, time_us: int) -> Any:
+        """What a rank reports, without who it is and of which iteration."""
+        return pb.TelemetryEvent(
+            iteration=pb.IterationReport(
+                stage=rank.stage,
+                tensor_parallel_rank=rank.tp,
+                iteration_time_us=time_us,
+                compute_span_us=span_us,
+                energy_mj=(self._point(plan).energy_mj if plan else job.work.iteration_mj) // job.stages,
+                has_energy=True,
+                plan_id=plan.plan_id if plan else "",
+                point=plan.point if plan else 0,
+                planned=plan is not None,
+                durations_us=_durations_us(job.work, rank, plan),
+            )
+        )
 
     def _point(self, plan: StagePlan) -> PlanPoint:
         return self.points[plan.plan_id][plan.point]
@@ -444,7 +494,7 @@ class Fleet:
         while True:
             for agent in self.agents.values():
                 agent.expire()
-            await asyncio.sleep(KEEPER_INTERVAL_S)
+            await asyncio.sleep(self._keeper_s)
 
     async def _train(self, iteration_s: float) -> None:
         """Each job's iterations, spread evenly over the time of one: real jobs have no common beat."""
@@ -466,6 +516,15 @@ def _durations_us(work: Work, rank: LightRank, plan: StagePlan | None) -> Sequen
     return [work.times_us[rank.stage, kind, clock] for kind, clock in zip(kinds, plan.clocks_mhz, strict=True)]
 
 
+def _report_of(rank: LightRank, event: Any, iteration: int) -> Any:
+    """A report as this rank makes it."""
+    copy = pb.TelemetryEvent()
+    copy.CopyFrom(event)
+    report = copy.iteration
+    report.data_parallel_rank, report.gpu_uuid, report.iteration = rank.dp, rank.gpu_uuid, iteration
+    return copy
+
+
 def _rank(rank: LightRank, pod_uid: str, iteration: int) -> Any:
     return pb.Rank(
         pod_uid=pod_uid,
@@ -478,25 +537,22 @@ def _rank(rank: LightRank, pod_uid: str, iteration: int) -> Any:
     )
 
 
-def _combined(events: Sequence[Any]) -> list[Any]:
+def _combined(events: Sequence[Any]) -> list[tuple[int, Any]]:
     """As ``perseus_agent.clocks.stage_reports`` does it, of ranks that are alike in everything but their energy."""
-    stages: dict[tuple[int, int], list[Any]] = {}
-    others = [event for event in events if event.WhichOneof("event") != "iteration"]
-    for event in events:
-        if event.WhichOneof("event") == "iteration":
-            stages.setdefault((event.iteration.data_parallel_rank, event.iteration.stage), []).append(event)
-    for ranks in stages.values():
-        if len(ranks) == 1:
-            others += ranks
-            continue
+    stages: dict[int, list[int]] = {}
+    for place, event in enumerate(events):
+        stages.setdefault(event.iteration.stage, []).append(place)
+    combined = []
+    for places in stages.values():
+        ranks = [events[place].iteration for place in places]
         together = pb.TelemetryEvent()
-        together.CopyFrom(ranks[0])
-        report = together.iteration
-        report.energy_mj = sum(rank.iteration.energy_mj for rank in ranks)
-        report.computing_us = sum(sum(rank.iteration.durations_us) for rank in ranks)
-        report.tensor_parallel_ranks.extend(rank.iteration.tensor_parallel_rank for rank in ranks)
-        others.append(together)
-    return others
+        together.CopyFrom(events[places[0]])
+        if len(ranks) > 1:
+            together.iteration.energy_mj = sum(rank.energy_mj for rank in ranks)
+            together.iteration.computing_us = sum(sum(rank.durations_us) for rank in ranks)
+            together.iteration.tensor_parallel_ranks.extend(rank.tensor_parallel_rank for rank in ranks)
+        combined.append((places[0], together))
+    return combined
 
 
 def _server_credentials(tls: Path) -> Any:
