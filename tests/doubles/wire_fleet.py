@@ -28,6 +28,8 @@ from perseus_solver.schedules import build_schedule
 NAMESPACE: Final = "training"
 TENSOR_PARALLEL: Final = 8
 PATIENCE_ITERATIONS: Final = 20
+_SLOWED: Final = 1.05
+"""A plan that waits for a straggler is slower than its own by more than this; stragglers here are by a fifth."""
 _KEEPER_S: Final = 1.0
 """Looking for leases that have run out would take most of the process with thousands of agents."""
 _REQUESTS: Final = (
@@ -140,17 +142,17 @@ class WireFleet:
 
     async def straggle(self, name: str, dp: int, factor: float, uid: str, confirm: int = 2) -> list[float]:
         """Make a pipeline slow from the next iteration on (or, with 1, as fast as planned), and wait until the agents
-        of all others have selected again.
+        of all others have been given plans as slow as it is, or as the others.
 
         Returns:
             Monotonic seconds: when the ranks began to report the last of the iterations that must agree, when the last
             report was on the wire, when the first agent selected and when the last one did; and how many iterations
-            the job had reported by then since it became slow; and how many agents have not selected even after
+            the job had reported by then since it became slow; and how many agents have no such plan even after
             ``PATIENCE_ITERATIONS``.
         """
         job = self.jobs[name]
-        # The slow pipeline keeps its plan; those that wait for it get another one.
-        agents = [self.fleet.agents[node] for node, ranks in job.ranks.items() if ranks[0].dp != dp]
+        others = {node: ranks[0].dp for node, ranks in job.ranks.items() if ranks[0].dp != dp}
+        [own, *_] = [node for node, ranks in job.ranks.items() if ranks[0].dp == dp]
         if factor == 1.0:
             job.slowdowns.pop(dp, None)
         else:
@@ -159,15 +161,28 @@ class WireFleet:
         while job.iteration < first + confirm:
             await asyncio.sleep(0.001)
         begun_s = sent_s = job.stepped_s
-        while (waiting := sum(agent.selected_s.get(uid, 0.0) < begun_s for agent in agents)) and (
-            job.iteration < first + PATIENCE_ITERATIONS
-        ):
+
+        def waiting() -> int:
+            # The slow pipeline keeps its plan; those that wait for it are given a slower one.
+            fast_us = self._selected_us(job, own, dp)
+            slowed = [self._selected_us(job, node, pipeline) > _SLOWED * fast_us for node, pipeline in others.items()]
+            return slowed.count(factor == 1.0)
+
+        while (left := waiting()) and job.iteration < first + PATIENCE_ITERATIONS:
             await asyncio.sleep(0.01)
             if job.iteration == first + confirm:
                 sent_s = self._sent_s[uid]
-        selected_s = [agent.selected_s.get(uid, 0.0) for agent in agents]
-        last_s = time.monotonic() if waiting else max(selected_s)
-        return [begun_s, sent_s, min(selected_s), last_s, job.iteration - first, waiting]
+        selected_s = [self.fleet.agents[node].selected_s.get(uid, 0.0) for node in others]
+        last_s = time.monotonic() if left else max(selected_s)
+        return [begun_s, sent_s, min(selected_s), last_s, job.iteration - first, left]
+
+    def _selected_us(self, job: LightJob, node: str, dp: int) -> int:
+        """How long an iteration takes by the plan that an agent was last given for a pipeline; 0: it has none."""
+        lease = self.fleet.agents[node].lease_of(job)
+        selection = lease.plans.selections.get(dp) if lease else None
+        if selection is None or selection.point is None:
+            return 0
+        return selection.plan_set.points[selection.point].iteration_time_us
 
 
 def _work(stages: int) -> Work:
