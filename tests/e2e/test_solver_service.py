@@ -70,18 +70,24 @@ def test_a_job_is_planned_by_the_service_and_keeps_its_plan_while_that_is_away(c
     patched = custom.patch_namespaced_custom_object(
         *JOBS, "gpt3", {"spec": {"points": 30}}, _content_type="application/merge-patch+json"
     )
-    eventually(
-        lambda: (
-            condition("FrontierReady").get("observedGeneration") == patched["metadata"]["generation"]
-            and "computed again" in condition("FrontierReady")["message"]
-        ),
-        "the edit was not seen",
-        every_s=0.2,
-    )
+    generation = patched["metadata"]["generation"]
+
+    def frontier() -> tuple[int, bool]:
+        """Of which generation the condition is, and whether its frontier is the one that was asked for."""
+        found = condition("FrontierReady")
+        done = found["status"] == "True" and "computed again" not in found["message"]
+        return found["observedGeneration"], done
+
+    def locked() -> bool:
+        return all(gpu.locked_mhz for node in cluster.nodes.values() for gpu in node.gpus)
+
+    eventually(lambda: frontier() == (generation, False), "the edit was not seen", every_s=0.2)
     assert condition("PlanApplied")["status"] == "True"
+    assert locked()
 
     again = Worker(cluster, worker.address)
-    eventually(lambda: "computed again" not in condition("FrontierReady")["message"], "the work is lost", every_s=0.2)
+    eventually(lambda: frontier() == (generation, True), "the work is lost", every_s=0.2)
     assert again.solved() >= 1
-    assert condition("PlanApplied")["status"] == "True"
+    eventually(lambda: condition("PlanApplied")["status"] == "True", "the new plan is not applied", every_s=0.2)
+    assert locked()
     cluster.stop_operator()
