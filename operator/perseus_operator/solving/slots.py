@@ -15,12 +15,9 @@ class FairSlots:
         self.slots = slots
         """As many as there are now; more may be held for a while after a `resize`."""
         self.held = 0
+        self.waiting = 0
+        """Requests without a slot. A number, as metrics are read in another thread."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a slot."""
-        return sum(not one.done() for queue in self._waiting.values() for one in queue)
 
     def resize(self, slots: int) -> None:
         """Have so many slots from now on. Those that are held beyond that stay until they are given back."""
@@ -32,12 +29,15 @@ class FairSlots:
         """Hold a slot, on behalf of a namespace."""
         mine = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(namespace, deque()).append(mine)
+        self.waiting += 1
         self._grant()
         try:
             await mine
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
                 self._give_back()  # it was given a slot at the same moment
+            else:
+                self.waiting -= 1
             raise
         try:
             yield
@@ -56,4 +56,5 @@ class FairSlots:
                 self._waiting[namespace] = queue  # behind all others
             if not first.done():
                 self.held += 1
+                self.waiting -= 1
                 first.set_result(None)
