@@ -1,7 +1,7 @@
 """A stream on which one agent is sent selections: a straggler in a job of thousands of nodes is answered on each.
 
 On a stream a selection costs a third of what a call costs. It is only quicker: a selection may be repeated, so whatever
-goes wrong here is asked again by a call, whose error says what it is.
+breaks here is asked again by a call, whose error says what it is. Only silence is not: it has used up the deadline.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from perseus_operator.errors import AgentUnavailable
 from perseus_proto.v1alpha1 import agent_pb2
 
 
@@ -34,7 +35,11 @@ class SelectionStream:
         """The agent is older than the stream."""
 
     async def select(self, request: agent_pb2.SelectPlanRequest) -> agent_pb2.SelectPlanResponse | None:
-        """Select; None: the stream broke, and what became of the selection is not known."""
+        """Select; None: the stream broke, and what became of the selection is not known.
+
+        Raises:
+            AgentUnavailable: the agent has not answered in time. The next selection opens another stream.
+        """
         if self._unknown:
             return None
         async with self._turn:
@@ -48,7 +53,10 @@ class SelectionStream:
             except grpc.aio.AioRpcError as error:
                 self._unknown = error.code() is grpc.StatusCode.UNIMPLEMENTED
                 answer = grpc.aio.EOF
-            except (asyncio.InvalidStateError, TimeoutError, grpc.aio.UsageError):
+            except TimeoutError:
+                self.close()
+                raise AgentUnavailable(f"no answer to a selection within {self._timeout_s:g} s") from None
+            except (asyncio.InvalidStateError, grpc.aio.UsageError):
                 answer = grpc.aio.EOF
             except asyncio.CancelledError:
                 self.close()  # the answer is still to come, and must not be taken for the next one

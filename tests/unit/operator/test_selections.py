@@ -1,4 +1,4 @@
-"""Selections on a stream: each gets its own answer, and whatever breaks is asked again by a call."""
+"""Selections on a stream: each gets its own answer, and one that breaks is asked again by a call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from perseus_operator.clients.agents import AgentPool
 from perseus_operator.clients.selections import SelectionStream
-from perseus_operator.errors import AgentFenced
+from perseus_operator.errors import AgentFenced, AgentUnavailable
 from perseus_proto.v1alpha1 import agent_pb2 as pb
 
 
@@ -115,10 +115,15 @@ async def test_an_agent_without_the_stream_is_called_from_then_on(agent: Agent, 
 
 
 async def test_a_silent_stream_is_given_up_in_time(agent: Agent, line: Line) -> None:
+    """The deadline of an answer holds: a call after it would wait as long again."""
     agent.answers = False
-    assert await line.select(5) == 5
-    assert agent.calls == 1
+    with pytest.raises(AgentUnavailable, match=r"no answer to a selection within 0\.05 s"):
+        await line.select(5)
+    assert agent.calls == 0
     assert agent.ended
+    agent.answers = True
+    assert await line.select(6) == 6
+    assert (agent.opened, agent.calls) == (2, 0)
 
 
 async def test_a_refusal_is_what_the_call_says(agent: Agent, line: Line) -> None:
