@@ -24,7 +24,7 @@ from typing import Final
 from perseus_agent.errors import AgentError, DriverMismatch, SettingsError
 from perseus_agent.keeper.keeper import Kept, keep, kept
 from perseus_agent.settings import Settings, parse_settings
-from perseus_proto.logs import JsonFormatter
+from perseus_proto.logs import log_to_stderr
 
 SWITCH_INTERVAL_S: Final = 0.000_3
 """Longest time that the woken thread of a GPU waits for a thread that reports an iteration or answers a command."""
@@ -75,9 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SettingsError as error:
         print(f"perseus-agent: {error}", file=sys.stderr)  # noqa: T201  # before logging is set up
         return 2
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
+    log_to_stderr(settings.log_level)
     log = logging.getLogger("perseus_agent")
     try:
         return keep(settings, arguments) if keeper is None else _serve(settings, keeper)

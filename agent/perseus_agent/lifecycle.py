@@ -8,7 +8,6 @@ imports grpc for serving.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -34,6 +33,7 @@ from perseus_agent.servers.local_socket import LocalServer
 from perseus_agent.servers.metrics import MetricsServer
 from perseus_agent.servers.socket_resource import SocketResource
 from perseus_agent.settings import Settings
+from perseus_proto.ready_file import write_ready_file
 from perseus_proto.tls import CONNECTION_AGE, server_credentials
 from perseus_proto.units import s_from_ms, s_from_us
 from perseus_proto.v1alpha1 import agent_pb2_grpc as stubs
@@ -104,10 +104,7 @@ class Server:
             "socket": settings.socket,
             "pid": os.getpid(),
         }
-        if settings.ready_file:
-            temporary = Path(settings.ready_file + ".new")
-            temporary.write_text(json.dumps(addresses), encoding="utf-8")
-            temporary.replace(settings.ready_file)
+        write_ready_file(settings.ready_file, addresses)
         log.info("serving", extra=addresses)
 
     def stop(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
@@ -12,10 +11,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 from perseus_operator import handlers
-from perseus_operator.clients.agents import AgentPool, Credentials
+from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.clients.lease_client import EPOCH_LEASE, LeaseClient
 from perseus_operator.clients.solvers import SolverWorkers
@@ -29,11 +28,13 @@ from perseus_operator.objects import JobRef
 from perseus_operator.planning.shards import Notes, identity_of
 from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.servers.serving import Serving
-from perseus_operator.settings import Settings, settings_or_exit
+from perseus_operator.settings import Settings
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.pool import RESTORES, SolverPool
 from perseus_proto.addresses import parse_address
-from perseus_proto.logs import JsonFormatter
+from perseus_proto.logs import log_to_stderr
+from perseus_proto.ready_file import write_ready_file
+from perseus_proto.settings import parse_or_exit
 
 logger = logging.getLogger("perseus_operator")
 
@@ -118,10 +119,7 @@ class Process:
         logger.info(
             "serving with epoch %d: %s", epoch, ", ".join(f"{k} on {v or 'none'}" for k, v in addresses.items())
         )
-        if settings.ready_file:
-            temporary = Path(settings.ready_file + ".new")  # a reader that waits for the file must find it whole
-            temporary.write_text(json.dumps({"epoch": epoch, **addresses}))
-            temporary.replace(settings.ready_file)
+        write_ready_file(settings.ready_file, {"epoch": epoch, **addresses})
         return operator
 
     async def stop(self) -> None:
@@ -156,13 +154,8 @@ async def _draw_epoch(namespace: str) -> int:
 
 def main() -> None:
     """Run the operator; the entry point of ``perseus-operator``."""
-    settings = settings_or_exit(sys.argv[1:], os.environ)
-    handler = logging.StreamHandler()
-    if settings.log_format == "json":
-        handler.setFormatter(JsonFormatter(job_field))
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=settings.log_level, handlers=[handler])
+    settings = parse_or_exit(Settings, sys.argv[1:], os.environ)
+    log_to_stderr(settings.log_level, settings.log_format, job_field)
     try:
         epoch = asyncio.run(_draw_epoch(settings.agent_namespace))
     except KubeError as error:

@@ -7,7 +7,6 @@ Environment: ``PERSEUS_OPERATOR_`` and the field's name in capitals; a flag wins
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from perseus_proto.addresses import on_loopback
 from perseus_proto.settings import LOG_LEVELS, BaseSettings, InvalidSetting, names_of, setting
 from perseus_proto.settings import parse_settings as parse
 
-__all__ = ["InvalidSetting", "Settings", "parse_settings", "settings_or_exit"]
+__all__ = ["InvalidSetting", "Settings", "parse_settings"]
 
 
 @dataclass(frozen=True)
@@ -231,12 +230,3 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         InvalidSetting: a value breaks a rule. ``--help`` and unknown flags leave through argparse (SystemExit).
     """
     return parse(Settings, arguments, environment)
-
-
-def settings_or_exit(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
-    """``parse_settings``; for bad input one line on stderr and exit code 2."""
-    try:
-        return parse_settings(arguments, environment)
-    except InvalidSetting as error:
-        sys.stderr.write(f"perseus-operator: {error}\n")
-        sys.exit(2)

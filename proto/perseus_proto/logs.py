@@ -50,3 +50,21 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_to_stderr(
+    level: str, form: str = "json", further: Callable[[logging.LogRecord], Mapping[str, Any]] = extra_fields
+) -> None:
+    """Log from now on, in place of what was set up before.
+
+    Args:
+        level: the least that is logged, such as INFO.
+        form: ``json``: one object a line; ``text``: for people.
+        further: see ``JsonFormatter``.
+    """
+    handler = logging.StreamHandler()
+    if form == "json":
+        handler.setFormatter(JsonFormatter(further))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -11,6 +11,7 @@ A wrong value raises ``InvalidSetting``, whose message is one line: the flag or 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any, ClassVar, Final, TypeVar
@@ -127,6 +128,15 @@ def parse_settings(kind: type[Settings], arguments: Sequence[str], environment: 
             given[name] = (flag_of(name), text)
     defaults = {each.name: each.default for each in fields(kind)}
     return kind(**{name: _convert(type(defaults[name]), text, source) for name, (source, text) in given.items()})
+
+
+def parse_or_exit(kind: type[Settings], arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """``parse_settings``; for bad input one line on stderr and exit code 2."""
+    try:
+        return parse_settings(kind, arguments, environment)
+    except InvalidSetting as error:
+        sys.stderr.write(f"{kind.program}: {error}\n")
+        sys.exit(2)
 
 
 def _parser(kind: type[BaseSettings]) -> argparse.ArgumentParser:

@@ -15,7 +15,8 @@ from tests.doubles.recording_node import JOB, RecordingNode
 
 from perseus_agent.servers.grpc_service import ERROR_METADATA
 from perseus_operator.clients.agent_messages import StreamOpened
-from perseus_operator.clients.agents import AgentPool, Credentials
+from perseus_operator.clients.agents import AgentPool
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import AgentUnavailable
 from perseus_operator.objects import Pod
 from perseus_proto.v1alpha1 import agent_pb2 as messages

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from perseus_operator.clients.agents import Credentials
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.errors import (
     InvalidSpec,

@@ -19,7 +19,7 @@ import grpc.aio
 import pytest
 
 from perseus_operator.clients import solvers
-from perseus_operator.clients.agents import Credentials
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.clients.solvers import DEATHS, SolverWorkers, addresses_of
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
 from perseus_operator.servers.rpc_server import RpcServer
@@ -30,22 +30,18 @@ from perseus_operator.solving.process import Outcome, Task, Verdict
 from perseus_operator.solving.request import SolveRequest
 from perseus_operator.solving.worker import solve_in_process
 from perseus_proto.v1alpha1 import solver_pb2, solver_pb2_grpc
-from perseus_sim.cluster.pki import Authority
+from perseus_sim.cluster.pki import Authority, write_pairs
 from perseus_sim.processes import Child, Processes
 from perseus_sim.profiles import profile_csv
 from perseus_solver.model.result import Frontier
 
-OPERATOR, SOLVER = "perseus-operator", "perseus-solver.perseus.svc"
+OPERATOR, SOLVER, STRANGER = "perseus-operator", "perseus-solver.perseus.svc", "perseus-agent"
 REQUEST = SolveRequest(
     profile_csv(2), "1f1b", stages=2, microbatches=3, chunks=None, blocking_power_mw=83_640, points=10
 )
 
 
-def credentials(folder: Path, authority: Authority, name: str) -> Credentials:
-    pair = authority.issue(name, hosts=(name,), client=True)
-    for end, data in (("crt", pair.certificate), ("key", pair.key)):
-        (folder / f"{name}.{end}").write_bytes(data)
-    (folder / "ca.crt").write_bytes(authority.certificate)
+def credentials(folder: Path, name: str) -> Credentials:
     return Credentials(str(folder / f"{name}.crt"), str(folder / f"{name}.key"), str(folder / "ca.crt"), SOLVER)
 
 
@@ -75,7 +71,8 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority("test")
-        self.files = {name: credentials(folder, self.authority, name) for name in (OPERATOR, SOLVER)}
+        write_pairs(folder / "tls", self.authority, (OPERATOR, SOLVER, STRANGER))
+        self.files = {name: credentials(folder / "tls", name) for name in (OPERATOR, SOLVER, STRANGER)}
         self.workers: dict[str, Worker] = {}
         self.problem: OSError | None = None
         self.client = self.another_client()
@@ -325,17 +322,17 @@ async def test_while_the_name_server_is_away_workers_stay(site: Site, caplog: py
 async def test_nobody_but_the_operator_gets_work_done(site: Site, tmp_path: Path) -> None:
     worker = await site.add()
     assert worker.server is not None
-    stranger = credentials(tmp_path, site.authority, "perseus-agent")
-    elsewhere, outsider = tmp_path / "elsewhere", Authority("another")
-    elsewhere.mkdir()
-    for files, authority in ((stranger, site.authority), (credentials(elsewhere, outsider, OPERATOR), outsider)):
+    write_pairs(tmp_path / "elsewhere", Authority("another"), (OPERATOR,))
+    for files, expected in (
+        (site.files[STRANGER], grpc.StatusCode.PERMISSION_DENIED),
+        (credentials(tmp_path / "elsewhere", OPERATOR), grpc.StatusCode.UNAVAILABLE),
+    ):
         key, chain = Path(files.key).read_bytes(), Path(files.cert).read_bytes()
         channel_credentials = grpc.ssl_channel_credentials(site.authority.certificate, key, chain)
         options = (("grpc.ssl_target_name_override", SOLVER),)
         async with grpc.aio.secure_channel(worker.server.address, channel_credentials, options=options) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await solver_pb2_grpc.SolverStub(channel).Work(solver_pb2.WorkRequest(), timeout=10)
-        expected = grpc.StatusCode.PERMISSION_DENIED if authority is site.authority else grpc.StatusCode.UNAVAILABLE
         assert refused.value.code() is expected
     assert not worker.begun
 

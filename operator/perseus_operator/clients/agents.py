@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -30,6 +29,7 @@ from perseus_operator.clients.agent_messages import (
     rank_of,
     schedule_of,
 )
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.clients.hardware import gpu_of
 from perseus_operator.clients.selections import SelectionStream
 from perseus_operator.clients.validation import MAX_ITERATION, is_valid_rank
@@ -76,16 +76,6 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """Files for mutual TLS."""
-
-    cert: str
-    key: str
-    ca: str
-    server_name: str
 
 
 class _Channel:
@@ -323,7 +313,7 @@ class AgentPool:
         await self.forget({*self._channels, *self._retired})
 
     async def _select(self, entry: _Channel, request: agent_pb2.SelectPlanRequest) -> agent_pb2.SelectPlanResponse:
-        """Select on the agent's stream, or by a call where that does not answer."""
+        """Select on the agent's stream, or by a call where that breaks."""
         answer = await entry.selections.select(request)
         return answer or await entry.stub.SelectPlan(request, timeout=self._timeout_s)
 

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from perseus_operator import errors
-from perseus_operator.clients.agents import Credentials
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import KubeUnavailable, OperatorError, UnknownJob
 from perseus_proto.tls import CallerCredentials
 from perseus_proto.v1alpha1 import operator_pb2, peer_pb2, peer_pb2_grpc

@@ -20,7 +20,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from perseus_operator.clients.agents import Credentials
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.solving.messages import BEGUN_METADATA, MAX_BYTES, request_of, verdict_of
 from perseus_operator.solving.pool import digest_of
 from perseus_operator.solving.process import Outcome, Task, Verdict

@@ -1,18 +1,17 @@
-"""The operator's Prometheus series, and one small HTTP server for them and the probes.
+"""The operator's Prometheus series.
 
 Series are per PerseusJob, never per rank, node or iteration, so that their number stays small. Names carry base units.
-The series of a job are removed with the job. This is the only module of the operator that imports prometheus_client.
+The series of a job are removed with the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import generate_latest
 
 from perseus_operator.api.budget import BudgetFigures
 from perseus_operator.api.status import Figures, StatusFigures
@@ -20,7 +19,6 @@ from perseus_operator.objects import JobRef
 from perseus_operator.planning.calibration_progress import CalibrationQuality
 from perseus_operator.planning.evidence import ClockControl, Evidence
 from perseus_operator.planning.iterations import Measured
-from perseus_proto.http_server import CachedPage, HttpServer
 from perseus_proto.units import j_from_mj, ratio_from_ppm, s_from_ms, s_from_us
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series of counters
@@ -342,60 +340,4 @@ class Slots(Protocol):
 
     slots: int
     held: int
-
-    @property
-    def waiting(self) -> int:
-        """Requests without a worker."""
-        ...
-
-
-class Exposes(Protocol):
-    """Something that has series."""
-
-    def exposition(self) -> bytes:
-        """Return them in Prometheus' text format."""
-        ...
-
-
-class MetricsServer(HttpServer):
-    """Serves /metrics, /healthz (the operator makes progress) and /readyz (it has begun to serve) in a thread."""
-
-    def __init__(
-        self, address: str, metrics: Exposes, *, healthy: Callable[[], str | None], ready: Callable[[], bool]
-    ) -> None:
-        """Bind and serve.
-
-        Args:
-            address: host:port; port 0: any free one.
-            metrics: what ``/metrics`` returns.
-            healthy: returns None, or what is wrong; called in the server's threads.
-            ready: returns whether the operator has begun to serve.
-
-        Raises:
-            OSError: the address cannot be bound.
-        """
-        exposition = CachedPage(metrics.exposition)
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path == "/metrics":
-                    self._answer(200, exposition(), CONTENT_TYPE_LATEST)
-                elif self.path == "/healthz":
-                    wrong = healthy()
-                    self._answer(200 if wrong is None else 503, (wrong or "ok").encode())
-                elif self.path == "/readyz":
-                    self._answer(*((200, b"ok") if ready() else (503, b"starting")))
-                else:
-                    self._answer(404, b"/metrics, /healthz or /readyz")
-
-            def _answer(self, code: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
-                self.send_response(code)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Probes are not logged."""
-
-        super().__init__(address, Handler, "metrics")
+    waiting: int

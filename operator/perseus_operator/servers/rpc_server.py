@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from perseus_operator.clients.agents import Credentials
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.errors import NotAllowed
 from perseus_proto.tls import CONNECTION_AGE, server_credentials
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from perseus_operator.clients.agents import Credentials
+from perseus_operator.clients.credentials import Credentials
 from perseus_operator.clients.kube import KubeClient
 from perseus_operator.clients.peers import Peers
 from perseus_operator.controller.operator import Operator
@@ -20,8 +20,9 @@ from perseus_operator.controller.set_straggler import Declared, StragglerRequest
 from perseus_operator.controller.view import JobView
 from perseus_operator.errors import KubeUnavailable
 from perseus_operator.objects import User
-from perseus_operator.reporting.metrics import Metrics, MetricsServer
+from perseus_operator.reporting.metrics import Metrics
 from perseus_operator.servers.grpc_service import OperatorService
+from perseus_operator.servers.metrics_server import MetricsServer
 from perseus_operator.servers.peer_service import PeerService
 from perseus_operator.servers.rpc_server import RpcServer
 from perseus_operator.servers.web.access import Access

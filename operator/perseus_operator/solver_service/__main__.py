@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import sys
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
-from perseus_operator.clients.agents import Credentials
-from perseus_operator.reporting.metrics import MetricsServer
+from perseus_operator.clients.credentials import Credentials
+from perseus_operator.servers.metrics_server import MetricsServer
 from perseus_operator.servers.rpc_server import RpcServer
 from perseus_operator.solver_service.metrics import SolverMetrics
 from perseus_operator.solver_service.service import SolverService
@@ -27,8 +25,9 @@ from perseus_operator.solver_service.settings import SolverSettings
 from perseus_operator.solving.memory import container_limit_mib, worker_memory_mib
 from perseus_operator.solving.messages import MAX_BYTES
 from perseus_operator.solving.process import run_worker
-from perseus_proto.logs import JsonFormatter
-from perseus_proto.settings import InvalidSetting, parse_settings
+from perseus_proto.logs import log_to_stderr
+from perseus_proto.ready_file import write_ready_file
+from perseus_proto.settings import parse_or_exit
 from perseus_proto.v1alpha1.solver_pb2_grpc import add_SolverServicer_to_server
 
 logger = logging.getLogger("perseus_operator.solver_service")
@@ -54,7 +53,7 @@ async def serve(settings: SolverSettings) -> None:
         version=version("perseus-k8s"),
         allowed_sans=settings.allowed_sans,
     )
-    files = Credentials(settings.tls_cert, settings.tls_key, settings.tls_ca, "")
+    files = Credentials(settings.tls_cert, settings.tls_key, settings.tls_ca)
     add = partial(add_SolverServicer_to_server, service)
     rpc = await RpcServer.start(settings.address, files, add, max_bytes=MAX_BYTES)
     http = None
@@ -62,10 +61,7 @@ async def serve(settings: SolverSettings) -> None:
         http = MetricsServer(settings.metrics_address, metrics, healthy=lambda: None, ready=lambda: not stop.is_set())
     addresses = {"address": rpc.address, "metrics": http.address if http else ""}
     logger.info("serving: %s", ", ".join(f"{name} on {where or 'none'}" for name, where in addresses.items()))
-    if settings.ready_file:
-        temporary = Path(settings.ready_file + ".new")  # a reader that waits for the file must find it whole
-        temporary.write_text(json.dumps(addresses))
-        temporary.replace(settings.ready_file)
+    write_ready_file(settings.ready_file, addresses)
     while not stop.is_set() and not 0 < settings.exit_when_idle_s <= service.idle_s:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _LOOK_S if settings.exit_when_idle_s else None)
@@ -79,17 +75,8 @@ async def serve(settings: SolverSettings) -> None:
 
 def main() -> None:
     """Run one worker; the entry point of ``perseus-solver``."""
-    try:
-        settings = parse_settings(SolverSettings, sys.argv[1:], os.environ)
-    except InvalidSetting as error:
-        sys.stderr.write(f"perseus-solver: {error}\n")
-        sys.exit(2)
-    handler = logging.StreamHandler()
-    if settings.log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=settings.log_level, handlers=[handler])
+    settings = parse_or_exit(SolverSettings, sys.argv[1:], os.environ)
+    log_to_stderr(settings.log_level, settings.log_format)
     try:
         asyncio.run(serve(settings))
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perseus_operator.solving.process import Outcome, Task, Verdict
+from perseus_operator.solving.process import LONGEST_MESSAGE, Outcome, Task, Verdict
 from perseus_proto.units import ms_from_s, s_from_ms
 from perseus_proto.v1alpha1 import solver_pb2
 
@@ -52,4 +52,4 @@ def response_of(verdict: Verdict) -> solver_pb2.WorkResponse:
 def verdict_of(response: solver_pb2.WorkResponse) -> Verdict:
     """The verdict in an answer. An outcome that this version does not know is a worker's that died."""
     outcome = next((known for known, number in _OUTCOMES.items() if number == response.outcome), Outcome.DIED)
-    return Verdict(outcome, response.answer, response.message[:500], s_from_ms(response.solve_ms))
+    return Verdict(outcome, response.answer, response.message[:LONGEST_MESSAGE], s_from_ms(response.solve_ms))

@@ -16,7 +16,7 @@ from typing import Final
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
 from perseus_operator.solving import worker
 
-_LONGEST_MESSAGE: Final = 500
+LONGEST_MESSAGE: Final = 500
 """Characters of a refusal, which becomes the message of a condition."""
 
 
@@ -107,7 +107,7 @@ async def run_worker(task: Task, request: bytes, *, timeout_s: float, memory_mib
         if process.returncode is None:
             process.kill()
             await process.wait()
-    last_line = errors.decode(errors="replace").strip().rpartition("\n")[2][:_LONGEST_MESSAGE]
+    last_line = errors.decode(errors="replace").strip().rpartition("\n")[2][:LONGEST_MESSAGE]
     code = process.returncode
     if code == 0:
         return Verdict(Outcome.ANSWERED, answer, seconds=time.monotonic() - started_s)

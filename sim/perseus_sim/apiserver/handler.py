@@ -47,7 +47,7 @@ class ApiServer(kmock.RawHandler):
     async def _handle(self, request: kmock.Request) -> web.StreamResponse:
         try:
             reaction: web.StreamResponse = await super()._handle(request)
-        except NotImplementedError:  # none of the reactions matches
+        except NotImplementedError:  # what kmock raises where none of the declared reactions matches
             assert request._raw_request is not None
             return await self.serve(request._raw_request, request.body)
         return reaction

@@ -36,7 +36,8 @@ from perseus_operator.objects import JobRef
 from perseus_operator.planning.aim import Now
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Acquire, Renew
-from perseus_operator.reporting.metrics import Metrics, MetricsServer
+from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.servers.metrics_server import MetricsServer
 from perseus_operator.settings import Settings
 from perseus_operator.solving import worker
 from perseus_operator.solving.pool import SolverPool

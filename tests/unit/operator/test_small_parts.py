@@ -16,7 +16,8 @@ from perseus_operator.api.stored import MAX_FRONTIER_BYTES
 from perseus_operator.errors import InvalidProfile, SolveFailed, SolveTimeout
 from perseus_operator.objects import JobRef
 from perseus_operator.planning.iterations import Measured
-from perseus_operator.reporting.metrics import Metrics, MetricsServer
+from perseus_operator.reporting.metrics import Metrics
+from perseus_operator.servers.metrics_server import MetricsServer
 from perseus_operator.settings import InvalidSetting, Settings, parse_settings
 from perseus_operator.solving.frontier import (
     SolvedFrontier,
