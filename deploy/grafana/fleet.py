@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.panels import LISTED, TO_JOB, board, figure, line, listing, most, to_job, to_node
+from grafana.panels import LISTED, TO_JOB, board, extremes, figure, line, listing, most, to_job, to_node
 
 _JOB: Final = "job_namespace, job_name"
 _NAMED: Final = "{{job_namespace}}/{{job_name}}"
@@ -29,11 +29,11 @@ def _of_nodes(expression: str, chosen: str) -> str:
 
 
 def _by_namespace(recorded: str) -> str:
-    return most(lambda at: f"{recorded}{at}", "job_namespace")
+    return most(recorded, "job_namespace")
 
 
 def _by_budget(expression: str) -> str:
-    return f"max by (budget) ({expression}) and on (budget) topk(10, max by (budget) (perseus_budget_watts @ end()))"
+    return f"max by (budget) ({expression}) and on (budget) {extremes('max by (budget) (perseus_budget_watts)')}"
 
 
 def fleet() -> str:
@@ -140,7 +140,7 @@ def fleet() -> str:
             "Power saved by job",
             "watt",
             "Against the measured baseline, of the ten jobs that save most.",
-            (most(lambda at: f"{SAVED_W}{at}", _JOB), _NAMED),
+            (most(SAVED_W, _JOB), _NAMED),
             link=TO_JOB,
         ),
         line(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from grafana.panels import SHOWN, board, job_variables, label_variable, line, note
+from grafana.panels import SHOWN, board, job_variables, label_variable, line, most, note
 
 _NODE: Final = '{node=~"$node"}'
 _JOB: Final = '{job_namespace="$job_namespace", job_name="$job_name"}'
@@ -17,13 +17,12 @@ _WORDS: Final = (
 )
 
 
-def _by(label: str, metric: str, at: str = "") -> str:
-    ranks = _RANKS.replace("}", f"}}{at}")
-    return f"avg by ({label}) (max by (node, gpu) ({metric}{at}) * on (node, gpu) group_right() {ranks})"
+def _by(label: str, metric: str) -> str:
+    return f"avg by ({label}) (max by (node, gpu) ({metric}) * on (node, gpu) group_right() {_RANKS})"
 
 
 def _least(label: str, metric: str) -> str:
-    return f"{_by(label, metric)} and on ({label}) bottomk({SHOWN}, {_by(label, metric, ' @ end()')})"
+    return most(_by(label, metric), label, least=True)
 
 
 def gpu() -> str:

@@ -105,7 +105,7 @@ def job() -> str:
             "hertz",
             "A throttled GPU shows here: the lowest SM clock on the ten nodes where it is lowest.",
             (
-                most(lambda at: f"max by (node) (perseus_node_job_clock_lowest_hertz{_THIS}{at})", "node", least=True),
+                most(f"max by (node) (perseus_node_job_clock_lowest_hertz{_THIS})", "node", least=True),
                 "{{node}}",
             ),
             link=TO_NODE,

@@ -12,15 +12,15 @@ _NAMED: Final = "{{node}} {{job_namespace}}/{{job_name}}"
 
 
 def _most(metric: str) -> str:
-    return most(lambda at: f"{metric}{_THESE}{at}", "node")
+    return most(f"{metric}{_THESE}", "node")
 
 
 def _fastest(counter: str) -> str:
-    return most(lambda at: f"sum by (node) (rate({counter}{_THESE}[$__rate_interval]{at}))", "node")
+    return most(f"sum by (node) (rate({counter}{_THESE}[$__rate_interval]))", "node")
 
 
 def _of_jobs(metric: str, *, least: bool = False) -> str:
-    return most(lambda at: f"max by ({_OF_JOBS}) ({metric}{_THESE}{at})", _OF_JOBS, least=least)
+    return most(f"max by ({_OF_JOBS}) ({metric}{_THESE})", _OF_JOBS, least=least)
 
 
 def node() -> str:

@@ -7,7 +7,6 @@ more in a larger fleet. From a job or a node in a panel, a link leads to its own
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, table, text, timeseries, xychart
@@ -57,19 +56,24 @@ TO_NODE: Final = to_node("__field.labels.node")
 """From a curve that has these labels."""
 
 
-def most(expression: Callable[[str], str], by: str, *, number: int = SHOWN, least: bool = False) -> str:
-    """The series of an expression that are largest at the end of the time range, over all of it.
+def most(expression: str, by: str, *, number: int = SHOWN, least: bool = False) -> str:
+    """The series of an expression that come highest within the time range, over all of it, also those that have ended.
 
     ``topk`` alone chooses anew at each moment, and so draws any number of curves in all.
 
     Args:
-        expression: for a time modifier that it appends to each of its selectors.
+        expression: with one series for each that is chosen from.
         by: the labels that tell its series apart.
         number: of series.
-        least: the smallest instead.
+        least: those that come lowest instead.
     """
-    chosen = f"{'bottomk' if least else 'topk'}({number}, {expression(' @ end()')})"
-    return f"{expression('')} and on ({by}) {chosen}"
+    return f"{expression} and on ({by}) {extremes(expression, number=number, least=least)}"
+
+
+def extremes(expression: str, *, number: int = SHOWN, least: bool = False) -> str:
+    """So many series that come highest within the time range, or lowest: the same at each moment."""
+    choose, extreme = ("bottomk", "min") if least else ("topk", "max")
+    return f"{choose}({number}, {extreme}_over_time(({expression})[$__range:$__interval] @ end()))"
 
 
 def line(title: str, unit: str, what: str, *queries: Query, stacked: bool = False, link: Link | None = None) -> Any:

@@ -40,6 +40,7 @@ PLACE = (keys.API_GROUP, keys.API_VERSION, NAMESPACE, keys.PLURAL)
 VALUES = {
     "$__rate_interval": "5s",
     "$__range": "20s",
+    "$__interval": "1s",
     "$job_namespace": NAMESPACE,
     "$job_name": JOB,
     "$node": ".*",

@@ -21,6 +21,7 @@ LARGEST = fleet.job_of(0)
 VALUES = {
     "$__rate_interval": "2m",
     "$__range": "5m",
+    "$__interval": f"{EVERY_S}s",
     "$job_namespace": LARGEST.namespace,
     "$job_name": LARGEST.name,
     "$node": ".*",
