@@ -20,7 +20,7 @@ help: ## List the commands
 
 setup: $(STAMP) ## Make .venv with everything needed to run, test and develop
 
-$(STAMP) $(DEMO_STAMP): pyproject.toml requirements.lock client/build_marks.py client/perseus_client/_marks.c
+$(STAMP) $(DEMO_STAMP): pyproject.toml requirements.lock deploy/build_compiled.py client/perseus_client/_marks.c $(wildcard solver/perseus_solver/compiled/*.c)
 	@command -v $(PYTHON) >/dev/null || { echo "make setup: $(PYTHON) not found; install Python 3.11 or set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e ".[$(if $(filter $(DEMO_STAMP),$@),sim,dev)]"

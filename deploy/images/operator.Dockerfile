@@ -2,7 +2,8 @@
 # BASE must contain a Python that can make virtual environments, at the same path in all stages; releases pin it by digest.
 # The same sources give the same bytes: compiled modules name no time, because a builder may set the times of files.
 ARG BASE=python:3.11.14-slim-bookworm
-# It provides strip; for another platform a package of Debian's is added to it. The image contains no part of it.
+# It compiles the solver's inner loops and provides strip; for another platform packages of Debian's are added to it. The image contains no
+# part of it.
 ARG COMPILER=gcc:12.5.0-bookworm
 
 # Whatever runs in a build runs on the builder's platform; an image of another one is only copied together.
@@ -35,10 +36,16 @@ RUN /opt/perseus/bin/pip uninstall --yes pandas requests requests-oauthlib oauth
 FROM --platform=${BUILDPLATFORM} ${COMPILER} AS tools
 ARG TARGETARCH
 RUN machine=$(echo ${TARGETARCH} | sed 's/amd64/x86_64/; s/arm64/aarch64/') \
- && strip=$(command -v ${machine}-linux-gnu-strip) || { \
-    apt-get update && apt-get install --yes --no-install-recommends binutils-$(echo ${machine} | tr _ -)-linux-gnu \
- && strip=$(command -v ${machine}-linux-gnu-strip); } \
- && ln -s ${strip} /usr/local/bin/strip-target
+ && gcc=$(command -v ${machine}-linux-gnu-gcc) || { \
+    apt-get update && apt-get install --yes --no-install-recommends gcc-$(echo ${machine} | tr _ -)-linux-gnu \
+      libc6-dev-${TARGETARCH}-cross \
+ && gcc=$(command -v ${machine}-linux-gnu-gcc); } \
+ && ln -s ${gcc} /usr/local/bin/gcc-target && ln -s ${gcc%gcc}strip /usr/local/bin/strip-target
+
+FROM tools AS library
+COPY solver/perseus_solver/compiled /src
+RUN gcc-target -Wall -Wextra -fPIC -shared -std=c11 -O3 -ffp-contract=off /src/simplex.c /src/sweeps.c -o /library.so -lm \
+ && strip-target --strip-unneeded /library.so
 
 FROM tools AS stripped
 COPY --from=slim /opt/perseus /opt/perseus
@@ -63,6 +70,7 @@ RUN python3 requirements.py build-system > build.txt \
  && find bin -type f ! -name perseus -a ! -name perseus-operator -delete \
  && PYTHONHASHSEED=0 /opt/perseus/bin/python -m compileall -q --invalidation-mode=unchecked-hash /opt/app \
  && /opt/perseus/bin/python /src/sbom.py perseus-operator > sbom.cdx.json
+COPY --from=library /library.so /opt/app/perseus_solver/compiled/library.so
 
 # buildah would take the other stages' BASE without a platform.
 FROM --platform=${TARGETPLATFORM} ${BASE} AS image
@@ -81,5 +89,5 @@ ENTRYPOINT ["perseus-operator"]
 
 # Built beside the image where this machine can run it: everything that the program imports is in it, with this BASE too.
 FROM image AS checked
-RUN python -c "import perseus_operator.handlers, perseus_operator.solving.pool, perseus_solver.frontier" \
+RUN python -c "import perseus_operator.handlers, perseus_operator.solving.pool, perseus_solver.frontier, perseus_solver.compiled; perseus_solver.compiled.library()" \
  && python -c "import perseus_operator.clients.otlp"

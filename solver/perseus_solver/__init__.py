@@ -20,7 +20,7 @@ energy (J):
 >>> print(f"{plan.iteration_time_s:.2f} s, {plan.energy_j:.2f} J, {plan.status}")
 0.72 s, 409.48 J, within_gap
 >>> plan.frequencies_mhz[schedule.span(1)].tolist()  # a clock for every instruction of stage 1
-[1000, 1400, 1000, 1000, 1000, 1000, 1400, 1000]
+[1000, 1000, 1000, 1000, 1000, 1000, 1400, 1400]
 
 Names are imported when they are first used, so that the command line starts without numpy and OR-Tools.
 """

@@ -17,7 +17,7 @@ from perseus_solver.kinds import Floats, latest_s
 from perseus_solver.model.problem import Problem
 from perseus_solver.model.result import Frontier, Point
 from perseus_solver.model.simulator import Simulator
-from perseus_solver.relaxation.curve import Engine, trace_curve
+from perseus_solver.relaxation.curve import Engine
 from perseus_solver.search.placement import distance
 from perseus_solver.search.pool import Pool
 
@@ -28,7 +28,7 @@ _SPACING, _LEAST_DEADLINES, _MOST_DEADLINES = 6e-4, 115, 460
 """Between neighbouring deadlines for which plans are made, the bound falls by this share of energy; but no fewer and no
 more deadlines than these. Mixtures find other plans between them.
 """
-_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 2e-4, 100, 1_000, 40_000_000
+_STEP, _LEAST_POINTS, _MOST_POINTS, _ROWS = 1e-4, 100, 1_500, 40_000_000
 """By default, neighbouring points differ by this share of energy, so that a step adds less to the deployed gap than the
 search leaves; but no fewer and no more points than these, and no more instructions in all of them.
 """
@@ -73,7 +73,7 @@ class Planner:
     def proofs(self) -> tuple[Certificate, ...]:
         """The dual flows that prove all bounds so far."""
         proofs = self._pool.proofs if self._pool else []
-        return tuple(self._engine.certificate(proof.edge, proof.through) for proof in proofs)
+        return tuple(self._engine.prover.certificate(proof.edge, proof.through) for proof in proofs)
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
@@ -135,7 +135,7 @@ class Planner:
         """Return the pool with plans along the whole frontier; more are added if more points are wanted than before."""
         report(0, _DONE)
         if self._pool is None:
-            samples = trace_curve(self._engine, lambda share: report(int(_TRACED * share), _DONE))
+            samples = self._engine.relaxation.trace(lambda share: report(int(_TRACED * share), _DONE))
             self._pool = Pool(self._engine, samples)
             self._pool.add_single_clocks()
         pool = self._pool

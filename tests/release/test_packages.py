@@ -18,7 +18,11 @@ from release_build import packages
 from release_build.commands import ReleaseFailed, run
 
 pytestmark = pytest.mark.timeout(900)
-LIBRARY = "perseus_client/_marks.abi3.so"
+LIBRARIES = {
+    "perseus_client/_marks.abi3.so": {"libc.so.6"},
+    "perseus_solver/compiled/library.so": {"libc.so.6", "libm.so.6"},
+}
+"""What is compiled, and the libraries that each may need: the oldest C library that is promised has no other."""
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
 
@@ -28,33 +32,35 @@ def wheel(built: list[Path], tag: str) -> Path:
 
 
 @pytest.mark.parametrize(("tag", "architecture"), [("2_17_x86_64", "amd64"), ("2_17_aarch64", "arm64")])
-def test_compiled_marks_are_for_the_machine_in_the_wheels_name(built: list[Path], tag: str, architecture: str) -> None:
+def test_what_is_compiled_is_for_the_machine_in_the_wheels_name(built: list[Path], tag: str, architecture: str) -> None:
     with zipfile.ZipFile(wheel(built, tag)) as archive:
-        found = elf.parse(archive.read(LIBRARY))
-        assert [name for name in archive.namelist() if name.endswith((".so", ".partial"))] == [LIBRARY]
-    assert found is not None
-    assert found.machine == elf.MACHINES[architecture]
-    assert set(found.needed) <= {"libc.so.6"}, "the oldest C library that is promised has no other"
+        found = {name: elf.parse(archive.read(name)) for name in LIBRARIES}
+        assert {name for name in archive.namelist() if name.endswith((".so", ".partial"))} == LIBRARIES.keys()
+    for name, library in found.items():
+        assert library is not None
+        assert library.machine == elf.MACHINES[architecture]
+        assert set(library.needed) <= LIBRARIES[name]
 
 
-def test_wheels_differ_in_the_compiled_marks_alone(built: list[Path]) -> None:
+def test_wheels_differ_in_what_is_compiled_alone(built: list[Path]) -> None:
     def modules(path: Path) -> dict[str, int]:
         with zipfile.ZipFile(path) as archive:
             return {entry.filename: entry.CRC for entry in archive.infolist() if ".dist-info/" not in entry.filename}
 
     pure = modules(wheel(built, "none-any"))
-    assert LIBRARY not in pure
+    assert not pure.keys() & LIBRARIES.keys()
     assert "perseus_client/__init__.py" in pure
     for tag in ("2_17_x86_64", "2_17_aarch64"):
         compiled = modules(wheel(built, tag))
-        assert compiled.pop(LIBRARY)
+        assert all(compiled.pop(name) for name in LIBRARIES)
         assert compiled == pure
 
 
 def test_the_source_package_has_all_that_a_wheel_is_built_from(built: list[Path]) -> None:
     with tarfile.open(built[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"client/perseus_client/_marks.c", "client/build_marks.py", "pyproject.toml", "LICENSE"} <= names
+    assert {"client/perseus_client/_marks.c", "deploy/build_compiled.py", "pyproject.toml", "LICENSE"} <= names
+    assert {f"solver/perseus_solver/compiled/{part}.c" for part in ("simplex", "sweeps")} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
@@ -87,7 +93,7 @@ def test_without_the_compiler_that_was_asked_for_there_is_no_wheel(built: list[P
             command, cwd=source, env={**os.environ, **environment}, capture_output=True, text=True, check=False
         )
         assert done.returncode != 0
-        assert "perseus_client: marks were not compiled" in done.stderr + done.stdout
+        assert "_marks.abi3.so was not compiled" in done.stderr + done.stdout
         assert not list((tmp_path / "dist").glob("*.whl"))
 
 
@@ -131,4 +137,4 @@ def test_what_pip_installs_from_the_index_marks_in_compiled_code(index: Path, tm
     python = tmp_path / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--index-url", index.as_uri(), "perseus-k8s")
     script = "import perseus_client.marks as m; print(m._marks.__file__); import perseus_client; perseus_client.connect"
-    assert run(python, "-I", "-c", script).strip().endswith(LIBRARY)
+    assert run(python, "-I", "-c", script).strip().endswith("perseus_client/_marks.abi3.so")

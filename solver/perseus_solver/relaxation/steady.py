@@ -232,15 +232,12 @@ class Steady:
         """Number of instructions that are solved for each price."""
         return sum(len(piece.rows) for piece in self._pieces)
 
-    def kinds(self) -> tuple[Index, Index]:
-        """Return one instruction of each kind, and the kind of each instruction.
-
-        Repeated instructions are of one kind; all others differ.
-        """
+    def kinds(self) -> Index:
+        """Return the kind of each instruction, int[n]: repeated instructions are of one kind; all others differ."""
         apart = int(self._node.max()) + 1
         label = np.where(self._node >= 0, self._node, apart + np.arange(len(self._node)))
-        _, one, kind = np.unique(label, return_index=True, return_inverse=True)
-        return one, kind
+        kind: Index = np.unique(label, return_inverse=True)[1]
+        return kind
 
     def lines(self, price: int) -> Bound:
         """Return what the circulations alone prove at a price: a cheap forecast of the full bound."""

@@ -7,8 +7,11 @@ import pytest
 
 from perseus_solver.model.problem import Problem, build_problem
 from perseus_solver.model.profile import read_profile
-from perseus_solver.relaxation.curve import BOUNDARY_BLOCKS, MOST_PRICES, Engine
+from perseus_solver.relaxation.composed import MOST_PRICES, Composed
+from perseus_solver.relaxation.curve import BOUNDARY_BLOCKS, Engine
 from perseus_solver.relaxation.periods import find_repetitions
+from perseus_solver.relaxation.samples import by_price
+from perseus_solver.relaxation.whole import Whole
 from perseus_solver.schedules import build_schedule
 
 
@@ -31,7 +34,7 @@ def test_repeated_instructions_have_the_options_and_edges_of_their_kind(schedule
     offset = problem.stage_offset
     stage = np.repeat(np.arange(4), np.diff(offset))
     place = np.arange(problem.instructions) - offset[stage]
-    for repetition in find_repetitions(problem, Engine(problem, repeat=False).graph, 8):
+    for repetition in find_repetitions(problem, Engine(problem).graph, 8):
         inside = (repetition.begin[stage] <= place) & (place < repetition.end[stage])
         block, node = repetition.locate(problem)
         assert (problem.option_of == repetition.option_of[node])[inside].all()
@@ -54,24 +57,34 @@ def test_stages_repeat_beyond_what_all_do_together() -> None:
 
 
 def test_rows_of_one_kind_carry_the_same_flow() -> None:
-    engine = Engine(repeating("1f1b", 4, 80))
-    assert engine.kind is not None
-    assert len(engine.alike) < engine.graph.n / 2
-    for sample in engine.sample([engine.steepest() // 40, engine.steepest() // 10]):
-        assert np.array_equal(sample.through[engine.alike][engine.kind], sample.through[engine.graph.order])
+    engine = Engine(repeating("1f1b", 4, 80), short=0)
+    relaxation = engine.relaxation
+    assert isinstance(relaxation, Composed)
+    assert engine.kind.max() < engine.graph.n / 2
+    one = np.unique(engine.kind, return_index=True)[1]
+    for sample in relaxation.at_prices([relaxation.steepest() // 40, relaxation.steepest() // 10]):
+        through = sample.through[engine.graph.order]
+        assert np.array_equal(through[one][engine.kind], through)
+
+
+def test_a_graph_that_is_short_for_its_parts_is_solved_whole() -> None:
+    assert isinstance(Engine(repeating("1f1b", 4, 40)).relaxation, Whole)
+    assert isinstance(Engine(repeating("1f1b", 4, 400)).relaxation, Composed)
 
 
 def test_few_prices_are_put_where_the_bound_bends() -> None:
-    engine = Engine(repeating("1f1b", 4, 80))
-    engine.most_prices = MOST_PRICES - 1
-    prices = engine.forecast(7)
+    engine = Engine(repeating("1f1b", 4, 80), short=0)
+    relaxation = engine.relaxation
+    assert isinstance(relaxation, Composed)
+    relaxation.most_prices = MOST_PRICES - 1
+    prices = relaxation.forecast(7)
     assert len(set(prices)) == 7
     at_s = np.linspace(engine.fastest_ticks, engine.slowest_ticks, 60) * engine.tables.tick_s
     waiting_j = engine.problem.blocking_power_w * engine.problem.stages * at_s
 
     def envelope(chosen: list[int]) -> np.ndarray:
-        samples = sorted(engine.sample(chosen), key=lambda sample: -sample.price)
-        proofs = [*samples, *engine.mixed(samples)]
+        samples = by_price(relaxation.at_prices(chosen))
+        proofs = [*samples, *relaxation.mixed(samples)]
         return np.max([proof.bound.at(at_s) for proof in proofs], axis=0) + waiting_j
 
-    assert (envelope(engine.forecast(40)) / envelope(prices) - 1).max() < 0.01
+    assert (envelope(relaxation.forecast(40)) / envelope(prices) - 1).max() < 0.01

@@ -1,0 +1,353 @@
+/* Sweeps over the levels of a precedence graph, for eight plans side by side. `sweeps.py` describes the arguments.
+
+A sweep visits the rows of the graph in order, from the start or from the end, and gives each the option that is best
+within the time that its neighbours leave. Plans are independent, so the inner loops run over them: while one waits for
+a number from memory, the others go on, and the compiler makes vectors of what is arithmetic.
+*/
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 8
+#define EACH for (int j = 0; j < LANES; j++)
+#define MOST_SHARES 8
+
+/* What a sweep needs to know of one direction: the edges into each row, from rows that are visited before it. */
+typedef struct {
+    const int32_t *first; /* int[rows + 1], where the edges of each row begin */
+    const int32_t *near;  /* int[edges], the row at the other end */
+    const double *delay;  /* float[edges], ticks */
+} Links;
+
+typedef struct {
+    int32_t rows, kinds, levels, width, corners;
+    const int32_t *table, *kind, *level; /* int[rows] */
+    const int32_t *table_of_kind;        /* int[kinds] */
+    const int32_t *options;              /* int[tables] */
+    Links before, after;
+    const double *ticks, *energy; /* float[tables, width], by increasing ticks, then at least one that is infinite */
+    const double *above;          /* float[tables, corners + 1], prices from which on a faster corner is best, from 0 */
+    const int16_t *best;          /* int[tables, corners, width], the best option of the first k, for each corner */
+} Problem;
+
+/* Eight plans. The last row of times stands for all that is not there. */
+typedef struct {
+    int16_t *choice;          /* int[rows, LANES] */
+    double *swept, *other;    /* float[rows, LANES], times from either end to the far end of each row */
+    int16_t *worth;           /* int[MOST_SHARES, kinds, LANES], the corner that is best at the worth of time */
+    double deadline[LANES], makespan[LANES], energy[LANES];
+} Block;
+
+static int allot(const Problem *p, Block *b) {
+    size_t cells = (size_t)p->rows * LANES;
+    b->choice = malloc(cells * sizeof *b->choice);
+    b->swept = malloc(cells * sizeof *b->swept);
+    b->other = malloc(cells * sizeof *b->other);
+    b->worth = malloc((size_t)p->kinds * LANES * MOST_SHARES * sizeof *b->worth);
+    return b->choice && b->swept && b->other && b->worth;
+}
+
+static void discard(Block *b) {
+    free(b->choice), free(b->swept), free(b->other), free(b->worth);
+}
+
+static inline void latest(const double *times, const Links *links, int32_t row, double *out) {
+    EACH out[j] = 0.0;
+    for (int32_t e = links->first[row]; e < links->first[row + 1]; e++) {
+        const double *near = times + (size_t)links->near[e] * LANES;
+        const double delay = links->delay[e];
+        EACH {
+            double at = near[j] + delay;
+            out[j] = at > out[j] ? at : out[j];
+        }
+    }
+}
+
+/* Times from one end to the far end of every row. */
+static void measure(const Problem *p, const int16_t *choice, double *times, int backward) {
+    const Links *links = backward ? &p->after : &p->before;
+    for (int32_t i = 0; i < p->rows; i++) {
+        const int32_t row = backward ? p->rows - 1 - i : i;
+        const double *ticks = p->ticks + (size_t)p->table[row] * p->width;
+        const int16_t *own = choice + (size_t)row * LANES;
+        double *to = times + (size_t)row * LANES;
+        double near[LANES];
+        latest(times, links, row, near);
+        EACH to[j] = near[j] + ticks[own[j]];
+    }
+}
+
+static void total(const Problem *p, Block *b, const double *times) {
+    EACH b->makespan[j] = 0.0, b->energy[j] = 0.0;
+    for (int32_t row = 0; row < p->rows; row++) {
+        const double *energy = p->energy + (size_t)p->table[row] * p->width;
+        const int16_t *own = b->choice + (size_t)row * LANES;
+        const double *at = times + (size_t)row * LANES;
+        EACH {
+            b->makespan[j] = at[j] > b->makespan[j] ? at[j] : b->makespan[j];
+            b->energy[j] += energy[own[j]];
+        }
+    }
+}
+
+/* Which corner is best for each kind at each share of a price, for one lane. Shares fall. */
+static inline void set_worth(const Problem *p, Block *b, int lane, int32_t kind, double price, const double *shares, int64_t count) {
+    const double *above = p->above + (size_t)p->table_of_kind[kind] * (p->corners + 1);
+    int corner = 0;
+    while (above[corner + 1] <= price * shares[0])
+        corner++;
+    for (int s = 0; s < count; s++) {
+        while (above[corner] > price * shares[s])
+            corner--;
+        b->worth[((size_t)s * p->kinds + kind) * LANES + lane] = (int16_t)corner;
+    }
+}
+
+/* Offer slack, one sweep for each share, from alternate ends; options only become slower. */
+static void reclaim(const Problem *p, Block *b, int64_t count, int backward) {
+    measure(p, b->choice, b->swept, !backward);
+    for (int s = 0; s < count; s++, backward = !backward) {
+        double *swap = b->swept;
+        b->swept = b->other, b->other = swap;
+        const int16_t *worth = b->worth + (size_t)s * p->kinds * LANES;
+        const Links *links = backward ? &p->after : &p->before;
+        for (int32_t i = 0; i < p->rows; i++) {
+            const int32_t row = backward ? p->rows - 1 - i : i;
+            const double *ticks = p->ticks + (size_t)p->table[row] * p->width;
+            const int16_t *best = p->best + (size_t)p->table[row] * p->corners * p->width;
+            const int16_t *corner = worth + (size_t)p->kind[row] * LANES;
+            const double *rest = b->other + (size_t)row * LANES;
+            int16_t *own = b->choice + (size_t)row * LANES;
+            double *to = b->swept + (size_t)row * LANES;
+            double near[LANES];
+            latest(b->swept, links, row, near);
+            EACH {
+                int k = own[j];
+                const double limit = b->deadline[j] - (rest[j] - ticks[k]) - near[j];
+                if (ticks[k + 1] <= limit) {
+                    do
+                        k++;
+                    while (ticks[k + 1] <= limit);
+                    const int slower = best[(size_t)corner[j] * p->width + k];
+                    own[j] = (int16_t)(slower > own[j] ? slower : own[j]);
+                }
+                to[j] = near[j] + ticks[own[j]];
+            }
+        }
+    }
+    total(p, b, b->swept);
+}
+
+/* The last option within a limit; the fastest where none is. */
+static inline int within(const double *ticks, int options, double limit) {
+    int k = 0;
+    for (int step = 1 << 15; step; step >>= 1)
+        if (k + step < options && ticks[k + step] <= limit)
+            k += step;
+    return k;
+}
+
+/* Where the eight plans of a block are among `plans`; behind the last, the last again. */
+static inline int64_t at(int64_t first, int lane, int64_t plans) {
+    return first + lane < plans ? first + lane : plans - 1;
+}
+
+static void load(const Problem *p, Block *b, const int16_t *choice, const int64_t *plan) {
+    EACH {
+        const int16_t *own = choice + plan[j] * p->rows;
+        for (int32_t row = 0; row < p->rows; row++)
+            b->choice[(size_t)row * LANES + j] = own[row];
+    }
+}
+
+static void store(const Problem *p, const Block *b, int lane, int16_t *choice) {
+    for (int32_t row = 0; row < p->rows; row++)
+        choice[row] = b->choice[(size_t)row * LANES + lane];
+}
+
+int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, double *energy, double *makespan, double *finish) {
+    Block b;
+    int failed = !allot(p, &b);
+    for (int64_t first = 0; first < plans && !failed; first += LANES) {
+        int64_t plan[LANES];
+        EACH plan[j] = at(first, j, plans);
+        load(p, &b, choice, plan);
+        measure(p, b.choice, b.swept, 0);
+        total(p, &b, b.swept);
+        EACH {
+            makespan[plan[j]] = b.makespan[j], energy[plan[j]] = b.energy[j];
+            if (finish)
+                for (int32_t row = 0; row < p->rows; row++)
+                    finish[plan[j] * p->rows + row] = b.swept[(size_t)row * LANES + j];
+        }
+    }
+    discard(&b);
+    return failed;
+}
+
+int sweeps_improve(const Problem *p, int64_t plans, int16_t *choice, const double *deadline) {
+    Block b;
+    int failed = !allot(p, &b);
+    if (!failed)
+        memset(b.worth, 0, (size_t)p->kinds * LANES * sizeof *b.worth);
+    for (int64_t first = 0; first < plans && !failed; first += LANES) {
+        int64_t plan[LANES];
+        EACH plan[j] = at(first, j, plans);
+        load(p, &b, choice, plan);
+        measure(p, b.choice, b.swept, 0);
+        total(p, &b, b.swept);
+        EACH b.deadline[j] = deadline[plan[j]] > b.makespan[j] ? deadline[plan[j]] : b.makespan[j];
+        reclaim(p, &b, 1, 0);
+        EACH store(p, &b, j, choice + plan[j] * p->rows);
+    }
+    discard(&b);
+    return failed;
+}
+
+typedef struct {
+    const double *start, *finish, *through, *makespan; /* float[columns, rows], ..., float[columns, kinds], float[columns] */
+} Curve;
+
+typedef struct {
+    int64_t count;              /* for each deadline */
+    const int64_t *fast, *slow; /* int[count, plans] */
+    const uint8_t *late, *backward;
+} Mixtures;
+
+static void follow(const Problem *p, Block *b, const Curve *curve, const int64_t *fast, const int64_t *slow, int late, int backward) {
+    const double *times = backward ? curve->start : curve->finish;
+    const double *one[LANES], *other[LANES];
+    double shift[LANES];
+    EACH {
+        one[j] = times + fast[j] * p->rows, other[j] = times + slow[j] * p->rows;
+        shift[j] = late ? curve->makespan[slow[j]] - b->deadline[j] : b->deadline[j] - curve->makespan[fast[j]];
+        shift[j] = shift[j] > 0.0 ? shift[j] : 0.0;
+    }
+    const Links *links = backward ? &p->after : &p->before;
+    for (int32_t i = 0; i < p->rows; i++) {
+        const int32_t row = backward ? p->rows - 1 - i : i, table = p->table[row];
+        const double *ticks = p->ticks + (size_t)table * p->width;
+        const int16_t *best = p->best + (size_t)table * p->corners * p->width;
+        const int16_t *corner = b->worth + (size_t)p->kind[row] * LANES;
+        int16_t *own = b->choice + (size_t)row * LANES;
+        double *to = b->swept + (size_t)row * LANES;
+        double near[LANES];
+        latest(b->swept, links, row, near);
+        EACH {
+            const double quick = one[j][row], long_ = other[j][row];
+            double target;
+            if (late)
+                target = quick > long_ - shift[j] ? quick : long_ - shift[j];
+            else
+                target = long_ < quick + shift[j] ? long_ : quick + shift[j];
+            const double limit = (backward ? b->deadline[j] - target : target) - near[j];
+            own[j] = best[(size_t)corner[j] * p->width + within(ticks, p->options[table], limit)];
+            to[j] = near[j] + ticks[own[j]];
+        }
+    }
+}
+
+int sweeps_mix(const Problem *p, int64_t plans, int16_t *choice, double *energy, const double *deadline, const double *through,
+               int64_t shares, const double *share, const Curve *curve, const Mixtures *m, double tie) {
+    Block b;
+    const double full = 1.0;
+    int failed = !allot(p, &b);
+    for (int64_t first = 0; first < plans && !failed; first += LANES) {
+        int64_t plan[LANES];
+        EACH plan[j] = at(first, j, plans), b.deadline[j] = deadline[plan[j]];
+        for (int64_t c = 0; c < m->count; c++) {
+            int64_t fast[LANES], slow[LANES];
+            EACH {
+                fast[j] = m->fast[c * plans + plan[j]], slow[j] = m->slow[c * plans + plan[j]];
+                const double *one = curve->through + fast[j] * p->kinds, *other = curve->through + slow[j] * p->kinds;
+                for (int32_t kind = 0; kind < p->kinds; kind++)
+                    set_worth(p, &b, j, kind, tie * (one[kind] < other[kind] ? one[kind] : other[kind]), &full, 1);
+            }
+            follow(p, &b, curve, fast, slow, m->late[c], m->backward[c]);
+            EACH {
+                const double *own = through + plan[j] * p->kinds;
+                for (int32_t kind = 0; kind < p->kinds; kind++)
+                    set_worth(p, &b, j, kind, own[kind], share, shares);
+            }
+            reclaim(p, &b, shares, m->backward[c]);
+            for (int j = 0; j < LANES && first + j < plans; j++)
+                if (b.makespan[j] <= b.deadline[j] && b.energy[j] < energy[plan[j]]) {
+                    energy[plan[j]] = b.energy[j];
+                    store(p, &b, j, choice + plan[j] * p->rows);
+                }
+        }
+    }
+    discard(&b);
+    return failed;
+}
+
+static inline uint64_t scrambled(uint64_t x) { /* splitmix64 */
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline double uniform(uint64_t *state) {
+    *state = scrambled(*state);
+    return (double)(*state >> 11) * 0x1p-53;
+}
+
+typedef struct {
+    double most, least_noise, most_noise, least_part;
+} Ruin;
+
+/* Make a random part of a plan as fast as it would be if time were worth more. */
+static void spoil(const Problem *p, Block *b, int lane, const Ruin *ruin, const double *through, int64_t shares, const double *share,
+                  uint64_t seed) {
+    uint64_t state = scrambled(seed);
+    const double spread = exp(log(ruin->least_noise) + uniform(&state) * log(ruin->most_noise / ruin->least_noise));
+    const double price = 1.0 + uniform(&state) * (ruin->most - 1.0);
+    const double centre = uniform(&state) * p->levels;
+    /* Up to twice the levels, so that a part around either end may still be the whole. */
+    const double reach = p->levels * exp(log(ruin->least_part) + uniform(&state) * log(2.0 / ruin->least_part)) / 2.0;
+    for (int32_t kind = 0; kind < p->kinds; kind++) {
+        state = scrambled(state);
+        /* The sum of four uniform numbers is nearly normal, and five terms are nearly an exponential. */
+        double z = (double)((state & 0xffff) + (state >> 16 & 0xffff) + (state >> 32 & 0xffff) + (state >> 48));
+        z = (z * 0x1p-16 - 2.0) * 1.7320508 * spread;
+        z = 1.0 + z * (1.0 + z * (0.5 + z * (1.0 / 6.0 + z / 24.0)));
+        set_worth(p, b, lane, kind, through[kind] * price * z, share, shares);
+    }
+    for (int32_t row = 0; row < p->rows; row++) {
+        if (fabs(p->level[row] - centre) > reach)
+            continue;
+        const int32_t table = p->table[row];
+        const int corner = b->worth[(size_t)p->kind[row] * LANES + lane];
+        const int16_t cheapest = p->best[((size_t)table * p->corners + corner) * p->width + p->options[table] - 1];
+        int16_t *own = b->choice + (size_t)row * LANES + lane;
+        *own = cheapest < *own ? cheapest : *own;
+    }
+}
+
+int sweeps_descend(const Problem *p, int64_t plans, int16_t *choice, double *energy, const double *deadline, const double *through,
+                   int64_t shares, const double *share, const Ruin *ruin, int64_t tries, int64_t rounds, uint64_t seed) {
+    Block b;
+    int16_t *before = malloc((size_t)plans * p->rows * sizeof *before);
+    int failed = !allot(p, &b) || !before;
+    for (int64_t round = 0; round < rounds && !failed; round++) {
+        memcpy(before, choice, (size_t)plans * p->rows * sizeof *before);
+        for (int64_t first = 0; first < plans * tries; first += LANES) {
+            int64_t plan[LANES];
+            EACH plan[j] = at(first, j, plans * tries) / tries, b.deadline[j] = deadline[plan[j]];
+            load(p, &b, before, plan);
+            EACH spoil(p, &b, j, ruin, through + plan[j] * p->kinds, shares, share, scrambled(seed + round) ^ (first + j));
+            reclaim(p, &b, shares, (seed + round) % 2);
+            for (int j = 0; j < LANES && first + j < plans * tries; j++)
+                if (b.energy[j] < energy[plan[j]]) {
+                    energy[plan[j]] = b.energy[j];
+                    store(p, &b, j, choice + plan[j] * p->rows);
+                }
+        }
+    }
+    free(before);
+    discard(&b);
+    return failed;
+}

@@ -1,0 +1,175 @@
+"""The relaxation at one deadline, on the whole graph, solved exactly as a circulation of least cost.
+
+The dual of the relaxation at a makespan T is a flow from the start of the iteration to its end that goes back at a cost
+of T for each unit. Its value is the price of time there, and it proves the line that touches the relaxed frontier at T.
+From one makespan to the next only the cost of the way back changes, so few pivots of a network simplex lead from one
+flow to the next: a hundred deadlines of eight stages take less time than one flow from nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from perseus_solver.kinds import Index
+from perseus_solver.relaxation.graph import Graph
+from perseus_solver.relaxation.samples import Prover, Sample, by_price, crossing
+from perseus_solver.relaxation.simplex import ENDLESS, FORBIDDEN, Segments, Simplex
+from perseus_solver.relaxation.tables import Tables
+
+SHARPNESS = 1e-6
+"""Steps are such that a line in between would raise the bound by about so much of the energy, at most."""
+_ROUGH = 4.0
+"""Between two samples that may lose more than so many times as much, there are further ones."""
+_FEWEST, _MOST = 24, 1_000
+"""Steps from the slowest to the fastest makespan, at least and at most."""
+NOTHING = 1e-300
+"""Joules; avoids a division by zero where a problem takes no energy at all."""
+
+
+class Whole:
+    """The network of one problem. Node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the end."""
+
+    def __init__(
+        self, prover: Prover, graph: Graph, table_of: Index, fastest_ticks: float, slowest_ticks: float
+    ) -> None:
+        """Build the network.
+
+        Args:
+            prover: of the problem.
+            graph: its precedence, in levels.
+            table_of: int[n], the table of each row.
+            fastest_ticks, slowest_ticks: makespan with every instruction at its fastest, and at its cheapest.
+        """
+        tables = prover.tables
+        self._prover, self._graph = prover, graph
+        self._waiting_w = prover.problem.blocking_power_w * prover.problem.stages
+        self._fastest_ticks, self._slowest_ticks = int(fastest_ticks), int(slowest_ticks)
+        n, rows = graph.n, np.arange(graph.n)
+        first, last = np.setdiff1d(rows, graph.head), np.setdiff1d(rows, graph.tail)
+        segments = Segments()
+        of_table = np.array([segments.add(*_corners(tables, table)) for table in range(len(tables.size))])
+        of_delay = {ticks: segments.add([-int(ticks)], [ENDLESS]) for ticks in {0.0, *graph.delay_ticks.tolist()}}
+        # The way back in two parts: up to the price of waiting, and beyond it.
+        back = [segments.add([FORBIDDEN], [max(tables.waiting_price, 1)]), segments.add([FORBIDDEN], [ENDLESS])]
+        # A corner whose flow rounds to nothing is none.
+        slow_ticks = -np.array([segments.cost[costs] for costs in of_table.tolist()], dtype=np.float64)[table_of]
+        reach_ticks = graph.reach_ticks(slow_ticks[:, None])[:-1, 0].astype(np.int64)
+        # With all instructions at their slowest, no time has a price, and the longest ways to the end are the tree.
+        potential = np.empty(2 * n + 2, dtype=np.int64)
+        potential[0 : 2 * n : 2], potential[1 : 2 * n : 2] = reach_ticks, reach_ticks - slow_ticks.astype(np.int64)
+        potential[2 * n :] = reach_ticks.max(initial=0), 0
+        self._edges, self._through = len(graph.tail), len(graph.tail) + len(first) + len(last)
+        self._simplex = Simplex(
+            segments,
+            np.concatenate((2 * graph.tail + 1, np.full(len(first), 2 * n), 2 * last + 1, 2 * rows, [2 * n + 1] * 2)),
+            np.concatenate((2 * graph.head, 2 * first, np.full(len(last), 2 * n + 1), 2 * rows + 1, [2 * n] * 2)),
+            np.concatenate(
+                (
+                    np.array([of_delay[ticks] for ticks in graph.delay_ticks.tolist()], dtype=np.intp),
+                    np.full(len(first) + len(last), of_delay[0.0]),
+                    of_table[table_of],
+                    back,
+                )
+            ),
+            potential=potential,
+            root=2 * n + 1,
+        )
+        self._back = self._through + n
+        self._waiting: Sample | None = None
+
+    def trace(self, report: Callable[[float], None]) -> list[Sample]:
+        """Sample the frontier from slow to fast, in steps between which a line more would raise the bound little.
+
+        Args:
+            report: called with the share of the work that is done.
+
+        Returns:
+            Samples from high to low prices.
+        """
+        span_ticks = self._slowest_ticks - self._fastest_ticks
+        at_ticks, step_ticks = self._slowest_ticks, span_ticks / _FEWEST
+        before, samples = self._at(at_ticks), []
+        while at_ticks > self._fastest_ticks:
+            samples.append(before)
+            before_ticks, at_ticks = at_ticks, max(math.floor(at_ticks - step_ticks), self._fastest_ticks)
+            found = self._at(at_ticks)
+            if before.price < self._prover.tables.waiting_price <= found.price:
+                self.at_waiting()  # near here; from elsewhere the way would be long
+            unknown = self._unknown(before, before_ticks, found, at_ticks)
+            if unknown > _ROUGH * SHARPNESS:
+                samples += self._between(before, before_ticks, found, at_ticks)
+            change = math.sqrt(SHARPNESS / max(unknown, SHARPNESS / 4.0))
+            step_ticks = min(max(step_ticks * change, span_ticks / _MOST, 1.0), span_ticks / _FEWEST)
+            before = found
+            report((self._slowest_ticks - at_ticks) / span_ticks)
+        return by_price([*samples, before, self.at_waiting()])
+
+    def _between(self, slow: Sample, slow_ticks: int, fast: Sample, fast_ticks: int) -> list[Sample]:
+        """Return samples between two where a step was too long, each where the lines of its neighbours meet."""
+        meeting_s = crossing(fast.bound, slow.bound)
+        at_ticks = math.floor(meeting_s / self._prover.tables.tick_s)
+        if not fast_ticks < at_ticks < slow_ticks:
+            return []
+        found = self._at(at_ticks)
+        at_s = at_ticks * self._prover.tables.tick_s
+        rise_j = found.bound.at(at_s) - slow.bound.at(at_s)
+        if rise_j <= SHARPNESS * (found.bound.at(at_s) + self._waiting_w * at_s):
+            return []  # a bend
+        halves = ((found, at_ticks, fast, fast_ticks), (slow, slow_ticks, found, at_ticks))
+        further = [self._between(*half) for half in halves if self._unknown(*half) > _ROUGH * SHARPNESS]
+        return [found, *(sample for some in further for sample in some)]
+
+    def near(self, samples: list[Sample], makespan_s: float) -> list[Sample]:
+        """Return the samples and the one that proves most at a makespan."""
+        at_ticks = math.floor(makespan_s / self._prover.tables.tick_s)
+        return by_price([*samples, self._at(min(max(at_ticks, self._fastest_ticks), self._slowest_ticks))])
+
+    def mixed(self, _samples: list[Sample]) -> list[Sample]:
+        """Return nothing: between the samples of exact flows there is nothing to prove."""
+        return []
+
+    def at_waiting(self) -> Sample:
+        """Return the sample at which a second is worth what waiting takes."""
+        if self._waiting is None:
+            self._waiting = self._solve(0, FORBIDDEN)
+        return self._waiting
+
+    def _at(self, makespan_ticks: int) -> Sample:
+        """Return the sample that proves most at a makespan, which must be no shorter than the shortest."""
+        return self._solve(makespan_ticks, makespan_ticks)
+
+    def _unknown(self, slow: Sample, slow_ticks: int, fast: Sample, fast_ticks: int) -> float:
+        """Return by how much the frontier may rise above the lines of two samples between them, a share of energy.
+
+        Both touch the frontier, which is convex: it lies below the chord between the two.
+        """
+        tick_s = self._prover.tables.tick_s
+        slow_s, fast_s = slow_ticks * tick_s, fast_ticks * tick_s
+        meeting_s = crossing(fast.bound, slow.bound)
+        if not fast_s < meeting_s < slow_s:
+            return 0.0
+        slow_j, fast_j = slow.bound.at(slow_s), fast.bound.at(fast_s)
+        chord_j = fast_j + (slow_j - fast_j) * (meeting_s - fast_s) / (slow_s - fast_s)
+        energy_j = chord_j + self._waiting_w * meeting_s
+        return (chord_j - slow.bound.at(meeting_s)) / max(energy_j, NOTHING)
+
+    def _solve(self, *back_ticks: int) -> Sample:
+        for part, ticks in enumerate(back_ticks):
+            self._simplex.set_cost(self._back + part, ticks)
+        self._simplex.solve()
+        flow = self._simplex.flow
+        through = flow[self._through : self._back][self._graph.rank]
+        return self._prover.sample(int(flow[self._back :].sum()), flow[: self._edges], through)
+
+
+def _corners(tables: Tables, table: int) -> tuple[list[int], list[int]]:
+    """Return the costs of flow through an instruction, minus its duration in ticks, and where each ends."""
+    corners = int(tables.hull_size[table])
+    cost = -tables.hull_ticks[table, :corners][::-1].astype(np.int64)
+    begin = tables.hull_price[table, :corners][::-1]
+    end = np.append(begin[1:], ENDLESS)
+    worth = end > begin
+    return cost[worth].tolist(), end[worth].tolist()
