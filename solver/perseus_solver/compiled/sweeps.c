@@ -1,8 +1,8 @@
-/* Sweeps over the levels of a precedence graph, for eight plans side by side. `sweeps.py` describes the arguments.
+/* Sweeps over a precedence graph, for eight plans side by side. `search/sweeps.py` describes the arguments.
 
 A sweep visits the rows of the graph in order, from the start or from the end, and gives each the option that is best
 within the time that its neighbours leave. Plans are independent, so the inner loops run over them: while one waits for
-a number from memory, the others go on, and the compiler makes vectors of what is arithmetic.
+a number from memory, the others go on. Every function that is called from outside returns whether memory was lacking.
 */
 
 #include <math.h>
@@ -28,11 +28,11 @@ typedef struct {
     const int32_t *options;              /* int[tables] */
     Links before, after;
     const double *ticks, *energy; /* float[tables, width], by increasing ticks, then at least one that is infinite */
-    const double *above;          /* float[tables, corners + 1], prices from which on a faster corner is best, from 0 */
-    const int16_t *best;          /* int[tables, corners, width], the best option of the first k, for each corner */
+    const double *above;          /* float[tables, corners + 1], prices from which on a faster corner is best */
+    const int16_t *best;          /* int[tables, corners, width], for each corner the best of options 0 to k */
 } Problem;
 
-/* Eight plans. The last row of times stands for all that is not there. */
+/* Eight plans. */
 typedef struct {
     int16_t *choice;          /* int[rows, LANES] */
     double *swept, *other;    /* float[rows, LANES], times from either end to the far end of each row */
@@ -53,6 +53,7 @@ static void discard(Block *b) {
     free(b->choice), free(b->swept), free(b->other), free(b->worth);
 }
 
+/* When the last of a row's neighbours has ended. */
 static inline void latest(const double *times, const Links *links, int32_t row, double *out) {
     EACH out[j] = 0.0;
     for (int32_t e = links->first[row]; e < links->first[row + 1]; e++) {
@@ -92,14 +93,15 @@ static void total(const Problem *p, Block *b, const double *times) {
     }
 }
 
-/* Which corner is best for each kind at each share of a price, for one lane. Shares fall. */
-static inline void set_worth(const Problem *p, Block *b, int lane, int32_t kind, double price, const double *shares, int64_t count) {
+/* Note which corner is best for a kind at each share of a price of time. Shares fall. */
+static inline void set_worth(const Problem *p, Block *b, int lane, int32_t kind, double price, int64_t shares,
+                             const double *share) {
     const double *above = p->above + (size_t)p->table_of_kind[kind] * (p->corners + 1);
     int corner = 0;
-    while (above[corner + 1] <= price * shares[0])
+    while (above[corner + 1] <= price * share[0])
         corner++;
-    for (int s = 0; s < count; s++) {
-        while (above[corner] > price * shares[s])
+    for (int s = 0; s < shares; s++) {
+        while (above[corner] > price * share[s])
             corner--;
         b->worth[((size_t)s * p->kinds + kind) * LANES + lane] = (int16_t)corner;
     }
@@ -149,8 +151,8 @@ static inline int within(const double *ticks, int options, double limit) {
     return k;
 }
 
-/* Where the eight plans of a block are among `plans`; behind the last, the last again. */
-static inline int64_t at(int64_t first, int lane, int64_t plans) {
+/* Which plan is in a lane of a block; behind the last plan, the last again. */
+static inline int64_t in_lane(int64_t first, int lane, int64_t plans) {
     return first + lane < plans ? first + lane : plans - 1;
 }
 
@@ -167,12 +169,14 @@ static void store(const Problem *p, const Block *b, int lane, int16_t *choice) {
         choice[row] = b->choice[(size_t)row * LANES + lane];
 }
 
-int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, double *energy, double *makespan, double *finish) {
+/* Energy and makespan of plans, and, if it is asked for, when each row ends. */
+int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, double *energy, double *makespan,
+                   double *finish) {
     Block b;
     int failed = !allot(p, &b);
     for (int64_t first = 0; first < plans && !failed; first += LANES) {
         int64_t plan[LANES];
-        EACH plan[j] = at(first, j, plans);
+        EACH plan[j] = in_lane(first, j, plans);
         load(p, &b, choice, plan);
         measure(p, b.choice, b.swept, 0);
         total(p, &b, b.swept);
@@ -187,6 +191,7 @@ int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, doubl
     return failed;
 }
 
+/* Use the slack of plans, until their deadlines or their own later ends. */
 int sweeps_improve(const Problem *p, int64_t plans, int16_t *choice, const double *deadline) {
     Block b;
     int failed = !allot(p, &b);
@@ -194,7 +199,7 @@ int sweeps_improve(const Problem *p, int64_t plans, int16_t *choice, const doubl
         memset(b.worth, 0, (size_t)p->kinds * LANES * sizeof *b.worth);
     for (int64_t first = 0; first < plans && !failed; first += LANES) {
         int64_t plan[LANES];
-        EACH plan[j] = at(first, j, plans);
+        EACH plan[j] = in_lane(first, j, plans);
         load(p, &b, choice, plan);
         measure(p, b.choice, b.swept, 0);
         total(p, &b, b.swept);
@@ -207,16 +212,20 @@ int sweeps_improve(const Problem *p, int64_t plans, int16_t *choice, const doubl
 }
 
 typedef struct {
-    const double *start, *finish, *through, *makespan; /* float[columns, rows], ..., float[columns, kinds], float[columns] */
+    const double *start, *finish; /* float[lines, rows] */
+    const double *through;        /* float[lines, kinds] */
+    const double *makespan;       /* float[lines] */
 } Curve;
 
 typedef struct {
     int64_t count;              /* for each deadline */
-    const int64_t *fast, *slow; /* int[count, plans] */
+    const int64_t *fast, *slow; /* int[count, plans], lines of the curve */
     const uint8_t *late, *backward;
 } Mixtures;
 
-static void follow(const Problem *p, Block *b, const Curve *curve, const int64_t *fast, const int64_t *slow, int late, int backward) {
+/* Choose options that keep up with mixtures of two timetables, one of them shifted to end at the deadline. */
+static void follow(const Problem *p, Block *b, const Curve *curve, const int64_t *fast, const int64_t *slow, int late,
+                   int backward) {
     const double *times = backward ? curve->start : curve->finish;
     const double *one[LANES], *other[LANES];
     double shift[LANES];
@@ -236,12 +245,9 @@ static void follow(const Problem *p, Block *b, const Curve *curve, const int64_t
         double near[LANES];
         latest(b->swept, links, row, near);
         EACH {
-            const double quick = one[j][row], long_ = other[j][row];
-            double target;
-            if (late)
-                target = quick > long_ - shift[j] ? quick : long_ - shift[j];
-            else
-                target = long_ < quick + shift[j] ? long_ : quick + shift[j];
+            const double moved = late ? other[j][row] - shift[j] : one[j][row] + shift[j];
+            const double fixed = late ? one[j][row] : other[j][row];
+            const double target = (moved > fixed) == late ? moved : fixed;
             const double limit = (backward ? b->deadline[j] - target : target) - near[j];
             own[j] = best[(size_t)corner[j] * p->width + within(ticks, p->options[table], limit)];
             to[j] = near[j] + ticks[own[j]];
@@ -249,27 +255,29 @@ static void follow(const Problem *p, Block *b, const Curve *curve, const int64_t
     }
 }
 
-int sweeps_mix(const Problem *p, int64_t plans, int16_t *choice, double *energy, const double *deadline, const double *through,
-               int64_t shares, const double *share, const Curve *curve, const Mixtures *m, double tie) {
+/* Replace each plan by the cheapest of its mixtures if that takes less energy. */
+int sweeps_mix(const Problem *p, int64_t plans, int16_t *choice, double *energy, const double *deadline,
+               const double *through, int64_t shares, const double *share, const Curve *curve, const Mixtures *m,
+               double tie) {
     Block b;
     const double full = 1.0;
     int failed = !allot(p, &b);
     for (int64_t first = 0; first < plans && !failed; first += LANES) {
         int64_t plan[LANES];
-        EACH plan[j] = at(first, j, plans), b.deadline[j] = deadline[plan[j]];
+        EACH plan[j] = in_lane(first, j, plans), b.deadline[j] = deadline[plan[j]];
         for (int64_t c = 0; c < m->count; c++) {
             int64_t fast[LANES], slow[LANES];
             EACH {
                 fast[j] = m->fast[c * plans + plan[j]], slow[j] = m->slow[c * plans + plan[j]];
                 const double *one = curve->through + fast[j] * p->kinds, *other = curve->through + slow[j] * p->kinds;
                 for (int32_t kind = 0; kind < p->kinds; kind++)
-                    set_worth(p, &b, j, kind, tie * (one[kind] < other[kind] ? one[kind] : other[kind]), &full, 1);
+                    set_worth(p, &b, j, kind, tie * (one[kind] < other[kind] ? one[kind] : other[kind]), 1, &full);
             }
             follow(p, &b, curve, fast, slow, m->late[c], m->backward[c]);
             EACH {
                 const double *own = through + plan[j] * p->kinds;
                 for (int32_t kind = 0; kind < p->kinds; kind++)
-                    set_worth(p, &b, j, kind, own[kind], share, shares);
+                    set_worth(p, &b, j, kind, own[kind], shares, share);
             }
             reclaim(p, &b, shares, m->backward[c]);
             for (int j = 0; j < LANES && first + j < plans; j++)
@@ -300,8 +308,8 @@ typedef struct {
 } Ruin;
 
 /* Make a random part of a plan as fast as it would be if time were worth more. */
-static void spoil(const Problem *p, Block *b, int lane, const Ruin *ruin, const double *through, int64_t shares, const double *share,
-                  uint64_t seed) {
+static void ruin_lane(const Problem *p, Block *b, int lane, const Ruin *ruin, const double *through, int64_t shares,
+                      const double *share, uint64_t seed) {
     uint64_t state = scrambled(seed);
     const double spread = exp(log(ruin->least_noise) + uniform(&state) * log(ruin->most_noise / ruin->least_noise));
     const double price = 1.0 + uniform(&state) * (ruin->most - 1.0);
@@ -314,7 +322,7 @@ static void spoil(const Problem *p, Block *b, int lane, const Ruin *ruin, const 
         double z = (double)((state & 0xffff) + (state >> 16 & 0xffff) + (state >> 32 & 0xffff) + (state >> 48));
         z = (z * 0x1p-16 - 2.0) * 1.7320508 * spread;
         z = 1.0 + z * (1.0 + z * (0.5 + z * (1.0 / 6.0 + z / 24.0)));
-        set_worth(p, b, lane, kind, through[kind] * price * z, share, shares);
+        set_worth(p, b, lane, kind, through[kind] * price * z, shares, share);
     }
     for (int32_t row = 0; row < p->rows; row++) {
         if (fabs(p->level[row] - centre) > reach)
@@ -327,8 +335,10 @@ static void spoil(const Problem *p, Block *b, int lane, const Ruin *ruin, const 
     }
 }
 
-int sweeps_descend(const Problem *p, int64_t plans, int16_t *choice, double *energy, const double *deadline, const double *through,
-                   int64_t shares, const double *share, const Ruin *ruin, int64_t tries, int64_t rounds, uint64_t seed) {
+/* Ruin and recreate plans: in each round replace each by the cheapest of its trials if that takes less energy. */
+int sweeps_descend(const Problem *p, int64_t plans, int16_t *choice, double *energy, const double *deadline,
+                   const double *through, int64_t shares, const double *share, const Ruin *ruin, int64_t tries,
+                   int64_t rounds, uint64_t seed) {
     Block b;
     int16_t *before = malloc((size_t)plans * p->rows * sizeof *before);
     int failed = !allot(p, &b) || !before;
@@ -336,9 +346,10 @@ int sweeps_descend(const Problem *p, int64_t plans, int16_t *choice, double *ene
         memcpy(before, choice, (size_t)plans * p->rows * sizeof *before);
         for (int64_t first = 0; first < plans * tries; first += LANES) {
             int64_t plan[LANES];
-            EACH plan[j] = at(first, j, plans * tries) / tries, b.deadline[j] = deadline[plan[j]];
+            EACH plan[j] = in_lane(first, j, plans * tries) / tries, b.deadline[j] = deadline[plan[j]];
             load(p, &b, before, plan);
-            EACH spoil(p, &b, j, ruin, through + plan[j] * p->kinds, shares, share, scrambled(seed + round) ^ (first + j));
+            EACH ruin_lane(p, &b, j, ruin, through + plan[j] * p->kinds, shares, share,
+                           scrambled(seed + round) ^ (first + j));
             reclaim(p, &b, shares, (seed + round) % 2);
             for (int j = 0; j < LANES && first + j < plans * tries; j++)
                 if (b.energy[j] < energy[plan[j]]) {

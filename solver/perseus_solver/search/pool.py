@@ -50,7 +50,7 @@ _SPREAD = 4
 _FORTH, _BACK, _BOTH = (False,), (True,), (False, True)
 _MOST_TRIES = 8
 """Trials for each deadline in a turn, at most; large graphs get fewer."""
-_DEEP_TRIES, _DEEP_ROUNDS, _MOST_ROUNDS = 8, 8, 400
+_DEEP_TRIES, _DEEP_ROUNDS, _MOST_ROUNDS = 8, 32, 400
 """Where the gap is worst, plans are searched in so many rounds of so many trials, with as much work as all others; for
 a single deadline in as many rounds as the budget allows, within a limit.
 """
