@@ -31,7 +31,12 @@ MIXED = 2
 
 
 class Composed:
-    """The relaxed frontier of a problem that repeats."""
+    """The relaxed frontier of a problem that repeats.
+
+    Attributes:
+        rows: the instructions that are solved for a sample.
+        most_prices: how many prices are solved at most.
+    """
 
     def __init__(self, prover: Prover, steady: Steady, fastest_s: float, slowest_s: float) -> None:
         """Prepare a problem.
@@ -41,7 +46,7 @@ class Composed:
             steady: solves it.
             fastest_s, slowest_s: makespan with every instruction at its fastest, and at its cheapest, seconds.
         """
-        self._prover, self._steady = prover, steady
+        self._prover, self._steady, self.rows = prover, steady, steady.rows
         self._fastest_s, self._slowest_s = fastest_s, slowest_s
         self.most_prices = min(max(PRICED_ROWS // max(steady.rows, 1), LEAST_PRICES), MOST_PRICES)
 

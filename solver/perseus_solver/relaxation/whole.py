@@ -21,16 +21,20 @@ from perseus_solver.relaxation.tables import Tables
 
 SHARPNESS = 1e-6
 """Steps are such that a line in between would raise the bound by about so much of the energy, at most."""
-_ROUGH = 4.0
+_ROUGH = 16.0
 """Between two samples that may lose more than so many times as much, there are further ones."""
-_FEWEST, _MOST = 24, 1_000
+_FEWEST, _MOST = 96, 1_000
 """Steps from the slowest to the fastest makespan, at least and at most."""
 NOTHING = 1e-300
 """Joules; avoids a division by zero where a problem takes no energy at all."""
 
 
 class Whole:
-    """The network of one problem. Node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the end."""
+    """The network of one problem. Node 2i enters row i, node 2i + 1 leaves it, 2n is the start and 2n + 1 the end.
+
+    Attributes:
+        rows: the instructions that are solved for a sample, all.
+    """
 
     def __init__(
         self, prover: Prover, graph: Graph, table_of: Index, fastest_ticks: float, slowest_ticks: float
@@ -48,6 +52,7 @@ class Whole:
         self._waiting_w = prover.problem.blocking_power_w * prover.problem.stages
         self._fastest_ticks, self._slowest_ticks = int(fastest_ticks), int(slowest_ticks)
         n, rows = graph.n, np.arange(graph.n)
+        self.rows = n
         first, last = np.setdiff1d(rows, graph.head), np.setdiff1d(rows, graph.tail)
         segments = Segments()
         of_table = np.array([segments.add(*_corners(tables, table)) for table in range(len(tables.size))])

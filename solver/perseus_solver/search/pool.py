@@ -30,11 +30,13 @@ _NOTHING = 1e-300
 """Joules; avoids a division by zero where a problem takes no energy at all."""
 _CELLS = 4_000_000
 """Instructions × plans stored at once, which bounds memory."""
-_WORK, _WORK_ONE = 7e7, 1e7
-"""The budgets of work, whatever the size of the graph: instructions × plans × sweeps. Along the frontier it is about
-half a second. A larger graph gets fewer turns, never less than a plan of each relaxed timetable and two mixtures for
-each deadline.
+_WORK, _WORK_ONE = 1.2e8, 1e7
+"""The budgets of work, whatever the size of the graph: instructions × plans × sweeps. Along the frontier it is about a
+second, flows included. A larger graph gets fewer turns, never less than a plan of each relaxed timetable and two
+mixtures for each deadline.
 """
+_FLOW, _LEAST = 400, 1 / 3
+"""A flow takes as long as about so many sweeps; and the share of the budget that flows leave at least."""
 _OWN_SHARE = 0.8
 """Relaxed timetables are rounded both ways if that takes at most so much of the budget, otherwise one way. Of large
 graphs each of them must still become a plan.
@@ -159,8 +161,9 @@ class Pool:
         """
         own_ticks = np.unique(np.append(np.floor(self.curve.makespan_ticks), self._engine.fastest_ticks))
         own = float(self._engine.graph.n * len(own_ticks))
-        ways = _BOTH if own * work(_NEAREST, _BOTH) <= _OWN_SHARE * _WORK else _BACK
-        self._left = max(_WORK, own * work(_NEAREST, ways))
+        budget = max(_WORK - _FLOW * self._engine.relaxation.rows * len(self.samples), _LEAST * _WORK)
+        ways = _BOTH if own * work(_NEAREST, _BOTH) <= _OWN_SHARE * budget else _BACK
+        self._left = max(budget, own * work(_NEAREST, ways))
         self._round(self.curve, own_ticks, _NEAREST, ways)
         self._left = max(self._left, 2.0 * self._engine.graph.n * len(deadline_ticks) * work(_NEAREST, _BACK))
         for ways in (_BACK, _FORTH):
