@@ -162,19 +162,22 @@ class WireFleet:
             await asyncio.sleep(0.001)
         begun_s = sent_s = job.stepped_s
 
-        def waiting() -> int:
+        def waits(node: str) -> bool:
             # The slow pipeline keeps its plan; those that wait for it are given a slower one.
             fast_us = self._selected_us(job, own, dp)
-            slowed = [self._selected_us(job, node, pipeline) > _SLOWED * fast_us for node, pipeline in others.items()]
-            return slowed.count(factor == 1.0)
+            slowed = self._selected_us(job, node, others[node]) > _SLOWED * fast_us
+            return slowed is (factor == 1.0)
 
-        while (left := waiting()) and job.iteration < first + PATIENCE_ITERATIONS:
+        left = list(others)
+        while left and job.iteration < first + PATIENCE_ITERATIONS:
+            while left and not waits(left[-1]):  # each is asked until it has its plan: the agents share this process
+                left.pop()
             await asyncio.sleep(0.01)
             if job.iteration == first + confirm:
                 sent_s = self._sent_s[uid]
         selected_s = [self.fleet.agents[node].selected_s.get(uid, 0.0) for node in others]
         last_s = time.monotonic() if left else max(selected_s)
-        return [begun_s, sent_s, min(selected_s), last_s, job.iteration - first, left]
+        return [begun_s, sent_s, min(selected_s), last_s, job.iteration - first, len(left)]
 
     def _selected_us(self, job: LightJob, node: str, dp: int) -> int:
         """How long an iteration takes by the plan that an agent was last given for a pipeline; 0: it has none."""

@@ -30,7 +30,7 @@ def is_valid_rank(rank: Rank) -> bool:
 
 def is_valid_report(report: Report) -> bool:
     """Whether an iteration can have these figures."""
-    time_us, gpus = report.iteration_time_us, len(report.rank_ids)
+    time_us, gpus = report.iteration_time_us, len(report.together) or 1
     return (
         report.iteration < MAX_ITERATION
         and len(set(report.together)) == len(report.together) <= MAX_TOGETHER

@@ -117,6 +117,7 @@ def _guard(
         return state.guard
     subject = subject_of(state.frontier.digest, spec.objective)
     guard = state.guard if state.guard.subject == subject else Guard(subject)
+    since = state.plan_since
     bound = _bound(state, spec, guard, target, limited=limited)
     slowest = max([*slowdowns.values(), *state.detector.slowdowns.values()], default=1.0)
     if bound is not None:
@@ -127,7 +128,7 @@ def _guard(
         coarser = next_coarser(state.frontier, _allowed(state, spec, target, limited=limited), guard.hold)
     return judge(
         guard,
-        [i for i in state.history.recent if i.iteration >= state.plan_since],
+        [i for i in state.history.recent if i.iteration >= since],
         bound=bound,
         scatter=scatter_of(state.history.recent),
         coarser=coarser,
@@ -182,8 +183,8 @@ def _bound_us(
     bound = bound_us(spec.objective, fastest_us, frontier.scatter if frontier else 1.0)
     if not limited or frontier is None or not isinstance(target, Target):
         return bound
-    recent = state.history.recent if state.history is not None else ()
-    ran = {point for i in recent if i.iteration >= state.plan_since for point in i.points.values() if point is not None}
+    recent, since = state.history.recent if state.history is not None else (), state.plan_since
+    ran = {point for i in recent if i.iteration >= since for point in i.points.values() if point is not None}
     # The share may just have moved: iterations under the plan before are no evidence against the next one.
     slowest_us = frontier.times_us[min(max([frontier.lookup(target.time_us), *ran]), len(frontier.times_us) - 1)]
     slower = max(1.0, fastest_us / frontier.expected_us[0]) if fastest_us else 1.0

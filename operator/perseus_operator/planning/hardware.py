@@ -129,7 +129,7 @@ def hardware_of(
         Figures as they are, not rounded; None: not every rank's GPU is described yet.
     """
     known = list(nodes)
-    gpus = [node.gpus[rank.gpu_uuid] for node in known for rank in node.ranks.values() if rank.gpu_uuid in node.gpus]
+    gpus = [gpu for node in known for gpu in node.rank_gpus]
     if not gpus or len(gpus) != ranks or not all(gpu.model for gpu in gpus):
         return None
     # Of different models the one that is slowest by what is published: the others wait for it.

@@ -61,7 +61,7 @@ class Report:
         """The reporting rank; of several the first."""
         return RankId(self.dp, self.stage, self.tp)
 
-    @cached_property
+    @property
     def rank_ids(self) -> Sequence[RankId]:
         """Every rank that this describes."""
         return [RankId(self.dp, self.stage, tp) for tp in self.together] if self.together else (self.rank_id,)

@@ -6,14 +6,14 @@ Fields are read everywhere and changed only here, by one named method for each e
     a command            command_started, command_ended, command_succeeded, command_failed, answered
     the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started, renewal_ended
     plans                plan_set_stored, selection_sent, selection_accepted, selection_outdated
-    ranks                rank_joined, rank_left, rank_advanced, schedules_declared
+    ranks                rank_joined, rank_left, iteration_reported, schedules_declared
     GPUs                 gpus_described, gpu_slowed, gpu_recovered
     both                 described, description_outdated
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -21,6 +21,7 @@ from typing import Final
 from perseus_operator.api.conditions import Explanation
 from perseus_operator.objects import Pod
 from perseus_operator.planning.gpu import Gpu
+from perseus_operator.planning.iterations import Report
 from perseus_proto.rank import RankId
 
 CLOCK_INTERVAL_S: Final = 1.0
@@ -136,7 +137,10 @@ class Node:
     gpu_events: dict[tuple[str, str], str] = field(default_factory=dict)
     """Active slowdowns: (GPU UUID, kind) → the agent's message."""
     _found: tuple[frozenset[int], frozenset[int]] | None = None
+    _rank_gpus: list[Gpu] | None = None
     _furthest: int | None = None
+    _reporting: dict[RankId, tuple[tuple[int, ...], list[Rank]]] = field(default_factory=dict)
+    """By the first rank of the latest report: which tensor-parallel ranks it was of, and those. The next is alike."""
 
     @property
     def selected(self) -> Mapping[int, int | None]:
@@ -176,6 +180,13 @@ class Node:
         if self._found is None:
             self._found = frozenset(r.stage for r in self.ranks), frozenset(r.dp for r in self.ranks)
         return self._found
+
+    @property
+    def rank_gpus(self) -> Sequence[Gpu]:
+        """Those of the ranks, as far as the agent has described them."""
+        if self._rank_gpus is None:
+            self._rank_gpus = [self.gpus[r.gpu_uuid] for r in self.ranks.values() if r.gpu_uuid in self.gpus]
+        return self._rank_gpus
 
     def pods_observed(self, pods: frozenset[Pod]) -> None:
         """The node runs these pods of the job now; ranks of other pods have gone."""
@@ -339,14 +350,24 @@ class Node:
             self._ranks_changed()
 
     def _ranks_changed(self) -> None:
-        self._found = self._furthest = None
+        self._found = self._furthest = self._rank_gpus = None
+        self._reporting.clear()
 
-    def rank_advanced(self, rank_id: RankId, iteration: int) -> None:
-        """A rank has begun an iteration; earlier ones change nothing."""
-        rank = self.ranks[rank_id]
-        rank.iteration = max(rank.iteration, iteration)
-        if self._furthest is not None:
-            self._furthest = max(self._furthest, iteration)
+    def iteration_reported(self, report: Report) -> bool:
+        """Ranks have finished an iteration, and begun the next one; False: they are not all known, nothing changes."""
+        known = self._reporting.get(report.rank_id)
+        if known is None or known[0] != report.together:
+            if not all(rank_id in self.ranks for rank_id in report.rank_ids):
+                return False
+            known = report.together, [self.ranks[rank_id] for rank_id in report.rank_ids]
+            self._reporting[report.rank_id] = known
+        begun = report.iteration + 1
+        for rank in known[1]:
+            if rank.iteration < begun:
+                rank.iteration = begun
+        if self._furthest is not None and self._furthest < begun:
+            self._furthest = begun
+        return True
 
     def gpus_described(
         self,
@@ -356,6 +377,7 @@ class Node:
     ) -> None:
         """The agent described the GPUs of the job's ranks."""
         self.clocks_mhz, self.uncontrollable, self.gpus = dict(clocks_mhz), dict(uncontrollable), dict(gpus or {})
+        self._rank_gpus = None
 
     def schedules_declared(self, schedules: Mapping[RankId, DeclaredSchedule]) -> None:
         """The ranks said what they execute."""

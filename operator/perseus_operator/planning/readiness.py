@@ -4,6 +4,9 @@ frontier, ranks, baseline, agents.
 
 from __future__ import annotations
 
+import math
+import operator
+
 from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.job import JobSpec, Mode
 from perseus_operator.planning.state import JobState
@@ -56,25 +59,28 @@ def ranks_pending(state: JobState, spec: JobSpec) -> Explanation | None:
         absent = absence(state)
         to_come = absent.reason is Reason.NO_PODS
         return Explanation(Reason.WAITING_FOR_AGENTS, absent.message) if to_come else absent
-    ranks = state.ranks
-    for rank in ranks:
-        if rank.dp >= shape.data_parallel or rank.stage >= shape.stages or rank.tp >= shape.tensor_parallel:
-            return Explanation(
-                Reason.RANKS_MISMATCH,
-                f"A training process is {rank.id}; spec.pipeline has {shape.data_parallel} (dp) × {shape.stages}"
-                f" (stages) × {shape.tensor_parallel} (tp).",
-            )
-    expected = shape.data_parallel * shape.stages * shape.tensor_parallel
-    if len(ranks) > expected or len({rank.id for rank in ranks}) < len(ranks):
+    connected = sum(len(node.ranks) for node in state.nodes.values())
+    taken = set().union(*(node.ranks for node in state.nodes.values()))
+    limits = shape.data_parallel, shape.stages, shape.tensor_parallel
+    # Looked for only where it is: there may be tens of thousands of ranks.
+    if taken and any(map(operator.ge, map(max, zip(*taken, strict=True)), limits)):
+        outside = next(rank.id for rank in state.ranks if any(map(operator.ge, rank.id, limits)))
         return Explanation(
             Reason.RANKS_MISMATCH,
-            f"{len(ranks)} training processes are connected for {expected} ranks: two processes have the same rank.",
+            f"A training process is {outside}; spec.pipeline has {shape.data_parallel} (dp) × {shape.stages}"
+            f" (stages) × {shape.tensor_parallel} (tp).",
         )
-    if len(ranks) < expected:
+    expected = math.prod(limits)
+    if connected > expected or len(taken) < connected:
+        return Explanation(
+            Reason.RANKS_MISMATCH,
+            f"{connected} training processes are connected for {expected} ranks: two processes have the same rank.",
+        )
+    if connected < expected:
         fault = first_node_fault(state)
         if fault is not None:
             return Explanation(Reason.WAITING_FOR_AGENTS, fault.message)
-        message = f"{len(ranks)} of {expected} training processes have connected{silent_pods(state)}."
+        message = f"{connected} of {expected} training processes have connected{silent_pods(state)}."
         return Explanation(Reason.WAITING_FOR_RANKS, message)
     return None
 

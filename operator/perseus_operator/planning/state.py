@@ -278,11 +278,7 @@ class JobState:
             The job's iteration if this report completed it; otherwise None.
         """
         spec = self.spec
-        if any(rank_id not in node.ranks for rank_id in report.rank_ids):
-            return None
-        for rank_id in report.rank_ids:
-            node.rank_advanced(rank_id, report.iteration + 1)
-        if self.history is None or spec is None:
+        if not node.iteration_reported(report) or self.history is None or spec is None:
             return None
         iteration = self.history.add(report)
         if iteration is not None and iteration.unplanned and all(n.rests_at_default for n in self.nodes.values()):
@@ -433,12 +429,7 @@ class JobState:
     @property
     def gpus(self) -> list[Gpu]:
         """The GPUs of the job's ranks, as far as agents have described them."""
-        return [
-            node.gpus[rank.gpu_uuid]
-            for node in self.nodes.values()
-            for rank in node.ranks.values()
-            if rank.gpu_uuid in node.gpus
-        ]
+        return [gpu for node in self.nodes.values() for gpu in node.rank_gpus]
 
     @property
     def evidence(self) -> Evidence:

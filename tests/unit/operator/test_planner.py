@@ -12,6 +12,7 @@ from perseus_operator.api.conditions import Explanation, Reason
 from perseus_operator.api.pipeline import ScheduleName
 from perseus_operator.objects import Pod
 from perseus_operator.planning.frontier_inputs import ReadInputs, Solve, inputs_digest
+from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
 from perseus_operator.planning.stragglers.annotation import parse_annotation
 from perseus_proto.rank import RankId
@@ -74,7 +75,7 @@ def test_lease_push_select_in_this_order_and_then_nothing(job: Any) -> None:
     job.connect_ranks()
     plans = job.state.frontier.digest
     assert set(job.act().actions) == {Push(f"node-{n}", frozenset({0, 1}), plans) for n in (0, 1)}
-    job.state.nodes["node-1"].rank_advanced(RankId(1, 0, 0), 41)
+    job.state.nodes["node-1"].iteration_reported(Report(1, 0, 0, 40, 10, 10, None, None))
     assert set(job.act().actions) == {Select("node-0", ((0, 0),), 42), Select("node-1", ((1, 0),), 42)}
     made = job.act()
     assert made.actions == ()
@@ -102,8 +103,8 @@ def test_a_renewal_holds_up_no_plan_and_nothing_else_changes_its_lease(job: Any)
 def test_the_furthest_iteration_is_of_the_processes_that_are_there(job: Any) -> None:
     job.run()
     first, second = job.nodes
-    first.rank_advanced(RankId(0, 0, 0), 9)
-    second.rank_advanced(RankId(1, 1, 0), 7)
+    first.iteration_reported(Report(0, 0, 0, 8, 10, 10, None, None))
+    second.iteration_reported(Report(1, 1, 0, 6, 10, 10, None, None))
     assert job.state.furthest_iteration == 9
     job.state.rank_left(first, first.ranks[0, 0, 0])
     assert job.state.furthest_iteration == 7

@@ -13,6 +13,7 @@ from perseus_operator.api.pipeline import Pipeline, ScheduleName
 from perseus_operator.api.schema import dump
 from perseus_operator.objects import JobRef, Pod
 from perseus_operator.planning.aim import Now
+from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Rank
 from perseus_operator.planning.planner import decide
 from perseus_operator.planning.shape import shape_from_status, shape_of_ranks, shape_to_status
@@ -94,7 +95,7 @@ def test_half_of_the_processes_are_not_taken_for_all() -> None:
     job.connect(1, 0, 1, iteration=0)
     job.declare()
     assert "not each has finished an iteration" in job.waiting()
-    job.state.nodes["node-1"].rank_advanced(next(r.id for r in job.nodes[1].ranks.values() if r.iteration == 0), 1)
+    job.state.nodes["node-1"].iteration_reported(Report(0, 1, 0, 0, 10, 10, None, None))
     assert isinstance(shape_of_ranks(job.state), Pipeline)
 
 

@@ -59,6 +59,23 @@ def test_a_pipeline_that_becomes_slower_counts_at_once_and_one_that_becomes_fast
     assert spread.factors[0] == pytest.approx(1.0, rel=0.008)
 
 
+@pytest.mark.parametrize("slowdown", [1.2, 2.0])
+def test_after_a_straggler_all_run_as_before_it(slowdown: float) -> None:
+    job = StepsJob(
+        4,
+        Load(own=0.001),
+        slow=lambda step, rank: slowdown if rank == 1 and 60 <= step < 90 else 1.02 if rank == 2 else 1.0,
+        **THROUGHPUT,
+    )
+    job.run()
+    job.step(60)
+    before = job.steps[-1].points
+    job.step(30)
+    assert job.steps[-1].points != before
+    job.step(6)
+    assert job.steps[-1].points == before
+
+
 @given(
     factors=st.lists(st.floats(0.8, 1.3), min_size=1, max_size=8),
     stragglers=st.dictionaries(st.integers(0, 7), st.floats(1.05, 2.0), max_size=2),

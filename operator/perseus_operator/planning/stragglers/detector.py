@@ -95,7 +95,8 @@ class StragglerDetector:
             for p, stage_slowdowns in self.stages.items():
                 slowdowns[p] = max(slowdowns.get(p, 1.0), planned_times.slowdown(stage_slowdowns))
         self._publish(slowdowns)
-        self.spread.observe(ratios, sigma=sigma, confirm=spec.confirm_iterations)
+        usual = {p: ratio for p, ratio in ratios.items() if p not in self.slowdowns}
+        self.spread.observe(usual, sigma=sigma, confirm=spec.confirm_iterations)
 
     @property
     def least_slowdown(self) -> float | None:

@@ -41,7 +41,8 @@ class Spread:
         """Record one iteration. O(pipelines).
 
         Args:
-            ratios: measured divided by planned time of each pipeline.
+            ratios: measured divided by planned time of each pipeline, without stragglers: a slowdown that will pass is
+                no pace, and would hold up the others for as long as a pace is kept.
             sigma: standard deviation of the logarithm of a ratio relative to the reference; infinite: not known yet.
             confirm: iterations that show that a pipeline has become slower.
         """
@@ -60,7 +61,7 @@ class Spread:
         if margin > self.margin or margin < self.margin / (1 + _SLOWER):
             self.margin = margin
         apart = max(self._levels.values()) - min(self._levels.values()) > _FASTER
-        seen = min(map(len, self._latest.values())) == _WINDOW
+        seen = min(len(self._latest[dp]) for dp in ratios) == _WINDOW
         self.factors = {dp: math.exp(level) for dp, level in self._levels.items()} if apart and seen else {}
 
     def _settle(self, dp: int, level: float) -> None:
