@@ -45,6 +45,13 @@ _SHARING_S: Final = 1.0
 """How often the shares of PowerBudgets are decided."""
 _CLASSES_S: Final = 1.0
 """How often PerseusJobs of EnergyClasses are made."""
+_GARBAGE_S: Final = 600.0
+_NEW_OBJECTS: Final = 1_000_000
+"""Python looks for garbage among new objects whenever there are 700 more, and among all of them whenever they have grown
+by a quarter. The reports of an iteration of thousands of nodes are a hundred thousand, live for that iteration, and
+leave no cycles: a third of a second for nothing, and most likely when a straggler's report comes. So it looks when there
+are a million more, some hundred MiB, and at all of them now and then."""
+_USUAL: Final = gc.get_threshold()
 _UNOBSERVED_S: Final = 5.0
 """After a start, until the watch has delivered the PerseusJobs that exist."""
 
@@ -88,6 +95,7 @@ class Operator:
 
     async def start(self) -> None:
         """List pods and budgets once, then go on in the background."""
+        gc.set_threshold(_NEW_OBJECTS)
         # What is cluster-wide an operator that serves some namespaces only may not read.
         restore = () if self._settings.namespace_list else (self.budgets.restore, self.classes.restore)
         for poll in (self._poll_pods, *restore):
@@ -104,7 +112,7 @@ class Operator:
             asyncio.create_task(self._every(_RESYNC_S, self._poll_pods)),
             asyncio.create_task(self._every(_RESYNC_S, self._poll_jobs)),
             asyncio.create_task(self._every(_HEARTBEAT_S, self._heartbeat)),
-            asyncio.create_task(self._every(_RESYNC_S, self._collect_garbage)),
+            asyncio.create_task(self._every(_GARBAGE_S, self._collect_garbage)),
             asyncio.create_task(self._every(_SHARING_S, self._share)),
         ]
         if not self._settings.namespace_list:
@@ -121,6 +129,7 @@ class Operator:
         await asyncio.gather(*self._endings, return_exceptions=True)
         await self._services.agents.close()
         await self._kube.close()
+        gc.set_threshold(*_USUAL)
 
     def observe_job(self, body: Mapping[str, Any]) -> None:
         """Take in a PerseusJob as it is now, and keep it so from the first time on."""
@@ -269,15 +278,8 @@ class Operator:
         await self.classes.tick(Now(self._services.monotonic_s(), self._services.wall_s()), self._pods_of, jobs)
 
     async def _collect_garbage(self) -> None:
-        """Look through all objects once, and leave out those that there are until the next time.
-
-        Python does it whenever their number has grown by a quarter. The reports of an iteration of thousands of nodes
-        are as many, live for that iteration, and leave no cycles: a third of a second every few iterations, for
-        nothing, and most likely when a straggler's report comes.
-        """
-        gc.unfreeze()
+        """Look through all objects, as Python itself does no more; see ``_NEW_OBJECTS``."""
         gc.collect()
-        gc.freeze()
 
     async def _heartbeat(self) -> None:
         self._beat_s = time.monotonic()
