@@ -32,7 +32,9 @@ class FrontierLoader:
 
     def __init__(self, state: JobState, services: Services) -> None:
         self.solved: SolvedFrontier | None = None
-        """The latest frontier with its plans; the planner's view of it is in the job's state."""
+        """The frontier in force with its plans; the planner's view of it is in the job's state."""
+        self._coming: SolvedFrontier | None = None
+        """The same of the state's coming one."""
         self._state = state
         self._services = services
 
@@ -60,10 +62,25 @@ class FrontierLoader:
             reason = Reason.SOLVE_TIMEOUT if isinstance(error, SolveTimeout) else Reason.SOLVE_FAILED
             state.solve_failed(digest, Explanation(reason, str(error)))
         else:
-            self.solved = solved
             state.solve_succeeded(replace(solved.view, restored=restored), solved.planned_times)
+            self._coming = solved
+            if state.coming is None:
+                self._adopted()
         finally:
             state.solve_ended()
+
+    def adopt(self) -> None:
+        """Let the coming frontier be in force."""
+        self._state.frontier_adopted()
+        self._adopted()
+
+    def _adopted(self) -> None:
+        self.solved, self._coming = self._coming, None
+
+    def find(self, digest: str) -> SolvedFrontier | None:
+        """Return the frontier of a digest, in force or coming; None: it is neither."""
+        known = (self.solved, self._coming)
+        return next((solved for solved in known if solved is not None and solved.view.digest == digest), None)
 
     async def _restore(self, digest: str, request: SolveRequest) -> SolvedFrontier | None:
         ref, kube = self._state.ref, self._services.kube

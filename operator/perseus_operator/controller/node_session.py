@@ -172,14 +172,17 @@ class NodeSession:
                 metrics.late_selections.inc()
 
     async def _push(self, node: Node, address: str, action: Push) -> None:
-        solved = self._frontier.solved
-        if solved is not None and solved.view.digest == action.plans:
+        solved = self._frontier.find(action.plans)
+        if solved is not None:
             plan_set = await self._services.cache.plan_set(solved, action.stages)
         else:
             plan_set = await asyncio.to_thread(self._profiler.plan_set, action.stages, self._inputs.request())
         if plan_set.plan_id != node.plan_id:
             await self._services.agents.push(address, job_uid=self._state.ref.uid, epoch=self._epoch, plan_set=plan_set)
-        node.plan_set_stored(plan_set.plan_id, digest=action.plans, stages=action.stages)
+        frontier = self._state.frontier  # may have been adopted meanwhile
+        beside = action.beside and (frontier is None or frontier.digest != action.plans)
+        noted = node.plan_set_added if beside else node.plan_set_stored
+        noted(plan_set.plan_id, digest=action.plans, stages=action.stages)
 
     async def _select(self, node: Node, address: str, action: Select) -> None:
         plan_id = node.plan_id

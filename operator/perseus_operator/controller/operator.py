@@ -47,10 +47,10 @@ _CLASSES_S: Final = 1.0
 """How often PerseusJobs of EnergyClasses are made."""
 _GARBAGE_S: Final = 600.0
 _NEW_OBJECTS: Final = 1_000_000
-"""Python looks for garbage among new objects whenever there are 700 more, and among all of them whenever they have grown
-by a quarter. The reports of an iteration of thousands of nodes are a hundred thousand, live for that iteration, and
-leave no cycles: a third of a second for nothing, and most likely when a straggler's report comes. So it looks when there
-are a million more, some hundred MiB, and at all of them now and then."""
+"""Python looks for garbage among new objects whenever there are 700 more, and among all of them whenever they have
+grown by a quarter. The reports of an iteration of thousands of nodes are a hundred thousand, live for that iteration,
+and leave no cycles: a third of a second for nothing, and most likely when a straggler's report comes. So it looks when
+there are a million more, some hundred MiB, and at all of them now and then."""
 _USUAL: Final = gc.get_threshold()
 _UNOBSERVED_S: Final = 5.0
 """After a start, until the watch has delivered the PerseusJobs that exist."""

@@ -141,14 +141,14 @@ def _read_due_s(state: JobState, limits: Limits) -> float:
 
 
 def _solve_due(state: JobState, digest: str) -> bool:
-    have = state.frontier is not None and state.frontier.digest == digest
+    have = any(known is not None and known.digest == digest for known in (state.frontier, state.coming))
     failed = state.solve_fault is not None and state.solve_fault[0] == digest
     return not have and not failed and state.solving is None
 
 
 def _calibrate_due(state: JobState, limits: Limits) -> bool:
     progress = state.calibration
-    if progress.running or state.solving is not None or state.frontier is None:
+    if progress.running or state.solving is not None or state.coming is not None or state.frontier is None:
         return False
     enough = progress.recorded >= limits.calibrate_after
     return enough and (not progress.started or progress.recorded_since_start >= limits.calibrate_again)

@@ -5,7 +5,8 @@ Fields are read everywhere and changed only here, by one named method for each e
     pods and agent       pods_observed, address_observed
     a command            command_started, command_ended, command_succeeded, command_failed, answered
     the lease            lease_acquired, lease_renewed, lease_lost, renewal_requested, renewal_started, renewal_ended
-    plans                plan_set_stored, selection_sent, selection_accepted, selection_outdated
+    plans                plan_set_stored, plan_set_added, plans_adopted, selection_sent, selection_accepted,
+                         selection_outdated
     ranks                rank_joined, rank_left, iteration_reported, schedules_declared
     GPUs                 gpus_described, gpu_slowed, gpu_recovered
     both                 described, description_outdated
@@ -114,9 +115,11 @@ class Node:
     renew_at_s: float = 0.0
     expires_at_s: float = 0.0
     plan_id: str = ""
-    """Plan set that the agent stores for the job; empty: none."""
+    """Plan set of which the agent is to follow points; empty: none."""
     pushed: tuple[str, frozenset[int]] | None = None
     """Frontier digest and stages of that plan set, where this operator pushed it."""
+    added: tuple[str, frozenset[int], str] | None = None
+    """The same of the plan set that the agent stores beside it, and its id; None: there is none."""
     selections: dict[str, Mapping[int, int | None]] = field(default_factory=dict)
     """Of all nodes of the job by name, so that all can be outdated at once; see ``selected``."""
     driven: bool = False
@@ -248,7 +251,10 @@ class Node:
             resting: the clock that it asks for.
             clock: as of ``lease_renewed``.
         """
+        if plan_id != self.plan_id:
+            self.pushed = None  # it names the one that was stored last, which may be the one beside
         self.leased_pods, self.resting, self.plan_id, self.driven = pods, resting, plan_id, following
+        self.added = None
         self.selection_outdated()
         self.lease_renewed(started_s=started_s, ttl_s=ttl_s, clock=clock)
 
@@ -294,7 +300,7 @@ class Node:
     def lease_lost(self) -> None:
         """The lease is over, given back or not: what the agent holds is no longer known."""
         self.leased_pods = self.clock = None
-        self.pushed = None
+        self.pushed = self.added = None
         self.plan_id = ""
         self.driven = False
         self.selection_outdated()
@@ -314,9 +320,19 @@ class Node:
     def plan_set_stored(self, plan_id: str, *, digest: str, stages: frozenset[int]) -> None:
         """The agent stores these plans; what was selected in an earlier plan set no longer counts."""
         if plan_id != self.plan_id:
-            self.plan_id = plan_id
+            self.plan_id, self.added = plan_id, None
             self.selection_outdated()
         self.pushed = digest, stages
+
+    def plan_set_added(self, plan_id: str, *, digest: str, stages: frozenset[int]) -> None:
+        """The agent stores these plans beside those that it follows."""
+        self.added = digest, stages, plan_id
+
+    def plans_adopted(self, digest: str) -> None:
+        """Plans of this digest are to be followed; an agent that stores them beside others need not be sent them."""
+        added, self.added = self.added, None
+        if added is not None and added[0] == digest:
+            self.plan_set_stored(added[2], digest=digest, stages=added[1])
 
     def selection_sent(self) -> None:
         """From now on the agent may follow a plan, even if its answer never comes."""
@@ -363,8 +379,7 @@ class Node:
             self._reporting[report.rank_id] = known
         begun = report.iteration + 1
         for rank in known[1]:
-            if rank.iteration < begun:
-                rank.iteration = begun
+            rank.iteration = max(rank.iteration, begun)
         if self._furthest is not None and self._furthest < begun:
             self._furthest = begun
         return True

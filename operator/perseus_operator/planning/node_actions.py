@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perseus_operator.api.conditions import Explanation
@@ -18,6 +18,9 @@ from perseus_operator.planning.state import JobState
 
 RENEWED_EARLY_S: Final = 2.0
 """How much earlier than it must be a lease is renewed, so that it is renewed together with others of the job."""
+
+_ADDED_AT_ONCE: Final = 512
+"""Nodes that are sent coming plans at the same time: a selection there waits for them, some tenths of a second."""
 
 _RENEWAL_S: Final = 0.2
 """How soon to look again at a node whose lease is to be changed while it is being renewed; that seldom takes longer."""
@@ -52,6 +55,13 @@ class Push:
     node: str
     stages: frozenset[int]
     plans: str
+    beside: bool = False
+    """The agent goes on to follow those that it has."""
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Follow the coming frontier: every agent has its plans."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,8 @@ class Intent:
     """Why no plan is to be followed."""
     resting: RestingClock = DEFAULT_CLOCKS
     """What GPUs run at while no plan wants a clock."""
+    coming: str | None = None
+    """Digest of plans that are to be stored beside; None: there are none."""
 
 
 def next_actions(
@@ -89,13 +101,12 @@ def next_actions(
     """For every node that can be commanded: what to do now, if anything, and when to look at it again (monotonic)."""
     # Points are selected only once every agent stores the plans; one that does not answer keeps its old selection.
     may_select = bool(intent.wanted) and all(
-        holds_plans(node, intent.plans) or (node.fault is not None and node.selected)
-        for node in state.nodes.values()
-        if node.pods
+        holds_plans(node, intent.plans) or _keeps_selection(node) for node in state.nodes.values() if node.pods
     )
     wanted = intent.wanted if may_select else {}
     from_iteration = state.furthest_iteration + 1
     renewed_until_s = _renewed_until_s(state, now_s)
+    room = _ADDED_AT_ONCE - sum(node.busy for node in state.nodes.values())
     for node in state.nodes.values():
         if node.busy or node.address is None:
             continue
@@ -103,11 +114,10 @@ def next_actions(
             yield None, node.retry_at_s
             continue
         # There are no plans for a stage that exists only in what a process says of itself.
-        plans = intent.plans if max(node.stages, default=0) < spec.pipeline.stages else None
+        fits = max(node.stages, default=0) < spec.pipeline.stages
         action = _next_action(
             node,
-            intent,
-            plans,
+            intent if fits else replace(intent, plans=None, coming=None),
             wanted,
             from_iteration=from_iteration,
             now_s=now_s,
@@ -116,8 +126,25 @@ def next_actions(
         if node.renewing and not isinstance(action, Push | Select):
             yield None, now_s + _RENEWAL_S if action else math.inf
             continue
+        if isinstance(action, Push) and action.beside:
+            room -= 1
+            action = action if room >= 0 else None
         leased = action is None and node.leased_pods is not None
         yield action, node.renew_at_s if leased else math.inf
+
+
+def may_adopt(state: JobState) -> bool:
+    """Whether agents have the plans of the coming frontier, as far as they answer."""
+    return state.coming is not None and all(
+        _stores(node, node.added and node.added[:2], state.coming.digest) or _keeps_selection(node)
+        for node in state.nodes.values()
+        if node.pods
+    )
+
+
+def _keeps_selection(node: Node) -> bool:
+    """Whether nobody waits for an agent: it does not answer, and follows what it was given before."""
+    return node.fault is not None and bool(node.selected)
 
 
 def _renewed_until_s(state: JobState, now_s: float) -> float:
@@ -137,13 +164,17 @@ def is_applied(state: JobState, intent: Intent) -> bool:
 
 
 def holds_plans(node: Node, plans: str | None) -> bool:
-    """Whether the agent stores the plans of this digest for every stage of its ranks."""
+    """Whether the agent stores the plans of this digest, to follow them, for every stage of its ranks."""
+    return _stores(node, node.pushed, plans)
+
+
+def _stores(node: Node, stored: tuple[str, frozenset[int]] | None, plans: str | None) -> bool:
     return (
         node.leased_pods is not None
-        and node.pushed is not None
+        and stored is not None
         and plans is not None
-        and node.pushed[0] == plans
-        and node.stages <= node.pushed[1]
+        and stored[0] == plans
+        and node.stages <= stored[1]
     )
 
 
@@ -155,7 +186,6 @@ def _is_selected(node: Node, wanted: Mapping[int, int | None]) -> bool:
 def _next_action(
     node: Node,
     intent: Intent,
-    plans: str | None,
     wanted: Mapping[int, int | None],
     *,
     from_iteration: int,
@@ -169,9 +199,18 @@ def _next_action(
         return Acquire(node.name, intent.resting)
     if node.renew_at_s <= renewed_until_s and not node.renewing:
         return Renew(node.name)
-    if intent.drive and plans is not None and node.ranks and not holds_plans(node, plans):
-        return Push(node.name, node.stages, plans)
-    if wanted and node.ranks and not _is_selected(node, wanted):
+    return _next_plans(node, intent, wanted, from_iteration) if node.ranks else None
+
+
+def _next_plans(
+    node: Node, intent: Intent, wanted: Mapping[int, int | None], from_iteration: int
+) -> Push | Select | None:
+    """No selection waits for plans that nobody follows yet."""
+    if intent.drive and intent.plans is not None and not holds_plans(node, intent.plans):
+        return Push(node.name, node.stages, intent.plans)
+    if wanted and not _is_selected(node, wanted):
         points = tuple((dp, wanted[dp]) for dp in sorted(node.pipelines))
         return Select(node.name, points, from_iteration)
+    if wanted and intent.coming and not _stores(node, node.added and node.added[:2], intent.coming):
+        return Push(node.name, node.stages, intent.coming, beside=True)
     return None

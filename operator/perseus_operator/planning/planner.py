@@ -24,7 +24,7 @@ from perseus_operator.planning.fixed_clock import clock_intent
 from perseus_operator.planning.frontier_inputs import InputAction, Limits, hardware_for, input_actions, inputs_wake_s
 from perseus_operator.planning.hardware import Hardware
 from perseus_operator.planning.lifecycle import DeleteJob, next_deletion
-from perseus_operator.planning.node_actions import Intent, NodeAction, is_applied, next_actions
+from perseus_operator.planning.node_actions import Adopt, Intent, NodeAction, is_applied, may_adopt, next_actions
 from perseus_operator.planning.objective import Infeasible, PipelineSpread, Target, select_points
 from perseus_operator.planning.power_allocation import Share, replicas_of
 from perseus_operator.planning.profile_planner import (
@@ -55,7 +55,7 @@ _AT_DEFAULT = (Reason.MEASURING_BASELINE, Reason.CANARY, Reason.OBJECTIVE_INFEAS
 """A budget reserves what a job draws at default clocks that waits for these."""
 
 
-Action = InputAction | ProfilingAction | NodeAction | ComparisonAction | JudgeCanary | DeleteJob
+Action = InputAction | ProfilingAction | Adopt | NodeAction | ComparisonAction | JudgeCanary | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +152,9 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
         intent = replace(intent, wanted=dict.fromkeys(wanted))
     if intent.drive and profiling is None and (intent.waiting is None or intent.waiting.reason not in _AT_DEFAULT):
         intent = replace(intent, resting=resting_clock(state.share, state.frontier, replicas_of(spec)))
+    adopt = state.coming is not None and (not wanted or profiling is not None or may_adopt(state))
+    if state.coming is not None and not adopt:
+        intent = replace(intent, coming=state.coming.digest)
     nodes = list(next_actions(state, spec, intent, now_s=now.monotonic_s))
 
     applied = profiling is None and bool(wanted) and is_applied(state, intent)
@@ -172,6 +175,7 @@ def decide(state: JobState, now: Now, limits: Limits) -> Decision:
         actions=(
             *inputs,
             *(profiling.actions if profiling else ()),
+            *((Adopt(),) if adopt else ()),
             *(action for action, _ in nodes if action is not None),
             *((comparison,) if comparison else ()),
             *((canary.action,) if canary and canary.action else ()),

@@ -11,7 +11,7 @@ clock or decides what to do. The events:
     telemetry               rank_joined, rank_left, iteration_reported, baseline_measured
     profile and schedule    read_requested, read_started, read_ended,
                             profile_accepted, schedule_accepted, schedule_rejected
-    the frontier            solve_started, solve_succeeded, solve_failed, solve_ended
+    the frontier            solve_started, solve_succeeded, solve_failed, solve_ended, frontier_adopted
     decisions of others     guard_updated, canary_judged, hardware_adopted, draw_published, share_granted, fenced_by,
                             epoch_raised
 """
@@ -83,6 +83,9 @@ class JobState:
     frontier: FrontierView | None = None
     planned_times: PlannedTimes | None = None
     """What the frontier's plans say about single instructions."""
+    coming: FrontierView | None = None
+    """A refined frontier that agents are being sent; until they have it, the one in force serves."""
+    coming_times: PlannedTimes | None = None
     frontier_basis: str = ""
     """Digest of what users gave for the frontier: its inputs without what was measured since."""
     solving: str | None = None
@@ -364,9 +367,19 @@ class JobState:
         self.solving, self.solving_basis = digest, basis
 
     def solve_succeeded(self, frontier: FrontierView, planned_times: PlannedTimes) -> None:
-        """There is a new frontier."""
-        self.frontier, self.planned_times, self.solve_fault = frontier, planned_times, None
+        """There is a new frontier. One that refines a frontier in force is adopted when agents have its plans."""
+        self.solve_fault, self.coming, self.coming_times = None, frontier, planned_times
+        if not self.refining or not any(self.selections.values()):
+            self.frontier_adopted()
         self.frontier_basis = self.solving_basis
+
+    def frontier_adopted(self) -> None:
+        """The coming frontier is in force."""
+        self.frontier, self.planned_times = self.coming, self.coming_times
+        self.coming = self.coming_times = None
+        if self.frontier is not None:
+            for node in self.nodes.values():
+                node.plans_adopted(self.frontier.digest)
 
     def solve_failed(self, digest: str, fault: Explanation) -> None:
         """These inputs have no frontier; they are not tried again."""
@@ -407,7 +420,7 @@ class JobState:
         self.raised_epoch = epoch
 
     def _forget_profile(self) -> None:
-        self.frontier = self.planned_times = self.profile_digest = None
+        self.frontier = self.planned_times = self.coming = self.coming_times = self.profile_digest = None
         self.observation.basis_accepted(Basis.PROFILE, "")
         self.read_requested()
 

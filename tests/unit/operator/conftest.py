@@ -27,7 +27,7 @@ from perseus_operator.planning.evidence import Evidence
 from perseus_operator.planning.frontier_inputs import Limits, ReadInputs, Solve, inputs_digest
 from perseus_operator.planning.iterations import Report
 from perseus_operator.planning.node import Node, Rank
-from perseus_operator.planning.node_actions import Acquire, Push, Release, Renew, Select
+from perseus_operator.planning.node_actions import Acquire, Adopt, Push, Release, Renew, Select
 from perseus_operator.planning.objective import FrontierView
 from perseus_operator.planning.planner import Decision, decide
 from perseus_operator.planning.shards import SHARDS, LeaseRecord, shard_lease, shard_of
@@ -131,6 +131,9 @@ class Job:
             if isinstance(action, BeginComparison | ResumePlan | EndComparison):
                 self.state.comparisons.decided(action, iteration=self.state.furthest_iteration)
                 continue
+            if isinstance(action, Adopt):
+                self.state.frontier_adopted()
+                continue
             if isinstance(action, JudgeCanary):
                 self.state.canary_judged(action.verdict)
                 continue
@@ -154,7 +157,8 @@ class Job:
                 if not node.pods:
                     self.state.node_forgotten(node)
             elif isinstance(action, Push):
-                node.plan_set_stored(action.plans, digest=action.plans, stages=action.stages)
+                noted = node.plan_set_added if action.beside else node.plan_set_stored
+                noted(action.plans, digest=action.plans, stages=action.stages)
             else:
                 node.selection_sent()
                 node.selection_accepted(dict(action.points), plan_id=node.plan_id, from_iteration=action.from_iteration)
