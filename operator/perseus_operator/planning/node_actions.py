@@ -192,14 +192,18 @@ def _next_action(
     now_s: float,
     renewed_until_s: float,
 ) -> NodeAction | None:
-    """The lease goes first: without it nothing else lasts."""
+    """The lease goes first: without it nothing else lasts. But a selection is urgent, and a lease that is to be renewed
+    has two thirds of its time left.
+    """
     if not node.pods or (not intent.drive and node.driven):
         return Release(node.name)
     if node.leased_pods != node.pods or node.resting != intent.resting or node.expires_at_s <= now_s:
         return Acquire(node.name, intent.resting)
-    if node.renew_at_s <= renewed_until_s and not node.renewing:
+    following = _next_plans(node, intent, wanted, from_iteration) if node.ranks else None
+    due = node.renew_at_s <= renewed_until_s and not node.renewing
+    if due and not (isinstance(following, Select) and 2 * now_s < node.renew_at_s + node.expires_at_s):
         return Renew(node.name)
-    return _next_plans(node, intent, wanted, from_iteration) if node.ranks else None
+    return following
 
 
 def _next_plans(

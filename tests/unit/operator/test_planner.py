@@ -100,6 +100,20 @@ def test_a_renewal_holds_up_no_plan_and_nothing_else_changes_its_lease(job: Any)
     assert made.actions != job.decide().actions == (Acquire("node-0"),)
 
 
+def test_a_selection_does_not_wait_for_a_renewal_until_the_lease_is_short(job: Any) -> None:
+    job.run()
+    job.now_s += LIMITS.lease_ttl_s / 2
+    for node in job.nodes:
+        node.selection_outdated()
+    assert {type(action) for action in job.decide().actions} == {Select}
+    job.act()
+    assert {type(action) for action in job.decide().actions} == {Renew}
+    job.now_s += LIMITS.lease_ttl_s / 4
+    for node in job.nodes:
+        node.selection_outdated()
+    assert {type(action) for action in job.decide().actions} == {Renew}
+
+
 def test_the_furthest_iteration_is_of_the_processes_that_are_there(job: Any) -> None:
     job.run()
     first, second = job.nodes
