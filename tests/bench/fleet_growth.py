@@ -41,7 +41,7 @@ def picture(figures: Result) -> bytes:
     for cpu, rss, label, colour in _LINES:
         for axes, prefix in ((left, cpu), (right, rss)):
             if known := points(figures, prefix):
-                axes.plot(*zip(*known, strict=True), "-o", color=colour, ms=4, label=label)
+                axes.plot(*zip(*known, strict=True), "-o", color=colour, ms=4, label=label, clip_on=False)
     left.set(xlabel="nodes of eight GPUs", ylabel="CPU (% of a core)", xlim=(0, None), ylim=(0, None))
     right.set(xlabel="nodes of eight GPUs", ylabel="memory (MiB)", xlim=(0, None), ylim=(0, None))
     for axes in (left, right):

@@ -64,6 +64,8 @@ class Fleet:
         self.solver = SolverPool(workers=1, timeout_s=600.0, memory_mib=4096)
         self.metrics = Metrics()
         self._replicas = 0
+        self._looks = 0
+        """Of replicas before this one."""
         self._held = range(shards)
         self._others: asyncio.Task[None] | None = None
         for shard in range(shards, SHARDS):
@@ -87,6 +89,7 @@ class Fleet:
     async def start(self) -> Operator:
         """Start the next replica."""
         self._replicas += 1
+        self._looks = self.looks
         self.metrics = Metrics()
         connection, identity = LeaseConnection(self.leases), f"own_{self._replicas}"
         settings = Settings(insecure=True, namespaces=NAMESPACE)
@@ -145,8 +148,13 @@ class Fleet:
         found += Counter({f"requests {method}": count for method, count in wire.requests.items()})
         found += Counter({f"messages {method}": count for method, count in wire.messages.items()})
         found += Counter({f"bytes {m}": c for m, c in (wire.sent_bytes + wire.received_bytes).items()})
-        found["looks"] = int(self.metrics.registry.get_sample_value(LOOKS) or 0)
+        found["looks"] = self.looks
         return found
+
+    @property
+    def looks(self) -> int:
+        """Reconciliations of all replicas so far."""
+        return self._looks + int(self.metrics.registry.get_sample_value(LOOKS) or 0)
 
 
 def _text(size: FleetSize) -> str:
