@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import socket
 import sys
@@ -212,4 +213,5 @@ async def _serve(end: socket.socket, size: FleetSize) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # each agent is a process of its own; a search through thousands would be a pause of all of them
     asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1])), FleetSize.of(sys.argv[2])))

@@ -8,9 +8,9 @@ sees protobuf (``agent_messages``).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -64,8 +64,8 @@ _AT_ONCE: Final = 64
 deadlines and be called again; one group after another takes a second."""
 
 _RENEWALS_AT_ONCE: Final = 32
-"""Of these, in turns of their own: leases of a large job are renewed together, in a second or two, and no selection may
-wait for that. A lease stands for two thirds of its time meanwhile."""
+"""Renewals that wait for a turn beside others: leases of a large job are renewed together, and no selection may wait
+for more than these. A lease stands for two thirds of its time meanwhile."""
 
 _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),  # a node that went dark is noticed by the telemetry stream
@@ -189,10 +189,10 @@ class AgentPool:
             AgentError: the lease was not renewed.
         """
         request = agent_pb2.RenewLeaseRequest(job_uid=job_uid, epoch=epoch, ttl_ms=ms_from_s(ttl_s))
-        answer = await self._request(
-            address, lambda entry: entry.stub.RenewLease(request, timeout=self._timeout_s), self._turns_of_renewals
-        )
-        return lease_of(answer)
+        async with contextlib.nullcontext() if self.is_silent(address) else self._turns_of_renewals:
+            return lease_of(
+                await self._request(address, lambda entry: entry.stub.RenewLease(request, timeout=self._timeout_s))
+            )
 
     async def release(self, address: str, *, job_uid: str, epoch: int) -> int:
         """Release the job's lease on a node: its GPUs return to default clocks now.
@@ -298,6 +298,10 @@ class AgentPool:
             finally:
                 call.cancel()
 
+    def is_silent(self, address: str) -> bool:
+        """Whether an agent did not answer the last time."""
+        return address in self._silent
+
     async def forget(self, addresses: Iterable[str]) -> None:
         """Close the channels to agents that no longer exist."""
         for address in set(addresses):
@@ -317,11 +321,9 @@ class AgentPool:
         answer = await entry.selections.select(request)
         return answer or await entry.stub.SelectPlan(request, timeout=self._timeout_s)
 
-    async def _request(
-        self, address: str, call: Callable[[_Channel], Awaitable[T]], turns: asyncio.Semaphore | None = None
-    ) -> T:
+    async def _request(self, address: str, call: Callable[[_Channel], Awaitable[T]]) -> T:
         """Call an agent. The deadline begins when the call is sent; agents without an answer delay only each other."""
-        async with self._turns_of_silent if address in self._silent else turns or self._turns:
+        async with self._turns_of_silent if self.is_silent(address) else self._turns:
             try:
                 async with self._channel(address) as entry:
                     answer = await _call(lambda: call(entry))
@@ -331,7 +333,7 @@ class AgentPool:
         self._silent.discard(address)
         return answer
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _channel(self, address: str) -> AsyncIterator[_Channel]:
         """Return the channel for one call or stream."""
         if self._files is not None and (renewed := self._files.renewed()):

@@ -109,7 +109,8 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PushPlanSet(self, request, context):
-        """Stores the schedule and every frontier point's frequencies of the stages on this node. Accepted whole or refused whole.
+        """Stores the schedule and every frontier point's frequencies of the stages on this node. Accepted whole or refused whole. A plan
+        set of which a point is selected stays beside it, and can be selected from, until all pipelines follow the new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,6 +75,19 @@ def test_a_new_plan_set_is_followed_only_once_selected_and_the_old_one_stays_unt
     assert after.clocks_mhz == (600, 600)
 
 
+def test_a_plan_set_that_is_followed_can_be_selected_from_after_another_was_stored(plans: JobPlans) -> None:
+    plans.select(FIRST.plan_id, {0: 1}, 0, {})
+    second = plan_set(705, 600)
+    plans.push(second)
+    for iteration in range(3, 9):
+        plans.select(FIRST.plan_id, {0: iteration % 3}, iteration + 1, {0: iteration})
+        assert in_force(plans, iteration + 1) == [iteration % 3]
+    plans.select(second.plan_id, {0: 0}, 10, {0: 9})
+    plans.select(second.plan_id, {0: 1}, 12, {0: 11})
+    with pytest.raises(UnknownPlan):
+        plans.select(FIRST.plan_id, {0: 1}, 13, {0: 12})
+
+
 @pytest.mark.parametrize(
     ("plan_id", "points", "from_iteration", "error", "rule"),
     [

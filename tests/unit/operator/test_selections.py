@@ -135,6 +135,49 @@ async def test_a_refusal_is_what_the_call_says(agent: Agent, line: Line) -> None
     assert fenced.value.seen == 9
 
 
+class Busy:
+    """A stub of agents that answer a moment later; ``begun`` has what was asked, in this order."""
+
+    def __init__(self, begun: list[str]) -> None:
+        self._begun = begun
+
+    def SelectPlans(self) -> Busy:
+        return self
+
+    async def write(self, _: Any) -> None:
+        self._begun.append("select")
+
+    async def read(self) -> Any:
+        await asyncio.sleep(0.001)
+        return pb.SelectPlanResponse()
+
+    async def RenewLease(self, _: Any, timeout: float) -> Any:
+        self._begun.append("renew")
+        await asyncio.sleep(0.001)
+        return pb.Lease()
+
+    def done(self) -> bool:
+        return False
+
+
+async def test_selections_do_not_wait_for_renewals_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr("perseus_operator.clients.agents.agent_pb2_grpc.AgentStub", lambda _: Busy(begun))
+    pool = AgentPool(None, timeout_s=5.0)
+    monkeypatch.setattr(pool, "_open", lambda _: None)
+    names = [f"agent-{number}" for number in range(400)]
+    renewals = [asyncio.create_task(pool.renew(name, job_uid="job", epoch=1, ttl_s=30.0)) for name in names]
+    await asyncio.sleep(0)
+    await asyncio.gather(
+        *(pool.select(name, job_uid="job", epoch=1, plan_id="p", points=[(0, 1)], from_iteration=1) for name in names)
+    )
+    assert begun.index("select") < 100
+    last = max(place for place, what in enumerate(begun) if what == "select")
+    assert begun[: last + 1].count("renew") <= 100, "the rest comes after them"
+    await asyncio.gather(*renewals)
+    assert begun.count("renew") == len(names)
+
+
 async def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next_one(agent: Agent) -> None:
     stream = SelectionStream(agent.SelectPlans, timeout_s=1.0)
     first = asyncio.create_task(stream.select(pb.SelectPlanRequest(from_iteration=1)))
