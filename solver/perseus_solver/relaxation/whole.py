@@ -19,8 +19,10 @@ from perseus_solver.relaxation.samples import Prover, Sample, by_price, crossing
 from perseus_solver.relaxation.simplex import ENDLESS, FORBIDDEN, Segments, Simplex
 from perseus_solver.relaxation.tables import Tables
 
-SHARPNESS = 1e-6
-"""Steps are such that a line in between would raise the bound by about so much of the energy, at most."""
+SHARPNESS, _SHARP_ROWS = 1e-6, 4_000
+"""Steps are such that a line in between would raise the bound by about so much of the energy, at most; with more rows
+than these, by more, in the square of their number, because each line is long.
+"""
 _ROUGH = 16.0
 """Between two samples that may lose more than so many times as much, there are further ones."""
 _FEWEST, _MOST = 96, 1_000
@@ -53,6 +55,7 @@ class Whole:
         self._fastest_ticks, self._slowest_ticks = int(fastest_ticks), int(slowest_ticks)
         n, rows = graph.n, np.arange(graph.n)
         self.rows = n
+        self._sharpness = SHARPNESS * max(n / _SHARP_ROWS, 1.0) ** 2
         first, last = np.setdiff1d(rows, graph.head), np.setdiff1d(rows, graph.tail)
         segments = Segments()
         of_table = np.array([segments.add(*_corners(tables, table)) for table in range(len(tables.size))])
@@ -104,9 +107,9 @@ class Whole:
             if before.price < self._prover.tables.waiting_price <= found.price:
                 self.at_waiting()  # near here; from elsewhere the way would be long
             unknown = self._unknown(before, before_ticks, found, at_ticks)
-            if unknown > _ROUGH * SHARPNESS:
+            if unknown > _ROUGH * self._sharpness:
                 samples += self._between(before, before_ticks, found, at_ticks)
-            change = math.sqrt(SHARPNESS / max(unknown, SHARPNESS / 4.0))
+            change = math.sqrt(self._sharpness / max(unknown, self._sharpness / 4.0))
             step_ticks = min(max(step_ticks * change, span_ticks / _MOST, 1.0), span_ticks / _FEWEST)
             before = found
             report((self._slowest_ticks - at_ticks) / span_ticks)
@@ -121,10 +124,10 @@ class Whole:
         found = self._at(at_ticks)
         at_s = at_ticks * self._prover.tables.tick_s
         rise_j = found.bound.at(at_s) - slow.bound.at(at_s)
-        if rise_j <= SHARPNESS * (found.bound.at(at_s) + self._waiting_w * at_s):
+        if rise_j <= self._sharpness * (found.bound.at(at_s) + self._waiting_w * at_s):
             return []  # a bend
         halves = ((found, at_ticks, fast, fast_ticks), (slow, slow_ticks, found, at_ticks))
-        further = [self._between(*half) for half in halves if self._unknown(*half) > _ROUGH * SHARPNESS]
+        further = [self._between(*half) for half in halves if self._unknown(*half) > _ROUGH * self._sharpness]
         return [found, *(sample for some in further for sample in some)]
 
     def near(self, samples: list[Sample], makespan_s: float) -> list[Sample]:

@@ -35,8 +35,10 @@ _WORK, _WORK_ONE = 1.2e8, 1e7
 second, flows included. A larger graph gets fewer turns, never less than a plan of each relaxed timetable and two
 mixtures for each deadline.
 """
-_FLOW, _LEAST = 400, 1 / 3
-"""A flow takes as long as about so many sweeps; and the share of the budget that flows leave at least."""
+_FLOW, _LEAST, _LEAST_BESIDE = 400, 1 / 3, 1 / 4
+"""A flow takes as long as about so many sweeps; and what they leave at least, as shares of the budget and of what flows
+take.
+"""
 _OWN_SHARE = 0.8
 """Relaxed timetables are rounded both ways if that takes at most so much of the budget, otherwise one way. Of large
 graphs each of them must still become a plan.
@@ -161,7 +163,8 @@ class Pool:
         """
         own_ticks = np.unique(np.append(np.floor(self.curve.makespan_ticks), self._engine.fastest_ticks))
         own = float(self._engine.graph.n * len(own_ticks))
-        budget = max(_WORK - _FLOW * self._engine.relaxation.rows * len(self.samples), _LEAST * _WORK)
+        flows = _FLOW * self._engine.relaxation.rows * len(self.samples)
+        budget = max(_WORK - flows, _LEAST * _WORK, _LEAST_BESIDE * flows)
         ways = _BOTH if own * work(_NEAREST, _BOTH) <= _OWN_SHARE * budget else _BACK
         self._left = max(budget, own * work(_NEAREST, ways))
         self._round(self.curve, own_ticks, _NEAREST, ways)
