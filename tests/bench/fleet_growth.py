@@ -11,8 +11,8 @@ Result = dict[str, Any]
 PICTURE: Final = "images/benchmarks-fleet.png"
 _SIZE: Final = re.compile(r"(?P<nodes>\d+)nodes_2s$")
 _LINES: Final = (
-    ("fleet_cpu_percent_", "fleet_rss_mib_", "agents over gRPC and TLS", "#0b62a4"),
-    ("fleet_wire_cpu_percent_", "fleet_wire_rss_mib_", "on the wire", "#d9600a"),
+    ("fleet_cpu_percent_", "fleet_rss_mib_", "over gRPC and TLS, fleets of several shapes", "#0b62a4", "o"),
+    ("fleet_wire_cpu_percent_", "fleet_wire_rss_mib_", "on the wire", "#d9600a", "-o"),
 )
 
 
@@ -38,10 +38,10 @@ def picture(figures: Result) -> bytes:
     import matplotlib.pyplot as plt
 
     drawing, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), layout="constrained")
-    for cpu, rss, label, colour in _LINES:
+    for cpu, rss, label, colour, style in _LINES:
         for axes, prefix in ((left, cpu), (right, rss)):
             if known := points(figures, prefix):
-                axes.plot(*zip(*known, strict=True), "-o", color=colour, ms=4, label=label, clip_on=False)
+                axes.plot(*zip(*known, strict=True), style, color=colour, ms=4, label=label, clip_on=False)
     left.set(xlabel="nodes of eight GPUs", ylabel="CPU (% of a core)", xlim=(0, None), ylim=(0, None))
     right.set(xlabel="nodes of eight GPUs", ylabel="memory (MiB)", xlim=(0, None), ylim=(0, None))
     for axes in (left, right):
