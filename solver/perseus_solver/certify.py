@@ -101,7 +101,7 @@ def prove(problem: Problem, certificate: Certificate) -> Bound:
     if lost > CONSERVATION * max(price, 1.0):
         raise InvalidCertificate(f"certificate: conservation of flow is violated by {lost:.3g} W at an instruction")
     through = np.maximum(through, np.maximum(inflow, outflow))
-    constant = float(np.dot(edge, problem.edge_delay_s))
+    constant = float((edge * problem.edge_delay_s).sum())  # BLAS would start threads
     for k, options in enumerate(problem.options):
         watts = through[problem.option_of == k]
         effective = options.energy_j - problem.blocking_power_w * options.time_s

@@ -129,9 +129,9 @@ def picture(figures: dict[str, Result]) -> bytes:
             counts_of, [figures[one[0]]["value"] for one in found], "-o", color=colour, ms=4, label=f"{stages} stages"
         )
     right.set(xlabel="instructions", ylabel="CPU seconds, whole frontier")
-    for axes in (left, right):
+    for axes, place in ((left, "lower center"), (right, "upper left")):
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=7, loc=place, ncols=2, columnspacing=1.0, handlelength=1.8)
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
     plt.close(drawing)
