@@ -169,6 +169,14 @@ static void store(const Problem *p, const Block *b, int lane, int16_t *choice) {
         choice[row] = b->choice[(size_t)row * LANES + lane];
 }
 
+/* Put the plans from a first one on into the lanes, and measure them from the start. */
+static void take(const Problem *p, Block *b, const int16_t *choice, int64_t first, int64_t plans, int64_t *plan) {
+    EACH plan[j] = in_lane(first, j, plans);
+    load(p, b, choice, plan);
+    measure(p, b->choice, b->swept, 0);
+    total(p, b, b->swept);
+}
+
 /* Energy and makespan of plans, and, if it is asked for, when each row ends. */
 int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, double *energy, double *makespan,
                    double *finish) {
@@ -176,10 +184,7 @@ int sweeps_measure(const Problem *p, int64_t plans, const int16_t *choice, doubl
     int failed = !allot(p, &b);
     for (int64_t first = 0; first < plans && !failed; first += LANES) {
         int64_t plan[LANES];
-        EACH plan[j] = in_lane(first, j, plans);
-        load(p, &b, choice, plan);
-        measure(p, b.choice, b.swept, 0);
-        total(p, &b, b.swept);
+        take(p, &b, choice, first, plans, plan);
         EACH {
             makespan[plan[j]] = b.makespan[j], energy[plan[j]] = b.energy[j];
             if (finish)
@@ -199,10 +204,7 @@ int sweeps_improve(const Problem *p, int64_t plans, int16_t *choice, const doubl
         memset(b.worth, 0, (size_t)p->kinds * LANES * sizeof *b.worth);
     for (int64_t first = 0; first < plans && !failed; first += LANES) {
         int64_t plan[LANES];
-        EACH plan[j] = in_lane(first, j, plans);
-        load(p, &b, choice, plan);
-        measure(p, b.choice, b.swept, 0);
-        total(p, &b, b.swept);
+        take(p, &b, choice, first, plans, plan);
         EACH b.deadline[j] = deadline[plan[j]] > b.makespan[j] ? deadline[plan[j]] : b.makespan[j];
         reclaim(p, &b, 1, 0);
         EACH store(p, &b, j, choice + plan[j] * p->rows);

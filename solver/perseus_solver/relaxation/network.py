@@ -97,22 +97,6 @@ class Dual:
     through: Int64s
 
 
-def solve_price(network: Network, graph: Graph, price: int) -> Dual:
-    """Return the best flow from the start to the end.
-
-    Args:
-        network: from `build_network`.
-        graph: of the same problem.
-        price: value of the flow, units of `Tables.unit_w`.
-
-    Raises:
-        FlowFailed: no optimal flow was found.
-    """
-    supply = np.zeros(network.nodes, dtype=np.int64)
-    supply[-2], supply[-1] = price, -price
-    return solve_supply(network, graph, price, supply)
-
-
 def solve_supply(network: Network, graph: Graph, price: int, supply: Int64s) -> Dual:
     """Return the best flow that meets a supply at the nodes.
 
