@@ -11,13 +11,11 @@ from itertools import pairwise
 import numpy as np
 
 from perseus_solver.relaxation.prices import Uncertainty
-from perseus_solver.relaxation.samples import Prover, Sample, by_price
+from perseus_solver.relaxation.samples import NOTHING_J, Prover, Sample, by_price
 from perseus_solver.relaxation.steady import Steady
 
 SHARPNESS = 2e-5
 """Refinement ends when a new line can raise the envelope by no more than this share of the energy."""
-_NOTHING = 1e-300
-"""Joules; avoids a division by zero where a problem takes no energy at all."""
 MOST_PRICES, LEAST_PRICES, PRICED_ROWS = 60, 12, 30_000
 """With 60 well chosen prices the envelope is within 0.002 % of the relaxed frontier on average, with 40 within 0.008 %
 on eight stages. A network with many rows gets fewer, so that prices × rows is about constant.
@@ -148,10 +146,10 @@ class Composed:
         waiting_w = problem.blocking_power_w * problem.stages
         if at_s is None:
             energy_j = uncertainty.least_j + (waiting_w - uncertainty.price_w) * uncertainty.makespan_s
-            rise = uncertainty.rise_j() / np.maximum(energy_j, _NOTHING)
+            rise = uncertainty.rise_j() / np.maximum(energy_j, NOTHING_J)
         else:
             known_j = float((value_j - price_w * at_s).max())
-            rise = uncertainty.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, _NOTHING)
+            rise = uncertainty.rise_at_j(at_s, known_j) / max(known_j + waiting_w * at_s, NOTHING_J)
         middle = np.rint(uncertainty.price_w / self._prover.tables.unit_w).astype(np.int64)
         lower, upper = prices[: len(middle)], prices[1 : len(middle) + 1]
         rise = np.where((lower < middle) & (middle < upper), rise, 0.0)

@@ -41,7 +41,7 @@ class Engine:
         graph: its precedence, in levels.
         table_of: int[n], the table of each row of the graph.
         prover: proves what flows imply.
-        steady: the solver of the repeated part; None where the whole graph is solved.
+        steady: the repeated part, whose rows are alike; None where nothing repeats.
         relaxation: the relaxed frontier.
         kind: int[n], the kind of each row: rows of one kind are the same instruction in different blocks of a steady
             state, and carry the same flow at every price, or nearly so.

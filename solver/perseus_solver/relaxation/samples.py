@@ -15,6 +15,9 @@ from perseus_solver.relaxation.tables import Tables
 
 Flow = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 
+NOTHING_J = 1e-300
+"""Avoids a division by zero where a problem takes no energy at all."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:

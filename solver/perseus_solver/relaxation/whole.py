@@ -15,7 +15,7 @@ import numpy as np
 
 from perseus_solver.kinds import Index
 from perseus_solver.relaxation.graph import Graph
-from perseus_solver.relaxation.samples import Prover, Sample, by_price, crossing
+from perseus_solver.relaxation.samples import NOTHING_J, Prover, Sample, by_price, crossing
 from perseus_solver.relaxation.simplex import ENDLESS, FORBIDDEN, Segments, Simplex
 from perseus_solver.relaxation.tables import Tables
 
@@ -27,8 +27,6 @@ _ROUGH = 16.0
 """Between two samples that may lose more than so many times as much, there are further ones."""
 _FEWEST, _MOST = 96, 1_000
 """Steps from the slowest to the fastest makespan, at least and at most."""
-NOTHING = 1e-300
-"""Joules; avoids a division by zero where a problem takes no energy at all."""
 
 
 class Whole:
@@ -162,7 +160,7 @@ class Whole:
         slow_j, fast_j = slow.bound.at(slow_s), fast.bound.at(fast_s)
         chord_j = fast_j + (slow_j - fast_j) * (meeting_s - fast_s) / (slow_s - fast_s)
         energy_j = chord_j + self._waiting_w * meeting_s
-        return (chord_j - slow.bound.at(meeting_s)) / max(energy_j, NOTHING)
+        return (chord_j - slow.bound.at(meeting_s)) / max(energy_j, NOTHING_J)
 
     def _solve(self, *back_ticks: int) -> Sample:
         for part, ticks in enumerate(back_ticks):

@@ -2,8 +2,8 @@
 
 Relaxed timetables are rounded where they end by themselves (``rounding``), and of the plans that result those on the
 lower convex hull are mixed for all deadlines. Then plans are searched for better ones (``descent``) and mixed where the
-steps between them are widest, in turn, as often as the budget of work allows. Plans that
-another dominates are dropped. Figures that leave this module are those of the exact simulator.
+steps between them are widest, in turn, as often as the budget of work allows. Plans that another dominates are dropped.
+Figures that leave this module are those of the exact simulator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perseus_solver.model.deployed import step_gaps
 from perseus_solver.model.result import Frontier, Point, status_of
 from perseus_solver.model.simulator import Choice, Simulator
 from perseus_solver.relaxation.curve import Engine
-from perseus_solver.relaxation.samples import Sample
+from perseus_solver.relaxation.samples import NOTHING_J, Sample
 from perseus_solver.relaxation.tables import lower_hull, undominated
 from perseus_solver.search.descent import SWEEPS, Descent
 from perseus_solver.search.placement import chosen, distance
@@ -26,8 +26,6 @@ from perseus_solver.search.rounding import round_plans, work
 from perseus_solver.search.sweeps import Curve, Plans, Sweeps
 from perseus_solver.switching import clock_changes
 
-_NOTHING = 1e-300
-"""Joules; avoids a division by zero where a problem takes no energy at all."""
 _CELLS = 4_000_000
 """Instructions × plans stored at once, which bounds memory."""
 _WORK, _WORK_ONE = 1.2e8, 1e7
@@ -146,7 +144,7 @@ class Pool:
         value_j = lines[:, :1] - lines[:, 1:] * seconds
         best_j = value_j.max(axis=0)
         energy_j = best_j + problem.blocking_power_w * problem.stages * seconds
-        weight = np.exp((value_j - best_j) / np.maximum(_ALIKE * energy_j, _NOTHING))
+        weight = np.exp((value_j - best_j) / np.maximum(_ALIKE * energy_j, NOTHING_J))
         found: Floats = np.einsum("sd,sk->dk", weight / weight.sum(axis=0), flows)  # BLAS would start threads
         return found
 
