@@ -99,20 +99,22 @@ def test_where_hosts_run_ahead_a_stage_keeps_its_clock() -> None:
 
 
 def test_fewer_changes_are_preferred_within_the_loss_that_is_allowed(real: SolvedFrontier) -> None:
-    calm = prefer_few_changes(real.frontier, 0.02)
-    assert len(calm) <= len(real.frontier)
+    calm = prefer_few_changes(real.frontier, 0.1)
+    assert len(calm) < len(real.frontier)
     assert calm.time_s[0] == real.frontier.time_s[0]
     assert calm.rehearsed is not None
     assert len(calm.rehearsed.grains) == len(calm.rehearsed.p50_s) == len(calm)
     for point in real.frontier:
         found = calm[calm.lookup(point.iteration_time_s)]
         waited_j = calm.blocking_power_w * calm.stages * (point.iteration_time_s - found.iteration_time_s)
-        assert found.energy_j + waited_j <= 1.02 * point.energy_j + 1e-6
+        assert found.energy_j + waited_j <= 1.1 * point.energy_j + 1e-6
         assert found.clock_changes <= point.clock_changes
 
 
 def test_a_job_that_asks_for_few_changes_gets_them_on_real_gpus_too(real: SolvedFrontier) -> None:
-    asked = solved(replace(real.request, switch_loss=Switching(max_energy_loss="2%").max_energy_loss_ratio)).view
+    # These points are 3 % of energy apart: a loss of less can leave none out.
+    loss = Switching(max_energy_loss="10%").max_energy_loss_ratio
+    asked = solved(replace(real.request, switch_loss=loss)).view
     # At each deadline, not on average over plans: one that is left out may have had fewer changes than most.
     given = [asked.clock_changes[asked.lookup(time_us)] for time_us in real.view.times_us]
     assert all(few <= many for few, many in zip(given, real.view.clock_changes, strict=True))
