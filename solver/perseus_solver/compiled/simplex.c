@@ -4,189 +4,219 @@ arguments.
 Once an optimum is known, the cost of an arc may change: the flow is still a circulation, and few pivots lead from it to
 the new optimum. Trees are strongly feasible (Cunningham 1976): from every node flow can go to the root. So the method
 ends although most pivots move no flow. Of tied arcs the one leaves the tree that keeps it so.
+
+Pivots walk along few of the numbers of many nodes, so these are apart. All nodes are in one circle, each followed by its
+subtree.
 */
 
 #include <stdint.h>
 
-typedef struct {
-    int64_t potential;
-    int32_t parent, arc; /* towards the root; −1 at the root */
-    int32_t depth, child, after, before;
+typedef struct { /* its arc of the tree, towards the root */
+    int64_t room[2]; /* by how much more may flow to the parent, and from it, until a segment ends */
+    int32_t parent, arc; /* −1 at the root */
+    int32_t segment;
+    int32_t away; /* whether the arc comes from the parent */
 } Node;
 
-typedef struct {
-    int64_t flow;
-    int32_t source, target;
-    int32_t segment; /* of the flow, or, if the arc is not in the tree, the first above it */
-    int32_t in_tree;
+typedef struct { /* that is not in the tree */
+    int32_t source, target, arc;
+    int32_t segment; /* the first above the flow */
 } Arc;
 
 typedef struct {
-    int32_t nodes, arcs, root, next;
+    int32_t nodes, others, root, next;
     const int64_t *cost, *low; /* of segments, by arc: what a unit of flow costs, and the flow at which it begins */
+    Arc *other;
     Node *node;
-    Arc *arc;
+    int64_t *potential;
+    int32_t *depth, *after, *before, *last; /* neighbours in the circle; where each subtree ends in it */
 } Simplex;
 
 #define ENDLESS ((int64_t)1 << 60)
 
-static void attach(Node *node, int32_t one, int32_t parent, int32_t arc) {
-    node[one].parent = parent;
-    node[one].arc = arc;
-    node[one].before = -1;
-    node[one].after = node[parent].child;
-    if (node[parent].child >= 0)
-        node[node[parent].child].before = one;
-    node[parent].child = one;
+static void join(Simplex *s, int32_t one, int32_t next) {
+    s->after[one] = next;
+    s->before[next] = one;
 }
 
-static void detach(Node *node, int32_t one) {
-    if (node[one].before >= 0)
-        node[node[one].before].after = node[one].after;
-    else
-        node[node[one].parent].child = node[one].after;
-    if (node[one].after >= 0)
-        node[node[one].after].before = node[one].before;
-}
-
-/* Raise the potentials of a subtree, and correct its depths. */
-static void raise(Node *node, int32_t top, int64_t by) {
-    int32_t one = top;
-    for (;;) {
-        node[one].potential += by;
-        node[one].depth = node[node[one].parent].depth + 1;
-        if (node[one].child >= 0) {
-            one = node[one].child;
-            continue;
+/* Begin with the tree of `parent`, without flow. */
+void simplex_start(Simplex *s) {
+    int32_t *child = s->last, *sibling = s->before, one;
+    for (one = 0; one < s->nodes; one++)
+        child[one] = sibling[one] = -1;
+    for (one = 0; one < s->nodes; one++)
+        if (one != s->root) {
+            const int32_t parent = s->node[one].parent;
+            sibling[one] = child[parent];
+            child[parent] = one;
         }
-        while (one != top && node[one].after < 0)
-            one = node[one].parent;
-        if (one == top)
-            return;
-        one = node[one].after;
+    s->depth[s->root] = 0;
+    for (one = s->root; one >= 0;) {
+        int32_t next = child[one], above = one;
+        while (next < 0 && above != s->root)
+            next = sibling[above], above = s->node[above].parent;
+        if (next >= 0)
+            s->depth[next] = s->depth[s->node[next].parent] + 1;
+        s->after[one] = next < 0 ? s->root : next;
+        one = next;
+    }
+    for (one = 0; one < s->nodes; one++) {
+        s->before[s->after[one]] = one;
+        s->last[one] = one;
+    }
+    for (one = s->before[s->root]; one != s->root; one = s->before[one]) {
+        const int32_t parent = s->node[one].parent;
+        if (s->last[parent] == parent)
+            s->last[parent] = s->last[one];
     }
 }
 
-/* Begin with the tree of `parent` and `arc`. */
-void simplex_start(Simplex *s) {
-    Node *node = s->node;
-    for (int32_t one = 0; one < s->nodes; one++)
-        node[one].child = -1;
-    for (int32_t one = 0; one < s->nodes; one++)
-        if (one != s->root)
-            attach(node, one, node[one].parent, node[one].arc);
-    node[s->root].depth = 0;
-    for (int32_t one = node[s->root].child; one >= 0; one = node[one].after)
-        raise(node, one, 0);
+/* Raise the potentials and depths of nodes that follow each other. */
+static void raise(Simplex *s, int32_t one, int32_t end, int64_t by, int32_t deeper) {
+    int64_t *potential = s->potential;
+    int32_t *depth = s->depth;
+    const int32_t *after = s->after;
+    for (;; one = after[one]) {
+        potential[one] += by;
+        depth[one] += deeper;
+        if (one == end)
+            return;
+    }
 }
 
 /* Follow a change of the cost of an arc that has one segment. */
-void simplex_follow(Simplex *s, int32_t changed, int64_t by) {
-    const Arc *arc = &s->arc[changed];
-    if (!arc->in_tree)
-        return;
-    if (s->node[arc->source].arc == changed)
-        raise(s->node, arc->source, -by);
-    else
-        raise(s->node, arc->target, by);
+void simplex_follow(Simplex *s, int32_t arc, int32_t source, int32_t target, int64_t by) {
+    if (s->node[source].arc == arc)
+        raise(s, source, s->last[source], -by, 0);
+    else if (s->node[target].arc == arc)
+        raise(s, target, s->last[target], by, 0);
 }
 
 /* An arc on which a change of flow saves, the one that saves most of a block of arcs; −1 if there is none. */
 static int32_t entering(Simplex *s, int32_t block) {
+    const int64_t *potential = s->potential;
     int32_t best = -1, one = s->next;
     int64_t least = 0;
-    for (int32_t left = s->arcs, count = block; left; left--) {
-        const Arc *arc = &s->arc[one];
-        if (!arc->in_tree) {
-            const int64_t rise = s->node[arc->source].potential - s->node[arc->target].potential;
+    for (int32_t left = s->others; left > 0;) {
+        int32_t end = one + block;
+        if (end > s->others)
+            end = s->others;
+        if (end > one + left)
+            end = one + left;
+        left -= end - one;
+        for (; one < end; one++) {
+            const Arc *arc = &s->other[one];
+            const int64_t rise = potential[arc->source] - potential[arc->target];
             const int64_t *cost = s->cost + arc->segment;
             const int64_t more = cost[0] + rise, less = -(cost[-1] + rise);
             const int64_t change = more < less ? more : less;
             if (change < least)
                 least = change, best = one;
         }
-        one = one + 1 < s->arcs ? one + 1 : 0;
-        if (!--count) {
-            if (best >= 0)
-                break;
-            count = block;
-        }
+        if (one == s->others)
+            one = 0;
+        if (best >= 0)
+            break;
     }
     s->next = one;
     return best;
 }
 
-static int32_t meeting(const Node *node, int32_t one, int32_t other) {
-    while (one != other)
-        if (node[one].depth > node[other].depth)
-            one = node[one].parent;
-        else if (node[one].depth < node[other].depth)
-            other = node[other].parent;
-        else
-            one = node[one].parent, other = node[other].parent;
-    return one;
+/* Move the subtree of `out`: from now on it hangs at `parent`, by `moved`, which is in it. */
+static void hang(Simplex *s, int32_t out, int32_t moved, int32_t parent, int64_t by) {
+    Node *node = s->node;
+    int32_t *after = s->after, *before = s->before, *last = s->last;
+    const int32_t end = last[out], previous = before[out];
+    for (int32_t above = node[out].parent; above >= 0 && last[above] == end; above = node[above].parent)
+        last[above] = previous;
+    join(s, previous, after[end]);
+
+    /* Each node on the way from `moved` to `out` follows, with what is left of its subtree, that of the one below. */
+    int32_t one = moved, one_end = last[one], one_before = before[one], one_after = after[one_end];
+    int32_t tail = one_end, depth = s->depth[parent] + 1;
+    raise(s, one, tail, by, depth - s->depth[one]);
+    while (one != out) {
+        const int32_t up = node[one].parent, up_end = last[up], up_before = before[up];
+        const int32_t up_after = up_end == one_end ? one_after : after[up_end];
+        if (up_end != one_end)
+            join(s, one_before, one_after);
+        join(s, tail, up);
+        tail = up_end == one_end ? one_before : up_end;
+        raise(s, up, tail, by, ++depth - s->depth[up]);
+        one = up, one_end = up_end, one_before = up_before, one_after = up_after;
+    }
+    join(s, tail, after[parent]);
+    join(s, parent, moved);
+    for (int32_t above = parent; above >= 0 && last[above] == parent; above = node[above].parent)
+        last[above] = tail;
+    for (one = moved;; one = node[one].parent) {
+        last[one] = tail;
+        if (one == out)
+            return;
+    }
 }
 
-/* By how much the flow on an arc of the tree can change until its segment ends. */
-static int64_t room(const Simplex *s, const Arc *arc, int more) {
-    return more ? s->low[arc->segment + 1] - arc->flow : arc->flow - s->low[arc->segment];
+/* See by how much the flow to the parent, or from it, may grow. Returns the parent. */
+static inline int32_t limit(const Node *node, int32_t one, int from, int64_t *most, int32_t *out) {
+    const int64_t room = node[one].room[from];
+    if (from ? room < *most : room <= *most)
+        *most = room, *out = one;
+    return node[one].parent;
 }
 
 /* Change the flow on an arc and around the cycle that it closes in the tree. Returns 0 if nothing limits it. */
 static int pivot(Simplex *s, int32_t in) {
     Node *node = s->node;
-    Arc *arc = s->arc, *new = &s->arc[in];
-    const int more = s->cost[new->segment] + node[new->source].potential - node[new->target].potential < 0;
-    if (!more)
-        new->segment--;
+    Arc *new = &s->other[in];
+    const int more = s->cost[new->segment] + s->potential[new->source] - s->potential[new->target] < 0;
+    const int32_t segment = more ? new->segment : new->segment - 1;
+    const int64_t whole = s->low[segment + 1] - s->low[segment];
     const int32_t first = more ? new->source : new->target, second = more ? new->target : new->source;
-    const int32_t join = meeting(node, first, second);
-    int64_t most = room(s, new, more);
-    int32_t out = -1;
-    int of_first = 0;
-    for (int32_t one = first; one != join; one = node[one].parent) {
-        const Arc *of_tree = &arc[node[one].arc];
-        const int64_t left = room(s, of_tree, of_tree->source != one);
-        if (left < most)
-            most = left, out = one, of_first = 1;
+    int64_t most = whole, most_second = ENDLESS << 1;
+    int32_t out = -1, out_second = -1, one = first, other = second;
+    for (int32_t deeper = s->depth[one] - s->depth[other]; deeper > 0; deeper--)
+        one = limit(node, one, 1, &most, &out);
+    for (int32_t deeper = s->depth[other] - s->depth[one]; deeper > 0; deeper--)
+        other = limit(node, other, 0, &most_second, &out_second);
+    while (one != other) {
+        one = limit(node, one, 1, &most, &out);
+        other = limit(node, other, 0, &most_second, &out_second);
     }
-    for (int32_t one = second; one != join; one = node[one].parent) {
-        const Arc *of_tree = &arc[node[one].arc];
-        const int64_t left = room(s, of_tree, of_tree->source == one);
-        if (left <= most)
-            most = left, out = one, of_first = 0;
-    }
+    const int of_first = most < most_second;
+    if (!of_first)
+        most = most_second, out = out_second;
     if (most >= ENDLESS)
         return 0;
     if (most) {
-        new->flow += more ? most : -most;
-        for (int32_t one = first; one != join; one = node[one].parent)
-            arc[node[one].arc].flow += arc[node[one].arc].source != one ? most : -most;
-        for (int32_t one = second; one != join; one = node[one].parent)
-            arc[node[one].arc].flow += arc[node[one].arc].source == one ? most : -most;
+        const int32_t meeting = one;
+        for (one = first; one != meeting; one = node[one].parent)
+            node[one].room[0] += most, node[one].room[1] -= most;
+        for (one = second; one != meeting; one = node[one].parent)
+            node[one].room[0] -= most, node[one].room[1] += most;
     }
     if (out < 0) { /* the arc reached the end of its own segment */
-        new->segment += more;
+        new->segment = segment + more;
         return 1;
     }
-    Arc *old = &arc[node[out].arc];
-    old->in_tree = 0;
-    old->segment += old->flow != s->low[old->segment];
-    new->in_tree = 1;
+    const int32_t moved = of_first ? first : second, parent = of_first ? second : first;
+    const Node old = node[out];
+    const int away = new->source != moved;
+    const int64_t cost = away ? s->cost[segment] : -s->cost[segment];
+    hang(s, out, moved, parent, s->potential[parent] + cost - s->potential[moved]);
 
-    const int32_t moved = of_first ? first : second;
-    int32_t one = moved, parent = of_first ? second : first, by = in;
-    const int64_t cost = s->cost[new->segment];
-    const int64_t wanted = node[parent].potential + (new->source == moved ? -cost : cost);
-    for (;;) { /* turn the way from the new arc to the old one around */
-        const int32_t next = node[one].parent, next_by = node[one].arc;
-        detach(node, one);
-        attach(node, one, parent, by);
+    /* The arcs on the way from `moved` to `out` change ends. */
+    Node next = {.parent = parent, .arc = new->arc, .segment = segment, .away = away};
+    next.room[away] = more ? whole - most : most;
+    next.room[!away] = whole - next.room[away];
+    for (one = moved;;) {
+        const Node own = node[one];
+        node[one] = next;
         if (one == out)
             break;
-        parent = one, by = next_by, one = next;
+        next = (Node){{own.room[1], own.room[0]}, one, own.arc, own.segment, !own.away};
+        one = own.parent;
     }
-    raise(node, moved, wanted - node[moved].potential);
+    *new = (Arc){old.away ? old.parent : out, old.away ? out : old.parent, old.arc, old.segment + !old.room[old.away]};
     return 1;
 }
 

@@ -19,18 +19,17 @@ ENDLESS = 1 << 61
 """A segment without end; no flow comes near it."""
 FORBIDDEN = 1 << 58
 """A cost that no flow pays, far above the sum of all others, far below what 64 bits hold."""
-_BLOCK = 2.0
+_BLOCK = 4.0
 """Of the arcs, about twice the square root of their number are looked at for the next pivot."""
-_NODE = np.dtype(
-    [("potential", np.int64), *((name, np.int32) for name in ("parent", "arc", "depth", "child", "after", "before"))]
-)
-_ARC = np.dtype([("flow", np.int64), *((name, np.int32) for name in ("source", "target", "segment", "in_tree"))])
+_NODE = np.dtype([("room", np.int64, 2), *((name, np.int32) for name in ("parent", "arc", "segment", "away"))])
+_ARC = np.dtype([(name, np.int32) for name in ("source", "target", "arc", "segment")])
 
 
 class _Simplex(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("nodes", "arcs", "root", "next")),
-        *((name, ctypes.c_void_p) for name in ("cost", "low", "node", "arc")),
+        *((name, ctypes.c_int32) for name in ("nodes", "others", "root", "next")),
+        *((name, ctypes.c_void_p) for name in ("cost", "low", "other", "node", "potential")),
+        *((name, ctypes.c_void_p) for name in ("depth", "after", "before", "last")),
     )
 
 
@@ -73,33 +72,44 @@ class Simplex:
         """
         self._cost = np.array(segments.cost, dtype=np.int64)
         self._low = np.array(segments.low, dtype=np.int64)
-        self._arc = np.zeros(len(source), dtype=_ARC)
-        self._arc["source"], self._arc["target"], self._arc["segment"] = source, target, segment
-        self._own = segment
-        tight = np.flatnonzero(potential[target] - potential[source] == self._cost[segment])
-        self._node = np.full(len(potential), -1, dtype=_NODE)
-        self._node["potential"] = potential
-        self._node["arc"][source[tight]] = tight
-        self._node["arc"][root] = -1
+        self._own, self._source, self._target = segment, source, target
         inner = np.flatnonzero(np.arange(len(potential)) != root)
-        tree = self._node["arc"][inner]
+        tight = np.flatnonzero(potential[target] - potential[source] == self._cost[segment])
+        up = np.full(len(potential), -1)
+        up[source[tight]] = tight
+        tree = up[inner]
         assert (tree >= 0).all()
-        self._node["parent"][inner] = target[tree]
-        self._arc["in_tree"][tree] = 1
-        self._block = max(int(_BLOCK * len(source) ** 0.5), 10)
+        self._node = np.zeros(len(potential), dtype=_NODE)
+        self._node["arc"] = self._node["parent"] = -1
+        self._node["parent"][inner], self._node["arc"][inner] = target[tree], tree
+        self._node["segment"][inner] = segment[tree]
+        self._node["room"][inner, 0] = self._low[segment[tree] + 1]
+        others = np.setdiff1d(np.arange(len(source)), tree)
+        self._other = np.empty(len(others), dtype=_ARC)
+        for name, values in (("source", source), ("target", target), ("segment", segment)):
+            self._other[name] = values[others]
+        self._other["arc"] = others
+        self._potential = potential
+        self._block = max(int(_BLOCK * len(others) ** 0.5), 10)
+        self._order = np.empty((4, len(potential)), dtype=np.int32)
         self._state = _Simplex(
             len(potential),
-            len(source),
+            len(others),
             root,
             0,
-            *(at(array, array.dtype) for array in (self._cost, self._low, self._node, self._arc)),
+            *(at(array, array.dtype) for array in (self._cost, self._low, self._other, self._node, self._potential)),
+            *(at(array, np.int32) for array in self._order),
         )
         library().simplex_start(ctypes.byref(self._state))
 
     @property
     def flow(self) -> Int64s:
         """The flow on every arc, int[arcs]."""
-        flow: Int64s = self._arc["flow"].copy()
+        flow = np.empty(len(self._own), dtype=np.int64)
+        flow[self._other["arc"]] = self._low[self._other["segment"]]
+        tree = self._node[self._node["arc"] >= 0]
+        back = tree["room"][np.arange(len(tree)), 1 - tree["away"]]
+        flow[tree["arc"]] = self._low[tree["segment"]] + back
         return flow
 
     def set_cost(self, arc: int, cost: int) -> None:
@@ -107,7 +117,7 @@ class Simplex:
         own = self._own[arc]
         by = cost - int(self._cost[own])
         self._cost[own] = cost
-        library().simplex_follow(ctypes.byref(self._state), arc, by)
+        library().simplex_follow(ctypes.byref(self._state), arc, int(self._source[arc]), int(self._target[arc]), by)
 
     def solve(self) -> None:
         """Find the optimum for the costs as they are.
